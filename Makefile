@@ -1,0 +1,34 @@
+# Two commands for users, two for CI; each sets up what it needs in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint wheel clean
+
+demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
+	$(BIN)/treeopt run
+
+test: .venv/.test ## Run the test suite, doctests included
+	$(BIN)/python -m pytest
+
+lint: .venv/.test ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel: .venv/.test ## Build the wheel, and test it with the sources gone
+	rm -rf dist
+	$(BIN)/python -m build --wheel --outdir dist .
+	sh tests/wheel.sh
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	touch $@
+
+.venv/.test: .venv/.installed
+	$(PIP) --editable '.[test,lint]'
+	touch $@
+
+clean:
+	rm -rf .venv dist build treeopt-run

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Install the built wheel in a clean environment, away from the sources, and use it.
+set -eu
+wheel=$(ls "$PWD"/dist/*.whl)
+constraints="$PWD/constraints.txt"
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+"${PYTHON:-python3}" -m venv "$place/venv"
+# First without the dependencies that only the runtime needs: planning and export must work.
+"$place/venv/bin/pip" install --quiet --disable-pip-version-check --constraint "$constraints" numpy click rich
+"$place/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheel"
+cd "$place"
+venv/bin/treeopt --help >/dev/null
+venv/bin/treeopt list | grep medusa-vicuna-7b-v1.3
+venv/bin/treeopt search --calibration medusa-vicuna-7b-v1.3 --budget 39
+venv/bin/treeopt export --to tensorrt-llm
+venv/bin/treeopt export --to medusa
+venv/bin/treeopt show | head -3
+# Then all of it: the embedded model must have come along.
+venv/bin/pip install --quiet --disable-pip-version-check --constraint "$constraints" "$wheel"
+venv/bin/treeopt calibrate --num-prompts 4 --max-new-tokens 16
+venv/bin/treeopt profile --sizes 4,8 --time-limit 2
+venv/bin/treeopt search --budget 8
+venv/bin/treeopt bench --num-prompts 2 --rounds 1
+echo "the wheel works without the sources"

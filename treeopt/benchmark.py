@@ -1,0 +1,141 @@
+"""What real decoding measured, contender by contender: ``bench.json``.
+
+steps    decoding steps summed over rows; a step of a batch of b live rows counts b times
+passes   forwards of the target, prefills included
+block    prompts that were decoded together with one contender; contenders are interleaved by block
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treeopt import storage
+from treeopt.errors import InvalidInput
+from treeopt.replay import tokens_per_step
+
+BOOTSTRAPS, SEED = 2000, 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Timed steps (all rows live) of one contender on one block of prompts in one round."""
+
+    round: int
+    prompts: list[int]
+    tokens: int
+    steps: int
+    decode_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One tree, or plain decoding (size 1), on all prompts."""
+
+    name: str
+    batch_size: int
+    size: int
+    medusa_choices: list[list[int]]
+    steps: int
+    passes: int
+    tokens: int
+    tokens_per_step: float
+    tokens_per_s: float | None
+    identical: int
+    compared: int
+    decode_s: list[float] = field(default_factory=list)  # per round
+    prefill_s: float | None = None
+    predicted_tokens_per_step: float | None = None
+    replayed_steps: int | None = None
+    sequences: list[dict[str, Any]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def replayed_tokens_per_step(self) -> float | None:
+        return None if self.replayed_steps is None else tokens_per_step(self.tokens, self.replayed_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A ratio of two contenders' tokens per second, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """All contenders of one run; they decoded the same prompts, interleaved."""
+
+    contenders: tuple[Contender, ...]
+    dtype: str
+    rounds: int
+    info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
+
+    def contender(self, name: str) -> Contender:
+        for contender in self.contenders:
+            if contender.name == name:
+                return contender
+        names = ", ".join(c.name for c in self.contenders)
+        raise InvalidInput(f"The benchmark has the contenders {names}, but {name!r} was asked.")
+
+    def speedup(self, name: str, baseline: str = "plain") -> Ratio | None:
+        """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks.
+
+        None where nothing was timed (every block had too few prompts for a full batch).
+        """
+        pairs = self._paired(name, baseline)
+        if not len(pairs):
+            return None
+        rng = np.random.default_rng(SEED)
+        picks = rng.integers(0, len(pairs), (BOOTSTRAPS, len(pairs)))
+        values = _ratio(pairs[picks].sum(1))
+        low, high = np.quantile(values, [0.025, 0.975]).tolist()
+        return Ratio(value=float(_ratio(pairs.sum(0))), low=low, high=high)
+
+    def _paired(self, name: str, baseline: str) -> Any:
+        """(blocks, 4) tokens and seconds of the contender and of the baseline, rounds added up."""
+        sums: dict[tuple[int, ...], list[float]] = {}
+        for place, which in enumerate((name, baseline)):
+            for block in self.contender(which).blocks:
+                row = sums.setdefault(tuple(block.prompts), [0.0] * 4)
+                row[2 * place] += block.tokens
+                row[2 * place + 1] += block.decode_s
+        return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
+
+    def document(self) -> dict[str, Any]:
+        """What ``bench.json`` says."""
+        contenders = [asdict(contender) for contender in self.contenders]
+        return {"contenders": contenders, "dtype": self.dtype, "rounds": self.rounds, **self.info}
+
+    def save(self, path: Path) -> None:
+        storage.write_json(path, "bench", self.document())
+
+    @classmethod
+    def load(cls, path: Path) -> Benchmark:
+        document = storage.read_json(path, "bench", required=("contenders",))
+        known = set(Contender.__dataclass_fields__)
+        try:
+            contenders = []
+            for record in document["contenders"]:
+                blocks = [Block(**block) for block in record.get("blocks", [])]
+                kept = {k: v for k, v in record.items() if k in known}
+                contenders.append(Contender(**{**kept, "blocks": blocks}))
+            rest = ("schema", "contenders", "dtype", "rounds")
+            return cls(
+                contenders=tuple(contenders),
+                dtype=document.get("dtype", "unknown"),
+                rounds=document.get("rounds", 1),
+                info={k: v for k, v in document.items() if k not in rest},
+            )
+        except (TypeError, AttributeError) as error:
+            raise InvalidInput(f"{path} is not a benchmark: {error}") from None
+
+
+def _ratio(sums: Any) -> Any:
+    """(..., 4) tokens, seconds, baseline's tokens, baseline's seconds to the ratio of rates."""
+    return sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3])

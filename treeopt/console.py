@@ -1,0 +1,199 @@
+"""What the terminal shows: tables on stdout, progress on stderr, nothing where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from treeopt.benchmark import Benchmark
+    from treeopt.calibration import Calibration
+    from treeopt.latency import LatencyProfile
+    from treeopt.plan import Plan
+    from treeopt.tree import Choice, Tree
+
+Advance = Callable[[float], None]
+
+CONTENDERS = {
+    "plain": "no speculation",
+    "chosen": "treeopt's choice",
+    "mc_sim_7b_63": "the published default",
+    "chain": "best chain of top-1 guesses",
+    "budget": "best tree of the whole budget",
+}
+
+
+def out(renderable: RenderableType | str) -> None:
+    """Print a result to stdout; plain text where it is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=110)
+    console.print(renderable)
+
+
+def note(message: str) -> None:
+    """Print talk to stderr."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(message, style="dim", markup=False)
+
+
+@contextmanager
+def progress(title: str, total: float | None) -> Iterator[Advance]:
+    """A progress bar on stderr; silent when stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda amount: bar.update(task, advance=amount)
+        if total:
+            bar.update(task, completed=total)
+
+
+def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableType:
+    """Accuracy of each head at the first ranks, with its standard error."""
+    from rich.table import Table
+
+    info = calibration.info
+    title = f"Head accuracy over {info.get('positions', '?')} states of {info.get('sequences', '?')} answers"
+    table = Table(title=title, title_justify="left", caption=_loop_caption(info), caption_justify="left")
+    table.add_column("head")
+    ranks = min(ranks, calibration.top_k)
+    for rank in range(ranks):
+        table.add_column(f"rank {rank}", justify="right")
+    table.add_column("trials", justify="right")
+    for k in range(calibration.num_heads):
+        cells = [f"{calibration.accept[k, r]:.3f} ±{calibration.stderr[k, r]:.3f}" for r in range(ranks)]
+        table.add_row(str(k + 1), *cells, str(calibration.trials[k]))
+    return table
+
+
+def _loop_caption(info: dict[str, Any]) -> str | None:
+    share = info.get("loop_share")
+    return None if share is None else f"{share:.0%} of the answers ended in a loop and were cut there."
+
+
+def profile_table(profile: LatencyProfile) -> RenderableType:
+    """Median step latency by size, at the deepest measured depth, and its ratio to a plain step."""
+    from rich.table import Table
+
+    table = Table(title="Latency of one decoding step (median)", title_justify="left")
+    for name in ("batch", "context", "rows", "depth", "ms", "over plain", "samples"):
+        table.add_column(name, justify="right")
+    for batch, context in profile.settings:
+        plain = profile.plain(batch, context)
+        samples = sum(len(p.step_ms) for p in profile.autoregressive if p.batch_size == batch)
+        table.add_row(str(batch), str(context), "1", "plain", f"{plain.ms:.2f} ±{plain.stderr_ms:.2f}",
+                      "1.00", str(samples))  # fmt: skip
+        deepest: dict[int, Any] = {}
+        for point in profile.points:
+            here = (point.batch_size, point.context_tokens) == (batch, context)
+            if here and (point.size not in deepest or point.depth > deepest[point.size].depth):
+                deepest[point.size] = point
+        for size, point in sorted(deepest.items()):
+            latency = profile.step(batch, context, size, point.depth)
+            if latency is not None:
+                table.add_row(str(batch), str(context), str(size), str(point.depth),
+                              f"{latency.ms:.2f} ±{latency.stderr_ms:.2f}", f"{latency.ms / plain.ms:.2f}",
+                              str(len(point.step_ms)))  # fmt: skip
+        table.add_section()
+    return table
+
+
+def plan_table(plan: Plan) -> RenderableType:
+    """One row per batch size: the chosen tree and what to expect of it."""
+    from rich.table import Table
+
+    table = Table(title="The best tree for each batch size", title_justify="left")
+    for name in ("batch", "rows", "depth", "widths", "tokens/step", "step ms", "tokens/s", "speedup"):
+        table.add_column(name, justify="right")
+    for e in plan.entries:
+        widths = "do not speculate" if e.size == 1 else " ".join(map(str, e.tree.widths()))
+        table.add_row(
+            str(e.batch_size), str(e.size), str(e.depth), widths,
+            pm(e.tokens_per_step, e.tokens_per_step_stderr), pm(e.step_ms, e.step_ms_stderr),
+            pm(e.tokens_per_s, e.tokens_per_s_stderr, 0), pm(e.speedup, e.speedup_stderr),
+        )  # fmt: skip
+    return table
+
+
+def bench_table(bench: Benchmark) -> RenderableType:
+    """Predicted, replayed and measured, contender by contender."""
+    from rich.table import Table
+
+    first = bench.contenders[0]
+    title = (
+        f"Real decoding of {first.compared} held-out prompts, batch size {first.batch_size}, {bench.dtype}"
+    )
+    if bench.info.get("prompts") == "trace":
+        title = title.replace("held-out prompts", "calibration prompts")
+    table = Table(title=title, title_justify="left")
+    table.add_column("contender")
+    table.add_column("rows", justify="right")
+    table.add_column("tokens per step\npredicted replayed measured", justify="right")
+    table.add_column("tokens/s", justify="right")
+    table.add_column("speedup\nmeasured [95 %]", justify="right")
+    table.add_column("same text\nas plain", justify="right")
+    for c in bench.contenders:
+        ratio = bench.speedup(c.name)
+        rates = (c.predicted_tokens_per_step, c.replayed_tokens_per_step, c.tokens_per_step)
+        style = "bold green" if c.name == "chosen" else None
+        table.add_row(
+            c.name + (f"\n  {CONTENDERS[c.name]}" if c.name in CONTENDERS else ""),
+            str(c.size),
+            "  ".join(f"{'–' if r is None else f'{r:.3f}':>8}" for r in rates),
+            "–" if c.tokens_per_s is None else f"{c.tokens_per_s:.0f}",
+            "–" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]",
+            f"{c.identical}/{c.compared}",
+            style=style,
+        )
+    return table
+
+
+def closing(plan: Plan, bench: Benchmark, folder: str) -> RenderableType:
+    """What it all comes to, in sentences."""
+    entry = plan.entry(bench.contender("chosen").batch_size)
+    if entry.size == 1:
+        return "No tree pays on this machine at this batch size: serve the model without speculation."
+    speedup, over = bench.speedup("chosen"), bench.speedup("chosen", "mc_sim_7b_63")
+    if speedup is None or over is None:
+        return "Too few prompts for a full batch: nothing was timed. Pass more with --num-prompts."
+    predicted = pm(entry.speedup, entry.speedup_stderr)
+    return (
+        f"With the chosen tree ({entry.size} rows a step) decoding is [bold]{speedup.value:.2f} times[/] "
+        f"as fast as without ({predicted} predicted), and {over.value:.2f} times as fast as with the "
+        f"published 64-node tree.\nFor your engine: {folder}/export/"
+    )
+
+
+def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:
+    """The tree as indented lines; a node shows its rank, and the tokens per step that it adds."""
+    from rich.tree import Tree as View
+
+    heading = f"root: {len(tree)} rows, {len(tree) - 1} choices, depth {tree.depth}"
+    views = [View(heading, guide_style="dim")]
+    for node in range(1, len(tree)):
+        path = tree.paths[node]
+        gain = (gains or {}).get(path)
+        label = f"[bold]{path[-1]}[/] [dim]{list(path)}[/]" + ("" if gain is None else f"  {gain:+.4f}")
+        views.append(views[tree.parents[node]].add(label))
+    return views[0]
+
+
+def pm(value: float | None, error: float | None, digits: int = 2) -> str:
+    """A figure with its standard error.
+
+    >>> pm(1.5, 0.02), pm(None, None)
+    ('1.50 ±0.02', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}" + ("" if error is None else f" ±{error:.{digits}f}")

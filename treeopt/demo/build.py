@@ -1,0 +1,305 @@
+"""The recipe that made the embedded demo model: tokenizer, base, continuations, heads, card.
+
+Run it from a checkout; it takes about two hours on two CPU cores, minutes on a GPU:
+
+    python -m treeopt.demo.build --books books_pd_train.txt --work build/demo
+
+Every stage writes its result into ``--work`` and is skipped when that is there; the base and the
+heads also write checkpoints, so the same command continues after an interruption.
+
+B windows per batch · T tokens per window · V vocabulary · K heads · d width
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from treeopt.demo.corpus import standard_library
+from treeopt.runtime.checkpoints import save_medusa
+from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.trace import sequence_end
+
+VOCABULARY, CONTEXT, HEADS = 2048, 512, 4
+END = "<|endoftext|>"
+BASE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True}  # fmt: skip
+CODE_SHARE = 0.75  # of the training windows; the rest are books
+BATCH, WARMUP = 16, 50  # windows, optimiser steps
+PROMPT, ANSWER = 64, 128  # tokens of the heads' training sequences
+HEAD_BATCH = 64  # sequences
+
+
+def build_tokenizer(work: Path, code: list[str], books: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on the training text of both domains."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    if not (work / "model/tokenizer.json").exists():
+        bpe = ByteLevelBPETokenizer()
+        bpe.train_from_iterator(
+            [*code, books[: sum(map(len, code)) // 3]],
+            vocab_size=VOCABULARY,
+            special_tokens=[END],
+            show_progress=False,
+        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=bpe._tokenizer, eos_token=END, model_max_length=CONTEXT
+        ).save_pretrained(work / "model")
+    return PreTrainedTokenizerFast.from_pretrained(work / "model")
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> np.ndarray:
+    """One stream of token ids, each text closed by the end token."""
+    end = tokenizer.eos_token_id
+    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    return np.concatenate([np.array([*text, end], dtype=np.uint16) for text in ids])
+
+
+def windows(stream: np.ndarray, starts: np.ndarray, length: int) -> torch.Tensor:
+    return torch.from_numpy(stream[starts[:, None] + np.arange(length)].astype(np.int64))
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Linear warm-up, then linear decay to zero; a factor of the peak."""
+    return min((step + 1) / WARMUP, 1.0) * (1 - step / steps)
+
+
+def train_base(
+    work: Path, code: np.ndarray, books: np.ndarray, *, tokens: int, device: str
+) -> LlamaForCausalLM:
+    """Train the base model on random windows; Muon for the matrices, AdamW for the rest."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, eos_token_id=0, bos_token_id=None,
+                                         pad_token_id=None, **BASE))  # fmt: skip
+    model = model.to(device)
+    checkpoint, steps = work / "base.pt", tokens // (BATCH * CONTEXT)
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    optimisers: list[Any] = [
+        torch.optim.Muon(matrices, lr=6e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    peaks = [o.param_groups[0]["lr"] for o in optimisers]
+    first = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True, map_location=device)
+        model.load_state_dict(state["model"])
+        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        first = state["step"]
+    started = time.time()
+    for step in range(first, steps):
+        rng = np.random.default_rng(step)  # a step's batch depends on nothing but its number
+        n_code = rng.binomial(BATCH, CODE_SHARE)
+        x = torch.cat([
+            windows(stream, rng.integers(0, len(stream) - CONTEXT - 1, n), CONTEXT + 1)
+            for stream, n in ((code, n_code), (books, BATCH - n_code))
+        ]).to(device)  # (B, T+1)  # fmt: skip
+        with torch.autocast(device, torch.bfloat16):
+            logits = model(x[:, :-1]).logits
+        loss = F.cross_entropy(logits.float().flatten(0, 1), x[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimiser, peak in zip(optimisers, peaks, strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = peak * learning_rate(step, steps)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        if step % 20 == 0:
+            speed = (step + 1 - first) * BATCH * CONTEXT / (time.time() - started)
+            print(f"base {step}/{steps} loss {loss.item():.3f} {speed:.0f} tokens/s", flush=True)
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            save_checkpoint(checkpoint, model=model.state_dict(), step=step + 1,
+                            optimisers=[o.state_dict() for o in optimisers])  # fmt: skip
+    model.eval().requires_grad_(False)
+    return model
+
+
+def save_checkpoint(path: Path, **state: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    temporary.replace(path)
+
+
+@torch.inference_mode()
+def bits_per_byte(model: LlamaForCausalLM, stream: np.ndarray, n_bytes: int) -> float:
+    """Negative log2-likelihood of the stream over its bytes, in windows of the whole context."""
+    nats, device = 0.0, model.device
+    length = (len(stream) - 1) // CONTEXT * CONTEXT
+    for i in range(0, length, CONTEXT * BATCH):
+        starts = np.arange(i, min(i + CONTEXT * BATCH, length), CONTEXT)
+        x = windows(stream, starts, CONTEXT + 1).to(device)
+        logits = model(x[:, :-1]).logits
+        nats += F.cross_entropy(logits.float().flatten(0, 1), x[:, 1:].flatten(), reduction="sum").item()
+    return nats / math.log(2) / (n_bytes * length / len(stream))
+
+
+def bigram_bits_per_byte(train: np.ndarray, held_out: np.ndarray, n_bytes: int) -> float:
+    """The same figure for an interpolated bigram: what counting alone reaches."""
+    v = VOCABULARY
+    pairs = np.bincount(train[:-1].astype(np.int64) * v + train[1:], minlength=v * v).reshape(v, v)
+    unigram = (np.bincount(train, minlength=v) + 1) / (len(train) + v)
+    strength = 5.0
+    probs = (pairs + strength * unigram) / (pairs.sum(1, keepdims=True) + strength)
+    return float(-np.log2(probs[held_out[:-1], held_out[1:]]).sum() / n_bytes)
+
+
+@torch.inference_mode()
+def continuations(model: LlamaForCausalLM, prompts: torch.Tensor) -> torch.Tensor:
+    """The model's own greedy answers to (N, PROMPT) prompts: (N, PROMPT + ANSWER) tokens."""
+    out = []
+    for chunk in prompts.split(256):
+        cache, x, answer = None, chunk.to(model.device), [chunk.to(model.device)]
+        for _ in range(ANSWER):
+            with torch.autocast(model.device.type, torch.bfloat16):
+                step = model(x, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, x = step.past_key_values, step.logits[:, -1:].float().argmax(-1)
+            answer.append(x)
+        out.append(torch.cat(answer, 1).to("cpu", torch.int16))
+        print(f"continuations {sum(map(len, out))}/{len(prompts)}", flush=True)
+    return torch.cat(out)
+
+
+def answer_lengths(sequences: torch.Tensor, end: int) -> tuple[torch.Tensor, Counter[str]]:
+    """Tokens of each answer up to its end token or loop (N,), and why each one ended."""
+    ends = [sequence_end(row[PROMPT:].tolist(), {end}, ANSWER) for row in sequences]
+    return torch.tensor([n for n, _ in ends]), Counter(reason.name for _, reason in ends)
+
+
+def head_targets(x: torch.Tensor, lengths: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels (K, B, T) of head k at each position, and where they are trials of a state.
+
+    Position PROMPT - 1 + t is state t; head k (1-based) guesses the answer's token t + 1 + k.
+    """
+    position = torch.arange(x.shape[1], device=x.device)
+    labels = torch.stack([x.roll(-(k + 1), 1) for k in range(1, num_heads + 1)])
+    last = PROMPT - 1 + lengths.to(x.device)[:, None]  # the answer's last token
+    valid = torch.stack(
+        [(position >= PROMPT - 1) & (position + k + 1 <= last) for k in range(1, num_heads + 1)]
+    )
+    return labels, valid
+
+
+def train_heads(work: Path, model: LlamaForCausalLM, sequences: torch.Tensor, *, epochs: int) -> MedusaHeads:
+    """Medusa-1: the base frozen, loss sum_k 0.8^k CE_k (Medusa, section 2.2.1)."""
+    torch.manual_seed(1)
+    heads = MedusaHeads.like_lm_head(model.lm_head.weight, HEADS).to(model.device)
+    checkpoint, steps = work / "heads.pt", epochs * len(sequences) // HEAD_BATCH
+    optimiser = torch.optim.AdamW(heads.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.01)
+    lengths, _ = answer_lengths(sequences, 0)
+    weight = 0.8 ** torch.arange(1, HEADS + 1, device=model.device)
+    first = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True, map_location=model.device)
+        heads.load_state_dict(state["heads"])
+        optimiser.load_state_dict(state["optimiser"])
+        first = state["step"]
+    for step in range(first, steps):
+        rows = np.random.default_rng(step).integers(0, len(sequences), HEAD_BATCH)
+        x = sequences[rows].long().to(model.device)
+        labels, valid = head_targets(x, lengths[rows], HEADS)
+        with torch.autocast(model.device.type, torch.bfloat16):
+            with torch.inference_mode():
+                hidden = model.model(x).last_hidden_state
+            losses = [
+                F.cross_entropy(heads.logits(hidden[valid[k]].clone(), k).float(), labels[k][valid[k]])
+                for k in range(HEADS)
+            ]
+        (torch.stack(losses) * weight).sum().backward()
+        torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
+        optimiser.param_groups[0]["lr"] = 1.5e-3 * learning_rate(step, steps)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        if step % 20 == 0:
+            print(f"heads {step}/{steps} loss {[round(x.item(), 3) for x in losses]}", flush=True)
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            save_checkpoint(checkpoint, heads=heads.state_dict(), step=step + 1,
+                            optimiser=optimiser.state_dict())  # fmt: skip
+    return heads.eval().requires_grad_(False)
+
+
+@torch.inference_mode()
+def head_accuracy(
+    model: LlamaForCausalLM, heads: MedusaHeads, sequences: torch.Tensor, lengths: torch.Tensor
+) -> list[float]:
+    """Top-1 accuracy of every head over the loop-free states."""
+    hits, trials = torch.zeros(HEADS), torch.zeros(HEADS)
+    for i in range(0, len(sequences), HEAD_BATCH):
+        x = sequences[i : i + HEAD_BATCH].long().to(model.device)
+        labels, valid = head_targets(x, lengths[i : i + HEAD_BATCH], HEADS)
+        hidden = model.model(x).last_hidden_state
+        for k in range(HEADS):
+            guess = heads.logits(hidden[valid[k]], k).argmax(-1)
+            hits[k] += (guess == labels[k][valid[k]]).sum().cpu()
+            trials[k] += len(guess)
+    return (hits / trials).tolist()
+
+
+@click.command()
+@click.option("--books", type=click.Path(exists=True, path_type=Path), required=True,
+              help="Plain text of the second domain.")  # fmt: skip
+@click.option("--work", type=click.Path(path_type=Path), default="build/demo", show_default=True,
+              help="Folder for the result and the checkpoints.")  # fmt: skip
+@click.option("--tokens", default=14_000_000, show_default=True, help="Training tokens of the base.")
+@click.option("--prompts", default=12_288, show_default=True, help="Continuations for the heads.")
+@click.option("--epochs", default=4, show_default=True, help="Passes of the heads over them.")
+@click.option("--device", default="cpu", show_default=True)
+def main(books: Path, work: Path, tokens: int, prompts: int, epochs: int, device: str) -> None:
+    """Train the embedded demo model and write it to WORK/model and WORK/heads."""
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "model").mkdir(exist_ok=True)
+    code = [m.text for m in standard_library(held_out=False)]
+    random.Random(0).shuffle(code)
+    held_out = [m.text for m in standard_library(held_out=True)]
+    prose = books.read_text(encoding="utf-8")
+    tokenizer = build_tokenizer(work, code, prose)
+    code_ids, prose_ids = encode(tokenizer, code), encode(tokenizer, re.split(r"\n\n(?=CHAPTER)", prose))
+    held_ids, n_bytes = encode(tokenizer, held_out), sum(len(t.encode()) for t in held_out)
+    print(f"{len(code_ids)} code tokens, {len(prose_ids)} book tokens, {len(held_ids)} held out")
+
+    model = train_base(work, code_ids, prose_ids, tokens=tokens, device=device)
+    card: dict[str, Any] = {
+        "train_tokens": tokens,
+        "held_out_bits_per_byte": bits_per_byte(model, held_ids, n_bytes),
+        "bigram_bits_per_byte": bigram_bits_per_byte(code_ids, held_ids, n_bytes),
+    }
+    print(json.dumps(card), flush=True)
+    model.to(torch.float16).save_pretrained(work / "model")
+    model.to(torch.float32)  # the heads learn from the weights as shipped
+
+    rng = np.random.default_rng(2)
+    if not (work / "continuations.pt").exists():
+        n_code = round(prompts * CODE_SHARE)
+        x = torch.cat([
+            windows(stream, rng.integers(0, len(stream) - PROMPT, n), PROMPT)
+            for stream, n in ((code_ids, n_code), (prose_ids, prompts - n_code))
+        ])  # fmt: skip
+        save_checkpoint(work / "continuations.pt", sequences=continuations(model, x))
+    sequences = torch.load(work / "continuations.pt", weights_only=True)["sequences"]
+    heads = train_heads(work, model, sequences, epochs=epochs)
+    save_medusa(heads.half(), work / "heads", base="treeopt demo model")
+
+    x = windows(held_ids, np.linspace(0, len(held_ids) - PROMPT - 1, 512).astype(int), PROMPT)
+    answers = continuations(model, x)
+    lengths, reasons = answer_lengths(answers, 0)
+    card["head_top1"] = head_accuracy(model, heads.float(), answers, lengths)
+    card["loop_share"] = reasons["LOOP"] / len(answers)
+    (work / "card.json").write_text(json.dumps(card, indent=2))
+    print(json.dumps(card, indent=2))
+
+
+if __name__ == "__main__":
+    main()

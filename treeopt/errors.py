@@ -1,0 +1,23 @@
+"""The errors that users see: each message states the rule, what came, and what to do.
+
+TreeoptError            anything treeopt refuses; the command line prints it and exits 1
+├── InvalidInput        a file, tree, table or option that breaks a rule
+├── OutOfRange          a question that the measurements do not cover
+└── Unsupported         a model, drafter or engine that cannot do what is asked
+"""
+
+
+class TreeoptError(Exception):
+    """Base of every error that treeopt raises on purpose."""
+
+
+class InvalidInput(TreeoptError, ValueError):
+    """A file, tree, table or option that breaks a stated rule."""
+
+
+class OutOfRange(TreeoptError, ValueError):
+    """A question that the measurements at hand do not cover."""
+
+
+class Unsupported(TreeoptError):
+    """A model, drafter or engine that cannot do what is asked."""

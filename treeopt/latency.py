@@ -1,0 +1,188 @@
+"""What a decoding step costs: measured samples, and the estimate for the sizes between them.
+
+step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
+plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treeopt import storage
+from treeopt.errors import InvalidInput, OutOfRange
+
+PLAIN = 0  # the depth under which plain steps are kept; their size is 1
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Samples of one kind of step: trees of ``size`` rows and ``depth``, for ``batch_size`` rows."""
+
+    batch_size: int
+    context_tokens: int
+    size: int
+    depth: int
+    step_ms: tuple[float, ...]
+    accepted_mean: float | None = None  # guesses accepted per row and step
+    round: tuple[int, ...] | None = None  # the round in which each sample was taken
+
+    def __post_init__(self) -> None:
+        if not self.step_ms or not all(np.isfinite(ms) and ms > 0 for ms in self.step_ms):
+            raise InvalidInput(f"step_ms must be positive samples in ms, but got {self.step_ms[:3]}.")
+        if not (self.batch_size >= 1 and self.size >= 1 and 0 <= self.depth < max(self.size, 2)):
+            raise InvalidInput(
+                "A timing needs batch_size >= 1, size >= 1 and depth < size, but got "
+                f"{self.batch_size}, {self.size}, {self.depth}."
+            )
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A median latency and its standard error [ms]."""
+
+    ms: float
+    stderr_ms: float
+
+
+def median_latency(samples: Sequence[float]) -> Latency:
+    """Median with the standard error of a median, by the median absolute deviation.
+
+    >>> median_latency([1.0, 2.0, 3.0]).ms
+    2.0
+    """
+    values = np.asarray(samples, dtype=float)
+    middle = float(np.median(values))
+    spread = 1.4826 * float(np.median(np.abs(values - middle)))
+    return Latency(middle, 1.2533 * spread / float(np.sqrt(len(values))))
+
+
+@dataclass(frozen=True)
+class LatencyProfile:
+    """Measured step latencies: ``profile.json``.
+
+    >>> point = StepTiming(1, 128, size=8, depth=2, step_ms=(3.0,))
+    >>> plain = StepTiming(1, 128, size=1, depth=0, step_ms=(2.0,))
+    >>> LatencyProfile((point,), (plain,)).plain(1, 128).ms
+    2.0
+    """
+
+    points: tuple[StepTiming, ...]
+    autoregressive: tuple[StepTiming, ...]
+    runtime: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
+
+    def __post_init__(self) -> None:
+        if not self.autoregressive:
+            raise InvalidInput("A profile must have at least one autoregressive timing.")
+
+    @cached_property
+    def settings(self) -> list[tuple[int, int]]:
+        """Every measured (batch_size, context_tokens), sorted."""
+        return sorted({(p.batch_size, p.context_tokens) for p in self.autoregressive})
+
+    def contexts(self, batch_size: int) -> list[int]:
+        """The context lengths measured at a batch size; OutOfRange if there are none."""
+        contexts = [context for batch, context in self.settings if batch == batch_size]
+        if not contexts:
+            have = ", ".join(str(b) for b in sorted({b for b, _ in self.settings}))
+            raise OutOfRange(
+                f"The profile covers batch sizes {have}, but {batch_size} was asked. "
+                f"Measure it with: treeopt profile --batch-size {batch_size}"
+            )
+        return contexts
+
+    def plain(self, batch_size: int, context_tokens: int) -> Latency:
+        """One autoregressive step."""
+        return self._medians[batch_size, context_tokens][PLAIN][1]
+
+    def step(self, batch_size: int, context_tokens: int, size: int, depth: int) -> Latency | None:
+        """A step with a tree of ``size`` rows and ``depth``; None beyond what was measured.
+
+        Size 1 is a plain step. Between two measured sizes of the same depth the estimate is linear;
+        a depth that was not measured costs as the next deeper one that was.
+        """
+        if size == 1:
+            return self.plain(batch_size, context_tokens)
+        by_depth = self._medians[batch_size, context_tokens]
+        for measured_depth in sorted(d for d in by_depth if d >= max(depth, 1)):
+            sizes = by_depth[measured_depth]
+            below = max((s for s in sizes if s <= size), default=None)
+            above = min((s for s in sizes if s >= size), default=None)
+            if below is not None and above is not None:
+                w = (size - below) / (above - below) if above > below else 0.0
+                low, high = sizes[below], sizes[above]
+                return Latency((1 - w) * low.ms + w * high.ms, (1 - w) * low.stderr_ms + w * high.stderr_ms)
+        return None
+
+    def largest(self, batch_size: int, context_tokens: int) -> int:
+        """The largest size measured."""
+        return max(s for sizes in self._medians[batch_size, context_tokens].values() for s in sizes)
+
+    @cached_property
+    def _medians(self) -> dict[tuple[int, int], dict[int, dict[int, Latency]]]:
+        """Setting -> depth -> size -> median, pooled over repeated points."""
+        samples: dict[tuple[int, int], dict[int, dict[int, list[float]]]] = {}
+        for timings, plain in ((self.points, False), (self.autoregressive, True)):
+            for p in timings:
+                depth, size = (PLAIN, 1) if plain else (p.depth, p.size)
+                at = samples.setdefault((p.batch_size, p.context_tokens), {})
+                at.setdefault(depth, {}).setdefault(size, []).extend(p.step_ms)
+        return {
+            setting: {
+                depth: {size: median_latency(ms) for size, ms in sizes.items()}
+                for depth, sizes in depths.items()
+            }
+            for setting, depths in samples.items()
+        }
+
+    def document(self) -> dict[str, Any]:
+        """What ``profile.json`` says."""
+        return {
+            "points": [_without_unknown(asdict(p)) for p in self.points],
+            "autoregressive": [
+                {k: v for k, v in _without_unknown(asdict(p)).items() if k not in ("size", "depth")}
+                for p in self.autoregressive
+            ],
+            "runtime": self.runtime,
+            **self.info,
+        }
+
+    def save(self, path: Path) -> None:
+        storage.write_json(path, "profile", self.document())
+
+    @classmethod
+    def load(cls, path: Path) -> LatencyProfile:
+        document = storage.read_json(path, "profile", required=("points", "autoregressive"))
+        try:
+            points = tuple(_timing(p) for p in document["points"])
+            plain = tuple(_timing({**p, "size": 1, "depth": 0}) for p in document["autoregressive"])
+            rest = ("schema", "points", "autoregressive", "runtime")
+            info = {k: v for k, v in document.items() if k not in rest}
+            return cls(points, plain, document.get("runtime") or {}, info)
+        except KeyError as error:
+            raise InvalidInput(f"{path} has a timing without the key {error}.") from None
+        except (InvalidInput, TypeError, ValueError) as error:
+            raise InvalidInput(f"{path} is not a profile: {error}") from None
+
+
+def _without_unknown(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _timing(record: dict[str, Any]) -> StepTiming:
+    rounds = record.get("round")
+    return StepTiming(
+        batch_size=int(record["batch_size"]),
+        context_tokens=int(record["context_tokens"]),
+        size=int(record["size"]),
+        depth=int(record["depth"]),
+        step_ms=tuple(float(ms) for ms in record["step_ms"]),
+        accepted_mean=record.get("accepted_mean"),
+        round=tuple(rounds) if isinstance(rounds, list) else None,
+    )

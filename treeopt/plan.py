@@ -1,0 +1,121 @@
+"""The result of a search, one entry per batch size and context: ``plan.json``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treeopt import storage
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.tree import Tree
+
+_REQUIRED = ("batch_size", "context_tokens", "size", "depth", "medusa_choices", "tokens_per_step",
+             "step_ms", "tokens_per_s", "speedup")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanEntry:
+    """The chosen tree for one batch size. Size 1 with no choices means "do not speculate".
+
+    tokens_per_step is held-out (cross-fitted replay) where the plan was made from a trace; step_ms,
+    tokens_per_s and speedup are None where there was no profile. ``*_stderr`` are standard errors.
+    growth_order goes on to the whole budget; its first size - 1 paths are the chosen tree.
+    """
+
+    batch_size: int
+    context_tokens: int | None
+    size: int
+    depth: int
+    medusa_choices: list[list[int]]
+    tokens_per_step: float
+    step_ms: float | None
+    tokens_per_s: float | None
+    speedup: float | None
+    tokens_per_step_stderr: float | None = None
+    step_ms_stderr: float | None = None
+    tokens_per_s_stderr: float | None = None
+    speedup_stderr: float | None = None
+    growth_order: list[list[Any]] = field(default_factory=list)
+    predicted: dict[str, Any] = field(default_factory=dict)
+    interval95: dict[str, list[float]] | None = None
+    tied_sizes: list[int] = field(default_factory=list)
+    verified: dict[str, Any] | None = None
+    best_chain: dict[str, Any] | None = None
+    warnings: list[str] = field(default_factory=list)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        tree = self.tree
+        if (len(tree), tree.depth) != (self.size, self.depth):
+            raise InvalidInput(
+                f"An entry's size and depth must be its tree's ({len(tree)}, {tree.depth}), "
+                f"but are ({self.size}, {self.depth})."
+            )
+
+    @property
+    def tree(self) -> Tree:
+        return Tree.from_choices(self.medusa_choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The trees that a search chose, and what it knew when it did."""
+
+    entries: tuple[PlanEntry, ...]
+    objective: str | None = None
+    drafter: dict[str, Any] | None = None
+    acceptance: dict[str, Any] | None = None
+    constraint: dict[str, Any] | None = None
+    runtime: dict[str, Any] | None = None  # whose latencies these are
+    inputs: dict[str, str] = field(default_factory=dict)  # file: sha256
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise InvalidInput("A plan must have at least one entry.")
+
+    def entry(self, batch_size: int | None = None) -> PlanEntry:
+        """The entry of a batch size, which may be left out where there is only one.
+
+        Raises OutOfRange for a batch size that the plan has not, or none where it has several.
+        """
+        if batch_size is None and len(self.entries) == 1:
+            return self.entries[0]
+        have = ", ".join(str(e.batch_size) for e in self.entries)
+        for entry in self.entries:
+            if entry.batch_size == batch_size:
+                return entry
+        asked = "none was named" if batch_size is None else f"{batch_size} was asked"
+        raise OutOfRange(f"The plan has trees for batch sizes {have}, but {asked}: pass --batch-size.")
+
+    def schedule(self) -> list[dict[str, int | None]]:
+        """Which entry serves which batch sizes: from its own up to the next entry's."""
+        sizes = [e.batch_size for e in self.entries]
+        ends = [*(size - 1 for size in sizes[1:]), None]
+        return [
+            {"from": begin, "to": end, "entry": i}
+            for i, (begin, end) in enumerate(zip(sizes, ends, strict=True))
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """What ``plan.json`` says."""
+        return {**asdict(self), "schedule": self.schedule()}
+
+    def save(self, path: Path) -> None:
+        storage.write_json(path, "plan", self.document())
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        document = storage.read_json(path, "plan", required=("entries",))
+        known = set(PlanEntry.__dataclass_fields__)
+        try:
+            entries = []
+            for record in document["entries"]:
+                missing = [key for key in _REQUIRED if key not in record]
+                if missing:
+                    raise InvalidInput(f"an entry lacks the key {missing[0]!r}.")
+                entries.append(PlanEntry(**{k: v for k, v in record.items() if k in known}))
+            rest = set(cls.__dataclass_fields__) - {"entries"}
+            return cls(entries=tuple(entries), **{k: document[k] for k in rest if k in document})
+        except (InvalidInput, TypeError, AttributeError) as error:
+            raise InvalidInput(f"{path} is not a plan: {error}") from None

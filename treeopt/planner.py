@@ -1,0 +1,308 @@
+"""Choose the tree with the best throughput for each batch size.
+
+throughput = batch_size x tokens per step / step latency, over every size and depth. Tokens per step
+are cross-fitted: trees are grown on all folds of sequences but one and replayed on that one, so that
+no figure is in-sample. The tree that is delivered is grown on all of them.
+
+S sequences · N sizes (1...budget)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.growth import MAX_RANK, grow, grow_independent, product_values
+from treeopt.latency import Latency, LatencyProfile
+from treeopt.plan import Plan, PlanEntry
+from treeopt.replay import growth_index, replay, replay_sizes
+from treeopt.trace import RankTrace
+from treeopt.tree import IntArray, Tree, TreeFamily
+
+FOLDS, BOOTSTRAPS, SEED = 5, 1000, 0
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
+
+    family  : grown on all sequences; its trees are the ones delivered
+    steps   : (N, S) cross-fitted replayed steps of every sequence, None without a trace
+    tokens  : (S,)   tokens emitted by them
+    product : (N,)   tokens per step, sum of products of held-out marginals
+    joint   : (N,)   tokens per step averaged over all held-out states
+    """
+
+    family: TreeFamily
+    steps: IntArray | None
+    tokens: IntArray | None
+    product: NDArray[np.float64]
+    joint: NDArray[np.float64] | None
+
+    @property
+    def tokens_per_step(self) -> NDArray[np.float64]:
+        """(N,) the best figure at hand: replayed, or the product where there is no trace."""
+        if self.steps is None or self.tokens is None:
+            return self.product
+        rates: NDArray[np.float64] = self.tokens.sum() / np.maximum(self.steps.sum(1), 1)
+        return rates
+
+    def bootstrap(self, size: int) -> NDArray[np.float64]:
+        """Tokens per step of resampled sets of sequences; (1,) without a trace."""
+        if self.steps is None or self.tokens is None:
+            return self.product[size - 1 : size]
+        rng = np.random.default_rng(SEED)
+        picks = rng.integers(0, len(self.tokens), (BOOTSTRAPS, len(self.tokens)))
+        rates: NDArray[np.float64] = self.tokens[picks].sum(1) / self.steps[size - 1][picks].sum(1)
+        return rates
+
+
+def crossfit(
+    trace: RankTrace, *, objective: str, budget: int, max_depth: int, max_rank: int = MAX_RANK
+) -> HeldOut:
+    """Grow on K-1 folds of sequences and replay on the rest, for every size up to ``budget``.
+
+    Raises OutOfRange for a trace with a single sequence, which has nothing to hold out.
+    """
+    if trace.num_sequences < 2:
+        raise OutOfRange(
+            "Held-out figures need at least 2 sequences, but the trace has 1. "
+            "Calibrate on more: treeopt calibrate --num-prompts 64"
+        )
+    limits = {"objective": objective, "budget": budget, "max_depth": max_depth, "max_rank": max_rank}
+    family = grow(trace, **limits)  # type: ignore[arg-type]
+    fold = np.random.default_rng(SEED).permutation(trace.num_sequences) % FOLDS
+    n_sizes = len(family)
+    steps = np.zeros((n_sizes, trace.num_sequences), dtype=np.int64)
+    product, joint, n_states = np.zeros(n_sizes), np.zeros(n_sizes), 0
+    for f in np.unique(fold):
+        train, test = np.flatnonzero(fold != f), np.flatnonzero(fold == f)
+        held_out = trace.select(test)
+        paths = grow(trace.select(train), **limits).paths[:n_sizes]  # type: ignore[arg-type]
+        sizes = np.minimum(np.arange(1, n_sizes + 1), len(paths))
+        steps[:, test] = replay_sizes(held_out, paths, sizes)
+        states = held_out.has_step
+        n = int(states.sum())
+        nodes = np.bincount(growth_index(held_out, paths)[states].ravel(), minlength=len(paths))
+        joint += (n + np.cumsum(nodes[: len(paths)]))[sizes - 1]
+        product += n * np.cumsum(product_values(_marginals(held_out, max_rank), paths))[sizes - 1]
+        n_states += n
+    return HeldOut(family, steps, trace.lengths - 1, product / n_states, joint / n_states)
+
+
+def _marginals(trace: RankTrace, max_rank: int) -> NDArray[np.float64]:
+    """(K, max_rank+1) accuracies on few sequences; 0 for a head that had no trial in them."""
+    ranks = trace.ranks[trace.has_step]
+    trials = np.maximum((ranks >= -1).sum(0), 1)
+    hits = np.stack([(ranks == rank).sum(0) for rank in range(max_rank + 1)], axis=1)
+    return np.asarray(hits / trials[:, None])
+
+
+def from_calibration(
+    calibration: Calibration, *, budget: int, max_depth: int, max_rank: int = MAX_RANK
+) -> HeldOut:
+    """The same from marginals alone (a published table): objective `independent`, nothing held out."""
+    family = grow_independent(calibration.accept, budget=budget, max_depth=max_depth, max_rank=max_rank)
+    return HeldOut(family, None, None, np.cumsum(family.gains), None)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A tree of one size and depth limit, with its held-out figure and its latency."""
+
+    size: int
+    held_out: HeldOut
+    tokens_per_step: float
+    latency: Latency | None
+    plain: Latency | None
+    batch_size: int
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return 1e3 * self.batch_size * self.tokens_per_step / self.latency.ms if self.latency else None
+
+    @property
+    def relative_noise(self) -> float:
+        return self.latency.stderr_ms / self.latency.ms if self.latency else 0.0
+
+    @property
+    def tree(self) -> Tree:
+        return self.held_out.family.tree(self.size)
+
+
+def plan_trees(
+    source: RankTrace | Calibration,
+    profile: LatencyProfile | None = None,
+    *,
+    batch_sizes: Sequence[int] = (1,),
+    budget: int = 64,
+    max_rank: int = MAX_RANK,
+    max_depth: int | None = None,
+    objective: str = "replay",
+    inputs: dict[str, str] | None = None,
+) -> Plan:
+    """The best tree within ``budget`` rows (root included) for each batch size.
+
+    With a profile: highest predicted throughput over all sizes and depths; ties inside the latency's
+    noise go to the smaller tree. Without: the smallest tree with the most tokens per step.
+
+    >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
+    >>> plan_trees(calibration, budget=3).entries[0].medusa_choices
+    [[0], [0, 0]]
+    """
+    for name, value, least in (("--budget", budget, 1), ("--max-rank", max_rank, 0),
+                               ("--max-depth", max_depth, 1)):  # fmt: skip
+        if value is not None and value < least:
+            raise InvalidInput(f"{name} must be at least {least}, but got {value}.")
+    depth_limit = min(source.num_heads, max_depth or source.num_heads)
+    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank}
+    if isinstance(source, RankTrace):
+        limits["objective"] = objective
+        families = [crossfit(source, max_depth=d, **limits) for d in range(1, depth_limit + 1)]
+    else:
+        objective = "independent"
+        families = [from_calibration(source, max_depth=d, **limits) for d in range(1, depth_limit + 1)]
+    trace = source if isinstance(source, RankTrace) else None
+    meta = source.meta if isinstance(source, RankTrace) else source.info
+    entries = []
+    for batch_size in sorted(set(batch_sizes)):
+        for context in profile.contexts(batch_size) if profile else [None]:
+            entries.append(_entry(families, trace, profile, batch_size, context))
+    return Plan(
+        entries=tuple(entries),
+        objective=objective,
+        drafter=meta.get("drafter"),
+        acceptance=meta.get("acceptance"),
+        constraint={"budget": budget, "max_rank": max_rank, "max_depth": depth_limit},
+        runtime=profile.runtime if profile else None,
+        inputs=inputs or {},
+    )
+
+
+def _entry(
+    families: list[HeldOut],
+    trace: RankTrace | None,
+    profile: LatencyProfile | None,
+    batch_size: int,
+    context: int | None,
+) -> PlanEntry:
+    candidates = _candidates(families, profile, batch_size, context)
+    warnings = []
+    if profile is None or context is None:
+        best = max(candidates, key=lambda c: (round(c.tokens_per_step, 9), -c.size))
+        curve, tied = [c for c in candidates if c.held_out is best.held_out], [best.size]
+        warnings.append("No profile: this is the largest useful tree, whatever a step costs.")
+    else:
+        fastest = max(candidates, key=lambda c: c.tokens_per_s or 0.0)
+        ties = [c for c in candidates if _tied(c, fastest)]
+        best = min(ties, key=lambda c: (c.size, -(c.tokens_per_s or 0.0)))
+        tied = sorted({c.size for c in ties})
+        curve = [max((c for c in candidates if c.size == size), key=lambda c: c.tokens_per_s or 0.0)
+                 for size in sorted({c.size for c in candidates})]  # fmt: skip
+        most, largest = max(len(f.family) for f in families), profile.largest(batch_size, context)
+        if largest < most:
+            warnings.append(
+                f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out."
+            )
+    if trace is None:
+        warnings.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
+    held_out, index = best.held_out, best.size - 1
+    samples = held_out.bootstrap(best.size)
+    tokens_error = float(samples.std())
+    latency_error = best.relative_noise
+    plain_error = best.plain.stderr_ms / best.plain.ms if best.plain else 0.0
+    rate_error = float(np.hypot(tokens_error / best.tokens_per_step, latency_error))
+    speedup = _speedup(best)
+    low, high = np.quantile(samples, [0.025, 0.975]).tolist()
+    joint, steps, tokens = held_out.joint, held_out.steps, held_out.tokens
+    growth = zip(held_out.family.paths[1:], held_out.family.gains[1:], strict=True)
+    return PlanEntry(
+        batch_size=batch_size,
+        context_tokens=context,
+        size=best.size,
+        depth=best.tree.depth,
+        medusa_choices=best.tree.choices,
+        tokens_per_step=best.tokens_per_step,
+        tokens_per_step_stderr=tokens_error if steps is not None else None,
+        step_ms=best.latency.ms if best.latency else None,
+        step_ms_stderr=best.latency.stderr_ms if best.latency else None,
+        tokens_per_s=best.tokens_per_s,
+        tokens_per_s_stderr=best.tokens_per_s * rate_error if best.tokens_per_s else None,
+        speedup=speedup,
+        speedup_stderr=speedup * float(np.hypot(rate_error, plain_error)) if speedup else None,
+        growth_order=[[list(path), float(gain)] for path, gain in growth],
+        predicted={
+            "product": float(held_out.product[index]),
+            "joint": None if joint is None else float(joint[index]),
+            "replayed": None if steps is None else best.tokens_per_step,
+            "sequences": None if tokens is None else len(tokens),
+            "steps": None if steps is None else int(steps[index].sum()),
+        },
+        interval95={"tokens_per_step": [low, high]} if steps is not None else None,
+        tied_sizes=tied,
+        verified=None,
+        best_chain=None if trace is None else _best_chain(trace, families, profile, batch_size, context),
+        warnings=warnings,
+        curve=[
+            {"size": c.size, "depth": c.tree.depth, "tokens_per_step": c.tokens_per_step,
+             "step_ms": c.latency.ms if c.latency else None, "tokens_per_s": c.tokens_per_s}
+            for c in curve
+        ],
+    )  # fmt: skip
+
+
+def _candidates(
+    families: list[HeldOut], profile: LatencyProfile | None, batch_size: int, context: int | None
+) -> list[Candidate]:
+    """Every size of every depth limit that the profile covers, once per distinct depth."""
+    found = []
+    for limit, held_out in enumerate(families, 1):
+        rates, depths = held_out.tokens_per_step.tolist(), held_out.family.depths().tolist()
+        for size, (rate, depth) in enumerate(zip(rates, depths, strict=True), 1):
+            if profile is None or context is None:
+                found.append(Candidate(size, held_out, rate, None, None, batch_size))
+            elif max(depth, 1) == limit:  # a shallower tree was seen under its own limit
+                latency = profile.step(batch_size, context, size, depth)
+                plain = profile.plain(batch_size, context)
+                if latency is not None:
+                    found.append(Candidate(size, held_out, rate, latency, plain, batch_size))
+    return found
+
+
+def _tied(candidate: Candidate, fastest: Candidate) -> bool:
+    noise = float(np.hypot(candidate.relative_noise, fastest.relative_noise))
+    return (candidate.tokens_per_s or 0.0) >= (fastest.tokens_per_s or 0.0) * (1 - noise)
+
+
+def _speedup(candidate: Candidate) -> float | None:
+    if candidate.latency is None or candidate.plain is None:
+        return None
+    return candidate.tokens_per_step * candidate.plain.ms / candidate.latency.ms
+
+
+def _best_chain(
+    trace: RankTrace,
+    families: list[HeldOut],
+    profile: LatencyProfile | None,
+    batch_size: int,
+    context: int | None,
+) -> dict[str, Any] | None:
+    """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
+    chains: list[dict[str, Any]] = []
+    for depth in range(1, len(families) + 1):
+        rate = replay(trace, Tree.chain(depth)).tokens_per_step
+        latency = None
+        if profile is not None and context is not None:
+            latency = profile.step(batch_size, context, depth + 1, depth)
+            if latency is None:
+                continue
+        tokens_per_s = 1e3 * batch_size * rate / latency.ms if latency else None
+        chains.append({"size": depth + 1, "depth": depth, "tokens_per_step": rate,
+                       "step_ms": latency.ms if latency else None, "tokens_per_s": tokens_per_s})  # fmt: skip
+    return max(chains, key=lambda c: c["tokens_per_s"] or c["tokens_per_step"], default=None)

@@ -1,0 +1,57 @@
+"""Where a figure comes from: model, drafter, data, rule, machine, versions, command and time."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import Any
+
+PACKAGES = ("treeopt", "torch", "transformers", "numpy")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Carried by every file; None where something is unknown."""
+
+    model: str | None = None
+    revision: str | None = None
+    drafter: dict[str, Any] | None = None  # kind, id, sha256
+    dataset: str | None = None
+    dataset_fingerprint: str | None = None
+    acceptance: dict[str, Any] | None = None  # rule and its parameters
+    device: str | None = None
+    dtype: str | None = None
+    seed: int | None = None
+    command: str = field(default_factory=lambda: " ".join(["treeopt", *sys.argv[1:]]))
+    time: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    versions: dict[str, str | None] = field(default_factory=lambda: versions())
+    machine: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}, {cpu()}")
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions of the packages that can change a figure, and of Python."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def cpu() -> str:
+    """The processor's name, as well as the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown processor"

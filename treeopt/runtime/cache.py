@@ -1,0 +1,181 @@
+"""A key/value cache with a length per row, whose tree rows are committed in place.
+
+transformers' own caches append the same number of keys to every row and drop from the end only; a
+tree step writes n rows and keeps the accepted path. Here all layers share one tensor, so a commit is
+one gather and one write. Keys are stored rotated for position length + depth, which is where an
+accepted node ends up, so they need no second rotation.
+
+L layers · B rows of the cache, of which the first b are live · H key heads · C capacity · D head width
+T new tokens per row · n columns in use
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from treeopt.errors import Unsupported
+from treeopt.tree import IntArray
+
+
+class TreeLayer(CacheLayerMixin):
+    """One layer's window on the shared tensor; all bookkeeping is the cache's."""
+
+    is_sliding = False
+
+    def __init__(self, cache: TreeCache, index: int) -> None:
+        super().__init__()
+        self._cache, self._index = cache, index
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self._cache.allocate(key_states, value_states)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self._cache.write(self._index, key_states, value_states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cache.columns, 0
+
+    def get_seq_length(self) -> int:
+        return self._cache.columns - self._cache.new_tokens
+
+    def get_max_length(self) -> int:
+        return self._cache.capacity
+
+
+class TreeCache(Cache):
+    """Keys and values of up to B rows of different lengths.
+
+    Before every pass call `begin_prefill` or `begin_step`; it fixes where the pass writes.
+
+    lengths : committed tokens of each live row
+    """
+
+    def __init__(self, num_layers: int, batch_size: int, capacity: int) -> None:
+        super().__init__(layers=[TreeLayer(self, i) for i in range(num_layers)])
+        self.num_layers, self.rows, self.capacity = num_layers, batch_size, capacity
+        self.lengths: list[int] = []
+        self.columns = self.new_tokens = 0
+        self.is_even = True  # whether all live rows of this step have the same length
+        self._store: Tensor | None = None  # (L, 2, B, H, C, D)
+        self._prefilled: Tensor | None = None  # rows that a prefill writes
+        self._rows = self._targets = torch.empty(0)  # (b, 1), (b, T) of a ragged step
+
+    def allocate(self, keys: Tensor, values: Tensor) -> Tensor:
+        _, heads, _, width = keys.shape
+        if values.shape != keys.shape:
+            raise Unsupported(
+                "The cache needs keys and values of one shape in all layers, but this model has "
+                f"{tuple(keys.shape[1:])} and {tuple(values.shape[1:])}."
+            )
+        shape = (self.num_layers, 2, self.rows, heads, self.capacity, width)
+        self._store = torch.zeros(shape, dtype=keys.dtype, device=keys.device)
+        return self._store
+
+    def begin_prefill(self, rows: list[int], prompt_tokens: list[int], device: torch.device) -> None:
+        """The next pass writes whole prompts, padded on the right, into ``rows``."""
+        self._prefilled = torch.tensor(rows, device=device)
+        self.columns = self.new_tokens = max(prompt_tokens)
+        for row, length in zip(rows, prompt_tokens, strict=True):
+            if row == len(self.lengths):
+                self.lengths.append(length)
+            else:
+                self.lengths[row] = length
+
+    def begin_step(self, new_tokens: int, starts: Tensor) -> None:
+        """The next pass writes ``new_tokens`` to every live row, from ``starts`` (b, 1) on."""
+        self._prefilled = None
+        self.new_tokens, self.columns = new_tokens, max(self.lengths) + new_tokens
+        self.is_even = min(self.lengths) == max(self.lengths)
+        if not self.is_even:
+            self._rows = torch.arange(len(self.lengths), device=starts.device)[:, None]
+            self._targets = starts + torch.arange(new_tokens, device=starts.device)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store (b, H, T, D) keys and values; return all that the pass may attend to."""
+        store = (self.allocate(keys, values) if self._store is None else self._store)[layer]
+        if keys.shape[1::2] != store.shape[2::2]:
+            raise Unsupported("The cache needs the same number and width of key heads in all layers.")
+        if self._prefilled is not None:
+            store[0, self._prefilled, :, : self.new_tokens] = keys
+            store[1, self._prefilled, :, : self.new_tokens] = values
+            return keys, values
+        b, n = len(self.lengths), self.columns
+        if self.is_even:
+            store[0, :b, :, n - self.new_tokens : n] = keys
+            store[1, :b, :, n - self.new_tokens : n] = values
+        else:
+            store[0, self._rows, :, self._targets] = keys.transpose(1, 2)
+            store[1, self._rows, :, self._targets] = values.transpose(1, 2)
+        return store[0, :b, :, :n], store[1, :b, :, :n]
+
+    def commit(self, paths: IntArray, accepted: IntArray) -> None:
+        """Keep the root and the accepted nodes of every live row, in place.
+
+        paths    : (b, A)  nodes from the root to the last accepted one; column j holds j beyond it
+        accepted : (b,)    accepted guesses of each row
+        """
+        width = int(accepted.max()) + 1
+        paths, store = paths[:, :width], self._store
+        assert store is not None
+        moved = [i for i, path in enumerate(paths.tolist()) if path != list(range(width))]
+        if moved:
+            starts = torch.tensor([[self.lengths[i]] for i in moved], device=store.device)
+            sources = starts + torch.from_numpy(paths[moved]).to(store.device)
+            targets = starts + torch.arange(width, device=store.device)
+            if len(moved) == 1:
+                row = store[:, :, moved[0]]
+                row[:, :, :, targets[0]] = row[:, :, :, sources[0]]
+            else:
+                rows = torch.tensor(moved, device=store.device)[:, None]
+                store[:, :, rows, :, targets] = store[:, :, rows, :, sources]
+        for i, guesses in enumerate(accepted.tolist()):
+            self.lengths[i] += 1 + guesses
+
+    def drop_row(self, row: int) -> None:
+        """Forget a row; the last live row takes its place."""
+        last = len(self.lengths) - 1
+        if row != last and self._store is not None:
+            n = self.lengths[last]
+            self._store[:, :, row, :, :n] = self._store[:, :, last, :, :n]
+        self.lengths[row] = self.lengths[last]
+        self.lengths.pop()
+
+    def clear(self) -> None:
+        """Forget all rows; the memory stays."""
+        self.lengths.clear()
+
+
+def tree_mask(
+    cache: TreeCache, starts: Tensor, ancestors: Tensor, depths: Tensor, window: int | None
+) -> Tensor | None:
+    """Which columns every new row may attend to: (b or 1, 1, T, n) bool; None for all of them.
+
+    starts    : (b, 1)  committed tokens of each row
+    ancestors : (T, T)  the tree's own mask
+    depths    : (T,)    position of a row beyond its start
+    window    : attend to positions less than ``window`` back only (sliding window), by position
+    """
+    even, n, t = cache.is_even, cache.columns, cache.new_tokens
+    if window is not None and n <= window:
+        window = None
+    if t == 1 and even and window is None:
+        return None
+    if even and window is None:
+        past = torch.ones((t, n - t), dtype=torch.bool, device=ancestors.device)
+        return torch.cat([past, ancestors], 1)[None, None]
+    column = torch.arange(n, device=starts.device)
+    offset = column - starts  # (b, n) column of the tree's own mask, where inside
+    inside = (offset >= 0) & (offset < t)
+    index = offset.clamp(0, t - 1)
+    mask = torch.where(inside[:, None], ancestors.T[index].transpose(1, 2), (offset < 0)[:, None])
+    if window is not None:
+        position = torch.where(inside, starts + depths[index], column)  # (b, n)
+        mask &= (starts + depths)[:, :, None] - position[:, None] < window
+    return mask[:, None]

@@ -1,0 +1,156 @@
+"""The base model: any transformers causal LM with a decoder, softmax attention and an lm_head.
+
+n rows · T new tokens per row · d width · V vocabulary
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.cache import TreeCache, tree_mask
+
+ATTENTION = ("sdpa", "eager")  # the implementations that take a tree mask
+LAYERS = {"full_attention", "sliding_attention"}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16,
+          "float16": torch.float16}  # fmt: skip
+
+
+class Target:
+    """A causal LM split into its decoder and its vocabulary projection.
+
+    Raises Unsupported, by name, for models whose layers cannot verify a tree.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any = None, *, name: str = "unknown", revision: str | None = None
+    ) -> None:
+        self.model, self.tokenizer, self.name, self.revision = model, tokenizer, name, revision
+        config = model.config.get_text_config()
+        check_support(model, config)
+        self.config = config
+        self.decoder, self.lm_head = model.get_decoder(), model.get_output_embeddings()
+        self.device, self.dtype = self.lm_head.weight.device, self.lm_head.weight.dtype
+        self.vocab_size, self.width = self.lm_head.weight.shape
+        self.num_layers: int = config.num_hidden_layers
+        kinds = getattr(config, "layer_types", None) or ["uniform"]
+        window = getattr(config, "sliding_window", None)
+        self._windows = {k: None if k == "full_attention" else window for k in dict.fromkeys(kinds)}
+        self._additive = config._attn_implementation == "eager"
+        self.context = context_limit(config)
+        self.eos_ids = eos_ids(model, tokenizer)
+        self.passes = 0  # forwards of the decoder so far
+
+    def hidden(self, tokens: Tensor, positions: Tensor, cache: TreeCache, mask: Any) -> Tensor:
+        """Last hidden states, after the final norm: (n, T) tokens to (n, T, d)."""
+        self.passes += 1
+        output = self.decoder(
+            input_ids=tokens,
+            position_ids=positions,
+            past_key_values=cache,
+            attention_mask=mask,
+            use_cache=True,
+        )
+        return output.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., d) to (..., V). Scales and soft caps, which keep the order, are left out."""
+        return self.lm_head(hidden)
+
+    def mask(self, cache: TreeCache, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
+        """The attention mask of a pass in the form that this model takes; None for plain causal."""
+        masks = {}
+        for kind, window in self._windows.items():
+            mask = tree_mask(cache, starts, ancestors, depths, window)
+            if mask is not None and self._additive:
+                lowest = torch.finfo(self.dtype).min
+                mask = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(
+                    ~mask, lowest
+                )
+            masks[kind] = mask
+        if len(masks) == 1:
+            return next(iter(masks.values()))
+        return None if all(mask is None for mask in masks.values()) else masks
+
+
+def load_target(
+    path_or_id: str,
+    *,
+    dtype: str | None = None,
+    device: str = "cpu",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Target:
+    """A model and its tokenizer from a folder or a hub id, in evaluation mode.
+
+    dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere.
+    """
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidInput(f"--dtype must be one of {', '.join(DTYPES)}, but got {dtype!r}.")
+    wanted = DTYPES[dtype] if dtype else torch.float32 if device == "cpu" else "auto"
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=wanted, **common)
+        tokenizer = AutoTokenizer.from_pretrained(path_or_id, **common)
+        model = model.to(device)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        where = "folder" if Path(path_or_id).exists() else "model id or folder"
+        reason = str(error).strip().split("\n")[0]
+        raise InvalidInput(f"--model must be a loadable {where}, but {path_or_id}: {reason}") from None
+    model.eval().requires_grad_(False)
+    if model.config._attn_implementation not in ATTENTION:
+        model.set_attn_implementation("sdpa")
+    return Target(model, tokenizer, name=path_or_id, revision=revision)
+
+
+def check_support(model: Any, config: Any) -> None:
+    """Raise Unsupported where a layer cannot branch or the attention cannot take a tree mask."""
+    name = type(model).__name__
+    strange = sorted(set(getattr(config, "layer_types", None) or []) - LAYERS)
+    if strange or getattr(model, "_is_stateful", False):
+        kind = f"{', '.join(strange)} layers" if strange else "recurrent layers"
+        raise Unsupported(
+            f"A tree needs softmax attention in every layer, but {name} has {kind}, which keep one "
+            "state per sequence and cannot branch."
+        )
+    if config._attn_implementation not in ATTENTION:
+        raise Unsupported(
+            f"The attention implementation must take a tree mask ({', '.join(ATTENTION)}), but "
+            f"{name} uses {config._attn_implementation}: call model.set_attn_implementation('sdpa')."
+        )
+    if model.get_output_embeddings() is None:
+        raise Unsupported(f"The target must be a causal LM with an lm_head, but {name} has none.")
+
+
+def context_limit(config: Any) -> int:
+    """Tokens of the longest sequence. RoPE types that change with length end at their boundary."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 2**20)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for parameters in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
+        if parameters.get("rope_type") in ("dynamic", "longrope"):
+            original = parameters.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            # Frequencies are picked by the longest position of the batch: stay below, trees included.
+            limit = min(limit, int(original or limit) - 16)
+    return limit
+
+
+def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """All tokens that end a sequence, by the generation config, the config or the tokenizer."""
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list | tuple) else [ids])
+    return frozenset()

@@ -1,0 +1,227 @@
+"""The rank trace: at which rank each head had the token that really came, at every state.
+
+A sequence of N emitted tokens y1...yN has states t = 0...N-1. At state t the last committed token is
+y_t, the target's own head gives the root y_{t+1}, and head k guesses y_{t+1+k}. A step is taken at t
+only if t <= N-2. Greedy output does not depend on the tree, so the trace alone tells how many steps
+decoding takes with any tree (see `treeopt.replay`).
+
+P states of all sequences · S sequences · K heads
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt import storage
+from treeopt.errors import InvalidInput
+from treeopt.tree import BoolArray, IntArray, read_only
+
+MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
+LOOP_PERIOD, LOOP_REPEATS = 8, 3
+SCHEMA = f"treeopt.trace/{storage.VERSION}"
+
+
+class End(IntEnum):
+    """Why a sequence ended."""
+
+    LIMIT = 0
+    EOS = 1
+    CONTEXT = 2
+    LOOP = 3
+
+
+class SequenceEnd:
+    """Tells after every emitted token whether it is the sequence's last one, and why.
+
+    A loop is complete when the last tokens are the same block of at most 8 tokens for the third time;
+    where a sequence ends depends on its tokens alone, never on how they were decoded.
+
+    eos_ids        tokens that end the sequence (kept as its last token)
+    max_new_tokens most tokens to emit
+    context_left   tokens that the context has room for after the prompt; None for no bound
+    stop_at_loops  whether a completed loop ends the sequence
+
+    >>> end = SequenceEnd({0}, max_new_tokens=9)
+    >>> [end.push(token) for token in (5, 7, 7, 7)][-1].name
+    'LOOP'
+    """
+
+    def __init__(
+        self,
+        eos_ids: Collection[int],
+        max_new_tokens: int,
+        context_left: int | None = None,
+        *,
+        stop_at_loops: bool = True,
+    ) -> None:
+        self.eos_ids = frozenset(eos_ids)
+        room = max_new_tokens if context_left is None else min(max_new_tokens, context_left)
+        self._most = room
+        self._most_reason = End.LIMIT if room == max_new_tokens else End.CONTEXT
+        self._tokens: list[int] = []
+        # run[p - 1]: how many of the last tokens equal the one p places before them
+        self._run = [0] * (LOOP_PERIOD if stop_at_loops else 0)
+
+    def push(self, token: int) -> End | None:
+        tokens, run = self._tokens, self._run
+        n, looped = len(tokens), False
+        for i in range(min(n, len(run))):
+            if tokens[n - 1 - i] == token:
+                run[i] += 1
+                looped |= run[i] >= (LOOP_REPEATS - 1) * (i + 1)
+            else:
+                run[i] = 0
+        tokens.append(token)
+        if token in self.eos_ids:
+            return End.EOS
+        if looped:
+            return End.LOOP
+        return self._most_reason if n + 1 >= self._most else None
+
+
+def sequence_end(tokens: Sequence[int], eos_ids: Collection[int], max_new_tokens: int) -> tuple[int, End]:
+    """Number of ``tokens`` up to where they end, and why; LIMIT where nothing else ends them.
+
+    >>> sequence_end([4, 5, 4, 5, 4, 5, 4, 5], {0}, 100)
+    (6, <End.LOOP: 3>)
+    """
+    end = SequenceEnd(eos_ids, max_new_tokens)
+    for n, token in enumerate(tokens, 1):
+        reason = end.push(token)
+        if reason is not None:
+            return n, reason
+    return len(tokens), End.LIMIT
+
+
+@dataclass(frozen=True, eq=False)
+class RankTrace:
+    """What calibration records: ``trace.npz``.
+
+    ranks         : (P, K) int16  rank of the true token at head k; -1 beyond top_k, -2 no trial
+    starts        : (S+1,) int64  sequence s has the states starts[s]...starts[s+1]-1
+    tokens        : (P,)   int32  the token emitted at each state (the root there)
+    prompt_tokens : (S,)   int32  length of each prompt
+    end           : (S,)   uint8  why each sequence ended (`End`)
+    group         : (S,)   int16  index into meta["group_names"]
+    meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
+
+    Only ``ranks`` and ``starts`` are required of a file.
+
+    >>> trace = RankTrace(np.array([[0], [3], [-2]]), np.array([0, 3]))
+    >>> trace.num_heads, trace.num_sequences, trace.has_step.tolist()
+    (1, 1, [True, True, False])
+    """
+
+    ranks: NDArray[np.int16]
+    starts: IntArray
+    tokens: NDArray[np.int32] | None = None
+    prompt_tokens: NDArray[np.int32] | None = None
+    end: NDArray[np.uint8] | None = None
+    group: NDArray[np.int16] | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, dtype in _ARRAYS.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, read_only(value, dtype))
+        if self.ranks.ndim != 2 or 0 in self.ranks.shape or self.ranks.min() < NO_TRIAL:
+            raise InvalidInput(
+                f"ranks must be a (states, heads) table of ranks, -1 or -2, but has shape "
+                f"{self.ranks.shape} and least value {self.ranks.min(initial=0)}."
+            )
+        starts, states = self.starts, len(self.ranks)
+        if starts.ndim != 1 or starts[0] != 0 or starts[-1] != states or (np.diff(starts) < 1).any():
+            raise InvalidInput(f"starts must rise from 0 to the number of states, {states}.")
+        for name in ("tokens", "prompt_tokens", "end", "group"):
+            value = getattr(self, name)
+            want = states if name == "tokens" else self.num_sequences
+            if value is not None and value.shape != (want,):
+                raise InvalidInput(f"{name} must have {want} entries, but has shape {value.shape}.")
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.ranks.shape[1])
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def top_k(self) -> int:
+        """Ranks 0...top_k-1 were told apart; a token beyond them has rank -1."""
+        return int(self.meta.get("top_k", self.ranks.max(initial=0) + 1))
+
+    @property
+    def lengths(self) -> IntArray:
+        """(S,) tokens emitted by each sequence."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def has_step(self) -> BoolArray:
+        """(P,) whether a step can be taken at the state: its root is not the last token."""
+        has_step = np.ones(len(self.ranks), dtype=bool)
+        has_step[self.starts[1:] - 1] = False
+        return read_only(has_step, np.bool_)
+
+    def select(self, sequences: IntArray) -> RankTrace:
+        """The trace of some of the sequences, in the given order."""
+        states = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
+        return RankTrace(
+            ranks=self.ranks[states],
+            starts=np.concatenate([[0], np.cumsum(self.lengths[sequences])]),
+            tokens=None if self.tokens is None else self.tokens[states],
+            prompt_tokens=None if self.prompt_tokens is None else self.prompt_tokens[sequences],
+            end=None if self.end is None else self.end[sequences],
+            group=None if self.group is None else self.group[sequences],
+            meta=self.meta,
+        )
+
+    def loop_share(self) -> float | None:
+        """Share of the sequences that ended in a loop; None where the file does not say."""
+        return None if self.end is None else float(np.mean(self.end == End.LOOP))
+
+    def save(self, path: Path) -> None:
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
+        arrays["weight"] = np.ones(self.num_sequences, np.float32)
+        arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
+        storage.write_npz(path, {n: a for n, a in arrays.items() if a is not None})
+
+    @classmethod
+    def load(cls, path: Path) -> RankTrace:
+        arrays = storage.read_npz(path, required=("ranks", "starts"))
+        try:
+            meta = json.loads(str(arrays.get("meta", "{}")))
+        except json.JSONDecodeError:
+            raise InvalidInput(f"{path} must hold JSON in 'meta', but it is cut off.") from None
+        if meta.get("schema", SCHEMA) != SCHEMA:
+            raise InvalidInput(f"{path} must have the schema {SCHEMA}, but has {meta['schema']!r}.")
+        if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
+            raise InvalidInput(f"{path} weighs its sequences differently, which is not supported yet.")
+        try:
+            kinds = {name: arrays[name] for name in _ARRAYS if name in arrays}
+            if any(array.dtype.kind not in "iu" for array in kinds.values()):
+                raise InvalidInput("its arrays must be integers.")
+            return cls(**kinds, meta=meta)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} is not a rank trace: {error}") from None
+
+
+_ARRAYS: dict[str, type[np.generic]] = {
+    "ranks": np.int16,
+    "starts": np.int64,
+    "tokens": np.int32,
+    "prompt_tokens": np.int32,
+    "end": np.uint8,
+    "group": np.int16,
+}

@@ -1,0 +1,248 @@
+"""Speculation trees, and the words that the whole project uses for them.
+
+target   the base model that verifies
+drafter  whatever proposes; its head k (1...K) guesses the token at offset k + 1
+node     a row of the verification pass
+root     node 0, depth 0: the token that the target itself chose, never a guess
+depth    a node's distance from the root; head d proposes the candidates of depth d
+rank     0-based place of a token among its head's candidates, ordered by (logit descending, id ascending)
+choice   a node's path of ranks from the root, e.g. (0, 2); ``medusa_choices`` lists all but the root's
+size     ``len(tree)``: rows verified per sequence and step, *root included*; 64 rows are 63 choices
+gain     tokens per step that a node adds; the root's own gain is 1
+step     one pass of the target over root and tree: commits the root and the accepted guesses
+
+n nodes of a tree · N nodes of a family
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import networkx
+
+Choice = tuple[int, ...]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A speculation tree in canonical order: by depth, then by path; the root first.
+
+    parents : (n,)  index of each node's parent; -1 for the root
+    ranks   : (n,)  rank of each node among its head's candidates; -1 for the root
+
+    Build one with `from_choices`, `chain` or `dense`; the constructor only checks the invariants.
+
+    >>> tree = Tree.from_choices([[0], [1], [0, 0]])
+    >>> len(tree), tree.depth, tree.parents.tolist()
+    (4, 2, [-1, 0, 0, 1])
+    """
+
+    parents: IntArray
+    ranks: IntArray
+
+    def __post_init__(self) -> None:
+        for name in ("parents", "ranks"):
+            object.__setattr__(self, name, read_only(getattr(self, name), np.int64))
+        n = len(self.parents)
+        if n == 0 or self.parents[0] != -1 or len(self.ranks) != n:
+            raise InvalidInput("A tree must have a root, and one parent and one rank per node.")
+        if n > 1 and not (self.parents[1:] >= 0).all() & (self.parents[1:] < np.arange(1, n)).all():
+            raise InvalidInput("Every node of a tree must come after its parent.")
+        order = [(len(path), path) for path in self.paths]
+        if order != sorted(set(order)) or min(self.ranks[1:], default=0) < 0:
+            raise InvalidInput("The nodes of a tree must be distinct and ordered by (depth, path).")
+
+    @classmethod
+    def from_choices(cls, choices: Iterable[Sequence[int]]) -> Tree:
+        """The tree of a list of paths, in any order; an empty list is the lone root.
+
+        Raises InvalidInput for a duplicate, a missing parent, a negative rank, or a listed root.
+
+        >>> Tree.from_choices([[0, 0]])
+        Traceback (most recent call last):
+        treeopt.errors.InvalidInput: Every choice needs its parent in the list, but (0, 0) lacks (0,).
+        """
+        paths = [_as_choice(choice) for choice in choices]
+        known = set(paths)
+        if len(known) < len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            raise InvalidInput(f"Every choice may be listed once, but {twice} comes twice.")
+        for path in paths:
+            if len(path) > 1 and path[:-1] not in known:
+                raise InvalidInput(
+                    f"Every choice needs its parent in the list, but {path} lacks {path[:-1]}."
+                )
+        ordered = [(), *sorted(paths, key=lambda path: (len(path), path))]
+        index = {path: i for i, path in enumerate(ordered)}
+        return cls(
+            parents=np.array([-1, *(index[path[:-1]] for path in ordered[1:])]),
+            ranks=np.array([-1, *(path[-1] for path in ordered[1:])]),
+        )
+
+    @classmethod
+    def chain(cls, depth: int) -> Tree:
+        """The top-1 guess of each of the first ``depth`` heads: size depth + 1.
+
+        >>> Tree.chain(2).choices
+        [[0], [0, 0]]
+        """
+        return cls.dense([1] * depth)
+
+    @classmethod
+    def dense(cls, widths: Sequence[int]) -> Tree:
+        """Every combination of the best ``widths[d]`` candidates per depth (Medusa, section 2.1.2).
+
+        >>> len(Tree.dense([2, 3]))
+        9
+        """
+        level: list[Choice] = [()]
+        choices: list[Choice] = []
+        for width in widths:
+            level = [(*path, rank) for path in level for rank in range(width)]
+            choices += level
+        return cls.from_choices(choices)
+
+    def __len__(self) -> int:
+        """Rows verified per sequence and step, root included."""
+        return len(self.parents)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tree) and self.paths == other.paths
+
+    def __hash__(self) -> int:
+        return hash(self.paths)
+
+    @cached_property
+    def paths(self) -> tuple[Choice, ...]:
+        """Every node's path of ranks; the root's is ()."""
+        paths: list[Choice] = [()]
+        for parent, rank in zip(self.parents[1:].tolist(), self.ranks[1:].tolist(), strict=True):
+            paths.append((*paths[parent], rank))
+        return tuple(paths)
+
+    @property
+    def choices(self) -> list[list[int]]:
+        """``medusa_choices``: all paths but the root's, by (depth, path)."""
+        return [list(path) for path in self.paths[1:]]
+
+    @cached_property
+    def depths(self) -> IntArray:
+        """(n,) each node's distance from the root; the row's position is length + depth."""
+        return read_only(np.array([len(path) for path in self.paths]), np.int64)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node: how many heads the tree needs."""
+        return int(self.depths[-1])
+
+    @cached_property
+    def mask(self) -> BoolArray:
+        """(n, n) whether node i may attend to node j: j is i or an ancestor of i."""
+        mask = np.eye(len(self), dtype=bool)
+        for i in range(1, len(self)):
+            mask[i] |= mask[self.parents[i]]
+        return read_only(mask, np.bool_)
+
+    @property
+    def leaves(self) -> IntArray:
+        """Indices of the nodes without children, in order."""
+        return np.setdiff1d(np.arange(len(self)), self.parents[1:])
+
+    def widths(self) -> list[int]:
+        """Number of nodes at depths 1, 2, ...
+
+        >>> Tree.from_choices([[0], [1], [0, 0]]).widths()
+        [2, 1]
+        """
+        return [int(width) for width in np.bincount(self.depths)[1:]]
+
+    def cut(self, *, max_depth: int, max_rank: int | None = None) -> Tree:
+        """The nodes no deeper than ``max_depth``, all of whose ranks are at most ``max_rank``.
+
+        >>> Tree.from_choices([[0], [3], [0, 0]]).cut(max_depth=1, max_rank=2).choices
+        [[0]]
+        """
+        top = max(self.ranks) if max_rank is None else max_rank
+        kept = [p for p in self.paths[1:] if len(p) <= max_depth and max(p) <= top]
+        return Tree.from_choices(kept)
+
+    def to_networkx(self) -> networkx.DiGraph[int]:
+        """A directed graph root to leaves, with ``path``, ``rank`` and ``depth`` on each node."""
+        import networkx
+
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        for i, path in enumerate(self.paths):
+            graph.add_node(i, path=path, rank=int(self.ranks[i]), depth=len(path))
+        graph.add_edges_from((int(self.parents[i]), i) for i in range(1, len(self)))
+        return graph
+
+
+@dataclass(frozen=True)
+class TreeFamily:
+    """Nested trees T1 < T2 < ...: nodes in the order in which they were added, root first.
+
+    paths : N paths, each after its parent; paths[0] = ()
+    gains : (N,)  tokens per step that each node added, by the objective's own count; gains[0] = 1
+
+    >>> family = TreeFamily(((), (0,), (1,)), np.array([1.0, 0.5, 0.2]))
+    >>> family.tree(2).choices, round(family.tokens_per_step(3), 3)
+    ([[0]], 1.7)
+    """
+
+    paths: tuple[Choice, ...]
+    gains: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gains", read_only(self.gains, np.float64))
+        if not self.paths or self.paths[0] != () or len(self.gains) != len(self.paths):
+            raise InvalidInput("A family must begin with the root and have one gain per node.")
+
+    def __len__(self) -> int:
+        """Size of the largest tree."""
+        return len(self.paths)
+
+    def tree(self, size: int) -> Tree:
+        """The tree of the first ``size`` nodes."""
+        if not 1 <= size <= len(self):
+            raise InvalidInput(f"The family has trees of 1 to {len(self)} nodes, but {size} was asked.")
+        return Tree.from_choices(self.paths[1:size])
+
+    def tokens_per_step(self, size: int) -> float:
+        """The objective's own (in-sample) expectation for the tree of ``size`` nodes."""
+        return float(self.gains[:size].sum())
+
+    def depths(self) -> IntArray:
+        """(N,) the depth of the tree of each size 1...N."""
+        return np.maximum.accumulate([len(path) for path in self.paths])
+
+
+def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:
+    """A read-only copy of ``array`` with the given type."""
+    result = np.array(array, dtype=dtype)
+    result.setflags(write=False)
+    return result
+
+
+def _as_choice(choice: Sequence[int]) -> Choice:
+    try:
+        path = tuple(int(rank) for rank in choice)
+        exact = all(rank == given for rank, given in zip(path, choice, strict=True))
+    except (TypeError, ValueError):
+        path, exact = (), False
+    if not exact or not path or min(path) < 0:
+        raise InvalidInput(
+            "Every choice must be a non-empty list of ranks 0, 1, ... (the root is never listed), "
+            f"but got {choice!r}."
+        )
+    return path
