@@ -26,6 +26,8 @@ from treeopt.tree import Choice, IntArray, TreeFamily
 
 MAX_RANK = 9  # Medusa, Hydra, EAGLE and Neuron look at ten candidates per head
 
+TRIED = 4  # children that replay growth decodes with before it takes the best
+
 Value = tuple[float, float]  # compared in this order; a child's value never exceeds its parent's
 Children = Callable[[Choice, Value], Iterator[tuple[Value, int]]]
 
@@ -98,23 +100,22 @@ def grow_replay(
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
 ) -> TreeFamily:
-    """Trees grown node by node, each the most useful at the states visited with the tree so far.
+    """Trees grown node by node, each saving the most steps at the states visited with the tree so far.
 
     A new node changes only the states whose accepted path ended at its parent, so only sequences
-    that visit one of them are walked again, from there on. Where no visited state would gain, nodes
-    are added in the order of `grow_joint`. Nested by construction; the best trees of every size are
-    not nested in general, so this is a heuristic (tests bound its loss against brute force).
+    with one of them are decoded again. Where no visited state would gain, nodes are added in the
+    order of `grow_joint`. Nested by construction; the best trees of every size are not nested in
+    general, so this is a heuristic (tests bound its loss against brute force; see `refine`).
     """
     joint = grow_joint(trace, budget=budget, max_depth=max_depth, max_rank=max_rank)
-    walk = _Walk(trace, max_depth or trace.num_heads, min(max_rank + 1, trace.top_k), budget)
+    walk = _Walk(trace, max_depth or trace.num_heads, min(max_rank + 1, trace.top_k))
     paths: list[Choice] = [()]
     index = {(): 0}
     tokens, steps = int((trace.lengths - 1).sum()), [walk.steps()]
     while len(paths) < len(joint):
-        gains = walk.gains(len(paths))
-        parent, rank = divmod(int(gains.argmax()), gains.shape[1])
+        parent, rank = walk.best_child(len(paths))
         path = (*paths[parent], rank)
-        if gains.flat[gains.argmax()] == 0:
+        if rank < 0:
             path = next(p for p in joint.paths if p not in index)
             parent, rank = index[path[:-1]], path[-1]
         index[path] = len(paths)
@@ -178,44 +179,79 @@ def _best_first(children: Children, root: Value, budget: int) -> tuple[tuple[Cho
 
 
 class _Walk:
-    """Which states greedy decoding visits with a growing tree, kept up to date node by node."""
+    """Greedy decoding of a whole trace with a growing tree, kept up to date node by node.
 
-    def __init__(self, trace: RankTrace, max_depth: int, top: int, budget: int) -> None:
+    to_go[t] is the number of steps from state t to the end of its sequence (0 at its last state), so
+    that one more accepted guess at t, where a were accepted, saves to_go[t+1+a] - to_go[t+2+a] steps.
+    """
+
+    def __init__(self, trace: RankTrace, max_depth: int, top: int) -> None:
         ranks = trace.ranks[:, :max_depth].astype(np.int64)
         ranks[(ranks < 0) | (ranks >= top)] = top  # one column for "no candidate of ours"
         none = np.full((len(ranks), 1), top)
         self.ranks: IntArray = np.hstack([ranks, none])  # (P, D+1)
         self.top, self.starts = top, trace.starts
         self.sequence = np.repeat(np.arange(trace.num_sequences), trace.lengths)
+        self.last = (trace.starts[1:] - 1)[self.sequence]  # (P,) last state of the state's sequence
         self.node = np.zeros(len(ranks), dtype=np.int64)  # deepest accepted node
         self.depth = np.zeros(len(ranks), dtype=np.int64)  # its depth: accepted guesses
         self.wanted = self.ranks[:, 0].copy()  # rank of the guess that would be accepted next
         self.visited = trace.has_step.copy()
-        self.budget = budget
+        self.to_go = self.last - np.arange(len(ranks))
 
     def steps(self) -> int:
-        return int(np.count_nonzero(self.visited))
+        return int(self.to_go[self.starts[:-1]].sum())
 
-    def gains(self, nodes: int) -> IntArray:
-        """(nodes, ranks) visited states at which a new child of that node would be accepted."""
-        width = self.top + 1
-        key = self.node[self.visited] * width + self.wanted[self.visited]
-        counts = np.bincount(key, minlength=nodes * width).reshape(nodes, width)
-        return counts[:, : self.top]
+    def gains(self, nodes: int) -> NDArray[np.float64]:
+        """(nodes, ranks) steps that a new child of each node would save at the states now visited."""
+        t, width = np.flatnonzero(self.visited), self.top + 1
+        following = t + 1 + self.depth[t]
+        saved = self.to_go[np.minimum(following, self.last[t])]
+        saved -= self.to_go[np.minimum(following + 1, self.last[t])]
+        key = self.node[t] * width + self.wanted[t]
+        gains = np.bincount(key, weights=saved, minlength=nodes * width).reshape(nodes, width)
+        return gains[:, : self.top]
+
+    def best_child(self, nodes: int) -> tuple[int, int]:
+        """(parent, rank) of the child that saves most steps; rank -1 where none saves any.
+
+        `gains` counts a child's effect on each state by itself; the `TRIED` best by that count are
+        decoded with, since accepting a guess moves all later steps of its sequence.
+        """
+        gains = self.gains(nodes)
+        tried = np.argsort(-gains, axis=None, kind="stable")[:TRIED]
+        children = [divmod(int(i), self.top) for i in tried if gains.flat[i] > 0]
+        return max(children, key=lambda child: self.saving(*child), default=(0, -1))
+
+    def saving(self, parent: int, rank: int) -> int:
+        """Steps that the whole trace would take less with child ``rank`` of ``parent``."""
+        changed = (self.node == parent) & (self.wanted == rank)
+        sequences = np.unique(self.sequence[changed])
+        t, last = self.starts[sequences], self.starts[sequences + 1] - 1
+        before, steps = int(self.to_go[t].sum()), 0
+        while len(t):
+            alive = t < last
+            t, last = t[alive], last[alive]
+            steps += len(t)
+            t = t + 1 + self.depth[t] + changed[t]
+        return before - steps
 
     def add(self, parent: int, rank: int, node: int) -> None:
-        """Add child ``rank`` of ``parent`` as ``node`` and walk the sequences that it changes again."""
+        """Add child ``rank`` of ``parent`` as ``node`` and decode the sequences it changes again."""
         changed = np.flatnonzero((self.node == parent) & (self.wanted == rank))
         self.node[changed] = node
         self.depth[changed] += 1
         self.wanted[changed] = self.ranks[changed, self.depth[changed]]
-        here = changed[self.visited[changed]]
-        sequences, first = np.unique(self.sequence[here], return_index=True)
-        t, last = here[first], self.starts[sequences + 1] - 1
-        for begin, end in zip(t.tolist(), last.tolist(), strict=True):
+        sequences = np.unique(self.sequence[changed])
+        begins, ends = self.starts[sequences], self.starts[sequences + 1] - 1
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             self.visited[begin:end] = False
-        while len(t):
+        order = np.argsort(begins - ends, kind="stable")  # longest first, all backwards at once
+        t, lengths = ends[order], (ends - begins)[order]
+        for back in range(1, int(lengths.max(initial=0)) + 1):
+            t = t[: np.searchsorted(-lengths, -back, side="right")] - 1
+            self.to_go[t] = 1 + self.to_go[np.minimum(t + 1 + self.depth[t], self.last[t])]
+        t = self.starts[sequences]
+        while len(t := t[t < self.last[t]]):
             self.visited[t] = True
-            t = t + 1 + self.depth[t]
-            alive = t < last
-            t, last = t[alive], last[alive]
+            t = np.minimum(t + 1 + self.depth[t], self.last[t])

@@ -1,0 +1,210 @@
+"""Our steps against the bare model's, on the demo model at batch 1: `python benchmarks/demo.py`.
+
+Every ratio is of medians over repeats that are interleaved in one run. A bare pass is a forward of
+the transformers model with its own cache; bare heads are their matrix products and nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from transformers import DynamicCache
+
+from treeopt import pipeline
+from treeopt.provenance import cpu
+from treeopt.rundir import RunDirectory
+from treeopt.runtime.collect import collect_trace
+from treeopt.runtime.decode import Decoder, StopRule, decode
+from treeopt.runtime.prompts import Prompt
+from treeopt.runtime.session import Session, open_session
+from treeopt.tree import Tree
+
+PROMPT, ANSWER, REPEATS = 96, 64, 40
+NEVER = StopRule(frozenset(), ANSWER + 1, at_loops=False)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def interleaved(contenders: dict[str, Callable[[], float]], repeats: int = REPEATS) -> dict[str, float]:
+    """Median of what each contender returns [s], called in random order in every repeat."""
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for repeat in range(repeats + 2):
+        for name in random.sample(list(contenders), len(contenders)):
+            value = contenders[name]()
+            if repeat >= 2:  # warmed up
+                samples[name].append(value)
+    return {name: median(values) for name, values in samples.items()}
+
+
+def report(label: str, ratio: float, bar: str) -> None:
+    print(f"  {label:<76} {ratio:6.3f}   {bar}")
+
+
+@torch.inference_mode()
+def plain_step(session: Session, prompts: list[list[int]]) -> None:
+    """Per token of a 64-token answer, prefill taken off."""
+    model = session.target.model
+    model.generation_config.eos_token_id = None
+
+    def ours() -> float:
+        prompt = random.choice(prompts)
+        decoder = Decoder(
+            session.target, None, batch_size=1, capacity=PROMPT + ANSWER + 1, stop=NEVER, most_nodes=1
+        )
+        decoder.start([(0, prompt)])
+        decoder.refill()
+        return seconds(lambda: [decoder.step() for _ in range(ANSWER)]) / ANSWER
+
+    def bare() -> float:
+        cache = DynamicCache(config=model.config)
+        x = model(torch.tensor([random.choice(prompts)]), past_key_values=cache).logits[:, -1:].argmax(-1)
+
+        def loop() -> None:
+            nonlocal x
+            for _ in range(ANSWER):
+                x = model(x, past_key_values=cache).logits[:, -1:].argmax(-1)
+
+        return seconds(loop) / ANSWER
+
+    def generate() -> float:
+        tokens = torch.tensor([random.choice(prompts)])
+        options = {"do_sample": False, "attention_mask": torch.ones_like(tokens), "pad_token_id": 0}
+        whole = seconds(lambda: model.generate(tokens, max_new_tokens=ANSWER + 1, **options))
+        return (whole - seconds(lambda: model.generate(tokens, max_new_tokens=1, **options))) / ANSWER
+
+    ms = interleaved({"ours": ours, "bare": bare, "generate": generate}, repeats=15)
+    print(
+        f"plain step: ours {1e3 * ms['ours']:.2f} ms, bare {1e3 * ms['bare']:.2f}, generate {1e3 * ms['generate']:.2f}"
+    )
+    report("plain step / generate step", ms["ours"] / ms["generate"], "bar 1.05")
+    report("plain step / bare forward", ms["ours"] / ms["bare"], "bar 1.15")
+
+
+@torch.inference_mode()
+def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]) -> None:
+    """A whole tree step against a bare pass over as many rows and bare heads on one row."""
+    model, heads = session.target.model, session.heads
+    cache = DynamicCache(config=model.config)
+    model(torch.tensor([prompts[0]]), past_key_values=cache)
+    hidden = torch.randn(1, session.target.width)
+    decoder = Decoder(
+        session.target, heads, batch_size=1, capacity=400, stop=StopRule(frozenset(), 10**6, False)
+    )
+    decoder.start([])
+
+    def ours(tree: Tree) -> float:
+        if decoder.is_done or decoder.cache.lengths[0] > PROMPT + ANSWER:
+            decoder.start([(0, random.choice(prompts))])
+            decoder.refill()
+            decoder.step(tree)
+        return seconds(lambda: decoder.step(tree))
+
+    def bare(rows: int) -> float:
+        cache.crop(PROMPT)
+        tokens = torch.randint(0, session.target.vocab_size, (1, rows))
+        return seconds(lambda: model(tokens, past_key_values=cache).logits.argmax(-1))
+
+    def bare_heads() -> float:
+        return seconds(lambda: [heads.logits(hidden, k) for k in range(heads.num_heads)])
+
+    for rows, tree in trees.items():
+        ms = interleaved(
+            {"ours": lambda t=tree: ours(t), "bare": lambda r=rows: bare(r), "heads": bare_heads}, 60
+        )
+        print(f"tree step, {rows} rows: ours {1e3 * ms['ours']:.2f} ms, bare pass {1e3 * ms['bare']:.2f}, "
+              f"bare heads {1e3 * ms['heads']:.2f}")  # fmt: skip
+        report(
+            f"tree step at {rows} rows / (bare pass + bare heads)",
+            ms["ours"] / (ms["bare"] + ms["heads"]),
+            "bar 1.15",
+        )
+
+
+@torch.inference_mode()
+def calibration(session: Session, prompts: list[list[int]], rows: int = 16) -> None:
+    """The same prompts and tokens: ours, bare batched decoding plus bare heads, and one at a time."""
+    model, heads = session.target.model, session.heads
+    batch = prompts[:rows]
+
+    def ours() -> float:
+        chosen = [Prompt(tuple(p)) for p in batch]
+        return seconds(lambda: collect_trace(session.target, heads, chosen, batch_size=rows, stop=NEVER))
+
+    def decode_bare(tokens: torch.Tensor) -> list[torch.Tensor]:
+        cache, states = DynamicCache(config=model.config), []
+        for _ in range(ANSWER + 1):
+            hidden = model.model(tokens, past_key_values=cache).last_hidden_state[:, -1]
+            states.append(hidden)
+            tokens = model.lm_head(hidden).argmax(-1, keepdim=True)
+        return states
+
+    def bare() -> float:
+        def work() -> None:
+            hidden = torch.cat(decode_bare(torch.tensor(batch))[:-1])
+            for k in range(heads.num_heads):
+                heads.logits(hidden, k)
+
+        return seconds(work)
+
+    def one_at_a_time() -> float:
+        def work() -> None:
+            for prompt in batch:
+                cache, tokens = DynamicCache(config=model.config), torch.tensor([prompt])
+                for _ in range(ANSWER + 1):
+                    hidden = model.model(tokens, past_key_values=cache).last_hidden_state[:, -1]
+                    for k in range(heads.num_heads):
+                        heads.logits(hidden, k).topk(10)
+                    tokens = model.lm_head(hidden).argmax(-1, keepdim=True)
+
+        return seconds(work)
+
+    s = interleaved({"ours": ours, "bare": bare}, 9)
+    print(
+        f"calibration of {rows} x {ANSWER} states: ours {s['ours']:.2f} s, bare decoding and heads {s['bare']:.2f} s"
+    )
+    report("calibration / (bare batched decoding + bare heads)", s["ours"] / s["bare"], "bar 1.15")
+    slow = median(one_at_a_time() for _ in range(2))
+    report("one token at a time, as others calibrate / calibration", slow / s["ours"], "reported")
+
+
+def speedups(session: Session) -> dict[int, Tree]:
+    """The line itself: the chosen tree, paired by prompt and round. Returns trees to time."""
+    run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-benchmark-"))
+    pipeline.calibrate(run, session, num_prompts=192, max_new_tokens=128)
+    pipeline.profile(run, session, batch_sizes=(1,), time_limit_s=60)
+    entry = pipeline.search(run, batch_sizes=(1,), budget=64).entries[0]
+    result = pipeline.bench(run, session, num_prompts=32, rounds=3)
+    print(f"chosen: {entry.size} rows, depth {entry.depth}; {entry.tokens_per_step:.3f} tokens per step predicted, "
+          f"{result.contender('chosen').tokens_per_step:.3f} measured; speedup {entry.speedup:.2f} predicted")  # fmt: skip
+    for baseline, bar in (("plain", "bar 1.25"), ("mc_sim_7b_63", "bar 1.15"), ("chain", ""), ("budget", "")):
+        ratio = result.speedup("chosen", baseline)
+        assert ratio is not None
+        report(f"chosen tree / {baseline}, tokens/s  [{ratio.low:.2f}, {ratio.high:.2f}]", ratio.value, bar)
+    families = pipeline.timing_trees(run, session.heads.num_heads, (16, 64))
+    return {n: next(t for t in reversed(families) if len(t) == n) for n in (16, 64)}
+
+
+def main() -> None:
+    random.seed(0)
+    session = open_session()
+    threads = torch.get_num_threads()
+    print(f"demo model, float32, batch 1, torch {torch.__version__}, {threads} threads, {cpu()}")
+    prompts = [list((p.tokens * 4)[:PROMPT]) for p in session.prompts.prompts[:64]]
+    decode(session.target, session.heads, prompts[:2], Tree.chain(2), batch_size=1, stop=NEVER)
+    trees = speedups(session)
+    plain_step(session, prompts)
+    tree_step(session, prompts, trees)
+    calibration(session, prompts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Small real models, generated trees and traces, and the folder of shared reference data."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.target import Target
+from treeopt.trace import RankTrace
+from treeopt.tree import Tree
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch.set_num_threads(2)
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+VOCABULARY, CONTEXT, HEADS = 37, 96, 4
+
+settings.register_profile(
+    "suite", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
+
+
+def shared_json(name: str):
+    """Reference data beside the project; the test is skipped where it is absent."""
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"no {name} beside the project")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def tiny_model(kind: str = "llama", *, eos=(3, 5), dtype=torch.float64, seed: int = 0):
+    """A random causal LM whose logits are well apart, in float64."""
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    torch.manual_seed(seed)
+    common = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.6, "eos_token_id": list(eos), "bos_token_id": None, "pad_token_id": 0,
+        "attn_implementation": "eager" if kind == "llama-eager" else "sdpa",
+    }  # fmt: skip
+    if kind.startswith("llama"):
+        model = LlamaForCausalLM(LlamaConfig(**common))
+    elif kind == "mistral":  # a sliding window shorter than the text, in every layer
+        model = MistralForCausalLM(MistralConfig(**common, sliding_window=7))
+    else:  # full attention in the first layer, sliding in the others
+        model = Qwen3ForCausalLM(Qwen3Config(**common, head_dim=16, use_sliding_window=True,
+                                             sliding_window=7, max_window_layers=1))  # fmt: skip
+    model.generation_config.eos_token_id = list(eos)
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def tiny_heads(target: Target, *, num_heads: int = HEADS, seed: int = 0) -> MedusaHeads:
+    """Random heads; in a vocabulary of 37 their ten candidates are right often enough."""
+    torch.manual_seed(seed)
+    heads = MedusaHeads.like_lm_head(target.lm_head.weight, num_heads)
+    for k in range(num_heads):
+        torch.nn.init.normal_(heads.projection(k))
+    return heads.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session", params=["llama", "llama-eager", "qwen3", "mistral"])
+def any_target(request) -> Target:
+    return Target(tiny_model(request.param))
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    return Target(tiny_model())
+
+
+@pytest.fixture(scope="session")
+def heads(target) -> MedusaHeads:
+    return tiny_heads(target)
+
+
+@st.composite
+def trees(draw, *, most_nodes: int = 20, depth: int = HEADS, ranks: int = 6) -> Tree:
+    """Any tree, gaps between sibling ranks included."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    paths: set[tuple[int, ...]] = {()}
+    for _ in range(draw(st.integers(0, most_nodes - 1))):
+        parent = rng.choice(sorted(p for p in paths if len(p) < depth))
+        paths.add((*parent, rng.randrange(ranks)))
+    return Tree.from_choices(sorted(paths - {()}, key=lambda p: rng.random()))
+
+
+@st.composite
+def traces(draw, *, heads: int = 3, ranks: int = 4, sequences: int = 4, longest: int = 12) -> RankTrace:
+    """Small traces with misses, skewed to low ranks, ended by EOS or the limit."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lengths = rng.integers(1, longest + 1, draw(st.integers(2, sequences)))
+    return random_trace(rng, lengths, heads, ranks)
+
+
+def random_trace(rng, lengths, heads: int, ranks: int) -> RankTrace:
+    blocks, ends = [], []
+    for n in lengths:
+        block = np.minimum(rng.geometric(0.45, (n, heads)) - 1, ranks)
+        block[block == ranks] = -1
+        eos = bool(rng.integers(2))
+        state, head = np.indices(block.shape)
+        block[state + head + 2 > n] = -1 if eos else -2
+        block[-1] = -2
+        blocks.append(block)
+        ends.append(1 if eos else 0)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    return RankTrace(np.concatenate(blocks), starts, end=np.array(ends), meta={"top_k": ranks})

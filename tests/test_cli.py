@@ -1,0 +1,276 @@
+"""The commands, as a user runs them: the whole line on the demo model, other models, wrong input."""
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from treeopt import demo
+from treeopt.cli import cli
+from treeopt.plan import Plan
+from treeopt.replay import replay
+from treeopt.trace import RankTrace
+from treeopt.tree import Tree
+
+from .conftest import tiny_model
+
+QUICK = ("--num-prompts", "6", "--max-new-tokens", "24")
+
+
+def treeopt(*arguments, code=0):
+    """Run a command; its stdout. Anything but a TreeoptError or a usage error is a traceback: fail."""
+    result = CliRunner().invoke(cli, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output + result.stderr
+    return result.stdout if code == 0 else result.stderr
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory):
+    """calibrate, profile and search on the demo model, in a folder of its own."""
+    run = tmp_path_factory.mktemp("line") / "run"
+    treeopt("calibrate", "--run", run, "--num-prompts", "16", "--max-new-tokens", "32", "--dtype", "float64")
+    treeopt("profile", "--run", run, "--sizes", "1,4,16", "--time-limit", "2", "--batch-size", "1,2")
+    treeopt("search", "--run", run, "--budget", "16", "--batch-size", "1,2")
+    return run
+
+
+def test_the_line_writes_its_files_and_predicts(line):
+    plan = Plan.load(line / "plan.json")
+    assert [entry.batch_size for entry in plan.entries] == [1, 2]
+    for entry in plan.entries:
+        assert 1 <= entry.size <= 16
+        assert entry.tokens_per_step_stderr is not None
+        assert set(entry.predicted) == {"product", "joint", "replayed", "sequences", "steps"}
+    provenance = json.loads((line / "profile.json").read_text())["provenance"]
+    assert provenance["model"] == "treeopt demo model"
+    assert provenance["dataset_fingerprint"]
+
+
+def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):
+    """Decoded for real, in float64, on the trace's own prompts, with a tree of the user's."""
+    tree = tmp_path / "mine.json"
+    tree.write_text("[[0], [1], [0, 0], [0, 2], [0, 0, 0], [3]]")
+    document = json.loads(
+        treeopt(
+            "bench",
+            "--run",
+            line,
+            "--prompts",
+            "trace",
+            "--tree",
+            tree,
+            "--rounds",
+            "1",
+            "--json",
+            "--dtype",
+            "float64",
+        )
+    )
+    trace = RankTrace.load(line / "trace.npz")
+    names = [c["name"] for c in document["contenders"]]
+    assert names == ["plain", "chosen", "mc_sim_7b_63", "chain", "budget", "mine"]
+    for contender in document["contenders"]:
+        steps = replay(trace, Tree.from_choices(contender["medusa_choices"])).steps
+        assert [s["steps"] for s in contender["sequences"]] == steps.tolist()
+        assert contender["identical"] == contender["compared"] == trace.num_sequences
+        assert contender["passes"] == contender["steps"] + trace.num_sequences  # batch size 1: and prefills
+
+
+def test_bench_holds_its_prompts_out(line):
+    document = json.loads(treeopt("bench", "--run", line, "--num-prompts", "5", "--rounds", "1",
+                                  "--batch-size", "2", "--json"))  # fmt: skip
+    seen = set(RankTrace.load(line / "trace.npz").meta["prompt_sha256"])
+    for contender in document["contenders"]:
+        assert len(contender["sequences"]) == 5
+        assert not seen & {s["id"] for s in contender["sequences"]}
+        assert contender["batch_size"] == 2
+        assert contender["tokens"] == sum(s["tokens"] - 1 for s in contender["sequences"])
+
+
+def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
+    """Nothing of treeopt here: numpy and the definitions alone."""
+    with np.load(line / "trace.npz", allow_pickle=False) as archive:
+        ranks, starts = archive["ranks"], archive["starts"]
+    calibration = json.loads((line / "calibration.json").read_text())
+    keep = np.ones(len(ranks), bool)
+    keep[starts[1:] - 1] = False
+    for k in range(ranks.shape[1]):
+        column = ranks[keep, k]
+        assert calibration["trials"][k] == int((column != -2).sum())
+        assert calibration["hits"][k] == [int((column == r).sum()) for r in range(calibration["top_k"])]
+    nodes = {tuple(p) for p in json.loads((line / "plan.json").read_text())["entries"][0]["medusa_choices"]}
+    steps = 0
+    for begin, end in itertools.pairwise(starts):
+        t = begin
+        while t < end - 1:
+            d = 0
+            while d < ranks.shape[1] and tuple(ranks[t, : d + 1].tolist()) in nodes:
+                d += 1
+            t, steps = t + 1 + d, steps + 1
+    tree = Tree.from_choices([list(n) for n in nodes])
+    assert replay(RankTrace.load(line / "trace.npz"), tree).steps.sum() == steps
+
+
+def test_calibration_does_not_depend_on_the_batch_size(tmp_path):
+    for batch_size in (1, 5):
+        treeopt("calibrate", "--run", tmp_path / str(batch_size), *QUICK, "--batch-size", batch_size,
+                "--dtype", "float64")  # fmt: skip
+    one, five = (RankTrace.load(tmp_path / n / "trace.npz") for n in ("1", "5"))
+    np.testing.assert_array_equal(one.ranks, five.ranks)
+    np.testing.assert_array_equal(one.tokens, five.tokens)
+
+
+def test_export_and_show(line):
+    for engine in ("medusa", "tensorrt-llm"):
+        plan = Plan.load(line / "plan.json")
+        if plan.entry(1).size == 1:
+            assert "not to speculate" in treeopt(
+                "export", "--run", line, "--to", engine, "--batch-size", 1, code=1
+            )
+            continue
+        files = json.loads(treeopt("export", "--run", line, "--to", engine, "--batch-size", 1, "--json"))[
+            "files"
+        ]
+        assert files
+        assert all(open(file).read() for file in files)  # noqa: SIM115
+    assert "pass --batch-size" in treeopt("export", "--run", line, "--to", "medusa", code=1)
+    assert "rows" in treeopt("show", "--run", line)
+    shown = json.loads(treeopt("show", "--run", line, "--batch-size", 2, "--json"))
+    assert shown["medusa_choices"] == Plan.load(line / "plan.json").entry(2).medusa_choices
+
+
+def test_run_does_it_all(tmp_path):
+    out = treeopt("run", "--run", tmp_path / "run", "--num-prompts", "24", "--bench-prompts", "3",
+                  "--max-new-tokens", "32", "--time-limit", "3", "--budget", "16")  # fmt: skip
+    assert "chosen" in out
+    assert "predicted" in out
+    for name in ("trace.npz", "calibration.json", "profile.json", "plan.json", "bench.json"):
+        assert (tmp_path / "run" / name).exists()
+
+
+def test_a_model_and_heads_of_ones_own(tmp_path):
+    """A folder with a model and its tokenizer, Medusa heads in the published layout, prompts in JSONL."""
+    from treeopt.runtime.checkpoints import save_medusa
+    from treeopt.runtime.drafters.medusa import MedusaHeads
+
+    shutil.copytree(demo.MODEL, tmp_path / "model")
+    heads = MedusaHeads(2, 1, 256, 2048)
+    save_medusa(heads, tmp_path / "heads", base="mine")
+    lines = [{"prompt": f"def add_{i}(a, b):\n    return"} for i in range(12)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    own = ("--model", tmp_path / "model", "--drafter", tmp_path / "heads", "--prompts", tmp_path / "p.jsonl")
+    treeopt("calibrate", "--run", tmp_path / "run", *own, *QUICK)
+    treeopt("search", "--run", tmp_path / "run", "--budget", 8)
+    trace = RankTrace.load(tmp_path / "run" / "trace.npz")
+    assert trace.num_heads == 2
+    # The run remembers its model: no option is needed again.
+    document = json.loads(
+        treeopt("bench", "--run", tmp_path / "run", "--rounds", "1", "--num-prompts", "2", "--json")
+    )
+    assert document["provenance"]["model"] == str(tmp_path / "model")
+
+
+def test_planning_needs_no_model(tmp_path):
+    out = treeopt(
+        "search", "--run", tmp_path, "--calibration", "medusa-vicuna-7b-v1.3", "--budget", 39, "--json"
+    )
+    entry = json.loads(out)["entries"][0]
+    assert len(entry["growth_order"]) == 38
+    assert entry["growth_order"][0][0] == [0]
+
+
+def wrong(tmp_path):
+    """(arguments, words of the one sentence)."""
+    run = ("--run", tmp_path)
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "long.txt").write_text("x = 1 + 2\\n" * 400)
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"pro')
+    (tmp_path / "blank.jsonl").write_text('{"prompt": "  "}')
+    (tmp_path / "nokey.jsonl").write_text('{"answer": "a"}')
+    (tmp_path / "tree.json").write_text("[[0], [1, 0]]")
+    (tmp_path / "cut.json").write_text("[[0], [1")
+    (tmp_path / "other.json").write_text('{"schema": "treeopt.plan/7", "entries": []}')
+    demo_with = ("--model", demo.MODEL, "--drafter", demo.HEADS, "--prompts")
+    return [
+        (("search", *run), "treeopt calibrate"),
+        (("bench", *run), "treeopt search"),
+        (("export", "--to", "medusa", *run), "treeopt search"),
+        (("show", *run), "treeopt search"),
+        (("calibrate", "--model", tmp_path, *run), "go together"),
+        (("calibrate", "--model", tmp_path / "no", "--drafter", demo.HEADS, "--prompts", "x", *run), "no"),
+        (("calibrate", "--model", demo.MODEL, "--drafter", demo.HEADS, *run), "--prompts is needed"),
+        (("calibrate", "--dtype", "int4", *run), "float64, float32"),
+        (("calibrate", *demo_with, tmp_path / "empty.txt", *run), "is empty"),
+        (("calibrate", *demo_with, tmp_path / "nowhere.txt", *run), "must be a text file"),
+        (("calibrate", *demo_with, tmp_path / "long.txt", *run), "1 to 511 tokens, but prompt 1"),
+        (("calibrate", *demo_with, tmp_path / "bad.jsonl", *run), "line 2, is not JSON"),
+        (("calibrate", *demo_with, tmp_path / "blank.jsonl", *run), "prompt 1"),
+        (("calibrate", *demo_with, tmp_path / "nokey.jsonl", *run), "must have a text under"),
+        (("show", "--tree", tmp_path / "tree.json", *run), "lacks"),
+        (("show", "--tree", tmp_path / "cut.json", *run), "cut off"),
+        (("search", "--calibration", tmp_path / "other.json", *run), "schema"),
+        (("search", "--calibration", "no-such", *run), "medusa-vicuna-7b"),
+        (("search", "--calibration", "medusa-vicuna-7b-v1.3", "--profile", "no-such", *run), "no-such"),
+        (("export", "--to", "other", *run), "treeopt search"),
+    ]  # fmt: skip
+
+
+def test_wrong_input_is_one_sentence_and_exit_1(tmp_path):
+    for arguments, words in wrong(tmp_path):
+        message = treeopt(*arguments, code=1)
+        assert words in message, arguments
+        assert message.startswith("treeopt: ")
+        assert message.count("\n") == 1, arguments
+
+
+def test_misuse_is_exit_2(tmp_path):
+    for arguments in (["search", "--budget", "0"], ["search", "--batch-size", "1,x"], ["search", "--bogus"],
+                      ["profile", "--sizes", "0"], ["nonsense"]):  # fmt: skip
+        treeopt(*arguments, code=2)
+
+
+def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):
+    from treeopt.runtime.checkpoints import save_medusa
+    from treeopt.runtime.drafters.medusa import MedusaHeads
+
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("a = 1\nb = 2\n")
+    save_medusa(MedusaHeads(2, 1, 32, 37), tmp_path / "heads", base="other")
+    own = ("--prompts", prompts, "--run", tmp_path / "run")
+    message = treeopt("calibrate", "--model", demo.MODEL, "--drafter", tmp_path / "heads", *own, code=1)
+    assert "must fit the model (width 256, vocabulary 2048)" in message
+    tiny_model().float().save_pretrained(tmp_path / "tiny")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.MODEL / name, tmp_path / "tiny")
+    message = treeopt(
+        "calibrate", "--model", tmp_path / "tiny", "--drafter", tmp_path / "heads", *own, code=1
+    )
+    assert "tokenizer must belong to the model" in message
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
+        "assert CliRunner().invoke(cli, ['--help']).exit_code == 0\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx', 'numpy', 'rich'}\n"
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_core_imports_no_torch():
+    code = (
+        "import sys, treeopt.pipeline, treeopt.export, treeopt.console, treeopt.library\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx'}\n"
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,230 @@
+"""Decoding with any tree equals plain decoding, and takes the steps that replay says."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.replay import replay
+from treeopt.runtime.collect import collect_trace, count_ranks, labels_of
+from treeopt.runtime.decode import Decoder, StopRule, accept_greedy, decode, top_candidates
+from treeopt.runtime.prompts import Prompt
+from treeopt.runtime.target import Target, check_support, context_limit
+from treeopt.trace import End
+from treeopt.tree import Tree
+
+from .conftest import CONTEXT, HEADS, VOCABULARY, tiny_heads, tiny_model, trees
+
+
+def random_prompts(seed: int, longest: int = 20) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [
+        [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))] for _ in range(rng.randint(1, 6))
+    ]
+
+
+def generated(target: Target, prompt: list[int], limit: int) -> list[int]:
+    """The answer of transformers' own greedy generation."""
+    tokens = torch.tensor([prompt])
+    answer = target.model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=limit
+    )
+    return answer[0, len(prompt) :].tolist()
+
+
+@settings(max_examples=25)
+@given(
+    tree=trees(),
+    seed=st.integers(0, 10**6),
+    limit=st.sampled_from([1, 2, 17, 40]),
+    batch_size=st.integers(1, 4),
+)
+def test_decoding_with_any_tree_is_generate(any_target, tree, seed, limit, batch_size):
+    prompts, stop = random_prompts(seed), StopRule(any_target.eos_ids, limit, at_loops=False)
+    heads = tiny_heads(any_target)
+    with_tree = decode(any_target, heads, prompts, tree, batch_size=batch_size, stop=stop)
+    plainly = decode(any_target, None, prompts, batch_size=batch_size, stop=stop)
+    for prompt, ours, plain in zip(prompts, with_tree, plainly, strict=True):
+        expected = generated(any_target, prompt, limit)
+        assert ours.tokens == expected
+        assert plain.tokens == expected
+        assert ours.steps <= plain.steps == len(expected) - 1
+
+
+@settings(max_examples=20)
+@given(tree=trees(), seed=st.integers(0, 10**6), batch_size=st.integers(1, 4), loops=st.booleans())
+def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size, loops):
+    prompts = [Prompt(tuple(p)) for p in random_prompts(seed)]
+    stop = StopRule(target.eos_ids, 30, at_loops=loops)
+    trace = collect_trace(target, heads, prompts, batch_size=3, stop=stop, top_k=10)
+    rows = decode(target, heads, [p.tokens for p in prompts], tree, batch_size=batch_size, stop=stop)
+    assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
+    assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
+    assert [row.end for row in rows] == trace.end.tolist()
+
+
+def test_steps_are_forwards_of_the_target(target, heads):
+    counted = []
+    hook = target.decoder.register_forward_hook(lambda *_: counted.append(1))
+    try:
+        stop = StopRule(frozenset(), 25)
+        (row,) = decode(target, heads, [[7, 8, 9]], Tree.dense([6, 3]), batch_size=1, stop=stop)
+    finally:
+        hook.remove()
+    assert len(counted) == row.steps + 1  # and one prefill
+    assert row.steps < len(row.tokens) - 1  # guesses were accepted
+
+
+def test_an_accepted_path_is_cut_at_eos_and_at_the_limit(target):
+    """Heads that are always right: every step accepts a whole chain, past the end if it could."""
+    prompt, limit = [1, 2], 9
+    answer = generated(target, prompt, 30)
+    heads = Oracle(target, prompt, answer)
+    for stop_at in range(1, min(len(answer), limit)):
+        stop = StopRule(frozenset([answer[stop_at]]), limit, at_loops=False)
+        (row,) = decode(target, heads, [prompt], Tree.chain(3), batch_size=1, stop=stop)
+        assert row.tokens == answer[: answer.index(answer[stop_at]) + 1]
+        assert row.end is End.EOS
+    for most in (1, 2, 3, 4, 5):
+        stop = StopRule(frozenset(), most, at_loops=False)
+        (row,) = decode(target, heads, [prompt], Tree.chain(3), batch_size=1, stop=stop)
+        assert (row.tokens, row.end) == (answer[:most], End.LIMIT)
+        assert row.steps == -(-(most - 1) // 4)
+
+
+class Oracle:
+    """Heads that know the answer: the fake that makes every guess right."""
+
+    num_heads = HEADS
+
+    def __init__(self, target, prompt, answer):
+        decoder_states = target.model(torch.tensor([prompt + answer]), output_hidden_states=True)
+        self.states = decoder_states.hidden_states[-1][0, len(prompt) - 1 :]
+        self.answer = answer
+
+    def logits(self, hidden, k):
+        out = torch.zeros(len(hidden), VOCABULARY, dtype=hidden.dtype)
+        for row, state in zip(out, hidden, strict=True):
+            t = int((self.states - state).abs().sum(1).argmin())
+            if t + 1 + k < len(self.answer):
+                row[self.answer[t + 1 + k]] = 1.0
+        return out
+
+
+def test_the_context_ends_a_sequence(target, heads):
+    prompt = [1 + i % 30 for i in range(CONTEXT - 10)]
+    stop = StopRule(frozenset(), 50, at_loops=False)
+    (row,) = decode(target, heads, [prompt], Tree.dense([3, 2]), batch_size=1, stop=stop)
+    assert row.end is End.CONTEXT
+    assert len(prompt) + len(row.tokens) == CONTEXT
+
+
+@pytest.mark.parametrize("prompt", [[], [1] * CONTEXT])
+def test_prompts_without_room_are_refused(target, heads, prompt):
+    with pytest.raises(InvalidInput, match="1 to 95 tokens"):
+        decode(target, heads, [prompt], batch_size=1, stop=StopRule(frozenset(), 5))
+
+
+def test_a_tree_deeper_than_the_heads_is_refused(target, heads):
+    with pytest.raises(InvalidInput, match="as deep as there are heads, 4"):
+        decode(target, heads, [[1, 2]], Tree.chain(5), batch_size=1, stop=StopRule(frozenset(), 5))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12))
+def test_candidates_are_ordered_by_logit_then_id(seed, width):
+    logits = torch.from_numpy(np.random.default_rng(seed).integers(0, 6, (3, 20)).astype(np.float32))
+    expected = [sorted(range(20), key=lambda i: (-row[i], i))[:width] for row in logits.tolist()]
+    assert top_candidates(logits, width).tolist() == expected
+
+
+@given(st.integers(0, 2**16), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_counted_ranks_are_places_among_the_candidates(target, seed, dtype):
+    torch.manual_seed(seed)
+    heads = tiny_heads(target, num_heads=2, seed=seed).to(dtype)  # bfloat16 is full of ties
+    hidden = torch.randn(9, 32, dtype=torch.float32).to(dtype).round(decimals=0)
+    labels = torch.randint(-2, VOCABULARY, (9, 2))
+    ranks = count_ranks(heads, hidden, labels, top_k=8)
+    for k in range(2):
+        candidates = top_candidates(heads.logits(hidden, k), 8).tolist()
+        for row, label, rank in zip(candidates, labels[:, k].tolist(), ranks[:, k].tolist(), strict=True):
+            expected = label if label < 0 else row.index(label) if label in row else -1
+            assert rank == expected
+
+
+def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials(target):
+    for end, beyond in ((End.EOS, -1), (End.LIMIT, -2), (End.LOOP, -2), (End.CONTEXT, -2)):
+        row = type("Ended", (), {"tokens": [4, 5, 6], "end": end})
+        assert labels_of(row, 3).tolist() == [[5, 6, beyond], [6, beyond, beyond]]
+
+
+@given(trees(most_nodes=12), st.integers(0, 2**32))
+def test_acceptance_follows_the_targets_choices(tree, seed):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 50, (3, len(tree)))
+    for node in range(1, len(tree)):  # siblings have distinct tokens
+        siblings = np.flatnonzero(tree.parents == tree.parents[node])
+        tokens[:, siblings] = np.arange(len(siblings))
+    choices = rng.integers(0, 4, (3, len(tree)))
+    last, accepted = accept_greedy(tree, tokens, choices) if len(tree) > 1 else (np.zeros(3, int),) * 2
+    for row in range(3):
+        node, depth = 0, 0
+        while True:
+            found = [c for c in np.flatnonzero(tree.parents == node) if tokens[row, c] == choices[row, node]]
+            if not found:
+                break
+            node, depth = int(found[0]), depth + 1
+        assert (last[row], accepted[row]) == (node, depth)
+
+
+def test_the_tree_may_change_from_step_to_step(target, heads):
+    stop = StopRule(frozenset(), 30, at_loops=False)
+    decoder = Decoder(target, heads, batch_size=2, capacity=40, stop=stop, most_nodes=9)
+    decoder.start(enumerate([[1, 2, 3], [4, 5]]))
+    decoder.refill()
+    for i in range(60):
+        if decoder.is_done:
+            break
+        decoder.step([None, Tree.chain(2), Tree.dense([2, 3])][i % 3])
+    plain = decode(target, None, [[1, 2, 3], [4, 5]], batch_size=1, stop=stop)
+    finished = sorted(decoder.finished, key=lambda row: row.id)
+    assert [row.tokens for row in finished] == [row.tokens for row in plain]
+
+
+def test_unsupported_models_are_refused_by_name(target):
+    class Config:
+        layer_types = ("full_attention", "linear_attention")
+        _attn_implementation = "sdpa"
+
+    with pytest.raises(Unsupported, match="linear_attention"):
+        check_support(target.model, Config)
+
+    class Flash:
+        layer_types = None
+        _attn_implementation = "flash_attention_2"
+
+    with pytest.raises(Unsupported, match="flash_attention_2"):
+        check_support(target.model, Flash)
+    stateful = type("Mamba", (), {"_is_stateful": True})()
+    with pytest.raises(Unsupported, match="Mamba has recurrent layers"):
+        check_support(stateful, type("C", (), {"_attn_implementation": "sdpa"}))
+
+
+def test_dynamic_rope_ends_below_its_boundary():
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    config = type("C", (), {"max_position_embeddings": 4096, "rope_parameters": rope})
+    assert context_limit(config) < 64
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_decoding_on_a_gpu_is_plain_decoding_there():
+    model = Target(tiny_model(dtype=torch.float32).cuda())
+    heads, stop = tiny_heads(model), StopRule(model.eos_ids, 40)
+    prompts = random_prompts(0)
+    plain = decode(model, None, prompts, batch_size=2, stop=stop)
+    ours = decode(model, heads, prompts, Tree.dense([4, 2]), batch_size=3, stop=stop)
+    assert [row.tokens for row in ours] == [row.tokens for row in plain]

@@ -1,0 +1,65 @@
+"""The documents and the layout say what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from treeopt import library
+from treeopt.calibration import Calibration
+from treeopt.cli import cli
+from treeopt.latency import LatencyProfile
+from treeopt.storage import atomic_writer, to_json
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_every_command_has_help_with_an_example_and_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, command in cli.commands.items():
+        assert f"Example:\n        treeopt {name}" in command.help, name
+        assert f"treeopt {name}" in readme, name
+        assert all(p.help for p in command.params if not p.hidden), name
+
+
+def test_every_shipped_file_loads_and_is_in_its_readme():
+    for kind, load in (("calibration", Calibration.load), ("profiles", LatencyProfile.load)):
+        readme = (ROOT / kind / "README.md").read_text(encoding="utf-8")
+        for name, path in library.shipped(kind).items():
+            load(path)
+            assert name in readme
+
+
+def test_files_stay_small():
+    for path in (ROOT / "treeopt").rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+
+
+def test_only_the_runtime_and_the_recipe_import_torch():
+    for path in (ROOT / "treeopt").rglob("*.py"):
+        if "runtime" in path.parts or path.name == "build.py":
+            continue
+        heavy = r"^(import|from) (torch|transformers|datasets|matplotlib|scipy|networkx)\b"
+        assert not re.search(heavy, path.read_text(encoding="utf-8"), re.M), path
+
+
+def test_files_appear_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "deep" / "file.json"
+
+    def half():
+        with atomic_writer(path) as stream:
+            stream.write(b"half")
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        half()
+    assert list(path.parent.iterdir()) == []
+    with atomic_writer(path) as stream:
+        stream.write(b"whole")
+    assert path.read_bytes() == b"whole"
+    assert path.stat().st_mode & 0o444 == 0o444
+
+
+def test_json_refuses_what_is_not_finite():
+    with pytest.raises(ValueError, match="JSON"):
+        to_json({"a": float("nan")})

@@ -1,0 +1,149 @@
+"""Growth against brute force, closed forms and published trees."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput
+from treeopt.growth import OBJECTIVES, grow, grow_independent, grow_joint, grow_replay, product_values
+from treeopt.library import shipped
+from treeopt.replay import replay
+from treeopt.tree import Tree
+
+from .conftest import random_trace, shared_json, traces
+
+
+def all_trees(size: int, depth: int, ranks: int):
+    """Every tree of a size, by brute force."""
+    seen, layer = set(), {frozenset()}
+    for _ in range(size - 1):
+        bigger = set()
+        for tree in layer:
+            for parent in [(), *tree]:
+                if len(parent) < depth:
+                    bigger |= {tree | {(*parent, r)} for r in range(ranks)} - {tree}
+        layer = bigger
+    seen |= layer
+    return [Tree.from_choices(list(tree)) for tree in seen if len(tree) == size - 1]
+
+
+def expected_over_states(trace, tree) -> float:
+    """Tokens of a step averaged over all states, by walking each of them."""
+    nodes, total = set(tree.paths), 0
+    ranks = trace.ranks[trace.has_step].tolist()
+    for row in ranks:
+        d = 0
+        while d < len(row) and tuple(row[: d + 1]) in nodes:
+            d += 1
+        total += 1 + d
+    return total / len(ranks)
+
+
+def test_the_published_tree_grows_from_the_published_accuracies_in_order():
+    calibration = Calibration.load(shipped("calibration")["medusa-vicuna-7b-v1.3"])
+    family = grow_independent(calibration.accept, budget=39)
+    reference = {t["name"]: t for t in shared_json("published_trees.json")["trees"]}
+    published = [tuple(p) for p in reference["medusa/mc_sim_7b_63"]["paths"] if max(p) <= 4]
+    assert len(published) == 38
+    assert list(family.paths[1:]) == published
+
+
+def test_reconstructed_tables_grow_their_published_lists_in_order():
+    published = {t["name"]: t["paths"] for t in shared_json("published_trees.json")["trees"]}
+    tables = shared_json("published_figures.json")["reconstructed_tables"]
+    checked = 0
+    for name, record in tables.items():
+        paths = published.get(name) or published.get(f"medusa/{name}")
+        table = record.get("max_margin", {}).get("table") if isinstance(record, dict) else None
+        if not paths or not table:
+            continue
+        accept = np.array([[0.0 if a is None else a for a in row] for row in table])
+        family = grow_independent(accept, budget=len(paths) + 1)
+        if (np.diff(accept, axis=1) > 0).any():  # its authors take siblings in order; we need not
+            theirs = product_values(accept, ((), *map(tuple, paths))).sum()
+            assert family.tokens_per_step(len(family)) >= theirs
+        else:
+            assert [list(p) for p in family.paths[1:]] == paths, name
+        checked += 1
+    assert checked >= 8
+
+
+@given(st.integers(0, 2**32))
+def test_independent_takes_the_largest_products(seed):
+    accept = np.random.default_rng(seed).dirichlet(np.ones(5), 3)[:, :4]  # ranks in any order
+    family = grow_independent(accept, budget=25)
+    paths = [p for d in (1, 2, 3) for p in itertools.product(range(4), repeat=d)]
+    best = np.sort(product_values(accept, tuple(paths)))[::-1][:24]
+    np.testing.assert_allclose(family.gains[1:], best)
+
+
+@settings(max_examples=25)
+@given(traces(heads=2, ranks=3, sequences=3, longest=8))
+def test_joint_is_the_best_tree_of_every_size(trace):
+    if not trace.has_step.any() or (trace.ranks[trace.has_step] == -2).all(0).any():
+        return  # nothing to grow from; calibration refuses such a trace
+    family = grow_joint(trace, budget=5)
+    for size in range(1, len(family) + 1):
+        best = max(expected_over_states(trace, tree) for tree in all_trees(size, 2, 3))
+        assert family.tokens_per_step(size) == pytest.approx(best)
+        assert expected_over_states(trace, family.tree(size)) == pytest.approx(best)
+
+
+def test_replay_growth_is_within_one_percent_of_brute_force():
+    losses = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        trace = random_trace(rng, rng.integers(20, 40, 5), heads=2, ranks=3)
+        family = grow_replay(trace, budget=5)
+        for size in range(2, 6):
+            best = max(replay(trace, tree).tokens_per_step for tree in all_trees(size, 2, 3))
+            losses.append(1 - replay(trace, family.tree(size)).tokens_per_step / best)
+    # Nested families cannot all be optimal; the loss at any size is small, and rare.
+    assert np.mean(losses) < 0.001
+    assert np.quantile(losses, 0.95) < 0.01
+    assert max(losses) < 0.04
+
+
+@given(traces())
+def test_replay_gains_are_those_of_replayed_trees(trace):
+    if not trace.has_step.any() or (trace.ranks[trace.has_step] == -2).all(0).any():
+        return
+    family = grow_replay(trace, budget=12)
+    for size in range(1, len(family) + 1):
+        assert family.tokens_per_step(size) == pytest.approx(replay(trace, family.tree(size)).tokens_per_step)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_families_are_nested_closed_and_within_their_limits(objective):
+    rng = np.random.default_rng(1)
+    trace = random_trace(rng, rng.integers(10, 30, 20), heads=4, ranks=8)
+    family = grow(trace, objective=objective, budget=64, max_depth=3, max_rank=5)
+    assert len(family) == 64
+    assert len(set(family.paths)) == 64
+    assert all(p[:-1] in family.paths[: family.paths.index(p)] for p in family.paths[1:])
+    assert max(map(len, family.paths)) <= 3
+    assert max(max(p) for p in family.paths[1:]) <= 5
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_counts_do_not_depend_on_how_often_the_data_is_repeated(objective):
+    rng = np.random.default_rng(2)
+    trace = random_trace(rng, rng.integers(10, 30, 12), heads=3, ranks=6)
+    twice = trace.select(np.tile(np.arange(12), 2))
+    limits = {"objective": objective, "budget": 30, "max_depth": 3, "max_rank": 5}
+    assert grow(trace, **limits).paths == grow(twice, **limits).paths
+
+
+def test_a_family_ends_where_the_table_does():
+    assert len(grow_independent(np.array([[0.5, 0.2]]), budget=64)) == 3
+
+
+def test_bad_limits_are_refused():
+    with pytest.raises(InvalidInput, match="at least 1"):
+        grow_independent(np.array([[0.5]]), budget=0)
+    with pytest.raises(InvalidInput, match="independent, joint, replay"):
+        grow(None, objective="magic", budget=2, max_depth=1, max_rank=1)

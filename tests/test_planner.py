@@ -1,0 +1,249 @@
+"""Selection, held-out figures, and the files of plans and profiles."""
+
+import json
+
+import numpy as np
+import pytest
+
+from treeopt.benchmark import Benchmark, Block, Contender
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.growth import grow
+from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.library import shipped
+from treeopt.plan import Plan
+from treeopt.planner import FOLDS, SEED, crossfit, plan_trees
+from treeopt.replay import replay
+from treeopt.tree import Tree
+
+from .conftest import random_trace
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return random_trace(np.random.default_rng(5), [40] * 30, 3, 8)
+
+
+def staircase(ms_of_rows, *, batch_sizes=(1,), sizes=range(2, 65), depths=(1, 2, 3), context=100):
+    """A profile without noise from a cost per rows = batch x size."""
+    points = tuple(
+        StepTiming(b, context, n, d, (ms_of_rows(b * n),) * 3)
+        for b in batch_sizes
+        for n in sizes
+        for d in depths
+        if d < n
+    )
+    plain = tuple(StepTiming(b, context, 1, 0, (ms_of_rows(b),) * 3) for b in batch_sizes)
+    return LatencyProfile(points, plain)
+
+
+def test_figures_are_held_out(trace):
+    """The cross-fitted steps are those of trees that never saw the sequence."""
+    limits = {"objective": "joint", "budget": 12, "max_depth": 3, "max_rank": 7}
+    held_out = crossfit(trace, **limits)
+    fold = np.random.default_rng(SEED).permutation(trace.num_sequences) % FOLDS
+    for f in range(FOLDS):
+        tree = grow(trace.select(np.flatnonzero(fold != f)), **limits).tree(12)
+        test = np.flatnonzero(fold == f)
+        assert held_out.steps[11, test].tolist() == replay(trace, tree).steps[test].tolist()
+    assert held_out.family.paths == grow(trace, **limits).paths
+
+
+def test_held_out_figures_do_not_flatter():
+    """On pure noise, in-sample growth promises tokens that held-out replay does not find."""
+    rng = np.random.default_rng(0)
+    ranks = rng.integers(0, 30, (600, 2)).astype(np.int16)
+    noise = random_trace(rng, [20] * 30, 2, 30)
+    noise = type(noise)(ranks, noise.starts, meta={"top_k": 30})
+    held_out = crossfit(noise, objective="joint", budget=16, max_depth=2, max_rank=29)
+    in_sample = held_out.family.tokens_per_step(16)
+    assert held_out.tokens_per_step[15] < in_sample
+    assert held_out.tokens_per_step[15] == pytest.approx(1.5, abs=0.15)  # 15 of 30 ranks at depth 1
+
+
+def test_one_sequence_has_nothing_to_hold_out(trace):
+    with pytest.raises(OutOfRange, match="at least 2 sequences"):
+        plan_trees(trace.select(np.array([0])))
+
+
+@pytest.mark.parametrize("objective", ["independent", "joint", "replay"])
+def test_a_free_step_takes_the_whole_budget_and_a_dear_one_nothing(trace, objective):
+    free = plan_trees(trace, staircase(lambda rows: 1.0), budget=20, objective=objective).entries[0]
+    dear = plan_trees(trace, staircase(lambda rows: float(rows)), budget=20, objective=objective)
+    best = max(free.curve, key=lambda point: point["tokens_per_step"])
+    assert free.tokens_per_step == pytest.approx(best["tokens_per_step"])
+    assert dear.entries[0].size == 1
+    assert dear.entries[0].medusa_choices == []
+    assert dear.entries[0].speedup == 1.0
+
+
+def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
+    def cost(rows):
+        return 2.0 + np.ceil(rows / 8)
+
+    plan = plan_trees(trace, staircase(cost, batch_sizes=(1, 4)), batch_sizes=(1, 4), budget=40)
+    for entry in plan.entries:
+        best = 0.0
+        for depth in (1, 2, 3):
+            held_out = crossfit(trace, objective="replay", budget=40, max_depth=depth)
+            for size, rate in enumerate(held_out.tokens_per_step, 1):
+                best = max(best, 1e3 * entry.batch_size * rate / cost(entry.batch_size * size))
+        assert entry.tokens_per_s == pytest.approx(best)
+        assert entry.size * entry.batch_size % 8 == 0  # the end of a stair: one node more is not free
+    assert plan.schedule() == [{"from": 1, "to": 3, "entry": 0}, {"from": 4, "to": None, "entry": 1}]
+
+
+def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
+    def noisy(b, n, d, ms):
+        return StepTiming(b, 100, n, d, (ms * 0.8, ms, ms, ms * 1.2))
+
+    points = tuple(noisy(1, n, d, 3.0) for n in range(2, 21) for d in (1, 2, 3) if d < n)
+    plan = plan_trees(trace, LatencyProfile(points, (noisy(1, 1, 0, 2.0),)), budget=20)
+    entry = plan.entries[0]
+    assert entry.size == min(entry.tied_sizes) < 20
+
+
+def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
+    """Linear layers of Llama-33B on an A100 (Medusa, Table 8), tables of Medusa-1 33B heads."""
+    relative = {1: 1.0, 64: 1.05, 128: 1.11, 160: 1.54, 192: 1.88, 256: 1.92, 384: 2.04, 448: 2.88,
+                512: 2.91, 768: 4.08, 1024: 5.74}  # fmt: skip
+    rows, ms = np.array(list(relative)), np.array(list(relative.values()))
+    calibration = Calibration.load(shipped("calibration")["medusa-vicuna-33b-v1.3"])
+    sizes = [16, 32, 48, 64]
+
+    def cost(n):
+        return float(np.interp(n, rows, ms))
+
+    entries = {}
+    for batch in (1, 4, 8, 32):
+        measured = [size for size in sizes if size * batch <= 1024]
+        profile = staircase(cost, batch_sizes=(batch,), sizes=measured, depths=(5,))
+        entries[batch] = plan_trees(calibration, profile, batch_sizes=(batch,), budget=64).entries[0]
+
+    def over_the_default(batch):  # the whole budget is the published trees' 64 rows
+        entry = entries[batch]
+        return entry.tokens_per_s / next(p["tokens_per_s"] for p in entry.curve if p["size"] == 64)
+
+    assert 48 <= entries[1].size <= 64  # flat there
+    assert 16 <= entries[4].size <= 32
+    assert over_the_default(4) > 1.5
+    assert entries[8].size <= 16
+    default_8 = next(p for p in entries[8].curve if p["size"] == 64)
+    assert default_8["tokens_per_s"] < 8e3 / cost(8)  # slower than no speculation
+    assert entries[32].size == 1
+
+
+def test_without_a_profile_the_largest_useful_tree_is_taken_and_said(trace):
+    entry = plan_trees(trace, budget=10).entries[0]
+    assert entry.size <= 10
+    assert entry.step_ms is None
+    assert "No profile" in entry.warnings[0]
+
+
+def test_nothing_is_extrapolated(trace):
+    profile = staircase(lambda rows: 1.0, sizes=range(2, 9))
+    entry = plan_trees(trace, profile, budget=20).entries[0]
+    assert entry.size <= 8
+    assert any("sizes up to 8" in warning for warning in entry.warnings)
+    assert profile.step(1, 100, 9, 3) is None
+    with pytest.raises(OutOfRange, match="treeopt profile --batch-size 2"):
+        plan_trees(trace, profile, batch_sizes=(2,), budget=20)
+
+
+def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():
+    points = (StepTiming(1, 9, 4, 2, (4.0,)), StepTiming(1, 9, 8, 2, (6.0,)))
+    profile = LatencyProfile(points, (StepTiming(1, 9, 1, 0, (2.0,)),))
+    assert profile.step(1, 9, 6, 2).ms == 5.0
+    assert profile.step(1, 9, 6, 1).ms == 5.0
+    assert profile.step(1, 9, 6, 3) is None
+    assert profile.step(1, 9, 1, 0).ms == 2.0
+
+
+def test_limits_bind(trace):
+    entry = plan_trees(trace, budget=30, max_rank=1, max_depth=2).entries[0]
+    assert entry.depth <= 2
+    assert max(max(path) for path in entry.medusa_choices) <= 1
+    for name, value in (("budget", 0), ("max_rank", -1), ("max_depth", 0)):
+        with pytest.raises(InvalidInput, match="must be at least"):
+            plan_trees(trace, **{name: value})
+
+
+def test_a_plan_survives_its_file(trace, tmp_path):
+    plan = plan_trees(trace, staircase(lambda rows: 2.0 + rows / 8, batch_sizes=(1, 2)), batch_sizes=(1, 2))
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.entries[1].tree == plan.entries[1].tree
+    assert loaded.entry(2).tokens_per_step == plan.entry(2).tokens_per_step
+    with pytest.raises(OutOfRange, match="pass --batch-size"):
+        loaded.entry()
+    entry = loaded.entries[0]
+    chosen = [path for path, _ in entry.growth_order[: entry.size - 1]]
+    assert sorted(chosen, key=lambda p: (len(p), p)) == entry.medusa_choices
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"medusa_choices": [[0], [1, 0]], "size": 3}, "lacks"),
+        ({"medusa_choices": [[0], [0]], "size": 3}, "twice"),
+        ({"size": 5}, "size and depth"),
+        ({"medusa_choices": None}, "not a plan"),
+    ],
+)
+def test_bad_plans_are_refused_by_rule(tmp_path, change, message):
+    entry = {"batch_size": 1, "context_tokens": 9, "size": 2, "depth": 1, "medusa_choices": [[0]],
+             "tokens_per_step": 1.5, "step_ms": 1.0, "tokens_per_s": 1500.0, "speedup": 1.2}  # fmt: skip
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"schema": "treeopt.plan/1", "entries": [entry], "new key": 1}))
+    assert Plan.load(path).entries[0].tree == Tree.chain(1)
+    path.write_text(json.dumps({"schema": "treeopt.plan/1", "entries": [{**entry, **change}]}))
+    with pytest.raises(InvalidInput, match=message):
+        Plan.load(path)
+    del entry["speedup"]
+    path.write_text(json.dumps({"schema": "treeopt.plan/1", "entries": [entry]}))
+    with pytest.raises(InvalidInput, match="'speedup'"):
+        Plan.load(path)
+
+
+def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
+    profile = staircase(lambda rows: 2.0 + rows, batch_sizes=(1, 2))
+    profile.save(tmp_path / "profile.json")
+    assert LatencyProfile.load(tmp_path / "profile.json").points == profile.points
+    point = {"batch_size": 1, "context_tokens": 5, "size": 4, "depth": 2, "step_ms": [3.0]}
+    plain = {"batch_size": 1, "context_tokens": 5, "step_ms": [2.0]}
+    path = tmp_path / "hand.json"
+    document = {"schema": "treeopt.profile/1", "points": [point], "autoregressive": [plain]}
+    path.write_text(json.dumps(document))
+    assert LatencyProfile.load(path).step(1, 5, 4, 2).ms == 3.0
+    for bad, message in (({"step_ms": []}, "positive samples"), ({"step_ms": [-1.0]}, "positive samples"),
+                         ({"depth": 4}, "depth < size"), ({"size": "x"}, "not a profile")):  # fmt: skip
+        path.write_text(json.dumps({**document, "points": [{**point, **bad}]}))
+        with pytest.raises(InvalidInput, match=message):
+            LatencyProfile.load(path)
+    del point["depth"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InvalidInput, match="'depth'"):
+        LatencyProfile.load(path)
+
+
+def test_speedups_are_paired_by_block():
+    """A block that is slow for both contenders does not change their ratio."""
+
+    def contender(name, tokens, scale):
+        blocks = [
+            Block(round=r, prompts=[i], tokens=tokens, steps=10, decode_s=slow * scale)
+            for r in range(2)
+            for i, slow in enumerate((1.0, 10.0, 3.0))
+        ]
+        return Contender(name=name, batch_size=1, size=1, medusa_choices=[], steps=1, passes=1, tokens=1,
+                         tokens_per_step=1.0, tokens_per_s=1.0, identical=1, compared=1, blocks=blocks)  # fmt: skip
+
+    bench = Benchmark(
+        contenders=(contender("plain", 100, 1.0), contender("chosen", 100, 0.5)), dtype="x", rounds=2
+    )
+    ratio = bench.speedup("chosen")
+    assert ratio.value == pytest.approx(2.0)
+    assert ratio.low == pytest.approx(2.0)
+    assert bench.speedup("plain").high == pytest.approx(1.0)
+    with pytest.raises(InvalidInput, match="plain, chosen"):
+        bench.speedup("other")

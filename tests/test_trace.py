@@ -1,0 +1,179 @@
+"""Traces and calibrations: where sequences end, what is counted, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.calibration import Calibration, prefix_counts
+from treeopt.errors import InvalidInput
+from treeopt.trace import LOOP_PERIOD, LOOP_REPEATS, End, RankTrace, sequence_end
+
+from .conftest import random_trace, traces
+
+
+def slow_end(tokens, eos, limit):
+    for n in range(1, len(tokens) + 1):
+        if tokens[n - 1] in eos:
+            return n, End.EOS
+        for p in range(1, LOOP_PERIOD + 1):
+            tail = tokens[max(0, n - LOOP_REPEATS * p) : n]
+            if len(tail) == LOOP_REPEATS * p and tail == tail[:p] * LOOP_REPEATS:
+                return n, End.LOOP
+        if n == limit:
+            return n, End.LIMIT
+    return len(tokens), End.LIMIT
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 40))
+def test_sequences_end_as_the_definition_says(tokens, limit):
+    assert sequence_end(tokens, {3}, limit) == slow_end(tokens, {3}, limit)
+
+
+@given(st.integers(1, LOOP_PERIOD), st.integers(0, 5))
+def test_a_loop_ends_with_its_third_repeat(period, before):
+    tokens = [100 + i for i in range(before)] + list(range(period)) * 5
+    assert sequence_end(tokens, set(), 1000) == (before + LOOP_REPEATS * period, End.LOOP)
+
+
+@given(traces())
+def test_a_trace_survives_its_file(tmp_path_factory, trace):
+    path = tmp_path_factory.mktemp("trace") / "trace.npz"
+    trace.save(path)
+    loaded = RankTrace.load(path)
+    for name in ("ranks", "starts", "end"):
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(trace, name))
+    assert loaded.top_k == trace.top_k
+
+
+def test_a_hand_written_trace_needs_ranks_and_starts_only(tmp_path):
+    np.savez(tmp_path / "t.npz", ranks=np.array([[1], [0], [-2]], np.int16), starts=np.array([0, 3]))
+    trace = RankTrace.load(tmp_path / "t.npz")
+    assert Calibration.from_trace(trace).hits.tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"starts": [0, 1]}, "must hold the array 'ranks'"),
+        ({"ranks": [[0]], "starts": [0, 2]}, "rise from 0 to the number of states"),
+        ({"ranks": [[0]], "starts": [1]}, "rise from 0"),
+        ({"ranks": [[-3]], "starts": [0, 1]}, "least value -3"),
+        ({"ranks": [[0.5]], "starts": [0, 1]}, "must be integers"),
+        ({"ranks": [0], "starts": [0, 1]}, "table of ranks"),
+        ({"ranks": [[0]], "starts": [0, 1], "tokens": [1, 2]}, "tokens must have 1 entries"),
+        ({"ranks": [[0]], "starts": [0, 1], "weight": [1.0, 2.0]}, "not supported yet"),
+        ({"ranks": [[0]], "starts": [0, 1], "meta": '{"schema": "treeopt.trace/9"}'}, "schema"),
+        ({"ranks": [[0]], "starts": [0, 1], "meta": '{"a'}, "cut off"),
+    ],
+)
+def test_bad_traces_are_refused_by_rule(tmp_path, arrays, message):
+    np.savez(tmp_path / "t.npz", **{name: np.array(value) for name, value in arrays.items()})
+    with pytest.raises(InvalidInput, match=message):
+        RankTrace.load(tmp_path / "t.npz")
+
+
+def test_truncated_and_pickled_traces_are_refused(tmp_path):
+    path = tmp_path / "t.npz"
+    random_trace(np.random.default_rng(0), [30, 30], 3, 4).save(path)
+    whole = path.read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 5):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InvalidInput, match="cut off"):
+            RankTrace.load(path)
+    np.savez(path, ranks=np.array([{}], dtype=object), starts=[0, 1])
+    with pytest.raises(InvalidInput, match="without pickles"):
+        RankTrace.load(path)
+
+
+@given(traces())
+def test_marginals_are_counted_state_by_state(trace):
+    steps = [
+        row
+        for s in range(trace.num_sequences)
+        for row in trace.ranks[trace.starts[s] : trace.starts[s + 1] - 1].tolist()
+    ]
+    trials = [sum(row[k] != -2 for row in steps) for k in range(trace.num_heads)]
+    if min(trials) == 0:
+        with pytest.raises(InvalidInput, match="never had a token to guess"):
+            Calibration.from_trace(trace)
+        return
+    calibration = Calibration.from_trace(trace)
+    assert calibration.trials.tolist() == trials
+    for k in range(trace.num_heads):
+        expected = [sum(row[k] == r for row in steps) for r in range(trace.top_k)]
+        assert calibration.hits[k].tolist() == expected
+
+
+@given(traces())
+def test_prefix_counts_are_counted_path_by_path(trace):
+    ranks = trace.ranks[trace.has_step]
+    paths, counts, visited = prefix_counts(ranks)
+    for path, count, parent in zip(paths, counts, visited, strict=True):
+        rows = ranks.tolist()
+        assert count == sum(tuple(row[: len(path)]) == path for row in rows)
+        above = [row for row in rows if tuple(row[: len(path) - 1]) == path[:-1]]
+        assert parent == sum(row[len(path) - 1] != -2 for row in above)
+
+
+def test_a_calibration_survives_its_file(tmp_path):
+    trace = random_trace(np.random.default_rng(3), [20] * 8, 3, 5)
+    calibration = Calibration.from_trace(trace)
+    calibration.save(tmp_path / "c.json")
+    loaded = Calibration.load(tmp_path / "c.json")
+    np.testing.assert_array_equal(loaded.hits, calibration.hits)
+    assert loaded.info["positions"] == calibration.info["positions"]
+    assert loaded.prefix_counts["counts"] == calibration.prefix_counts["counts"]
+
+
+GOOD = {
+    "schema": "treeopt.calibration/1",
+    "num_heads": 1,
+    "top_k": 2,
+    "hits": [[5, 2]],
+    "trials": [10],
+    "unknown": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hits": [[5, 7]]}, "look cumulative"),
+        ({"hits": [[5, -1]]}, "at least 0"),
+        ({"hits": [[0.5, 0.2]]}, "whole numbers"),
+        ({"trials": [0]}, "at least 1"),
+        ({"trials": [10, 10]}, "shapes"),
+        ({"top_k": 3}, "heads x ranks"),
+        ({"schema": "treeopt.plan/1"}, "schema"),
+        ({"hits": "many"}, "whole numbers"),
+        ({"trials": None}, "trials"),
+    ],
+)
+def test_bad_calibrations_are_refused_by_rule(tmp_path, change, message):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(GOOD))
+    assert Calibration.load(path).num_heads == 1  # a hand-written file with the required keys loads
+    path.write_text(json.dumps({**GOOD, **change}))
+    with pytest.raises(InvalidInput, match=message):
+        Calibration.load(path)
+
+
+def test_json_that_is_missing_cut_off_or_not_finite_is_refused(tmp_path):
+    path = tmp_path / "c.json"
+    with pytest.raises(InvalidInput, match="does not exist"):
+        Calibration.load(path)
+    path.write_text(json.dumps(GOOD)[:40])
+    with pytest.raises(InvalidInput, match="cut off"):
+        Calibration.load(path)
+    path.write_text(json.dumps(GOOD).replace("[10]", "[NaN]"))
+    with pytest.raises(InvalidInput, match="NaN"):
+        Calibration.load(path)
+    path.write_text("[1]")
+    with pytest.raises(InvalidInput, match="schema"):
+        Calibration.load(path)
+    path.write_text(json.dumps({k: v for k, v in GOOD.items() if k != "hits"}))
+    with pytest.raises(InvalidInput, match="'hits'"):
+        Calibration.load(path)
