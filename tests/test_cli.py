@@ -260,7 +260,7 @@ def test_help_imports_nothing_heavy():
         "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
         "assert CliRunner().invoke(cli, ['--help']).exit_code == 0\n"
         "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx', 'numpy', 'rich'}\n"
-        "sys.exit(' '.join(sorted(heavy & set(sys.modules))))"
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -270,7 +270,7 @@ def test_the_core_imports_no_torch():
     code = (
         "import sys, treeopt.pipeline, treeopt.export, treeopt.console, treeopt.library\n"
         "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx'}\n"
-        "sys.exit(' '.join(sorted(heavy & set(sys.modules))))"
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 Advance = Callable[[float], None]
 
 CONTENDERS = {
-    "plain": "no speculation",
-    "chosen": "treeopt's choice",
-    "mc_sim_7b_63": "the published default",
-    "chain": "best chain of top-1 guesses",
-    "budget": "best tree of the whole budget",
+    "plain": "plain decoding",
+    "chosen": "chosen by treeopt",
+    "mc_sim_7b_63": "published mc_sim_7b_63",
+    "chain": "best top-1 chain",
+    "budget": "best tree of full budget",
 }
 
 
@@ -137,23 +137,20 @@ def bench_table(bench: Benchmark) -> RenderableType:
         title = title.replace("held-out prompts", "calibration prompts")
     table = Table(title=title, title_justify="left")
     table.add_column("contender")
-    table.add_column("rows", justify="right")
-    table.add_column("tokens per step\npredicted replayed measured", justify="right")
-    table.add_column("tokens/s", justify="right")
-    table.add_column("speedup\nmeasured [95 %]", justify="right")
-    table.add_column("same text\nas plain", justify="right")
+    for name in ("rows", "tokens/step\npredicted", "\nreplayed", "\nmeasured", "tokens/s",
+                 "speedup measured\n[95 % interval]", "same text\nas plain"):  # fmt: skip
+        table.add_column(name, justify="right")
     for c in bench.contenders:
         ratio = bench.speedup(c.name)
         rates = (c.predicted_tokens_per_step, c.replayed_tokens_per_step, c.tokens_per_step)
-        style = "bold green" if c.name == "chosen" else None
         table.add_row(
-            c.name + (f"\n  {CONTENDERS[c.name]}" if c.name in CONTENDERS else ""),
+            CONTENDERS.get(c.name, c.name),
             str(c.size),
-            "  ".join(f"{'–' if r is None else f'{r:.3f}':>8}" for r in rates),
+            *("–" if rate is None else f"{rate:.3f}" for rate in rates),
             "–" if c.tokens_per_s is None else f"{c.tokens_per_s:.0f}",
             "–" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]",
             f"{c.identical}/{c.compared}",
-            style=style,
+            style="bold green" if c.name == "chosen" else None,
         )
     return table
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +111,7 @@ def grow_replay(
     joint = grow_joint(trace, budget=budget, max_depth=max_depth, max_rank=max_rank)
     walk = _Walk(trace, max_depth or trace.num_heads, min(max_rank + 1, trace.top_k))
     paths: list[Choice] = [()]
-    index = {(): 0}
+    index: dict[Choice, int] = {(): 0}
     tokens, steps = int((trace.lengths - 1).sum()), [walk.steps()]
     while len(paths) < len(joint):
         parent, rank = walk.best_child(len(paths))
@@ -202,7 +203,7 @@ class _Walk:
     def steps(self) -> int:
         return int(self.to_go[self.starts[:-1]].sum())
 
-    def gains(self, nodes: int) -> NDArray[np.float64]:
+    def gains(self, nodes: int) -> NDArray[Any]:
         """(nodes, ranks) steps that a new child of each node would save at the states now visited."""
         t, width = np.flatnonzero(self.visited), self.top + 1
         following = t + 1 + self.depth[t]

@@ -39,8 +39,9 @@ BASE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5, "n
         "tie_word_embeddings": True}  # fmt: skip
 CODE_SHARE = 0.75  # of the training windows; the rest are books
 BATCH, WARMUP = 16, 50  # windows, optimiser steps
-PROMPT, ANSWER = 64, 128  # tokens of the heads' training sequences
-HEAD_BATCH = 64  # sequences
+ANSWER = 128  # tokens of the answers that the heads learn from
+PROMPTS = (64, 24)  # tokens of their prompts; after the shorter ones the model soon leaves its training text
+HEAD_BATCH, HEAD_STATES = 64, 4096  # sequences, states
 
 
 def build_tokenizer(work: Path, code: list[str], books: str) -> PreTrainedTokenizerFast:
@@ -159,7 +160,7 @@ def bigram_bits_per_byte(train: np.ndarray, held_out: np.ndarray, n_bytes: int) 
 
 @torch.inference_mode()
 def continuations(model: LlamaForCausalLM, prompts: torch.Tensor) -> torch.Tensor:
-    """The model's own greedy answers to (N, PROMPT) prompts: (N, PROMPT + ANSWER) tokens."""
+    """The model's own greedy answers to (N, T) prompts: (N, T + ANSWER) tokens."""
     out = []
     for chunk in prompts.split(256):
         cache, x, answer = None, chunk.to(model.device), [chunk.to(model.device)]
@@ -173,33 +174,59 @@ def continuations(model: LlamaForCausalLM, prompts: torch.Tensor) -> torch.Tenso
     return torch.cat(out)
 
 
+def own_answers(
+    work: Path, model: LlamaForCausalLM, code: np.ndarray, books: np.ndarray, prompt_tokens: int, count: int
+) -> torch.Tensor:
+    """Greedy continuations of ``count`` pieces of training text, kept in ``work``."""
+    file = work / f"continuations-{prompt_tokens}.pt"
+    if not file.exists():
+        rng, n_code = np.random.default_rng(2), round(count * CODE_SHARE)
+        pieces = [
+            windows(stream, rng.integers(0, len(stream) - prompt_tokens, n), prompt_tokens)
+            for stream, n in ((code, n_code), (books, count - n_code))
+        ]
+        save_checkpoint(file, sequences=continuations(model, torch.cat(pieces)))
+    return torch.load(file, weights_only=True)["sequences"]
+
+
 def answer_lengths(sequences: torch.Tensor, end: int) -> tuple[torch.Tensor, Counter[str]]:
     """Tokens of each answer up to its end token or loop (N,), and why each one ended."""
-    ends = [sequence_end(row[PROMPT:].tolist(), {end}, ANSWER) for row in sequences]
+    ends = [sequence_end(row[-ANSWER:].tolist(), {end}, ANSWER) for row in sequences]
     return torch.tensor([n for n, _ in ends]), Counter(reason.name for _, reason in ends)
 
 
-def head_targets(x: torch.Tensor, lengths: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels (K, B, T) of head k at each position, and where they are trials of a state.
+@torch.inference_mode()
+def head_states(
+    model: LlamaForCausalLM, sequences: torch.Tensor, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states (N, d) of all answers and the tokens (N, K) that the heads have to guess there.
 
-    Position PROMPT - 1 + t is state t; head k (1-based) guesses the answer's token t + 1 + k.
+    State t is at the position before the answer's token t + 1; head k guesses token t + 1 + k, and
+    nothing (-100) past its end.
     """
-    position = torch.arange(x.shape[1], device=x.device)
-    labels = torch.stack([x.roll(-(k + 1), 1) for k in range(1, num_heads + 1)])
-    last = PROMPT - 1 + lengths.to(x.device)[:, None]  # the answer's last token
-    valid = torch.stack(
-        [(position >= PROMPT - 1) & (position + k + 1 <= last) for k in range(1, num_heads + 1)]
-    )
-    return labels, valid
+    hidden, labels = [], []
+    for x, n in zip(sequences.split(HEAD_BATCH), lengths.split(HEAD_BATCH), strict=True):
+        x, n = x.long().to(model.device), n.to(model.device)
+        with torch.autocast(model.device.type, torch.bfloat16):
+            states = model.model(x).last_hidden_state
+        t = torch.arange(ANSWER, device=x.device)
+        guessed = torch.stack(
+            [torch.where(t + k < n[:, None], x[:, -ANSWER:].roll(-k, 1), -100) for k in range(1, HEADS + 1)],
+            dim=-1,
+        )  # (B, ANSWER, K)
+        kept = guessed[..., 0] != -100
+        hidden.append(states[:, -ANSWER - 1 : -1][kept].half())
+        labels.append(guessed[kept])
+    return torch.cat(hidden), torch.cat(labels)
 
 
-def train_heads(work: Path, model: LlamaForCausalLM, sequences: torch.Tensor, *, epochs: int) -> MedusaHeads:
+def train_heads(
+    work: Path, model: LlamaForCausalLM, hidden: torch.Tensor, labels: torch.Tensor, *, epochs: int
+) -> MedusaHeads:
     """Medusa-1: the base frozen, loss sum_k 0.8^k CE_k (Medusa, section 2.2.1)."""
-    torch.manual_seed(1)
     heads = MedusaHeads.like_lm_head(model.lm_head.weight, HEADS).to(model.device)
-    checkpoint, steps = work / "heads.pt", epochs * len(sequences) // HEAD_BATCH
+    checkpoint, steps = work / "heads.pt", epochs * len(hidden) // HEAD_STATES
     optimiser = torch.optim.AdamW(heads.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.01)
-    lengths, _ = answer_lengths(sequences, 0)
     weight = 0.8 ** torch.arange(1, HEADS + 1, device=model.device)
     first = 0
     if checkpoint.exists():
@@ -208,16 +235,11 @@ def train_heads(work: Path, model: LlamaForCausalLM, sequences: torch.Tensor, *,
         optimiser.load_state_dict(state["optimiser"])
         first = state["step"]
     for step in range(first, steps):
-        rows = np.random.default_rng(step).integers(0, len(sequences), HEAD_BATCH)
-        x = sequences[rows].long().to(model.device)
-        labels, valid = head_targets(x, lengths[rows], HEADS)
+        rows = torch.from_numpy(np.random.default_rng(step).integers(0, len(hidden), HEAD_STATES))
+        x, y = hidden[rows].float(), labels[rows]
         with torch.autocast(model.device.type, torch.bfloat16):
-            with torch.inference_mode():
-                hidden = model.model(x).last_hidden_state
-            losses = [
-                F.cross_entropy(heads.logits(hidden[valid[k]].clone(), k).float(), labels[k][valid[k]])
-                for k in range(HEADS)
-            ]
+            logits = [heads.logits(x, k) for k in range(HEADS)]
+        losses = [F.cross_entropy(logits[k].float(), y[:, k]) for k in range(HEADS)]
         (torch.stack(losses) * weight).sum().backward()
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
         optimiser.param_groups[0]["lr"] = 1.5e-3 * learning_rate(step, steps)
@@ -232,20 +254,13 @@ def train_heads(work: Path, model: LlamaForCausalLM, sequences: torch.Tensor, *,
 
 
 @torch.inference_mode()
-def head_accuracy(
-    model: LlamaForCausalLM, heads: MedusaHeads, sequences: torch.Tensor, lengths: torch.Tensor
-) -> list[float]:
+def head_accuracy(heads: MedusaHeads, hidden: torch.Tensor, labels: torch.Tensor) -> list[float]:
     """Top-1 accuracy of every head over the loop-free states."""
-    hits, trials = torch.zeros(HEADS), torch.zeros(HEADS)
-    for i in range(0, len(sequences), HEAD_BATCH):
-        x = sequences[i : i + HEAD_BATCH].long().to(model.device)
-        labels, valid = head_targets(x, lengths[i : i + HEAD_BATCH], HEADS)
-        hidden = model.model(x).last_hidden_state
-        for k in range(HEADS):
-            guess = heads.logits(hidden[valid[k]], k).argmax(-1)
-            hits[k] += (guess == labels[k][valid[k]]).sum().cpu()
-            trials[k] += len(guess)
-    return (hits / trials).tolist()
+    hits = [
+        torch.cat([heads.logits(x.float(), k).argmax(-1) for x in hidden.split(HEAD_STATES)]) == labels[:, k]
+        for k in range(HEADS)
+    ]
+    return [float(hit.sum() / (labels[:, k] != -100).sum()) for k, hit in enumerate(hits)]
 
 
 @click.command()
@@ -254,8 +269,10 @@ def head_accuracy(
 @click.option("--work", type=click.Path(path_type=Path), default="build/demo", show_default=True,
               help="Folder for the result and the checkpoints.")  # fmt: skip
 @click.option("--tokens", default=14_000_000, show_default=True, help="Training tokens of the base.")
-@click.option("--prompts", default=12_288, show_default=True, help="Continuations for the heads.")
-@click.option("--epochs", default=4, show_default=True, help="Passes of the heads over them.")
+@click.option(
+    "--prompts", default=12_288, show_default=True, help="Continuations for the heads, per prompt length."
+)
+@click.option("--epochs", default=5, show_default=True, help="Passes of the heads over them.")
 @click.option("--device", default="cpu", show_default=True)
 def main(books: Path, work: Path, tokens: int, prompts: int, epochs: int, device: str) -> None:
     """Train the embedded demo model and write it to WORK/model and WORK/heads."""
@@ -280,23 +297,20 @@ def main(books: Path, work: Path, tokens: int, prompts: int, epochs: int, device
     model.to(torch.float16).save_pretrained(work / "model")
     model.to(torch.float32)  # the heads learn from the weights as shipped
 
-    rng = np.random.default_rng(2)
-    if not (work / "continuations.pt").exists():
-        n_code = round(prompts * CODE_SHARE)
-        x = torch.cat([
-            windows(stream, rng.integers(0, len(stream) - PROMPT, n), PROMPT)
-            for stream, n in ((code_ids, n_code), (prose_ids, prompts - n_code))
-        ])  # fmt: skip
-        save_checkpoint(work / "continuations.pt", sequences=continuations(model, x))
-    sequences = torch.load(work / "continuations.pt", weights_only=True)["sequences"]
-    heads = train_heads(work, model, sequences, epochs=epochs)
+    answers = [own_answers(work, model, code_ids, prose_ids, n, prompts) for n in PROMPTS]
+    states = [head_states(model, x, answer_lengths(x, 0)[0]) for x in answers]
+    hidden, labels = (torch.cat(parts) for parts in zip(*states, strict=True))
+    print(f"{len(hidden)} loop-free states of {sum(map(len, answers))} answers", flush=True)
+    heads = train_heads(work, model, hidden, labels, epochs=epochs)
     save_medusa(heads.half(), work / "heads", base="treeopt demo model")
 
-    x = windows(held_ids, np.linspace(0, len(held_ids) - PROMPT - 1, 512).astype(int), PROMPT)
-    answers = continuations(model, x)
-    lengths, reasons = answer_lengths(answers, 0)
-    card["head_top1"] = head_accuracy(model, heads.float(), answers, lengths)
-    card["loop_share"] = reasons["LOOP"] / len(answers)
+    n = max(PROMPTS)
+    held_out_answers = continuations(
+        model, windows(held_ids, np.linspace(0, len(held_ids) - n - 1, 512).astype(int), n)
+    )
+    lengths, reasons = answer_lengths(held_out_answers, 0)
+    card["head_top1"] = head_accuracy(heads.float(), *head_states(model, held_out_answers, lengths))
+    card["loop_share"] = reasons["LOOP"] / len(held_out_answers)
     (work / "card.json").write_text(json.dumps(card, indent=2))
     print(json.dumps(card, indent=2))
 

@@ -114,11 +114,11 @@ def accept_greedy(
     choices : (b, T)  the target's argmax after every node
     returns : (b,) the last accepted node (0 for none), (b,) how many guesses were accepted
     """
+    parents = tree.parents[1:]
     accepted = np.ones(tokens.shape, dtype=bool)
-    accepted[:, 1:] = tokens[:, 1:] == choices[:, tree.parents[1:]]
-    first = 1 + tree.widths()[0]
-    for node in range(first, len(tree)):
-        accepted[:, node] &= accepted[:, tree.parents[node]]
+    accepted[:, 1:] = tokens[:, 1:] == choices[:, parents]
+    for _ in range(tree.depth - 1):  # a node needs its parent, and so all its ancestors
+        accepted[:, 1:] &= accepted[:, parents]
     # Siblings have distinct tokens, so one path is accepted and its end is the last node in order.
     last = len(tree) - 1 - accepted[:, ::-1].argmax(1)
     return last, tree.depths[last]
