@@ -91,6 +91,7 @@ def load_target(
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere.
     """
     import transformers
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -104,13 +105,11 @@ def load_target(
         model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=wanted, **common)
         tokenizer = AutoTokenizer.from_pretrained(path_or_id, **common)
         model = model.to(device)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, AssertionError, SafetensorError) as error:
         where = "folder" if Path(path_or_id).exists() else "model id or folder"
         reason = str(error).strip().split("\n")[0]
         raise InvalidInput(f"--model must be a loadable {where}, but {path_or_id}: {reason}") from None
     model.eval().requires_grad_(False)
-    if model.config._attn_implementation not in ATTENTION:
-        model.set_attn_implementation("sdpa")
     return Target(model, tokenizer, name=path_or_id, revision=revision)
 
 
