@@ -79,12 +79,12 @@ def test_missing_truncated_and_executable_files_are_refused(tmp_path):
     path = tmp_path / "medusa_lm_head.safetensors"
     save_file(tensors(), path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InvalidInput, match="not a readable checkpoint"):
+    with pytest.raises(InvalidInput, match="not readable as one"):
         load_medusa(path)
     torch.save(tensors(), tmp_path / "medusa_lm_head.pt")
     assert load_medusa(tmp_path / "medusa_lm_head.pt").num_heads == 2
     torch.save(Executes(), tmp_path / "bad.pt")
-    with pytest.raises(InvalidInput, match="not a readable checkpoint"):
+    with pytest.raises(InvalidInput, match="not readable as one"):
         load_medusa(tmp_path / "bad.pt")
 
 

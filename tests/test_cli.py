@@ -83,6 +83,30 @@ def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):
         assert contender["passes"] == contender["steps"] + trace.num_sequences  # batch size 1: and prefills
 
 
+def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_path):
+    tree = tmp_path / "wide.json"
+    tree.write_text(json.dumps([[rank] for rank in range(60)]))
+    document = json.loads(treeopt("bench", "--run", line, "--tree", tree, "--rounds", "1", "--num-prompts", "3",
+                                  "--dtype", "float64", "--json"))  # fmt: skip
+    wide = document["contenders"][-1]
+    assert wide["predicted_tokens_per_step"] is None
+    assert wide["replayed_steps"] == wide["steps"]
+    taken = tmp_path / "plain.json"
+    taken.write_text("[[0]]")
+    assert "is taken" in treeopt("bench", "--run", line, "--tree", taken, code=1)
+
+
+def test_nobodys_code_is_trusted_because_a_file_says_so(line):
+    from treeopt.cli import resolve
+    from treeopt.rundir import RunDirectory
+
+    trace = RankTrace.load(line / "trace.npz")
+    evil = {"model": "somebody/evil", "drafter": "x", "trust_remote_code": True, "bogus": "1"}
+    planted = RunDirectory(line.parent / "planted")
+    type(trace)(trace.ranks, trace.starts, meta={**trace.meta, "source": evil}).save(planted.trace)
+    assert resolve(planted, {}) == {"model": "somebody/evil", "drafter": "x"}
+
+
 def test_bench_holds_its_prompts_out(line):
     document = json.loads(treeopt("bench", "--run", line, "--num-prompts", "5", "--rounds", "1",
                                   "--batch-size", "2", "--json"))  # fmt: skip
@@ -219,6 +243,9 @@ def wrong(tmp_path):
         (("search", "--calibration", "no-such", *run), "medusa-vicuna-7b"),
         (("search", "--calibration", "medusa-vicuna-7b-v1.3", "--profile", "no-such", *run), "no-such"),
         (("export", "--to", "other", *run), "treeopt search"),
+        (("search", "--calibration", "medusa-vicuna-7b-v1.3", "--objective", "magic", *run), "independent, joint"),
+        (("calibrate", "--device", "toaster", *run), "--device"),
+        (("search", "--calibration", "medusa-vicuna-7b-v1.3", "--run", tmp_path / "tree.json"), "cannot be written"),
     ]  # fmt: skip
 
 

@@ -196,13 +196,22 @@ def test_the_tree_may_change_from_step_to_step(target, heads):
 
 def test_unsupported_models_are_refused_by_name(target):
     class Config:
+        model_type = "tiny"
         layer_types = ("full_attention", "linear_attention")
         _attn_implementation = "sdpa"
 
     with pytest.raises(Unsupported, match="linear_attention"):
         check_support(target.model, Config)
 
+    class Alibi(Config):
+        layer_types = None
+        alibi = True
+
+    with pytest.raises(Unsupported, match="ALiBi"):
+        check_support(target.model, Alibi)
+
     class Flash:
+        model_type = "tiny"
         layer_types = None
         _attn_implementation = "flash_attention_2"
 
@@ -210,13 +219,13 @@ def test_unsupported_models_are_refused_by_name(target):
         check_support(target.model, Flash)
     stateful = type("Mamba", (), {"_is_stateful": True})()
     with pytest.raises(Unsupported, match="Mamba has recurrent layers"):
-        check_support(stateful, type("C", (), {"_attn_implementation": "sdpa"}))
+        check_support(stateful, type("C", (), {"_attn_implementation": "sdpa", "model_type": "x"}))
 
 
 def test_dynamic_rope_ends_below_its_boundary():
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 64}
     config = type("C", (), {"max_position_embeddings": 4096, "rope_parameters": rope})
-    assert context_limit(config) < 64
+    assert context_limit(config) == 64
 
 
 @pytest.mark.gpu

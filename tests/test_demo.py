@@ -4,13 +4,18 @@ import json
 import sysconfig
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from treeopt import demo
 from treeopt.demo.corpus import fingerprint, is_held_out, standard_library
 from treeopt.errors import InvalidInput
+from treeopt.library import published_tree
+from treeopt.runtime.decode import StopRule, decode
 from treeopt.runtime.prompts import DEMO_TOKENS, demo_prompts
 from treeopt.runtime.session import open_session
+from treeopt.runtime.timing import logit_gap
+from treeopt.tree import Tree
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,43 @@ def test_a_python_without_its_sources_is_told_so(monkeypatch, tmp_path):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(InvalidInput, match="needs the sources of the Python standard library"):
         standard_library(held_out=True)
+
+
+def demo_answers(dtype, tree, count, limit):
+    """(session, prompts, rows) of the demo model decoding held-out prompts with a tree."""
+    session = open_session(dtype=dtype)
+    prompts = [prompt.tokens for prompt in session.prompts.prompts[:count]]
+    stop = StopRule(session.target.eos_ids, limit, at_loops=False)
+    return session, prompts, decode(session.target, session.heads, prompts, tree, batch_size=4, stop=stop)
+
+
+def test_in_float64_the_demo_model_writes_what_generate_writes():
+    session, prompts, rows = demo_answers("float64", published_tree(), 8, 48)
+    for prompt, row in zip(prompts, rows, strict=True):
+        tokens = torch.tensor([prompt])
+        answer = session.target.model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=48, pad_token_id=0
+        )
+        assert row.tokens == answer[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("tree", [None, published_tree(), Tree.chain(4)])
+def test_in_float32_answers_differ_at_near_ties_only(tree):
+    reference = demo_answers("float64", None, 24, 64)[2]
+    session, prompts, rows = demo_answers("float32", tree, 24, 64)
+    for prompt, row, exact in zip(prompts, rows, reference, strict=True):
+        if row.tokens != exact.tokens:
+            pairs = zip(row.tokens, exact.tokens, strict=False)
+            at = next(i for i, (ours, theirs) in enumerate(pairs) if ours != theirs)
+            assert logit_gap(session.target, prompt, row.tokens, exact.tokens, at) < 1e-4
+
+
+def test_the_logit_gap_is_the_targets(session):
+    prompt = session.prompts.prompts[0].tokens
+    logits = session.target.model(torch.tensor([[*prompt, 7]])).logits[0, -1]
+    gap = logit_gap(session.target, prompt, [7, 11], [7, 12], 1)
+    assert gap == pytest.approx(float((logits[12] - logits[11]).abs()), abs=1e-4)
+    assert logit_gap(session.target, prompt, [7], [7, 12], 1) is None
 
 
 @pytest.mark.slow

@@ -159,6 +159,32 @@ def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():
     assert profile.step(1, 9, 1, 0).ms == 2.0
 
 
+def test_depths_that_were_not_measured_are_left_out_and_said(trace):
+    profile = staircase(lambda rows: 1.0, depths=(1,))
+    entry = plan_trees(trace, profile, budget=12).entries[0]
+    assert entry.depth <= 1
+    assert any("depths up to 1" in warning for warning in entry.warnings)
+
+
+def test_one_context_per_batch_size():
+    plain = tuple(StepTiming(1, context, 1, 0, (1.0,)) for context in (100, 1000))
+    with pytest.raises(OutOfRange, match="one context length"):
+        LatencyProfile((), plain).context(1)
+
+
+def test_sequences_without_a_step_have_figures_too():
+    trace = random_trace(np.random.default_rng(0), [10, 10, 1, 1, 1, 1, 1, 1], 2, 4)
+    entry = plan_trees(trace, budget=4, objective="joint").entries[0]
+    assert entry.tokens_per_step_stderr >= 0
+    assert plan_trees(trace, budget=1).entries[0].tokens_per_step == 1.0
+
+
+def test_chosen_trees_have_no_gaps_between_siblings(trace):
+    for objective in ("independent", "joint", "replay"):
+        paths = set(plan_trees(trace, budget=40, objective=objective).entries[0].tree.paths)
+        assert all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in paths for p in paths if p)
+
+
 def test_limits_bind(trace):
     entry = plan_trees(trace, budget=30, max_rank=1, max_depth=2).entries[0]
     assert entry.depth <= 2
@@ -188,6 +214,9 @@ def test_a_plan_survives_its_file(trace, tmp_path):
         ({"medusa_choices": [[0], [0]], "size": 3}, "twice"),
         ({"size": 5}, "size and depth"),
         ({"medusa_choices": None}, "not a plan"),
+        ({"tokens_per_step": "x"}, "must be a number"),
+        ({"growth_order": [[0]]}, "pairs"),
+        ({"growth_order": 3}, "not a plan"),
     ],
 )
 def test_bad_plans_are_refused_by_rule(tmp_path, change, message):
@@ -216,7 +245,8 @@ def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
     path.write_text(json.dumps(document))
     assert LatencyProfile.load(path).step(1, 5, 4, 2).ms == 3.0
     for bad, message in (({"step_ms": []}, "positive samples"), ({"step_ms": [-1.0]}, "positive samples"),
-                         ({"depth": 4}, "depth < size"), ({"size": "x"}, "not a profile")):  # fmt: skip
+                         ({"depth": 4}, "depth < size"), ({"size": "x"}, "not a profile"),
+                         ({"depth": 0}, "depth < size"), ({"size": 1, "depth": 1}, "depth < size")):  # fmt: skip
         path.write_text(json.dumps({**document, "points": [{**point, **bad}]}))
         with pytest.raises(InvalidInput, match=message):
             LatencyProfile.load(path)
@@ -229,11 +259,11 @@ def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
 def test_speedups_are_paired_by_block():
     """A block that is slow for both contenders does not change their ratio."""
 
-    def contender(name, tokens, scale):
+    def contender(name, tokens, scale, n_blocks=5):
         blocks = [
             Block(round=r, prompts=[i], tokens=tokens, steps=10, decode_s=slow * scale)
             for r in range(2)
-            for i, slow in enumerate((1.0, 10.0, 3.0))
+            for i, slow in enumerate((1.0, 10.0, 3.0, 2.0, 7.0)[:n_blocks])
         ]
         return Contender(name=name, batch_size=1, size=1, medusa_choices=[], steps=1, passes=1, tokens=1,
                          tokens_per_step=1.0, tokens_per_s=1.0, identical=1, compared=1, blocks=blocks)  # fmt: skip
@@ -245,5 +275,9 @@ def test_speedups_are_paired_by_block():
     assert ratio.value == pytest.approx(2.0)
     assert ratio.low == pytest.approx(2.0)
     assert bench.speedup("plain").high == pytest.approx(1.0)
+    few = (contender("plain", 100, 1.0, 4), contender("chosen", 100, 0.5, 4))
+    assert (
+        Benchmark(contenders=few, dtype="x", rounds=2).speedup("chosen").low is None
+    )  # no interval of so few
     with pytest.raises(InvalidInput, match="plain, chosen"):
         bench.speedup("other")

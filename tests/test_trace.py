@@ -67,6 +67,12 @@ def test_a_hand_written_trace_needs_ranks_and_starts_only(tmp_path):
         ({"ranks": [[0]], "starts": [0, 1], "weight": [1.0, 2.0]}, "not supported yet"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"schema": "treeopt.trace/9"}'}, "schema"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"a'}, "cut off"),
+        ({"ranks": [[0]], "starts": [0, 1], "meta": "[1]"}, "schema"),
+        ({"ranks": [[0]], "starts": [0, 1], "meta": '{"top_k": "x"}'}, "int under meta 'top_k'"),
+        ({"ranks": [[0]], "starts": [0, 1], "meta": '{"drafter": "x"}'}, "dict under meta 'drafter'"),
+        ({"ranks": [[5]], "starts": [0, 1], "meta": '{"top_k": 5}'}, "below top_k"),
+        ({"ranks": [[65536]], "starts": [0, 1]}, "at most 32767"),
+        ({"ranks": [[0]], "starts": np.zeros(0, int)}, "rise from 0"),
     ],
 )
 def test_bad_traces_are_refused_by_rule(tmp_path, arrays, message):

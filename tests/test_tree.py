@@ -46,6 +46,8 @@ def test_derived_values_agree_with_the_paths(tree):
         ([[0.5]], "ranks 0, 1"),
         ([["a"]], "ranks 0, 1"),
         ([0], "ranks 0, 1"),
+        ([[True]], "ranks 0, 1"),
+        ([[10**30]], "ranks 0, 1"),
     ],
 )
 def test_bad_choices_are_refused_by_rule(choices, message):

@@ -15,9 +15,9 @@ import numpy as np
 
 from treeopt import storage
 from treeopt.errors import InvalidInput
-from treeopt.replay import tokens_per_step
 
 BOOTSTRAPS, SEED = 2000, 0
+FEWEST_BLOCKS = 5  # below it no interval is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +50,22 @@ class Contender:
     prefill_s: float | None = None
     predicted_tokens_per_step: float | None = None
     replayed_steps: int | None = None
+    replayed_tokens_per_step: float | None = None
     sequences: list[dict[str, Any]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
-
-    @property
-    def replayed_tokens_per_step(self) -> float | None:
-        return None if self.replayed_steps is None else tokens_per_step(self.tokens, self.replayed_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio of two contenders' tokens per second, with its 95 % interval."""
+    """A ratio of two contenders' tokens per second, with its 95 % interval (None for too few blocks)."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}{interval}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +92,13 @@ class Benchmark:
         pairs = self._paired(name, baseline)
         if not len(pairs):
             return None
+        value = float(_ratio(pairs.sum(0)))
+        if len(pairs) < FEWEST_BLOCKS:
+            return Ratio(value=value, low=None, high=None)
         rng = np.random.default_rng(SEED)
         picks = rng.integers(0, len(pairs), (BOOTSTRAPS, len(pairs)))
-        values = _ratio(pairs[picks].sum(1))
-        low, high = np.quantile(values, [0.025, 0.975]).tolist()
-        return Ratio(value=float(_ratio(pairs.sum(0))), low=low, high=high)
+        low, high = np.quantile(_ratio(pairs[picks].sum(1)), [0.025, 0.975]).tolist()
+        return Ratio(value=value, low=low, high=high)
 
     def _paired(self, name: str, baseline: str) -> Any:
         """(blocks, 4) tokens and seconds of the contender and of the baseline, rounds added up."""
@@ -122,7 +125,10 @@ class Benchmark:
         try:
             contenders = []
             for record in document["contenders"]:
-                blocks = [Block(**block) for block in record.get("blocks", [])]
+                blocks = [
+                    Block(**{k: v for k, v in block.items() if k in Block.__dataclass_fields__})
+                    for block in record.get("blocks", [])
+                ]
                 kept = {k: v for k, v in record.items() if k in known}
                 contenders.append(Contender(**{**kept, "blocks": blocks}))
             rest = ("schema", "contenders", "dtype", "rounds")

@@ -85,9 +85,7 @@ class Calibration:
     def from_trace(cls, trace: RankTrace) -> Calibration:
         """Count hits and trials over all states at which a step can be taken."""
         ranks = trace.ranks[trace.has_step]
-        tried = ranks != NO_TRIAL
-        hits = [np.bincount(r[r >= 0], minlength=trace.top_k)[: trace.top_k] for r in ranks.T]
-        trials = tried.sum(0)
+        hits, trials = count_hits(ranks, trace.top_k)
         if trials.min() < 1:
             raise InvalidInput(
                 f"Head {int(trials.argmin()) + 1} never had a token to guess: "
@@ -103,7 +101,7 @@ class Calibration:
             **{key: trace.meta.get(key) for key in ("drafter", "acceptance", "provenance")},
         }
         prefixes = {"paths": [list(p) for p in paths], "counts": counts, "visited": visited}
-        return cls(np.array(hits), trials, prefixes, info)
+        return cls(hits, trials, prefixes, info)
 
     def document(self) -> dict[str, Any]:
         """What ``calibration.json`` says."""
@@ -136,6 +134,17 @@ class Calibration:
         if shape != calibration.hits.shape:
             raise InvalidInput(f"{path} says {shape} heads x ranks, but hits has {calibration.hits.shape}.")
         return calibration
+
+
+def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray]:
+    """(K, top_k) hits and (K,) trials of (P, K) ranks.
+
+    >>> hits, trials = count_hits(np.array([[0], [1], [-1], [-2]], np.int16), 2)
+    >>> hits.tolist(), trials.tolist()
+    ([[1, 1]], [3])
+    """
+    hits = np.stack([np.bincount(r[r >= 0], minlength=top_k)[:top_k] for r in ranks.T])
+    return hits, (ranks != NO_TRIAL).sum(0)
 
 
 def chain_survival(ranks: NDArray[np.int16]) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 m
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -101,10 +102,15 @@ def model_options(command: Command) -> Command:
 
 
 def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
-    """The given model options on top of those that the run was calibrated with."""
+    """The given model options on top of those that the run was calibrated with.
+
+    Whether to trust a model's own code is asked anew every time.
+    """
     if "model" in source or not run.trace.exists():
         return source
-    return {**(run.read_trace().meta.get("source") or {}), **source}
+    earlier = run.read_trace().meta.get("source") or {}
+    known = {k: v for k, v in earlier.items() if k in MODEL_OPTIONS and isinstance(v, str)}
+    return {**known, **source}
 
 
 def open_session(source: dict[str, Any]) -> Session:
@@ -142,12 +148,12 @@ def cli() -> None:
 )
 @click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
 @click.option("--num-prompts", **positive(192), help="Prompts to calibrate on.")
-@click.option("--bench-prompts", **positive(24), help="Held-out prompts to prove it on.")
+@click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @click.option("--max-new-tokens", **positive(128), help="Longest answer.")
 @click.option("--time-limit", **positive(60), help="Seconds for timing steps.")
 def run(
     run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], budget: int, num_prompts: int,
-    bench_prompts: int, max_new_tokens: int, time_limit: int, as_json: bool,
+    bench_prompts: int | None, max_new_tokens: int, time_limit: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Calibrate, profile, search, bench and export, on the demo model or on your own.
 
@@ -158,23 +164,30 @@ def run(
     """
     from treeopt import pipeline
     from treeopt.console import bench_table, closing, note, out, plan_table
+    from treeopt.export import ENGINES
 
     session = open_session(source)
     pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, source=source)
     sizes = [size for size in pipeline.SIZES if size < budget] + [budget]
     pipeline.profile(run, session, batch_sizes=batch_size, sizes=sizes, time_limit_s=time_limit)
     plan = pipeline.search(run, batch_sizes=batch_size, budget=budget)
-    result = pipeline.bench(run, session, num_prompts=bench_prompts)
-    if as_json:
-        show_result({"plan": plan.document(), "bench": result.document()}, None, as_json)
-        return
-    out(plan_table(plan))
-    out(bench_table(result))
-    for engine in ("medusa", "tensorrt-llm"):
-        for entry in plan.entries[:1]:
+    results = [
+        pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts)
+        for entry in plan.entries
+    ]
+    for engine, entry in itertools.product(ENGINES, plan.entries):
+        try:
             if entry.size > 1:
                 pipeline.export(run, engine, batch_size=entry.batch_size)
-    out(closing(plan, result, str(run.path)))
+        except TreeoptError as error:
+            note(f"Not exported for {engine}: {error}")
+    if as_json:
+        show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
+        return
+    out(plan_table(plan))
+    for result in results:
+        out(bench_table(result))
+        out(closing(plan, result, str(run.path)))
     note(f"Everything is in {run.path}/. Look at the tree: treeopt show --run {run.path}")
 
 
@@ -184,7 +197,9 @@ def run(
 @click.option("--num-prompts", **positive(192), help="Prompts to answer.")
 @click.option("--max-new-tokens", **positive(128), help="Longest answer.")
 @click.option("--batch-size", **positive(16), help="Sequences decoded at once.")
-@click.option("--top-k", **positive(32), help="Ranks to tell apart.")
+@click.option(
+    "--top-k", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Ranks to tell apart."
+)
 def calibrate(
     run: RunDirectory, source: dict[str, Any], num_prompts: int, max_new_tokens: int, batch_size: int,
     top_k: int, as_json: bool,
@@ -265,7 +280,7 @@ def search(run: RunDirectory, as_json: bool, batch_size: tuple[int, ...], **opti
 @model_options
 @run_directory
 @click.option("--batch-size", **positive(), help="Which of the plan's.  [default: its first]")
-@click.option("--num-prompts", **positive(24), help="Held-out prompts to decode.")
+@click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
 @click.option("--rounds", **positive(2), help="Times that every contender decodes every prompt.")
 @click.option(
@@ -311,7 +326,10 @@ def export(run: RunDirectory, engine: str, batch_size: int | None, as_json: bool
     paths, notes = pipeline.export(run, engine, batch_size=batch_size)
     for text in notes:
         note(text)
-    show_result({"files": [str(p) for p in paths], "notes": notes}, "\n".join(map(str, paths)), as_json)
+    if as_json:
+        show_result({"files": [str(p) for p in paths], "notes": notes}, None, as_json)
+    else:
+        click.echo("\n".join(map(str, paths)))
 
 
 @cli.command()

@@ -133,7 +133,7 @@ def bench_table(bench: Benchmark) -> RenderableType:
     title = (
         f"Real decoding of {first.compared} held-out prompts, batch size {first.batch_size}, {bench.dtype}"
     )
-    if bench.info.get("prompts") == "trace":
+    if bench.info.get("prompts") != "held out":
         title = title.replace("held-out prompts", "calibration prompts")
     table = Table(title=title, title_justify="left")
     table.add_column("contender")
@@ -148,7 +148,7 @@ def bench_table(bench: Benchmark) -> RenderableType:
             str(c.size),
             *("–" if rate is None else f"{rate:.3f}" for rate in rates),
             "–" if c.tokens_per_s is None else f"{c.tokens_per_s:.0f}",
-            "–" if ratio is None else f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]",
+            "–" if ratio is None else str(ratio),
             f"{c.identical}/{c.compared}",
             style="bold green" if c.name == "chosen" else None,
         )
@@ -162,7 +162,7 @@ def closing(plan: Plan, bench: Benchmark, folder: str) -> RenderableType:
         return "No tree pays on this machine at this batch size: serve the model without speculation."
     speedup, over = bench.speedup("chosen"), bench.speedup("chosen", "mc_sim_7b_63")
     if speedup is None or over is None:
-        return "Too few prompts for a full batch: nothing was timed. Pass more with --num-prompts."
+        return "Too few prompts for a full batch: nothing was timed. Pass more to bench."
     predicted = pm(entry.speedup, entry.speedup_stderr)
     return (
         f"With the chosen tree ({entry.size} rows a step) decoding is [bold]{speedup.value:.2f} times[/] "

@@ -6,6 +6,9 @@ joint         gain of a node = share of all states whose ranks begin with its pa
 replay        gain of a node = tokens per step it adds at the states that decoding with the current
               tree really visits (Hydra, section 4); decoding jumps over the easy runs
 
+With ``gap_free`` a node's children have ranks 0...c-1 without a gap, which several engines need; ranks
+are nearly always in order, and where they are not it is noise more often than not.
+
 accept : (K, R)  P(head k has the true token at rank r)
 ranks  : (P, K)  rank of the true token at every state
 budget           most nodes, root included
@@ -39,6 +42,7 @@ def grow_independent(
     budget: int,
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
+    gap_free: bool = False,
 ) -> TreeFamily:
     """The trees that maximise expected tokens per step if heads erred independently.
 
@@ -49,7 +53,8 @@ def grow_independent(
     ((), (0,), (0, 0), (1,))
     """
     accept = accept[:max_depth, : max_rank + 1]
-    order = np.argsort(-accept, axis=1, kind="stable").tolist()
+    best = np.argsort(-accept, axis=1, kind="stable")
+    order = (np.indices(accept.shape)[1] if gap_free else best).tolist()
     table = accept.tolist()
 
     def children(path: Choice, value: Value) -> Iterator[tuple[Value, int]]:
@@ -68,6 +73,7 @@ def grow_joint(
     budget: int,
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
+    gap_free: bool = False,
 ) -> TreeFamily:
     """The trees that maximise tokens of a step averaged over all states of the trace, exactly.
 
@@ -86,7 +92,7 @@ def grow_joint(
         column = here[:, depth]
         counts = np.bincount(column[(column >= 0) & (column < top)], minlength=top)
         products = value[1] * accept[depth]
-        for rank in np.lexsort((-products, -counts)).tolist():
+        for rank in range(top) if gap_free else np.lexsort((-products, -counts)).tolist():
             states[(*path, rank)] = here[column == rank]
             yield (int(counts[rank]), float(products[rank])), rank
 
@@ -100,26 +106,29 @@ def grow_replay(
     budget: int,
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
+    gap_free: bool = False,
 ) -> TreeFamily:
     """Trees grown node by node, each saving the most steps at the states visited with the tree so far.
 
     A new node changes only the states whose accepted path ended at its parent, so only sequences
     with one of them are decoded again. Where no visited state would gain, nodes are added in the
     order of `grow_joint`. Nested by construction; the best trees of every size are not nested in
-    general, so this is a heuristic (tests bound its loss against brute force; see `refine`).
+    general, so this is a heuristic (a test bounds its loss against brute force).
     """
-    joint = grow_joint(trace, budget=budget, max_depth=max_depth, max_rank=max_rank)
+    joint = grow_joint(trace, budget=budget, max_depth=max_depth, max_rank=max_rank, gap_free=gap_free)
     walk = _Walk(trace, max_depth or trace.num_heads, min(max_rank + 1, trace.top_k))
     paths: list[Choice] = [()]
     index: dict[Choice, int] = {(): 0}
+    children = np.zeros(len(joint), dtype=np.int64)  # of every node so far
     tokens, steps = int((trace.lengths - 1).sum()), [walk.steps()]
     while len(paths) < len(joint):
-        parent, rank = walk.best_child(len(paths))
+        parent, rank = walk.best_child(children if gap_free else None, len(paths))
         path = (*paths[parent], rank)
         if rank < 0:
             path = next(p for p in joint.paths if p not in index)
             parent, rank = index[path[:-1]], path[-1]
         index[path] = len(paths)
+        children[parent] += 1
         walk.add(parent, rank, len(paths))
         paths.append(path)
         steps.append(walk.steps())
@@ -134,11 +143,16 @@ OBJECTIVES: dict[str, Callable[..., TreeFamily]] = {
 }
 
 
-def grow(trace: RankTrace, *, objective: str, budget: int, max_depth: int, max_rank: int) -> TreeFamily:
+def grow(trace: RankTrace, *, objective: str, **limits: Any) -> TreeFamily:
     """The family of one of `OBJECTIVES` on the whole trace (in-sample; see `planner.crossfit`)."""
+    check_objective(objective)
+    return OBJECTIVES[objective](trace, **limits)
+
+
+def check_objective(objective: str) -> None:
+    """Raise InvalidInput for a name that is not one of `OBJECTIVES`."""
     if objective not in OBJECTIVES:
         raise InvalidInput(f"--objective must be one of {', '.join(OBJECTIVES)}, but got {objective!r}.")
-    return OBJECTIVES[objective](trace, budget=budget, max_depth=max_depth, max_rank=max_rank)
 
 
 def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> NDArray[np.float64]:
@@ -213,16 +227,20 @@ class _Walk:
         gains = np.bincount(key, weights=saved, minlength=nodes * width).reshape(nodes, width)
         return gains[:, : self.top]
 
-    def best_child(self, nodes: int) -> tuple[int, int]:
+    def best_child(self, children: IntArray | None, nodes: int) -> tuple[int, int]:
         """(parent, rank) of the child that saves most steps; rank -1 where none saves any.
+
+        children : (nodes,)  how many each node has: only that rank may follow; None for any rank
 
         `gains` counts a child's effect on each state by itself; the `TRIED` best by that count are
         decoded with, since accepting a guess moves all later steps of its sequence.
         """
         gains = self.gains(nodes)
+        if children is not None:
+            gains = np.where(np.arange(self.top) == children[:nodes, None], gains, 0.0)
         tried = np.argsort(-gains, axis=None, kind="stable")[:TRIED]
-        children = [divmod(int(i), self.top) for i in tried if gains.flat[i] > 0]
-        return max(children, key=lambda child: self.saving(*child), default=(0, -1))
+        offered = [divmod(int(i), self.top) for i in tried if gains.flat[i] > 0]
+        return max(offered, key=lambda child: self.saving(*child), default=(0, -1))
 
     def saving(self, parent: int, rank: int) -> int:
         """Steps that the whole trace would take less with child ``rank`` of ``parent``."""

@@ -17,8 +17,6 @@ import numpy as np
 from treeopt import storage
 from treeopt.errors import InvalidInput, OutOfRange
 
-PLAIN = 0  # the depth under which plain steps are kept; their size is 1
-
 
 @dataclass(frozen=True)
 class StepTiming:
@@ -35,10 +33,10 @@ class StepTiming:
     def __post_init__(self) -> None:
         if not self.step_ms or not all(np.isfinite(ms) and ms > 0 for ms in self.step_ms):
             raise InvalidInput(f"step_ms must be positive samples in ms, but got {self.step_ms[:3]}.")
-        if not (self.batch_size >= 1 and self.size >= 1 and 0 <= self.depth < max(self.size, 2)):
+        if self.batch_size < 1 or self.size < 1 or not min(self.size - 1, 1) <= self.depth < self.size:
             raise InvalidInput(
-                "A timing needs batch_size >= 1, size >= 1 and depth < size, but got "
-                f"{self.batch_size}, {self.size}, {self.depth}."
+                "A timing needs batch_size >= 1, size >= 1 and 1 <= depth < size (depth 0 for size 1), "
+                f"but got {self.batch_size}, {self.size}, {self.depth}."
             )
 
 
@@ -86,8 +84,8 @@ class LatencyProfile:
         """Every measured (batch_size, context_tokens), sorted."""
         return sorted({(p.batch_size, p.context_tokens) for p in self.autoregressive})
 
-    def contexts(self, batch_size: int) -> list[int]:
-        """The context lengths measured at a batch size; OutOfRange if there are none."""
+    def context(self, batch_size: int) -> int:
+        """The context length that a batch size was measured at; OutOfRange if none or several were."""
         contexts = [context for batch, context in self.settings if batch == batch_size]
         if not contexts:
             have = ", ".join(str(b) for b in sorted({b for b, _ in self.settings}))
@@ -95,11 +93,16 @@ class LatencyProfile:
                 f"The profile covers batch sizes {have}, but {batch_size} was asked. "
                 f"Measure it with: treeopt profile --batch-size {batch_size}"
             )
-        return contexts
+        if len(contexts) > 1:
+            raise OutOfRange(
+                f"A plan needs one context length per batch size, but the profile has {contexts} for "
+                f"batch size {batch_size}: keep the timings of one."
+            )
+        return contexts[0]
 
     def plain(self, batch_size: int, context_tokens: int) -> Latency:
         """One autoregressive step."""
-        return self._medians[batch_size, context_tokens][PLAIN][1]
+        return self._plain[batch_size, context_tokens]
 
     def step(self, batch_size: int, context_tokens: int, size: int, depth: int) -> Latency | None:
         """A step with a tree of ``size`` rows and ``depth``; None beyond what was measured.
@@ -109,7 +112,7 @@ class LatencyProfile:
         """
         if size == 1:
             return self.plain(batch_size, context_tokens)
-        by_depth = self._medians[batch_size, context_tokens]
+        by_depth = self._medians.get((batch_size, context_tokens), {})
         for measured_depth in sorted(d for d in by_depth if d >= max(depth, 1)):
             sizes = by_depth[measured_depth]
             below = max((s for s in sizes if s <= size), default=None)
@@ -122,17 +125,28 @@ class LatencyProfile:
 
     def largest(self, batch_size: int, context_tokens: int) -> int:
         """The largest size measured."""
-        return max(s for sizes in self._medians[batch_size, context_tokens].values() for s in sizes)
+        by_depth = self._medians.get((batch_size, context_tokens), {})
+        return max((size for sizes in by_depth.values() for size in sizes), default=1)
+
+    def deepest(self, batch_size: int, context_tokens: int) -> int:
+        """The largest depth measured."""
+        return max(self._medians.get((batch_size, context_tokens), {}), default=0)
+
+    @cached_property
+    def _plain(self) -> dict[tuple[int, int], Latency]:
+        """Setting -> median of the plain step, pooled over repeated timings."""
+        samples: dict[tuple[int, int], list[float]] = {}
+        for p in self.autoregressive:
+            samples.setdefault((p.batch_size, p.context_tokens), []).extend(p.step_ms)
+        return {setting: median_latency(ms) for setting, ms in samples.items()}
 
     @cached_property
     def _medians(self) -> dict[tuple[int, int], dict[int, dict[int, Latency]]]:
         """Setting -> depth -> size -> median, pooled over repeated points."""
         samples: dict[tuple[int, int], dict[int, dict[int, list[float]]]] = {}
-        for timings, plain in ((self.points, False), (self.autoregressive, True)):
-            for p in timings:
-                depth, size = (PLAIN, 1) if plain else (p.depth, p.size)
-                at = samples.setdefault((p.batch_size, p.context_tokens), {})
-                at.setdefault(depth, {}).setdefault(size, []).extend(p.step_ms)
+        for p in self.points:
+            at = samples.setdefault((p.batch_size, p.context_tokens), {}).setdefault(p.depth, {})
+            at.setdefault(p.size, []).extend(p.step_ms)
         return {
             setting: {
                 depth: {size: median_latency(ms) for size, ms in sizes.items()}
@@ -161,7 +175,7 @@ class LatencyProfile:
         document = storage.read_json(path, "profile", required=("points", "autoregressive"))
         try:
             points = tuple(_timing(p) for p in document["points"])
-            plain = tuple(_timing({**p, "size": 1, "depth": 0}) for p in document["autoregressive"])
+            plain = tuple(_timing(p, size=1, depth=0) for p in document["autoregressive"])
             rest = ("schema", "points", "autoregressive", "runtime")
             info = {k: v for k, v in document.items() if k not in rest}
             return cls(points, plain, document.get("runtime") or {}, info)
@@ -175,7 +189,10 @@ def _without_unknown(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _timing(record: dict[str, Any]) -> StepTiming:
+def _timing(record: Any, **fixed: int) -> StepTiming:
+    if not isinstance(record, dict):
+        raise InvalidInput(f"a timing must be an object, but one is {record!r}.")
+    record = {**record, **fixed}
     rounds = record.get("round")
     return StepTiming(
         batch_size=int(record["batch_size"]),

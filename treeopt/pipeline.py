@@ -20,7 +20,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth import MAX_RANK, grow, grow_independent
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan, PlanEntry
-from treeopt.planner import plan_trees
+from treeopt.planner import crossfit, plan_trees
 from treeopt.replay import replay
 from treeopt.rundir import RunDirectory, digests
 from treeopt.storage import load_json
@@ -207,7 +207,7 @@ def bench(
     session: Session,
     *,
     batch_size: int | None = None,
-    num_prompts: int = 16,
+    num_prompts: int | None = None,
     max_new_tokens: int | None = None,
     rounds: int = 2,
     trees: Sequence[Path] = (),
@@ -220,30 +220,43 @@ def bench(
         raise InvalidInput(f"--rounds must be at least 1, but got {rounds}.")
     plan, trace = run.read_plan(), run.read_trace()
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-    if trace.meta.get("drafter", {}).get("sha256") not in (None, session.drafter["sha256"]):
+    drafter = trace.meta.get("drafter") or {}
+    if drafter.get("sha256") not in (None, session.drafter["sha256"]):
         raise InvalidInput(
             f"The run's trace must be of the heads that bench decodes with, but {run.trace} is of "
-            f"{trace.meta['drafter']['id']}. Calibrate again, or use another --run."
+            f"{drafter.get('id')}. Calibrate again, or use another --run."
         )
+    contenders, predicted = _contenders(plan, entry, trace, session.heads.num_heads)
+    for file in trees:
+        if file.stem in contenders:
+            raise InvalidInput(
+                f"Contenders need names of their own, but {file.stem!r} is taken: rename {file}."
+            )
+        contenders[file.stem] = tree = read_tree(file)
+        predicted[file.stem] = _predicted(trace, tree)
+    # Ranks that the trace does not tell apart would be misses in replay, but decoding accepts them.
+    top_k = max(trace.top_k, *(1 + max(tree.ranks) for tree in contenders.values() if tree))
     limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     reference = None
     if on_trace:
         prompts = _trace_prompts(session, trace)
-        dtype = trace.meta.get("provenance", {}).get("dtype")
-        if dtype == session.provenance().dtype and limit == trace.meta.get("max_new_tokens"):
+        dtype = (trace.meta.get("provenance") or {}).get("dtype")
+        same = dtype == session.provenance().dtype and limit == trace.meta.get("max_new_tokens")
+        if same and top_k == trace.top_k:
             reference = trace
         else:
-            note(f"The trace was measured in {dtype} with other settings: measuring its prompts again.")
+            note(f"The trace is in {dtype}, with fewer ranks or other limits: measuring its prompts again.")
     else:
-        hashes = trace.meta.get("prompt_sha256", [])
-        prompts = _first(replace(session, prompts=session.prompts.without(hashes)), num_prompts)
+        hashes = trace.meta.get("prompt_sha256")
+        if hashes is None:
+            raise InvalidInput(
+                f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256."
+            )
+        wanted = num_prompts or max(24, 10 * entry.batch_size)
+        prompts = _first(replace(session, prompts=session.prompts.without(hashes)), wanted)
     if reference is None:
-        reference = _collect(session, prompts, limit, batch_size=16, top_k=trace.top_k,
+        reference = _collect(session, prompts, limit, batch_size=16, top_k=top_k,
                              title="Plain answers of the bench prompts")  # fmt: skip
-    contenders, predicted = _contenders(plan, entry, trace, session.heads.num_heads)
-    for file in trees:
-        tree = read_tree(file)
-        contenders[file.stem], predicted[file.stem] = tree, replay(trace, tree).tokens_per_step
     total = len(prompts) * len(contenders) * rounds
     with progress(f"Decoding with {len(contenders)} contenders", total) as advance:
         result = run_benchmark(
@@ -255,12 +268,14 @@ def bench(
             progress=advance,
         )  # fmt: skip
     result.save(run.bench)
+    if len(plan.entries) > 1:  # the last run's is bench.json; each batch size keeps its own
+        result.save(run.bench.with_name(f"bench-batch-size-{entry.batch_size}.json"))
     return result
 
 
 def _trace_prompts(session: Session, trace: RankTrace) -> tuple[Prompt, ...]:
     known = {prompt.sha256: prompt for prompt in session.prompts.prompts}
-    wanted = trace.meta.get("prompt_sha256", [])
+    wanted = trace.meta.get("prompt_sha256") or []
     missing = [sha for sha in wanted if sha not in known]
     if missing or not wanted:
         raise InvalidInput(
@@ -277,25 +292,30 @@ def _contenders(
 
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
-    limits = plan.constraint or {"budget": len(entry.tree), "max_rank": MAX_RANK, "max_depth": num_heads}
+    limits = {"budget": entry.size, "max_rank": MAX_RANK, "max_depth": num_heads, "gap_free": True}
+    limits |= {name: value for name, value in (plan.constraint or {}).items() if name in limits}
     published = library.published_tree().cut(max_depth=num_heads)
-    whole = grow(trace, objective=plan.objective or "replay", **limits)
-    chain = Tree.chain((entry.best_chain or {"depth": num_heads})["depth"])
+    whole = crossfit(trace, objective=plan.objective or "replay", **limits)
+    chain = Tree.chain((entry.best_chain or {}).get("depth", num_heads))
     trees: dict[str, Tree | None] = {
         "plain": None,
         "chosen": entry.tree if entry.size > 1 else None,
         "mc_sim_7b_63": published,
         "chain": chain,
-        "budget": whole.tree(len(whole)),
+        "budget": whole.family.tree(len(whole.family)),
     }
-    by_size = {point["size"]: point["tokens_per_step"] for point in entry.curve}
     return trees, {
         "plain": 1.0,
         "chosen": entry.tokens_per_step,
-        "mc_sim_7b_63": replay(trace, published).tokens_per_step,
-        "chain": replay(trace, chain).tokens_per_step,
-        "budget": by_size.get(len(whole)),
+        "mc_sim_7b_63": _predicted(trace, published),
+        "chain": _predicted(trace, chain),
+        "budget": float(whole.tokens_per_step[-1]),
     }
+
+
+def _predicted(trace: RankTrace, tree: Tree) -> float | None:
+    """Tokens per step of a fixed tree on the trace; None where it has ranks that the trace lacks."""
+    return None if max(tree.ranks) >= trace.top_k else replay(trace, tree).tokens_per_step
 
 
 def read_tree(path: Path) -> Tree:
@@ -303,7 +323,7 @@ def read_tree(path: Path) -> Tree:
     document = load_json(path)
     if isinstance(document, dict):
         document = document.get("medusa_choices")
-    if not isinstance(document, list):
+    if not isinstance(document, list) or not all(isinstance(choice, list) for choice in document):
         raise InvalidInput(f"{path} must hold a list of paths, or an object with 'medusa_choices'.")
     try:
         return Tree.from_choices(document)
@@ -320,12 +340,15 @@ def export(
 
     plan = run.read_plan()
     entry = plan.entry(batch_size)
-    num_heads = (plan.drafter or {}).get("num_heads") or (plan.constraint or {}).get("max_depth")
-    if num_heads is None:
-        raise OutOfRange("The export needs the number of heads, but the plan has no 'drafter'.")
+    num_heads = (plan.drafter or {}).get("num_heads")
+    if not isinstance(num_heads, int):
+        raise OutOfRange("The export needs the number of heads, but the plan has no drafter.num_heads.")
     result = export_entry(entry, engine, num_heads=num_heads)
     paths = []
+    folder = run.export / engine
+    if len(plan.entries) > 1:
+        folder /= f"batch-size-{entry.batch_size}"
     for name, text in result.files.items():
-        paths.append(run.export / engine / name)
+        paths.append(folder / name)
         write_text(paths[-1], text)
     return paths, result.notes

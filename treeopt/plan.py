@@ -46,6 +46,11 @@ class PlanEntry:
     curve: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        for name in ("tokens_per_step", "step_ms", "tokens_per_s", "speedup"):
+            if not isinstance(getattr(self, name), int | float | None):
+                raise InvalidInput(f"{name} must be a number or null, but is {getattr(self, name)!r}.")
+        if any(len(item) != 2 or not isinstance(item[0], list) for item in self.growth_order):
+            raise InvalidInput("growth_order must list [path, gain] pairs.")
         tree = self.tree
         if (len(tree), tree.depth) != (self.size, self.depth):
             raise InvalidInput(

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import Calibration
+from treeopt.calibration import Calibration, count_hits
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth import MAX_RANK, grow, grow_independent, product_values
+from treeopt.growth import MAX_RANK, check_objective, grow, grow_independent, product_values
 from treeopt.latency import Latency, LatencyProfile
 from treeopt.plan import Plan, PlanEntry
 from treeopt.replay import growth_index, replay, replay_sizes
@@ -59,15 +59,15 @@ class HeldOut:
             return self.product[size - 1 : size]
         rng = np.random.default_rng(SEED)
         picks = rng.integers(0, len(self.tokens), (BOOTSTRAPS, len(self.tokens)))
-        rates: NDArray[np.float64] = self.tokens[picks].sum(1) / self.steps[size - 1][picks].sum(1)
+        tokens, steps = self.tokens[picks].sum(1), self.steps[size - 1][picks].sum(1)
+        rates: NDArray[np.float64] = np.where(steps, tokens / np.maximum(steps, 1), 1.0)
         return rates
 
 
-def crossfit(
-    trace: RankTrace, *, objective: str, budget: int, max_depth: int, max_rank: int = MAX_RANK
-) -> HeldOut:
-    """Grow on K-1 folds of sequences and replay on the rest, for every size up to ``budget``.
+def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
+    """Grow on K-1 folds of sequences and replay on the rest, for every size up to the budget.
 
+    ``limits`` are those of `growth`: budget, max_depth, max_rank, gap_free.
     Raises OutOfRange for a trace with a single sequence, which has nothing to hold out.
     """
     if trace.num_sequences < 2:
@@ -75,8 +75,7 @@ def crossfit(
             "Held-out figures need at least 2 sequences, but the trace has 1. "
             "Calibrate on more: treeopt calibrate --num-prompts 64"
         )
-    limits = {"objective": objective, "budget": budget, "max_depth": max_depth, "max_rank": max_rank}
-    family = grow(trace, **limits)  # type: ignore[arg-type]
+    family = grow(trace, objective=objective, **limits)
     fold = np.random.default_rng(SEED).permutation(trace.num_sequences) % FOLDS
     n_sizes = len(family)
     steps = np.zeros((n_sizes, trace.num_sequences), dtype=np.int64)
@@ -84,14 +83,16 @@ def crossfit(
     for f in np.unique(fold):
         train, test = np.flatnonzero(fold != f), np.flatnonzero(fold == f)
         held_out = trace.select(test)
-        paths = grow(trace.select(train), **limits).paths[:n_sizes]  # type: ignore[arg-type]
+        paths = grow(trace.select(train), objective=objective, **limits).paths[:n_sizes]
         sizes = np.minimum(np.arange(1, n_sizes + 1), len(paths))
         steps[:, test] = replay_sizes(held_out, paths, sizes)
         states = held_out.has_step
         n = int(states.sum())
         nodes = np.bincount(growth_index(held_out, paths)[states].ravel(), minlength=len(paths))
         joint += (n + np.cumsum(nodes[: len(paths)]))[sizes - 1]
-        product += n * np.cumsum(product_values(_marginals(held_out, max_rank), paths))[sizes - 1]
+        hits, trials = count_hits(held_out.ranks[states], trace.top_k)
+        accept = hits / np.maximum(trials, 1)[:, None]
+        product += n * np.cumsum(product_values(accept, paths))[sizes - 1]
         n_states += n
     return HeldOut(family, steps, trace.lengths - 1, product / n_states, joint / n_states)
 
@@ -104,11 +105,9 @@ def _marginals(trace: RankTrace, max_rank: int) -> NDArray[np.float64]:
     return np.asarray(hits / trials[:, None])
 
 
-def from_calibration(
-    calibration: Calibration, *, budget: int, max_depth: int, max_rank: int = MAX_RANK
-) -> HeldOut:
+def from_calibration(calibration: Calibration, **limits: Any) -> HeldOut:
     """The same from marginals alone (a published table): objective `independent`, nothing held out."""
-    family = grow_independent(calibration.accept, budget=budget, max_depth=max_depth, max_rank=max_rank)
+    family = grow_independent(calibration.accept, **limits)
     return HeldOut(family, None, None, np.cumsum(family.gains), None)
 
 
@@ -150,7 +149,8 @@ def plan_trees(
     """The best tree within ``budget`` rows (root included) for each batch size.
 
     With a profile: highest predicted throughput over all sizes and depths; ties inside the latency's
-    noise go to the smaller tree. Without: the smallest tree with the most tokens per step.
+    noise go to the smaller tree. Without: the whole budget. From a calibration the objective is
+    always `independent`. Siblings have ranks without gaps, so that every engine can take the tree.
 
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> plan_trees(calibration, budget=3).entries[0].medusa_choices
@@ -160,26 +160,25 @@ def plan_trees(
                                ("--max-depth", max_depth, 1)):  # fmt: skip
         if value is not None and value < least:
             raise InvalidInput(f"{name} must be at least {least}, but got {value}.")
+    check_objective(objective)
     depth_limit = min(source.num_heads, max_depth or source.num_heads)
-    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank}
+    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "gap_free": True}
     if isinstance(source, RankTrace):
-        limits["objective"] = objective
-        families = [crossfit(source, max_depth=d, **limits) for d in range(1, depth_limit + 1)]
+        families = [
+            crossfit(source, objective=objective, max_depth=d, **limits) for d in range(1, depth_limit + 1)
+        ]
     else:
         objective = "independent"
         families = [from_calibration(source, max_depth=d, **limits) for d in range(1, depth_limit + 1)]
     trace = source if isinstance(source, RankTrace) else None
     meta = source.meta if isinstance(source, RankTrace) else source.info
-    entries = []
-    for batch_size in sorted(set(batch_sizes)):
-        for context in profile.contexts(batch_size) if profile else [None]:
-            entries.append(_entry(families, trace, profile, batch_size, context))
+    entries = [_entry(families, trace, profile, batch_size) for batch_size in sorted(set(batch_sizes))]
     return Plan(
         entries=tuple(entries),
         objective=objective,
-        drafter=meta.get("drafter"),
+        drafter={**(meta.get("drafter") or {}), "num_heads": source.num_heads},
         acceptance=meta.get("acceptance"),
-        constraint={"budget": budget, "max_rank": max_rank, "max_depth": depth_limit},
+        constraint={**limits, "max_depth": depth_limit},
         runtime=profile.runtime if profile else None,
         inputs=inputs or {},
     )
@@ -190,14 +189,14 @@ def _entry(
     trace: RankTrace | None,
     profile: LatencyProfile | None,
     batch_size: int,
-    context: int | None,
 ) -> PlanEntry:
+    context = profile.context(batch_size) if profile else None
     candidates = _candidates(families, profile, batch_size, context)
     warnings = []
     if profile is None or context is None:
-        best = max(candidates, key=lambda c: (round(c.tokens_per_step, 9), -c.size))
-        curve, tied = [c for c in candidates if c.held_out is best.held_out], [best.size]
-        warnings.append("No profile: this is the largest useful tree, whatever a step costs.")
+        curve = [c for c in candidates if c.held_out is families[-1]]
+        best, tied = curve[-1], [curve[-1].size]
+        warnings.append("No profile was used: this is the largest tree of the budget, whatever a step costs.")
     else:
         fastest = max(candidates, key=lambda c: c.tokens_per_s or 0.0)
         ties = [c for c in candidates if _tied(c, fastest)]
@@ -209,6 +208,11 @@ def _entry(
         if largest < most:
             warnings.append(
                 f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out."
+            )
+        if profile.deepest(batch_size, context) < len(families):
+            warnings.append(
+                f"The profile covers depths up to {profile.deepest(batch_size, context)}, so deeper trees "
+                f"(to {len(families)}) were left out."
             )
     if trace is None:
         warnings.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")

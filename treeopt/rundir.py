@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from treeopt.benchmark import Benchmark
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.latency import LatencyProfile
@@ -44,9 +43,6 @@ class RunDirectory:
 
     def read_plan(self) -> Plan:
         return _read(self.plan, Plan.load, "treeopt search")
-
-    def read_bench(self) -> Benchmark:
-        return _read(self.bench, Benchmark.load, "treeopt bench")
 
 
 def digests(*files: Path) -> dict[str, str]:

@@ -26,8 +26,11 @@ VERSION = 1
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under ``path`` only when everything was written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}.") from None
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream

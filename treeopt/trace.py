@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from treeopt import storage
 from treeopt.errors import InvalidInput
-from treeopt.tree import BoolArray, IntArray, read_only
+from treeopt.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
 LOOP_PERIOD, LOOP_REPEATS = 8, 3
@@ -140,8 +140,11 @@ class RankTrace:
                 f"{self.ranks.shape} and least value {self.ranks.min(initial=0)}."
             )
         starts, states = self.starts, len(self.ranks)
-        if starts.ndim != 1 or starts[0] != 0 or starts[-1] != states or (np.diff(starts) < 1).any():
+        rises = starts.ndim == 1 and len(starts) > 1 and (np.diff(starts) >= 1).all()
+        if not rises or starts[0] != 0 or starts[-1] != states:
             raise InvalidInput(f"starts must rise from 0 to the number of states, {states}.")
+        if self.ranks.max(initial=0) >= self.top_k:
+            raise InvalidInput(f"ranks must be below top_k, {self.top_k}, but reach {self.ranks.max()}.")
         for name in ("tokens", "prompt_tokens", "end", "group"):
             value = getattr(self, name)
             want = states if name == "tokens" else self.num_sequences
@@ -204,19 +207,34 @@ class RankTrace:
             meta = json.loads(str(arrays.get("meta", "{}")))
         except json.JSONDecodeError:
             raise InvalidInput(f"{path} must hold JSON in 'meta', but it is cut off.") from None
-        if meta.get("schema", SCHEMA) != SCHEMA:
-            raise InvalidInput(f"{path} must have the schema {SCHEMA}, but has {meta['schema']!r}.")
+        if not isinstance(meta, dict) or meta.get("schema", SCHEMA) != SCHEMA:
+            found = meta.get("schema") if isinstance(meta, dict) else meta
+            raise InvalidInput(f"{path} must have the schema {SCHEMA}, but has {found!r}.")
+        for key, kind in _META.items():
+            if not isinstance(meta.get(key), kind | None):
+                raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
         if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
             raise InvalidInput(f"{path} weighs its sequences differently, which is not supported yet.")
         try:
             kinds = {name: arrays[name] for name in _ARRAYS if name in arrays}
             if any(array.dtype.kind not in "iu" for array in kinds.values()):
                 raise InvalidInput("its arrays must be integers.")
+            if np.abs(kinds["ranks"].astype(np.int64)).max(initial=0) > MOST_RANK:
+                raise InvalidInput(f"its ranks must be at most {MOST_RANK}.")
             return cls(**kinds, meta=meta)
         except InvalidInput as error:
             raise InvalidInput(f"{path} is not a rank trace: {error}") from None
 
 
+_META: dict[str, type] = {
+    "top_k": int,
+    "drafter": dict,
+    "acceptance": dict,
+    "provenance": dict,
+    "source": dict,
+    "prompt_sha256": list,
+    "max_new_tokens": int,
+}
 _ARRAYS: dict[str, type[np.generic]] = {
     "ranks": np.int16,
     "starts": np.int64,

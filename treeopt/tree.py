@@ -16,6 +16,7 @@ n nodes of a tree · N nodes of a family
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,8 @@ from treeopt.errors import InvalidInput
 
 if TYPE_CHECKING:
     import networkx
+
+MOST_RANK = 2**15 - 1  # ranks are kept in 16 bits
 
 Choice = tuple[int, ...]
 IntArray = NDArray[np.int64]
@@ -236,11 +239,10 @@ def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:
 
 def _as_choice(choice: Sequence[int]) -> Choice:
     try:
-        path = tuple(int(rank) for rank in choice)
-        exact = all(rank == given for rank, given in zip(path, choice, strict=True))
-    except (TypeError, ValueError):
-        path, exact = (), False
-    if not exact or not path or min(path) < 0:
+        path = tuple(operator.index(rank) for rank in choice)
+    except TypeError:
+        path = ()
+    if not path or min(path) < 0 or max(path) > MOST_RANK or bool in map(type, choice):
         raise InvalidInput(
             "Every choice must be a non-empty list of ranks 0, 1, ... (the root is never listed), "
             f"but got {choice!r}."

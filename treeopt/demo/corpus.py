@@ -66,7 +66,7 @@ def fingerprint(modules: list[Module]) -> str:
     """sha256 over names and texts: which standard library the prompts were cut from.
 
     >>> fingerprint([Module("a.py", "x = 1")])[:12]
-    '4b52e5a4b1f6'
+    'db6c345bfe9f'
     """
     digest = hashlib.sha256()
     for module in modules:

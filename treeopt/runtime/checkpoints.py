@@ -45,10 +45,14 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             return load_file(file)
         tensors = torch.load(file, weights_only=True, map_location="cpu")
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidInput(f"{file} is not a readable checkpoint ({reason}). Download it again.") from None
-    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, LookupError):
+        raise InvalidInput(
+            f"{file} must be safetensors or a pickled state dict of tensors, but it is not readable as one: "
+            "it may be cut off, a Git LFS pointer, or hold code. Download it again."
+        ) from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+    ):
         raise InvalidInput(f"{file} must hold a state dict of tensors, but it holds something else.")
     return tensors
 

@@ -22,8 +22,11 @@ from treeopt.runtime.prompts import Prompt
 from treeopt.runtime.target import Target
 from treeopt.trace import MISS, NO_TRIAL, End, RankTrace
 
-LOGITS_AT_ONCE = 2**21  # bounds the memory of a chunk: its states times the vocabulary ...
-FEWEST_STATES = 128  # ... but with a large vocabulary, at least so many states
+# Bound the memory of a chunk: states times vocabulary, but at least FEWEST_STATES states, at which a
+# matrix product is still efficient (float32 logits over a vocabulary of 128 k: 64 MB). Slices of the
+# vocabulary would bound it further, but the true token's logit must come of the same product as those
+# that it is compared with, or rounding would change ranks; so a slice would have to be computed twice.
+LOGITS_AT_ONCE, FEWEST_STATES = 2**21, 128
 
 
 def collect_trace(

@@ -280,6 +280,11 @@ class Decoder:
                 raise InvalidInput(
                     f"A tree may be as deep as there are heads, {heads}, but its depth is {tree.depth}."
                 )
+            if max(tree.ranks) >= self.target.vocab_size:
+                raise InvalidInput(
+                    f"A rank must be below the vocabulary, {self.target.vocab_size}, but the tree has "
+                    f"{max(tree.ranks)}."
+                )
             if len(tree) > self.most_nodes:
                 raise InvalidInput(
                     f"This decoder has room for trees of {self.most_nodes} rows, but got {len(tree)}."

@@ -66,7 +66,7 @@ def load_prompts(target: Target, path: Path) -> PromptSet:
     check_tokenizer(target)
     try:
         data = path.read_bytes()
-        lines = data.decode().splitlines()
+        lines = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"--prompts must be a text file, but {path}: {error}.") from None
     texts = list(_jsonl(path, lines)) if path.suffix == ".jsonl" else [line for line in lines if line]

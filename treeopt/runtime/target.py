@@ -102,10 +102,14 @@ def load_target(
     wanted = DTYPES[dtype] if dtype else torch.float32 if device == "cpu" else "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidInput(f"--device must be one that torch has here, but {device}: {error}") from None
+    try:
         model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=wanted, **common)
         tokenizer = AutoTokenizer.from_pretrained(path_or_id, **common)
         model = model.to(device)
-    except (OSError, ValueError, RuntimeError, ImportError, AssertionError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         where = "folder" if Path(path_or_id).exists() else "model id or folder"
         reason = str(error).strip().split("\n")[0]
         raise InvalidInput(f"--model must be a loadable {where}, but {path_or_id}: {reason}") from None
@@ -117,6 +121,12 @@ def check_support(model: Any, config: Any) -> None:
     """Raise Unsupported where a layer cannot branch or the attention cannot take a tree mask."""
     name = type(model).__name__
     strange = sorted(set(getattr(config, "layer_types", None) or []) - LAYERS)
+    alibi = getattr(config, "alibi", False) or config.model_type == "bloom"
+    if alibi or "local" in str(getattr(config, "attention_layers", "")):
+        raise Unsupported(
+            f"A tree mask must be all that attention depends on, but {name} uses ALiBi or local attention "
+            "layers, which take positions from the columns of the cache."
+        )
     if strange or getattr(model, "_is_stateful", False):
         kind = f"{', '.join(strange)} layers" if strange else "recurrent layers"
         raise Unsupported(
@@ -133,7 +143,11 @@ def check_support(model: Any, config: Any) -> None:
 
 
 def context_limit(config: Any) -> int:
-    """Tokens of the longest sequence. RoPE types that change with length end at their boundary."""
+    """Tokens of the longest sequence.
+
+    The RoPE types "dynamic" and "longrope" pick their frequencies by the longest position of the batch,
+    so beyond their boundary batch and tree would change the text: the context ends there.
+    """
     limit = int(getattr(config, "max_position_embeddings", None) or 2**20)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for parameters in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
@@ -141,8 +155,7 @@ def context_limit(config: Any) -> int:
             original = parameters.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", None
             )
-            # Frequencies are picked by the longest position of the batch: stay below, trees included.
-            limit = min(limit, int(original or limit) - 16)
+            limit = min(limit, int(original or limit))
     return limit
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from treeopt.benchmark import Benchmark, Block, Contender
 from treeopt.errors import InvalidInput
 from treeopt.latency import StepTiming
-from treeopt.replay import replay, tokens_per_step
+from treeopt.replay import Replay, replay, tokens_per_step
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.decode import Decoder, Row, StopRule, capacity_for
 from treeopt.runtime.drafters.medusa import MedusaHeads
@@ -72,8 +72,10 @@ def measure_steps(
 
     Every round visits all trees in a new random order; rounds go on until the time limit, but at
     least three. Rows that end are refilled between steps, so all are live in every timed step. The
-    context is the median length of the rows over all timed steps. ``progress`` is called with the
+    context is the median length of the rows over all steps. ``progress`` is called with the
     seconds of every round.
+
+    Raises InvalidInput where no answer is longer than its first token.
     """
     rng = np.random.default_rng(seed)
     most_nodes = max(map(len, trees), default=1)
@@ -92,9 +94,7 @@ def measure_steps(
         for i in rng.permutation([*range(len(trees)), *[-1] * PLAIN_VISITS]).tolist():
             tree = trees[i] if i >= 0 else None
             for n in range(1 + STEPS_PER_VISIT):
-                while len(decoder.live) < batch_size:  # a prompt may end with its first token
-                    decoder.waiting.extend(itertools.islice(supply, batch_size - len(decoder.live)))
-                    decoder.refill()
+                refill_all(decoder, supply, tries=len(tokens))
                 decoder.finished.clear()
                 lengths.append(sum(decoder.cache.lengths) // batch_size)
                 seconds, accepted = timed_step(decoder, tree)
@@ -111,6 +111,19 @@ def measure_steps(
                           round(sum(s.accepted) / len(s.accepted), 4), tuple(s.round))  # fmt: skip
 
     return [timing(i, len(t), t.depth) for i, t in enumerate(trees)], timing(-1, 1, 0)
+
+
+def refill_all(decoder: Decoder, supply: Iterator[tuple[int, Sequence[int]]], tries: int) -> None:
+    """Make all rows live; a prompt whose answer is one token leaves its row free, so try on."""
+    for _ in range(tries + 1):
+        if len(decoder.live) == decoder.batch_size:
+            return
+        decoder.waiting.extend(itertools.islice(supply, decoder.batch_size - len(decoder.live)))
+        decoder.refill()
+    raise InvalidInput(
+        f"Timing needs answers of more than one token, but {tries} prompts in a row gave none: they may "
+        "be as long as the context, or end at once."
+    )
 
 
 def run_benchmark(
@@ -141,8 +154,8 @@ def run_benchmark(
     tokens = [prompt.tokens for prompt in prompts]
     decoder = Decoder(target, heads, batch_size=batch_size, capacity=capacity_for(tokens, stop, target),
                       stop=stop, most_nodes=max(len(t) if t else 1 for t in trees.values()))  # fmt: skip
-    # Batches keep only steps with all rows live, so a block is long enough to refill them.
-    block_prompts = 1 if batch_size == 1 else 4 * batch_size
+    # Only steps with all rows live are timed, so a block is long enough to refill them.
+    block_prompts = 1 if batch_size == 1 else 2 * batch_size
     starts = range(0, len(prompts), block_prompts)
     blocks = [range(i, min(i + block_prompts, len(prompts))) for i in starts]
     runs = {name: _Run() for name in trees}
@@ -157,7 +170,7 @@ def run_benchmark(
     return Benchmark(
         contenders=tuple(
             _contender(name, tree, runs[name], target, prompts, expected, batch_size,
-                       replay(reference, tree or Tree.chain(0)).steps, predicted.get(name))
+                       replay(reference, tree or Tree.chain(0)), predicted.get(name))
             for name, tree in trees.items()
         ),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -210,7 +223,7 @@ def _contender(
     prompts: Sequence[Prompt],
     expected: list[Any],
     batch_size: int,
-    replayed: Any,
+    replayed: Replay,
     predicted: float | None,
 ) -> Contender:
     rows = sorted(run.rows, key=lambda row: row.id)
@@ -219,7 +232,7 @@ def _contender(
         answer = expected[row.id].tolist()
         same = row.tokens == answer
         record: dict[str, Any] = {"id": prompts[row.id].sha256, "steps": row.steps, "tokens": len(row.tokens),
-                                  "replayed_steps": int(replayed[row.id]), "identical": same}  # fmt: skip
+                                  "replayed_steps": int(replayed.steps[row.id]), "identical": same}  # fmt: skip
         if not same:
             pairs = itertools.zip_longest(row.tokens, answer)
             at = next(i for i, (ours, theirs) in enumerate(pairs) if ours != theirs)
@@ -244,7 +257,8 @@ def _contender(
         decode_s=[sum(b.decode_s for b in run.blocks if b.round == r) for r in rounds],
         prefill_s=run.prefill_s,
         predicted_tokens_per_step=predicted,
-        replayed_steps=int(replayed.sum()),
+        replayed_steps=int(replayed.steps.sum()),
+        replayed_tokens_per_step=replayed.tokens_per_step,
         sequences=sequences,
         blocks=run.blocks,
     )
