@@ -1,4 +1,4 @@
-"""Our steps against the bare model's, on the demo model at batch 1: `python benchmarks/demo.py`.
+"""Our steps against the bare model's, on the demo model at batch 1: `python benchmarks/demo.py [DTYPE]`.
 
 Every ratio is of medians over repeats that are interleaved in one run. A bare pass is a forward of
 the transformers model with its own cache; bare heads are their matrix products and nothing else.
@@ -7,6 +7,7 @@ the transformers model with its own cache; bare heads are their matrix products 
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     model, heads = session.target.model, session.heads
     cache = DynamicCache(config=model.config)
     model(torch.tensor([prompts[0]]), past_key_values=cache)
-    hidden = torch.randn(1, session.target.width)
+    hidden = torch.randn(1, session.target.width, dtype=session.target.dtype)
     decoder = Decoder(
         session.target, heads, batch_size=1, capacity=400, stop=StopRule(frozenset(), 10**6, False)
     )
@@ -109,7 +110,8 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
         return seconds(lambda: decoder.step(tree))
 
     def bare(rows: int) -> float:
-        cache.crop(PROMPT)
+        if (extra := cache.get_seq_length() - PROMPT) > 0:
+            cache.crop(-extra)
         tokens = torch.randint(0, session.target.vocab_size, (1, rows))
         return seconds(lambda: model(tokens, past_key_values=cache).logits.argmax(-1))
 
@@ -195,9 +197,10 @@ def speedups(session: Session) -> dict[int, Tree]:
 
 def main() -> None:
     random.seed(0)
-    session = open_session()
+    dtype = sys.argv[1] if len(sys.argv) > 1 else "float32"
+    session = open_session(dtype=dtype)
     threads = torch.get_num_threads()
-    print(f"demo model, float32, batch 1, torch {torch.__version__}, {threads} threads, {cpu()}")
+    print(f"demo model, {dtype}, batch 1, torch {torch.__version__}, {threads} threads, {cpu()}")
     prompts = [list((p.tokens * 4)[:PROMPT]) for p in session.prompts.prompts[:64]]
     decode(session.target, session.heads, prompts[:2], Tree.chain(2), batch_size=1, stop=NEVER)
     trees = speedups(session)

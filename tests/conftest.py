@@ -70,8 +70,7 @@ def tiny_heads(target: Target, *, num_heads: int = HEADS, seed: int = 0) -> Medu
     """Random heads; in a vocabulary of 37 their ten candidates are right often enough."""
     torch.manual_seed(seed)
     heads = MedusaHeads.like_lm_head(target.lm_head.weight, num_heads)
-    for k in range(num_heads):
-        torch.nn.init.normal_(heads.projection(k))
+    torch.nn.init.normal_(heads.projection)
     return heads.eval().requires_grad_(False)
 
 

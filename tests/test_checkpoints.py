@@ -29,7 +29,7 @@ def test_untrained_heads_are_the_targets_own_head():
     """ResBlocks start as the identity (Medusa, section 2.2)."""
     lm_head, hidden = torch.randn(11, 8), torch.randn(4, 8)
     heads = MedusaHeads.like_lm_head(lm_head, 2)
-    assert torch.equal(heads.logits(hidden, 1), hidden @ lm_head.T)
+    torch.testing.assert_close(heads.logits(hidden, 1), hidden @ lm_head.T)
 
 
 @pytest.mark.parametrize("layout", ["medusa_v01_pt", "medusa_v01_safetensors", "medusa_v01_two_layers_pt"])
@@ -91,3 +91,14 @@ def test_missing_truncated_and_executable_files_are_refused(tmp_path):
 class Executes:
     def __reduce__(self):
         return (pytest.fail, ("the checkpoint was executed",))
+
+
+def test_all_heads_at_once_are_each_head():
+    torch.manual_seed(0)
+    heads = MedusaHeads(4, 2, 8, 11).double()
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter)
+    hidden = torch.randn(5, 8, dtype=torch.float64)
+    for depth in (1, 3, 4):
+        expected = torch.stack([heads.logits(hidden, k) for k in range(depth)], dim=1)
+        torch.testing.assert_close(heads.first_logits(hidden, depth), expected)

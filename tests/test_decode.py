@@ -114,6 +114,9 @@ class Oracle:
                 row[self.answer[t + 1 + k]] = 1.0
         return out
 
+    def first_logits(self, hidden, depth):
+        return torch.stack([self.logits(hidden, k) for k in range(depth)], dim=1)
+
 
 def test_the_context_ends_a_sequence(target, heads):
     prompt = [1 + i % 30 for i in range(CONTEXT - 10)]

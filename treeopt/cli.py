@@ -121,6 +121,13 @@ def open_session(source: dict[str, Any]) -> Session:
         return open_session(**source)
 
 
+def demo_dtype() -> str:
+    """What the demo runs in: verifying several rows pays where products of few rows are cheap."""
+    import torch
+
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+
+
 def show_result(document: Any, table: Any, as_json: bool) -> None:
     """Print the JSON document or the table."""
     from treeopt.console import out
@@ -157,6 +164,9 @@ def run(
 ) -> None:  # fmt: skip
     """Calibrate, profile, search, bench and export, on the demo model or on your own.
 
+    The demo model runs in bfloat16 where the processor computes in it, as servers do, else in float32;
+    the other commands take float32 on a CPU unless --dtype says otherwise.
+
     \b
     Example:
         treeopt run
@@ -166,6 +176,8 @@ def run(
     from treeopt.console import bench_table, closing, note, out, plan_table
     from treeopt.export import ENGINES
 
+    if not {"model", "dtype", "device"} & source.keys():
+        source["dtype"] = demo_dtype()
     session = open_session(source)
     pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, source=source)
     sizes = [size for size in pipeline.SIZES if size < budget] + [budget]

@@ -32,7 +32,7 @@ def out(renderable: RenderableType | str) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=110)
+        console = Console(highlight=False, width=120)
     console.print(renderable)
 
 
@@ -137,8 +137,9 @@ def bench_table(bench: Benchmark) -> RenderableType:
         title = title.replace("held-out prompts", "calibration prompts")
     table = Table(title=title, title_justify="left")
     table.add_column("contender")
+    table.columns[0].no_wrap = True
     for name in ("rows", "tokens/step\npredicted", "\nreplayed", "\nmeasured", "tokens/s",
-                 "speedup measured\n[95 % interval]", "same text\nas plain"):  # fmt: skip
+                 "speedup\n[95 % interval]", "same text\nas plain"):  # fmt: skip
         table.add_column(name, justify="right")
     for c in bench.contenders:
         ratio = bench.speedup(c.name)

@@ -81,7 +81,8 @@ def load_medusa(path: str | Path, *, dtype: torch.dtype = torch.float32) -> Medu
             "has none: heads that share the target's lm_head are not supported yet."
         )
     heads = MedusaHeads(num_heads, num_layers, projection.shape[1], projection.shape[0])
-    want = {name: tuple(t.shape) for name, t in heads.heads.state_dict().items()}
+    places = heads.named_tensors()
+    want = {name: tuple(t.shape) for name, t in places.items()}
     have = {name: tuple(t.shape) for name, t in tensors.items()}
     if want != have:
         wrong = sorted(n for n in want.keys() | have.keys() if want.get(n) != have.get(n))
@@ -89,7 +90,9 @@ def load_medusa(path: str | Path, *, dtype: torch.dtype = torch.float32) -> Medu
         raise InvalidInput(
             f"{file} holds {num_heads} heads of {num_layers} blocks, but tensor {wrong[0]} has {shapes}."
         )
-    heads.heads.load_state_dict(tensors)
+    with torch.no_grad():
+        for name, place in places.items():
+            place.copy_(tensors[name])
     return heads.to(dtype).eval().requires_grad_(False)
 
 
@@ -98,7 +101,7 @@ def save_medusa(heads: MedusaHeads, folder: Path, *, base: str) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: t.contiguous().cpu() for name, t in heads.heads.state_dict().items()}
+    tensors = {name: t.contiguous().cpu() for name, t in heads.named_tensors().items()}
     save_file(tensors, folder / FILES[0], metadata={"format": "pt"})
     config = {
         "medusa_num_heads": heads.num_heads,

@@ -267,9 +267,7 @@ class Decoder:
     def _propose(self, plan: TreeTensors) -> Tensor:
         """(b, T) the token of every node: the root's, and the candidates of heads 1...D."""
         assert self.heads is not None, "a tree step needs heads"
-        logits = torch.stack(
-            [self.heads.logits(self._hidden, k) for k in range(plan.tree.depth)], dim=1
-        )  # (b, D, V)
+        logits = self.heads.first_logits(self._hidden, plan.tree.depth)  # (b, D, V)
         candidates = top_candidates(logits, plan.width).flatten(1)  # (b, D * width)
         return torch.cat([self._roots[:, None], candidates], 1)[:, plan.token_index]
 

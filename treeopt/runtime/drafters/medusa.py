@@ -1,9 +1,11 @@
 """Medusa heads: head k guesses the token at offset k + 1 from one hidden state.
 
 Head k is L residual blocks and a vocabulary projection, W2 (SiLU(W1 h) + h) for L = 1
-(Medusa, section 2.1.1).
+(Medusa, section 2.1.1). All heads' weights are stacked, inputs first, so that a decoding step runs all
+the heads it needs in one batched product: with one row per head that is several times as fast as a
+product per head.
 
-N hidden states · d width · V vocabulary · K heads · L blocks
+N hidden states · d width · V vocabulary · K heads · L blocks · D heads that a tree needs
 """
 
 from __future__ import annotations
@@ -13,40 +15,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class ResBlock(nn.Module):
-    """x + SiLU(W x + b), width d to width d; starts as the identity (W = 0, b = 0)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + F.silu(self.linear(x))
-
-
-class Head(nn.Sequential):
-    """L residual blocks and a vocabulary projection without bias."""
-
-    def __init__(self, num_layers: int, width: int, vocab_size: int) -> None:
-        blocks = [ResBlock(width) for _ in range(num_layers)]
-        super().__init__(*blocks, nn.Linear(width, vocab_size, bias=False))
-
-
 class MedusaHeads(nn.Module):
     """K independent heads on the target's last hidden state (after its final norm).
 
-    The names of the parameters are those of the published checkpoints:
-    ``{k}.{l}.linear.weight``, ``{k}.{l}.linear.bias`` and ``{k}.{L}.weight``, k from 0.
+    blocks     : (L, K, d, d)  x + SiLU(x W + b) per block; W = 0, b = 0 at first: the identity
+    biases     : (L, K, 1, d)
+    projection : (K, d, V)     no bias
     """
 
     kind = "medusa"
 
     def __init__(self, num_heads: int, num_layers: int, width: int, vocab_size: int) -> None:
         super().__init__()
-        self.num_layers, self.vocab_size = num_layers, vocab_size
-        self.heads = nn.ModuleList(Head(num_layers, width, vocab_size) for _ in range(num_heads))
+        self.num_heads, self.num_layers, self.width, self.vocab_size = (
+            num_heads,
+            num_layers,
+            width,
+            vocab_size,
+        )
+        self.blocks = nn.Parameter(torch.zeros(num_layers, num_heads, width, width))
+        self.biases = nn.Parameter(torch.zeros(num_layers, num_heads, 1, width))
+        self.projection = nn.Parameter(torch.zeros(num_heads, width, vocab_size))
 
     @classmethod
     def like_lm_head(cls, lm_head: Tensor, num_heads: int, num_layers: int = 1) -> MedusaHeads:
@@ -54,27 +43,28 @@ class MedusaHeads(nn.Module):
         vocab_size, width = lm_head.shape
         heads = cls(num_heads, num_layers, width, vocab_size).to(lm_head.device, lm_head.dtype)
         with torch.no_grad():
-            for k in range(num_heads):
-                heads.projection(k).copy_(lm_head)
+            heads.projection.copy_(lm_head.T.expand(num_heads, -1, -1))
         return heads
 
-    @property
-    def num_heads(self) -> int:
-        return len(self.heads)
-
-    @property
-    def width(self) -> int:
-        """Width d of the hidden state that the heads read."""
-        return int(self.projection(0).shape[1])
-
-    def projection(self, k: int) -> Tensor:
-        """The (V, d) vocabulary projection of head k (from 0)."""
-        head = self.heads[k]
-        assert isinstance(head, Head)
-        projection = head[-1]
-        assert isinstance(projection, nn.Linear)
-        return projection.weight
-
     def logits(self, hidden: Tensor, k: int) -> Tensor:
-        """Logits of head k (from 0): (..., d) to (..., V)."""
-        return self.heads[k](hidden)
+        """Logits of head k (from 0): (N, d) to (N, V)."""
+        for block, bias in zip(self.blocks, self.biases, strict=True):
+            hidden = hidden + F.silu(torch.addmm(bias[k], hidden, block[k]))
+        return hidden @ self.projection[k]
+
+    def first_logits(self, hidden: Tensor, depth: int) -> Tensor:
+        """Logits of heads 0...depth-1 at once: (N, d) to (N, D, V)."""
+        x = hidden.expand(depth, *hidden.shape)  # (D, N, d)
+        for block, bias in zip(self.blocks, self.biases, strict=True):
+            x = x + F.silu(torch.baddbmm(bias[:depth], x, block[:depth]))
+        return torch.bmm(x, self.projection[:depth]).transpose(0, 1)
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """The weights under the names, and in the shapes, of the published checkpoints."""
+        tensors = {}
+        for k in range(self.num_heads):
+            for layer in range(self.num_layers):
+                tensors[f"{k}.{layer}.linear.weight"] = self.blocks[layer, k].T
+                tensors[f"{k}.{layer}.linear.bias"] = self.biases[layer, k, 0]
+            tensors[f"{k}.{self.num_layers}.weight"] = self.projection[k].T
+        return tensors
