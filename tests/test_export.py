@@ -48,6 +48,9 @@ def test_every_file_holds_the_same_canonical_tree(tree):
             )
             assert len(tree) == 1 or gap
             continue
+        if len(tree) == 1:
+            assert "speculative_config:" not in "".join(files.values())
+            continue
         if name == "medusa":
             parsed = [ast.literal_eval(files["medusa_choices.py"].split("=")[1].strip())]
         else:
@@ -76,6 +79,13 @@ def test_every_file_holds_the_same_canonical_tree(tree):
 def test_what_an_engine_would_misread_is_refused(choices, engine, message):
     with pytest.raises(InvalidInput, match=message):
         export_entry(entry_of(Tree.from_choices(choices)), engine, num_heads=4)
+
+
+def test_where_no_tree_pays_tensorrt_llm_is_built_without_one():
+    export = export_entry(entry_of(Tree.chain(0), 4), "tensorrt-llm", num_heads=4)
+    assert yaml.safe_load(export.files["llm_api_options.yml"]) == {}
+    assert "medusa" not in export.files["commands.sh"]
+    assert "without its heads" in export.notes[0]
 
 
 def test_medusa_takes_gaps_and_trt_takes_them_below_the_first_level():

@@ -21,6 +21,7 @@ class Engine:
 
     most_rank       largest rank; beyond it the engine reads another head's candidates
     gap_free_depth  depths at which siblings must have ranks 0...c-1 without a gap (0: nowhere)
+    plain           whether its files can also say not to speculate
     most_batch_size rows that the engine decodes with a tree at once; None for no bound
     write           (entry, number of heads) to file name and text
     notes           what a user has to know
@@ -30,6 +31,7 @@ class Engine:
     gap_free_depth: int
     most_batch_size: int | None
     write: Callable[[PlanEntry, int], Mapping[str, str]]
+    plain: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -40,6 +42,7 @@ ENGINES = {
         1,
         None,
         tensorrt_llm.write,
+        plain=True,
         notes=(
             "TensorRT-LLM takes medusa_choices on its TensorRT engine path only, which releases after "
             "1.2 no longer have.",
@@ -67,6 +70,11 @@ def export_entry(entry: PlanEntry, engine_name: str, *, num_heads: int) -> Expor
     if engine_name not in ENGINES:
         raise Unsupported(f"--to must be one of {', '.join(ENGINES)}, but got {engine_name!r}.")
     engine, tree = ENGINES[engine_name], entry.tree
+    if len(tree) == 1 and engine.plain:
+        note = (
+            f"No tree pays at batch size {entry.batch_size}: these files serve the model without its heads."
+        )
+        return Export(engine.write(entry, num_heads), (note,))
     check(tree, engine, engine_name, num_heads)
     notes = list(engine.notes)
     if engine.most_batch_size is not None and entry.batch_size > engine.most_batch_size:

@@ -15,6 +15,8 @@ from treeopt.plan import PlanEntry
 def write(entry: PlanEntry, num_heads: int) -> Mapping[str, str]:
     """The YAML of --extra_llm_api_options, the bare list of trtllm-bench, and the commands."""
     choices, n = entry.medusa_choices, len(entry.medusa_choices)
+    if n == 0:
+        return _plain(entry)
     literal = json.dumps(choices)
     commands = f"""\
 # Build for exactly this tree: a step costs max_draft_len + 1 rows, used or not.
@@ -39,4 +41,16 @@ trtllm-bench --model MODEL latency --engine_dir ENGINE --medusa_choices medusa_c
         ),
         "medusa_choices.yml": "".join(f"- {json.dumps(choice)}\n" for choice in choices),
         "commands.sh": commands,
+    }
+
+
+def _plain(entry: PlanEntry) -> Mapping[str, str]:
+    """The same files for serving without speculation."""
+    return {
+        "llm_api_options.yml": f"# No tree pays at batch size {entry.batch_size}: no speculative_config.\n{{}}\n",
+        "commands.sh": (
+            "# No tree pays at this batch size: build the model without its heads, by its own convert script.\n"
+            "trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE "
+            f"--max_batch_size {entry.batch_size}\n"
+        ),
     }
