@@ -91,8 +91,8 @@ def test_where_no_tree_pays_tensorrt_llm_is_built_without_one():
 def test_medusa_takes_gaps_and_trt_takes_them_below_the_first_level():
     gap = Tree.from_choices([[0], [0, 1]])
     for engine in ENGINES:
-        export_entry(entry_of(gap), engine, num_heads=4)
-    export_entry(entry_of(Tree.from_choices([[1]])), "medusa", num_heads=4)
+        assert export_entry(entry_of(gap), engine, num_heads=4).files
+    assert export_entry(entry_of(Tree.from_choices([[1]])), "medusa", num_heads=4).files
 
 
 def test_notes_say_what_the_engine_cannot_do():

@@ -167,8 +167,9 @@ def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> ND
 def _best_first(children: Children, root: Value, budget: int) -> tuple[tuple[Choice, ...], list[Value]]:
     """Up to ``budget`` nodes in order of (value descending, depth, path), parents first.
 
-    ``children`` yields a node's children from the most valuable on; only the next sibling and the
-    first child of a taken node wait in the heap, so N nodes cost O(N log N).
+    ``children`` yields a node's children from the most valuable on (in order of rank where gaps are not
+    allowed, so a less likely sibling may hold a likelier one back); only the next sibling and the first
+    child of a taken node wait in the heap, so N nodes cost O(N log N).
     """
     if budget < 1:
         raise InvalidInput(f"--budget must be at least 1, but got {budget}.")

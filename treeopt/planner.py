@@ -97,14 +97,6 @@ def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
     return HeldOut(family, steps, trace.lengths - 1, product / n_states, joint / n_states)
 
 
-def _marginals(trace: RankTrace, max_rank: int) -> NDArray[np.float64]:
-    """(K, max_rank+1) accuracies on few sequences; 0 for a head that had no trial in them."""
-    ranks = trace.ranks[trace.has_step]
-    trials = np.maximum((ranks >= -1).sum(0), 1)
-    hits = np.stack([(ranks == rank).sum(0) for rank in range(max_rank + 1)], axis=1)
-    return np.asarray(hits / trials[:, None])
-
-
 def from_calibration(calibration: Calibration, **limits: Any) -> HeldOut:
     """The same from marginals alone (a published table): objective `independent`, nothing held out."""
     family = grow_independent(calibration.accept, **limits)
