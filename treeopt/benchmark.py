@@ -29,6 +29,7 @@ class Block:
     tokens: int
     steps: int
     decode_s: float
+    group: str = ""  # a block's prompts are all of one group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,9 @@ class Contender:
     predicted_tokens_per_step: float | None = None
     replayed_steps: int | None = None
     replayed_tokens_per_step: float | None = None
+    accepted: list[int] = field(default_factory=list)  # steps that emitted 0, 1, ... guesses
+    replayed_accepted: list[int] = field(default_factory=list)  # the same by replay
+    predicted_accepted: list[float] = field(default_factory=list)  # share of steps, before this run
     sequences: list[dict[str, Any]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
 

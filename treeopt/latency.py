@@ -29,6 +29,7 @@ class StepTiming:
     step_ms: tuple[float, ...]
     accepted_mean: float | None = None  # guesses accepted per row and step
     round: tuple[int, ...] | None = None  # the round in which each sample was taken
+    parts_ms: dict[str, tuple[float, ...]] | None = None  # samples of draft, target, verify and commit
 
     def __post_init__(self) -> None:
         if not self.step_ms or not all(np.isfinite(ms) and ms > 0 for ms in self.step_ms):
@@ -193,7 +194,7 @@ def _timing(record: Any, **fixed: int) -> StepTiming:
     if not isinstance(record, dict):
         raise InvalidInput(f"a timing must be an object, but one is {record!r}.")
     record = {**record, **fixed}
-    rounds = record.get("round")
+    rounds, parts = record.get("round"), record.get("parts_ms")
     return StepTiming(
         batch_size=int(record["batch_size"]),
         context_tokens=int(record["context_tokens"]),
@@ -202,4 +203,5 @@ def _timing(record: Any, **fixed: int) -> StepTiming:
         step_ms=tuple(float(ms) for ms in record["step_ms"]),
         accepted_mean=record.get("accepted_mean"),
         round=tuple(rounds) if isinstance(rounds, list) else None,
+        parts_ms={part: tuple(float(ms) for ms in times) for part, times in parts.items()} if parts else None,
     )
