@@ -1,0 +1,202 @@
+"""Prompts: the shapes of rows that people have, given answers, groups, and rows that cannot be asked."""
+
+import hashlib
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from treeopt import demo
+from treeopt.errors import InvalidInput
+from treeopt.runtime.prompts import Conversation, Skipped, demo_prompts, load_prompts
+
+from .conftest import SHARED
+from .prompt_files import PLAIN, ids, load, messages, reasons, target_of
+
+
+@pytest.fixture(scope="module")
+def demo_target():
+    from transformers import AutoTokenizer
+
+    return target_of(AutoTokenizer.from_pretrained(demo.MODEL), eos="<|endoftext|>", context=2048)
+
+
+# What people have
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "rows", "groups"),
+    [
+        ("mt_bench", {"group_by": "category"}, 80, 8),
+        ("gsm8k_test", {"responses": "answer"}, 1319, 1),
+        ("humaneval", {}, 164, 1),
+        ("humaneval", {"responses": "canonical_solution"}, 164, 1),
+        ("dolly_2000", {"responses": "output"}, 2000, 1),
+        ("seed_tasks_175", {}, 175, 1),
+    ],
+)
+def test_known_datasets_load_without_an_option_for_their_column(demo_target, name, options, rows, groups):
+    path = SHARED / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip(f"no {path.name} beside the project")
+    prompts = load_prompts(demo_target, str(path), **options)
+    assert len(prompts.conversations) + len(prompts.skipped) + prompts.n_duplicates == rows
+    assert len(prompts.conversations) > 0.98 * rows
+    assert len({c.group for c in prompts.conversations}) == groups
+    assert all(c.num_turns == (2 if name == "mt_bench" else 1) for c in prompts.conversations)
+    if "responses" in options:
+        c, record = prompts.conversations[-1], [json.loads(line) for line in path.open()]
+        assert c.answers == (record[c.row - 1][options["responses"]],)
+        assert prompts.given_answer(c, 0) == (*ids(demo_target, c.answers[0]), 0)
+    assert prompts.name == path.name
+    assert prompts.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_an_instruction_is_joined_with_its_input_unless_a_column_is_named(tmp_path):
+    rows = [
+        {"instruction": "Translate.", "input": "Tree"},
+        {"instruction": "Sing.", "input": ""},
+        {"instruction": "Sum up.", "context": "It was late."},
+    ]
+    asked = [c.turns for c in load(tmp_path, rows).conversations]
+    assert asked == [("Translate.\n\nTree",), ("Sing.",), ("Sum up.\n\nIt was late.",)]
+    assert load(tmp_path, rows, column="instruction").conversations[0].turns == ("Translate.",)
+
+
+def test_the_column_is_the_first_known_one_that_the_row_has(tmp_path):
+    rows = [{"text": "a", "turns": ["b", "c"]}, {"text": "d", "turns": None}, {"own": "e", "text": "f"}]
+    assert [c.turns for c in load(tmp_path, rows).conversations] == [("b", "c"), ("d",), ("f",)]
+    assert [c.turns for c in load(tmp_path, rows, column="own").conversations] == [("e",)]
+
+
+def test_messages_of_all_kinds_ask_the_same(tmp_path):
+    said = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello!"), ("user", "Bye")]
+    share = [("system", "Be brief."), ("human", "Hi"), ("gpt", "Hello!"), ("human", "Bye")]
+    parts = [(role, [{"type": "text", "text": text[:2]}, {"type": "text", "text": text[2:]}])
+             for role, text in said]  # fmt: skip
+    for rows in (
+        {"messages": messages(*said)},
+        {"messages": messages(*parts)},
+        {"conversations": messages(*share, keys=("from", "value"))},
+        {"messages": [{"role": r, "content": t, "from": None, "name": None} for r, t in said]},
+        {"messages": json.dumps(messages(*said))},
+        {"prompt": messages(*said)},
+    ):
+        (found,) = load(tmp_path, [rows]).conversations
+        assert found.messages == (("system", "Be brief."), ("user", "Hi"), ("user", "Bye"))
+        assert found.answers == ()
+        (found,) = load(tmp_path, [rows], responses=next(iter(rows))).conversations
+        assert found.answers == ("Hello!",)
+        assert found.turns == ("Hi",)
+
+
+def test_messages_of_the_user_in_a_row_are_one_turn_where_the_assistant_speaks(tmp_path):
+    two = [("user", "a"), ("user", "b")]
+    rows = [{"messages": messages(*two)}, {"messages": messages(*two, ("assistant", "c"), ("user", "d"))}]
+    assert [c.turns for c in load(tmp_path, rows).conversations] == [("a", "b"), ("a\n\nb", "d")]
+
+
+def test_given_answers_are_kept_up_to_the_first_turn_without_one(tmp_path):
+    rows = [
+        {"turns": ["a", "b"], "said": ["x", "y"]},
+        {"turns": ["c", "d"], "said": ["x", None]},
+        {"turns": ["e", "f"], "said": "x"},
+        {"turns": ["g", "h"], "said": " "},
+        {"turns": ["i"], "said": ["x", "y"]},
+        {"turns": ["j"], "said": 3},
+        {"turns": ["k"]},
+    ]
+    prompts = load(tmp_path, rows, responses="said")
+    assert [c.answers for c in prompts.conversations] == [("x", "y"), ("x",), ("x",)]
+    assert [c.num_turns for c in prompts.conversations] == [2, 1, 1]
+    assert reasons(prompts) == [
+        (4, "it has no answer under said"),
+        (5, "said has 2 answers to 1 turns"),
+        (6, "said must be a text, but is a number"),
+        (7, "it has no answer under said"),
+    ]
+
+
+# Sets
+
+
+def test_the_hash_of_one_turn_is_that_of_its_tokens_and_of_more_turns_another():
+    tokens, turn = (1, 2, 300), ("user", "a")
+    digest = hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest()[:16]
+    one = Conversation(tokens, (turn,))
+    more = [Conversation(tokens, (turn, *(("user", t) for t in later))) for later in ("b", "c", "bc", "cb")]
+    assert one.sha256 == digest
+    assert len({c.sha256 for c in (one, *more)}) == 5
+
+
+def test_duplicates_are_left_out_and_known_prompts_can_be(tmp_path):
+    rows = [{"prompt": p, "answer": str(i)} for i, p in enumerate("abacb")]
+    prompts = load(tmp_path, rows, responses="answer")
+    assert [c.row for c in prompts.conversations] == [1, 2, 4]
+    assert prompts.n_duplicates == 2
+    rest = prompts.without([prompts.conversations[1].sha256])
+    assert [c.row for c in rest.conversations] == [1, 4]
+    assert rest.fingerprint == prompts.fingerprint
+
+
+def test_groups_are_named_by_a_column_and_few(tmp_path):
+    rows = [{"prompt": str(i), "k": k} for i, k in enumerate(["a", 1, None, "", True, 1.5, [2]])]
+    prompts = load(tmp_path, [*rows, '{"prompt": "x", "k": NaN}', {"prompt": "y"}], group_by="k")
+    assert [c.group for c in prompts.conversations] == [
+        "a", "1", "(none)", "(none)", "True", "1.5", "(none)", "(none)"]  # fmt: skip
+    assert reasons(prompts) == [(7, "k must be a plain value to group by, but is a list")]
+    with pytest.raises(InvalidInput, match="at most 64 different values, but k has 65"):
+        load(tmp_path, [{"prompt": str(i), "k": i} for i in range(65)], group_by="k")
+
+
+def test_demo_prompts_are_grouped_by_module_on_request(demo_target):
+    plain, grouped = demo_prompts(demo_target), demo_prompts(demo_target, group_by="module")
+    assert [c.first for c in plain.conversations] == [c.first for c in grouped.conversations]
+    assert {c.group for c in plain.conversations} == {""}
+    assert "dataclasses" in {c.group for c in grouped.conversations}
+    assert len({c.group for c in grouped.conversations}) <= 64
+    with pytest.raises(InvalidInput, match="by module only"):
+        demo_prompts(demo_target, group_by="category")
+
+
+# What is wrong with them
+
+
+@pytest.mark.parametrize(("row", "reason"), [
+    ({"prompt": " \n"}, "prompt is blank"),
+    ({"prompt": 3}, "prompt must be a text or a list, but is a number"),
+    ({"other": "a"}, "it has nothing under"),
+    ({"prompt": "\ud800"}, "half a character"),
+    ({"prompt": "a\0b"}, "NUL"),
+    ({"prompt": "a" * 511}, "it must have 1 to 511 tokens, but has 512"),
+    ({"turns": []}, "no turn"),
+    ({"turns": ["a", ""]}, "turn 2 of turns is blank"),
+    ({"turns": ["a", None]}, "turn 2 of turns must be a text, but is null"),
+    ({"messages": messages(("assistant", "Hi"), ("user", "a"))}, "first message"),
+    ({"messages": messages(("user", "a"), ("system", "b"))}, "message 2 must not be the system's"),
+    ({"messages": messages(("tool", "a"))}, "role of message 1 must be system, user or assistant, but is 'tool'"),
+    ({"messages": [{"role": "user", "content": "a"}, "b"]}, "message 2 must be an object, but is a text"),
+    ({"messages": messages(("user", [{"type": "image"}]))}, "parts of type text only"),
+    ({"messages": messages(("system", "a"))}, "no turn"),
+    ("[1]", "it must be an object or a text, but is a list"),
+    ('{"prompt": "a', "it is not JSON"),
+    ('{"prompt": ' + "[" * 10**5, "nested too deeply"),
+    ('{"prompt": ' + "1" * 5000 + "}", "a number"),
+])  # fmt: skip
+def test_a_bad_row_is_skipped_with_its_reason(tmp_path, row, reason):
+    prompts = load(tmp_path, [{"prompt": "fine"}, row, {"prompt": "also"}])
+    assert [c.row for c in prompts.conversations] == [1, 3]
+    (skipped,) = prompts.skipped
+    assert isinstance(skipped, Skipped)
+    assert skipped.row == 2
+    assert reason in skipped.reason
+    assert prompts.skipped_rows() == [{"row": 2, "reason": skipped.reason}]
+    with pytest.raises(InvalidInput, match=r"usable prompt, but none of the 2 in rows\.jsonl is \(row 1: "):
+        load(tmp_path, [row, {"prompt": None}])
+
+
+def test_tokens_that_the_model_does_not_have_are_refused(tmp_path):
+    small = SimpleNamespace(**{**vars(PLAIN), "vocab_size": 100})
+    with pytest.raises(InvalidInput, match="tokenizer must belong to the model"):
+        load(tmp_path, [{"prompt": "a"}], small)

@@ -1,0 +1,368 @@
+"""Rows of the files and datasets that people keep prompts in: .jsonl, .json, .csv, .parquet, .txt, the hub.
+
+A row that cannot be read is named and left out; a file that cannot be read is one InvalidInput. Nothing
+that a file may hold, cut off or with flipped bits, is a traceback.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import InvalidInput
+
+MOST_UNPACKED_BYTES = 2**28  # of a .gz file
+MOST_REASON_CHARS = 200  # of another library's message
+MOST_PARQUET_ROWS, MOST_PARQUET_BYTES = 10**7, 2**32  # by the file's own account of itself
+WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")  # name, owner/name, each with :configuration
+
+# The libraries below raise their own errors, pyarrow's, fsspec's, the network's and plain ones, and not
+# the same ones in every version; all of them mean that the data could not be read.
+UNREADABLE = Exception
+
+# A row's number, counted from 1, and its record, or the reason why it has none.
+Found = tuple[int, dict[str, Any] | str]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that gives no prompt, and why."""
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a source holds: each record with its number (the line in .jsonl and .txt), counted from 1."""
+
+    name: str
+    fingerprint: str  # sha256 of the file's bytes, or of a dataset's rows
+    columns: tuple[str, ...]
+    records: tuple[tuple[int, dict[str, Any]], ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+def read_rows(source: str, *, split: str | None = None, revision: str | None = None) -> Rows:
+    """The rows of a file, of a folder with a dataset in it, or of a dataset id of the Hugging Face hub.
+
+    split    : of a dataset; None takes "train", or the only one
+    revision : of a hub dataset
+
+    Raises InvalidInput where the source cannot be read or holds nothing.
+    """
+    path = Path(source)
+    try:
+        is_folder, is_file = path.is_dir(), path.exists()
+    except (OSError, ValueError):  # a name too long or with a NUL
+        is_folder = is_file = False
+    reader = READERS.get(Path(source.lower().removesuffix(".gz")).suffix)
+    if is_folder:
+        _refuse(source, "a hub dataset", revision=revision)
+        return _folder(path, split)
+    if is_file:
+        _refuse(source, "a dataset", split=split, revision=revision)
+        if reader is None:
+            raise InvalidInput(
+                f"--prompts must be a file that ends in one of {', '.join(READERS)} (or the same with .gz), "
+                f"a folder or a hub dataset, but got {source}."
+            )
+        return _file(path, reader)
+    if reader is not None or not HUB_ID.fullmatch(source):
+        raise InvalidInput(
+            f"--prompts must be a file, a folder or a hub dataset, but {source!r} does not exist."
+        )
+    return _hub(source, split, revision)
+
+
+def _refuse(source: str, kind: str, **options: str | None) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(f"--{name} is for {kind}, but --prompts is {source}. Leave it out.")
+
+
+def _file(path: Path, reader: Callable[[bytes], Iterable[Found]]) -> Rows:
+    try:
+        data = stored = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            data = _unpacked(stored)
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise ValueError("it is in UTF-16; save it as UTF-8")
+        found = list(reader(data.removeprefix(b"\xef\xbb\xbf")))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"--prompts must be a readable file, but {path}: {first_line(error)}.") from None
+    return _rows(path.name, hashlib.sha256(stored).hexdigest(), found)
+
+
+def _rows(name: str, fingerprint: str, found: Sequence[Found]) -> Rows:
+    if not found:
+        raise InvalidInput(f"--prompts must hold at least one prompt, but {name} is empty.")
+    records = tuple((row, record) for row, record in found if isinstance(record, dict))
+    skipped = tuple(Skipped(row, reason) for row, reason in found if isinstance(reason, str))
+    columns = dict.fromkeys(column for _, record in records for column in record)
+    return Rows(name, fingerprint, tuple(columns), records, skipped)
+
+
+def _unpacked(data: bytes) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(MOST_UNPACKED_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"it is not a whole gzip file ({first_line(error)})") from None
+    if len(text) > MOST_UNPACKED_BYTES:
+        raise ValueError(f"unpacked it has more than {MOST_UNPACKED_BYTES // 2**20} MiB")
+    return text
+
+
+# Readers of one file's bytes. They raise ValueError with the reason where the whole file is lost.
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, str | None]]:
+    """Numbered lines that are not blank; None where one is not UTF-8."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        try:
+            text = line.removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError:
+            yield number, None
+        else:
+            if text.strip():
+                yield number, text
+
+
+def _text_file(data: bytes) -> Iterator[Found]:
+    for number, line in _lines(data):
+        yield number, "it is not UTF-8" if line is None else {"prompt": line}
+
+
+def _jsonl(data: bytes) -> Iterator[Found]:
+    for number, line in _lines(data):
+        try:
+            yield number, "it is not UTF-8" if line is None else _record(parse_json(line))
+        except ValueError as error:
+            yield number, str(error)
+
+
+def _json(data: bytes) -> Iterable[Found]:
+    try:
+        document = parse_json(data.decode("utf-8")) if data.strip() else []
+    except ValueError:
+        lines = list(_jsonl(data))  # many a .json file has JSON lines in it
+        if len(lines) > 1 and isinstance(lines[0][1], dict):
+            return lines
+        raise
+    return [(i, _record(value)) for i, value in enumerate(_values(document), 1)]
+
+
+def _values(document: Any) -> list[Any]:
+    """The rows of a JSON document: a list, a list under a key, columns, or a single row."""
+    if isinstance(document, list):
+        return document
+    if not isinstance(document, dict):
+        raise ValueError(f"it must be a list of objects or an object, but is {kind_of(document)}")
+    for key in WRAPPERS:
+        wrapped = document.get(key)
+        if isinstance(wrapped, list) and (len(document) == 1 or any(isinstance(v, dict) for v in wrapped)):
+            return wrapped
+    columns = list(document.values())
+    if columns and all(isinstance(c, dict) and c.keys() == columns[0].keys() for c in columns):
+        columns = [list(c.values()) for c in columns]  # {"prompt": {"0": ..., "1": ...}}
+    if not columns or not all(isinstance(c, list) for c in columns):
+        return [document]
+    if any(isinstance(value, dict) for column in columns for value in column):
+        return [document]  # one conversation, its messages in a list
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("its columns have different lengths")
+    return [dict(zip(document, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _record(value: Any) -> dict[str, Any] | str:
+    if isinstance(value, str):
+        return {"prompt": value}
+    return value if isinstance(value, dict) else f"it must be an object or a text, but is {kind_of(value)}"
+
+
+def _csv(data: bytes, delimiter: str = ",") -> list[Found]:
+    text = io.StringIO(data.decode("utf-8"), newline="")
+    most = csv.field_size_limit(2**31 - 1)  # of the whole process; the rule is tokens, checked later
+    try:
+        lines = [line for line in csv.reader(text, delimiter=delimiter, strict=True) if line]
+    except csv.Error as error:
+        raise ValueError(f"it is not CSV ({error})") from None
+    finally:
+        csv.field_size_limit(most)
+    if not lines:
+        return []
+    header = lines[0]
+    if len(set(header)) < len(header):
+        raise ValueError("its first line must name every column once")
+    found: list[Found] = []
+    for row, line in enumerate(lines[1:], 1):
+        if len(line) == len(header):
+            found.append((row, dict(zip(header, line, strict=True))))
+        else:
+            found.append((row, f"it has {len(line)} fields, but the header {len(header)}"))
+    return found
+
+
+def _tsv(data: bytes) -> list[Found]:
+    return _csv(data, "\t")
+
+
+def _parquet(data: bytes) -> list[Found]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(pa.BufferReader(data))
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        n_bytes = sum(group.total_byte_size for group in groups)
+        if file.metadata.num_rows > MOST_PARQUET_ROWS or n_bytes > MOST_PARQUET_BYTES:
+            raise ValueError(f"it has {file.metadata.num_rows} rows of {n_bytes} bytes, too many to read")
+        plain = [field.name for field in file.schema_arrow if not _has_bytes(field.type)]
+        table = file.read(plain)
+        table.validate(full=True)  # before anything reads through its offsets
+        return list(enumerate(table.to_pylist(), 1))
+    except UNREADABLE as error:
+        raise ValueError(f"it is not a whole .parquet file ({first_line(error)})") from None
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Whether an Arrow type holds raw bytes, as pictures and sounds do."""
+    name = str(getattr(kind, "value_type", kind))
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return any(map(_has_bytes, inner)) if inner else "binary" in name
+
+
+READERS: dict[str, Callable[[bytes], Iterable[Found]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".parquet": _parquet,
+    ".txt": _text_file,
+    ".ndjson": _jsonl,
+}
+
+
+# Datasets.
+
+
+def _folder(path: Path, split: str | None) -> Rows:
+    import datasets
+
+    def load() -> Any:
+        if not any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
+            return datasets.load_dataset(str(path), split=split)
+        saved = datasets.load_from_disk(str(path))
+        return saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+
+    return _dataset(str(path), path.resolve().name, split, load)
+
+
+def _hub(source: str, split: str | None, revision: str | None) -> Rows:
+    import datasets
+
+    id_, _, config = source.partition(":")
+    name = f"{source}@{revision}" if revision else source
+    return _dataset(source, name, split,
+                    lambda: datasets.load_dataset(id_, config or None, split=split, revision=revision))  # fmt: skip
+
+
+def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any]) -> Rows:
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is raised
+    try:
+        dataset = load()
+        if isinstance(dataset, dict):
+            split = _split(source, list(dataset), split)
+            dataset = dataset[split]
+        plain = [column for column, feature in dataset.features.items() if _is_plain(feature)]
+        dataset.data.validate(full=True)
+        records = list(dataset.select_columns(plain))
+        digest = hashlib.sha256()
+        for record in records:
+            digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
+    except InvalidInput:
+        raise
+    except UNREADABLE as error:
+        raise InvalidInput(
+            f"--prompts must be a file, a folder or a hub dataset, but {source} cannot be loaded: "
+            f"{first_line(error)}."
+        ) from None
+    whole = f"{name} ({split})" if split else name
+    return _rows(whole, digest.hexdigest(), list(enumerate(records, 1)))
+
+
+def _split(source: str, splits: list[str], wanted: str | None) -> str:
+    chosen = wanted or ("train" if "train" in splits else splits[0] if len(splits) == 1 else None)
+    if chosen not in splits:
+        raise InvalidInput(f"--split must be one of those of {source}: {listed(splits)}, but got {wanted}.")
+    return chosen
+
+
+def _is_plain(feature: Any) -> bool:
+    """Whether a column can hold text: pictures, sounds and raw bytes are not even decoded."""
+    import datasets
+
+    if isinstance(feature, dict):
+        return all(_is_plain(part) for part in feature.values())
+    if isinstance(feature, datasets.Value):
+        return "binary" not in feature.dtype
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return _is_plain(inner)
+    return type(feature).__name__ in ("ClassLabel", "Json", "Translation")
+
+
+# Small services, also for those who read the records.
+
+
+def parse_json(text: str) -> Any:
+    """Any JSON; raises ValueError with the reason, however the text is broken."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error.msg} at character {error.pos + 1})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:  # an integer of thousands of digits
+        raise ValueError("it has a number that is too long") from None
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, as part of a sentence."""
+    if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
+        error = error.__cause__
+    line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return "".join(c if c.isprintable() else "?" for c in line[:MOST_REASON_CHARS])
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value in the words of JSON.
+
+    >>> kind_of([1]), kind_of(None), kind_of(1.5)
+    ('a list', 'null', 'a number')
+    """
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "a boolean"
+    kinds = {str: "a text", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return kinds.get(type(value), f"of type {type(value).__name__}")
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names for a message: quoted where they would be misread, and not too many."""
+    names = list(names)
+    shown = [name[:40] if name.isprintable() and name.strip() else repr(name[:40]) for name in names[:most]]
+    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
