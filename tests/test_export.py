@@ -2,6 +2,7 @@
 
 import ast
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -39,7 +40,7 @@ def test_the_published_tree_has_its_golden_buffers():
 
 @given(trees(ranks=3))
 def test_every_file_holds_the_same_canonical_tree(tree):
-    for name in ENGINES:
+    for name in (name for name, engine in ENGINES.items() if not engine.chain):
         try:
             files = export_entry(entry_of(tree), name, num_heads=4).files
         except InvalidInput:
@@ -109,3 +110,36 @@ def test_notes_say_what_the_engine_cannot_do():
 def test_unknown_engines_are_refused_with_the_known_ones():
     with pytest.raises(Unsupported, match="medusa, tensorrt-llm"):
         export_entry(entry_of(Tree.chain(1)), "other", num_heads=4)
+
+
+def chain_entry(plain_tokens_per_s, batch_size=1):
+    """A tree of 2.0 tokens per step, and a chain of depth 3 that makes 1.6 and 400 tokens/s."""
+    chain = {"size": 4, "depth": 3, "tokens_per_step": 1.6, "step_ms": 4.0, "tokens_per_s": 400.0}
+    curve = [{"size": 1, "tokens_per_s": plain_tokens_per_s}]
+    return replace(entry_of(Tree.dense([2, 2]), batch_size), best_chain=chain, curve=curve,
+                   tokens_per_step=2.0, tokens_per_s=450.0)  # fmt: skip
+
+
+def test_tgi_takes_the_best_chain_and_its_price_is_said():
+    export = export_entry(chain_entry(300.0), "tgi", num_heads=4)
+    assert "--speculate 3\n" in export.files["commands.sh"]
+    assert "the 4 heads" in export.files["commands.sh"]
+    assert "1.60 tokens per step instead of 2.00, 400 tokens/s instead of 450" in export.notes[0]
+    assert len(export.notes) == 1
+
+
+def test_tgi_serves_the_base_where_no_chain_pays():
+    for entry in (chain_entry(401.0), entry_of(Tree.chain(0))):
+        export = export_entry(entry, "tgi", num_heads=4)
+        assert "--speculate" not in export.files["commands.sh"]
+        assert "No chain pays" in export.notes[0]
+
+
+def test_tgi_is_said_to_stop_speculating_above_128_rows():
+    assert len(export_entry(chain_entry(300.0, 32), "tgi", num_heads=4).notes) == 1
+    assert "above 128 rows" in export_entry(chain_entry(300.0, 33), "tgi", num_heads=4).notes[1]
+
+
+def test_tensorrt_llm_builds_with_the_heads_that_the_checkpoint_has():
+    files = export_entry(entry_of(Tree.dense([2, 2])), "tensorrt-llm", num_heads=3, num_layers=2).files
+    assert "--num_medusa_heads 3 --num_medusa_layers 2 --max_medusa_token_len 6" in files["commands.sh"]

@@ -7,10 +7,10 @@ so every rule of `ENGINES` is checked here first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.export import medusa, tensorrt_llm
+from treeopt.export import medusa, tensorrt_llm, tgi
 from treeopt.plan import PlanEntry
 from treeopt.tree import Tree
 
@@ -23,16 +23,20 @@ class Engine:
     gap_free_depth  depths at which siblings must have ranks 0...c-1 without a gap (0: nowhere)
     plain           whether its files can also say not to speculate
     most_batch_size rows that the engine decodes with a tree at once; None for no bound
-    write           (entry, number of heads) to file name and text
-    notes           what a user has to know
+    write           (entry, number of heads, of their layers) to file name and text
+    notes           what a user has to know, always
+    entry_notes     what this entry loses or risks
+    chain           whether it takes a chain only; then the entry's best chain is written
     """
 
     most_rank: int
     gap_free_depth: int
     most_batch_size: int | None
-    write: Callable[[PlanEntry, int], Mapping[str, str]]
+    write: Callable[[PlanEntry, int, int], Mapping[str, str]]
     plain: bool = False
     notes: tuple[str, ...] = ()
+    entry_notes: Callable[[PlanEntry], list[str]] = lambda entry: []
+    chain: bool = False
 
 
 ENGINES = {
@@ -48,8 +52,10 @@ ENGINES = {
             "1.2 no longer have.",
             "Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with the "
             "max_draft_len given here.",
+            "It reads the heads from medusa_lm_head.pt: treeopt convert DRAFTER --to medusa-pt --output HEADS",
         ),
     ),
+    "tgi": Engine(0, 0, None, tgi.write, plain=True, entry_notes=tgi.notes, chain=True),
 }
 
 
@@ -61,7 +67,7 @@ class Export:
     notes: tuple[str, ...]
 
 
-def export_entry(entry: PlanEntry, engine_name: str, *, num_heads: int) -> Export:
+def export_entry(entry: PlanEntry, engine_name: str, *, num_heads: int, num_layers: int = 1) -> Export:
     """The configuration of one entry for one engine.
 
     Raises InvalidInput for a tree that the engine would read otherwise, Unsupported for an engine
@@ -70,11 +76,14 @@ def export_entry(entry: PlanEntry, engine_name: str, *, num_heads: int) -> Expor
     if engine_name not in ENGINES:
         raise Unsupported(f"--to must be one of {', '.join(ENGINES)}, but got {engine_name!r}.")
     engine, tree = ENGINES[engine_name], entry.tree
+    if engine.chain:
+        paying = entry if chain_pays(entry) else replace(entry, best_chain=None)
+        return Export(engine.write(paying, num_heads, num_layers), (*engine.notes, *engine.entry_notes(paying)))
     if len(tree) == 1 and engine.plain:
         note = (
             f"No tree pays at batch size {entry.batch_size}: these files serve the model without its heads."
         )
-        return Export(engine.write(entry, num_heads), (note,))
+        return Export(engine.write(entry, num_heads, num_layers), (note,))
     check(tree, engine, engine_name, num_heads)
     notes = list(engine.notes)
     if engine.most_batch_size is not None and entry.batch_size > engine.most_batch_size:
@@ -84,7 +93,16 @@ def export_entry(entry: PlanEntry, engine_name: str, *, num_heads: int) -> Expor
         )
     if (len(tree) - 1) % 32 == 0 and engine_name == "tensorrt-llm":
         notes.append("Trees of 32 or 64 choices are suspected to overrun its packed mask; prefer 31 or 63.")
-    return Export(engine.write(entry, num_heads), tuple(notes))
+    return Export(engine.write(entry, num_heads, num_layers), tuple(notes))
+
+
+def chain_pays(entry: PlanEntry) -> bool:
+    """Whether the best chain is faster than not speculating; without a profile it is taken to be."""
+    plain = next((point.get("tokens_per_s") for point in entry.curve if point.get("size") == 1), None)
+    chain = entry.best_chain or {}
+    if not plain or not chain.get("tokens_per_s"):
+        return bool(chain)
+    return bool(chain["tokens_per_s"] > plain)
 
 
 def check(tree: Tree, engine: Engine, name: str, num_heads: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from treeopt.plan import PlanEntry
 
 
-def write(entry: PlanEntry, num_heads: int) -> Mapping[str, str]:
+def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str]:
     """``medusa_choices.py`` for medusa/model/medusa_choices.py, and the bare list as JSON."""
     choices = json.dumps(entry.medusa_choices)
     return {

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from treeopt.plan import PlanEntry
 
 
-def write(entry: PlanEntry, num_heads: int) -> Mapping[str, str]:
+def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str]:
     """The YAML of --extra_llm_api_options, the bare list of trtllm-bench, and the commands."""
     choices, n = entry.medusa_choices, len(entry.medusa_choices)
     if n == 0:
@@ -21,7 +21,8 @@ def write(entry: PlanEntry, num_heads: int) -> Mapping[str, str]:
     commands = f"""\
 # Build for exactly this tree: a step costs max_draft_len + 1 rows, used or not.
 python examples/medusa/convert_checkpoint.py --model_dir MODEL --medusa_model_dir HEADS \\
-    --num_medusa_heads {num_heads} --max_medusa_token_len {n} --output_dir CHECKPOINT
+    --num_medusa_heads {num_heads} --num_medusa_layers {num_layers} --max_medusa_token_len {n} \\
+    --output_dir CHECKPOINT
 trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE \\
     --speculative_decoding_mode medusa --max_batch_size {entry.batch_size}
 # Run (greedy: temperature 1.0 and num_beams 1 are what the example asserts).

@@ -1,0 +1,51 @@
+"""text-generation-inference: the length of a chain, one top-1 guess per head; it takes no tree.
+
+The launcher's --model-id names the folder of the heads, whose config.json names the base model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from treeopt.plan import PlanEntry
+
+MOST_ROWS = 128  # above batch x (1 + N) rows TGI silently stops speculating
+
+
+def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str]:
+    """The launch command with the chain length, or without speculation where no chain pays."""
+    chain = entry.best_chain
+    if chain is None:
+        return {
+            "commands.sh": (
+                f"# No chain pays at batch size {entry.batch_size}: serve the base model itself.\n"
+                "text-generation-launcher --model-id BASE\n"
+            )
+        }
+    return {
+        "commands.sh": f"""\
+# HEADS holds medusa_lm_head.safetensors and a config.json with medusa_num_heads and
+# base_model_name_or_path, and without "architectures". Make it from any other layout with
+#   treeopt convert DRAFTER --to tgi --output HEADS
+# --speculate must not exceed the {num_heads} heads; left out, TGI uses all of them.
+text-generation-launcher --model-id HEADS --speculate {chain["depth"]}
+"""
+    }
+
+
+def notes(entry: PlanEntry) -> list[str]:
+    """The price of a chain, and where TGI stops speculating."""
+    chain = entry.best_chain
+    if chain is None:
+        return [f"No chain pays at batch size {entry.batch_size}: the command serves the base model."]
+    rates = f"{chain['tokens_per_step']:.2f} tokens per step instead of {entry.tokens_per_step:.2f}"
+    if chain.get("tokens_per_s") and entry.tokens_per_s:
+        rates += f", {chain['tokens_per_s']:.0f} tokens/s instead of {entry.tokens_per_s:.0f}"
+    said = [f"TGI takes a chain only: the best one, {chain['depth']} deep, makes {rates} with the best tree."]
+    rows = entry.batch_size * (1 + chain["depth"])
+    if rows > MOST_ROWS:
+        said.append(
+            f"TGI silently stops speculating above {MOST_ROWS} rows, but {entry.batch_size} sequences "
+            f"x {1 + chain['depth']} rows are {rows}."
+        )
+    return said
