@@ -11,17 +11,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 import torch
 from transformers import DynamicCache
 
 from treeopt import pipeline
+from treeopt.pipeline.measure import timing_trees
 from treeopt.provenance import cpu
 from treeopt.rundir import RunDirectory
 from treeopt.runtime.collect import collect_trace
+from treeopt.runtime.prompts import Conversation
 from treeopt.runtime.decode import Decoder, StopRule, decode
-from treeopt.runtime.prompts import Prompt
 from treeopt.runtime.session import Session, open_session
 from treeopt.tree import Tree
 
@@ -138,7 +140,8 @@ def calibration(session: Session, prompts: list[list[int]], rows: int = 16) -> N
     batch = prompts[:rows]
 
     def ours() -> float:
-        chosen = [Prompt(tuple(p)) for p in batch]
+        asked = [Conversation(tuple(p), (("user", ""),)) for p in batch]
+        chosen = replace(session.prompts, conversations=tuple(asked))
         return seconds(lambda: collect_trace(session.target, heads, chosen, batch_size=rows, stop=NEVER))
 
     def decode_bare(tokens: torch.Tensor) -> list[torch.Tensor]:
@@ -191,7 +194,7 @@ def speedups(session: Session) -> dict[int, Tree]:
         ratio = result.speedup("chosen", baseline)
         assert ratio is not None
         report(f"chosen tree / {baseline}, tokens/s  [{ratio.low:.2f}, {ratio.high:.2f}]", ratio.value, bar)
-    families = pipeline.timing_trees(run, session.heads.num_heads, (16, 64))
+    families = timing_trees(run, session.heads.num_heads, (16, 64))
     return {n: next(t for t in reversed(families) if len(t) == n) for n in (16, 64)}
 
 
@@ -201,7 +204,7 @@ def main() -> None:
     session = open_session(dtype=dtype)
     threads = torch.get_num_threads()
     print(f"demo model, {dtype}, batch 1, torch {torch.__version__}, {threads} threads, {cpu()}")
-    prompts = [list((p.tokens * 4)[:PROMPT]) for p in session.prompts.prompts[:64]]
+    prompts = [list((c.first * 4)[:PROMPT]) for c in session.prompts.conversations[:64]]
     decode(session.target, session.heads, prompts[:2], Tree.chain(2), batch_size=1, stop=NEVER)
     trees = speedups(session)
     plain_step(session, prompts)

@@ -7,18 +7,21 @@ import os
 import random
 from pathlib import Path
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported, which reads it once
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from treeopt.runtime.chat import ChatFormat
+from treeopt.runtime.prompts import Conversation, PromptSet
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.target import Target
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(2)
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 VOCABULARY, CONTEXT, HEADS = 37, 96, 4
@@ -121,3 +124,20 @@ def random_trace(rng, lengths, heads: int, ranks: int) -> RankTrace:
         ends.append(1 if eos else 0)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     return RankTrace(np.concatenate(blocks), starts, end=np.array(ends), meta={"top_k": ranks})
+
+
+class Letters:
+    """A tokenizer of one token per character."""
+
+    eos_token_id = 3
+
+    def __call__(self, text, add_special_tokens=True):
+        if isinstance(text, list):
+            return {"input_ids": [self(one)["input_ids"] for one in text]}
+        return {"input_ids": [6 + ord(letter) % (VOCABULARY - 6) for letter in text]}
+
+
+def asked(prompts) -> PromptSet:
+    """Conversations of one turn with these tokens, as a file would give them."""
+    conversations = [Conversation(tuple(p), (("user", ""),), row=i) for i, p in enumerate(prompts, 1)]
+    return PromptSet(tuple(conversations), "tokens", "0" * 64, ChatFormat(Letters(), frozenset({3, 5}), VOCABULARY, None))

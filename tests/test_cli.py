@@ -218,6 +218,8 @@ def wrong(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"pro')
     (tmp_path / "blank.jsonl").write_text('{"prompt": "  "}')
     (tmp_path / "nokey.jsonl").write_text('{"answer": "a"}')
+    rows = [{"prompt": f"x = {i}", "kind": "a"} for i in range(4)]
+    (tmp_path / "good.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "tree.json").write_text("[[0], [1, 0]]")
     (tmp_path / "cut.json").write_text("[[0], [1")
     (tmp_path / "other.json").write_text('{"schema": "treeopt.plan/7", "entries": []}')
@@ -227,16 +229,29 @@ def wrong(tmp_path):
         (("bench", *run), "treeopt search"),
         (("export", "--to", "medusa", *run), "treeopt search"),
         (("show", *run), "treeopt search"),
-        (("calibrate", "--model", tmp_path, *run), "go together"),
+        (("calibrate", "--model", tmp_path, *run), "--prompts is needed"),
         (("calibrate", "--model", tmp_path / "no", "--drafter", demo.HEADS, "--prompts", "x", *run), "no"),
         (("calibrate", "--model", demo.MODEL, "--drafter", demo.HEADS, *run), "--prompts is needed"),
         (("calibrate", "--dtype", "int4", *run), "float64, float32"),
-        (("calibrate", *demo_with, tmp_path / "empty.txt", *run), "is empty"),
-        (("calibrate", *demo_with, tmp_path / "nowhere.txt", *run), "must be a text file"),
-        (("calibrate", *demo_with, tmp_path / "long.txt", *run), "1 to 511 tokens, but prompt 1"),
-        (("calibrate", *demo_with, tmp_path / "bad.jsonl", *run), "line 2, is not JSON"),
-        (("calibrate", *demo_with, tmp_path / "blank.jsonl", *run), "prompt 1"),
-        (("calibrate", *demo_with, tmp_path / "nokey.jsonl", *run), "must have a text under"),
+        (("calibrate", *demo_with, tmp_path / "empty.txt", *run), "empty"),
+        (("calibrate", *demo_with, tmp_path / "nowhere.txt", *run), "does not exist"),
+        (("calibrate", *demo_with, tmp_path / "long.txt", *run), "1 to 511 tokens"),
+        (("calibrate", *demo_with, tmp_path / "bad.jsonl", *run), "must leave some for bench"),
+        (("calibrate", *demo_with, tmp_path / "blank.jsonl", *run), "row 1"),
+        (("calibrate", *demo_with, tmp_path / "nokey.jsonl", *run), "--column"),
+        (("calibrate", *demo_with, tmp_path / "good.jsonl", "--column", "txt", *run), "prompt, kind"),
+        (("calibrate", *demo_with, tmp_path / "good.jsonl", "--group-by", "sort", *run), "prompt, kind"),
+        (("calibrate", *demo_with, tmp_path / "good.jsonl", "--responses", "sort", *run), "prompt, kind"),
+        (("calibrate", *demo_with, tmp_path / "good.jsonl", "--temperature", "1", *run), "no --responses"),
+        (("calibrate", "--column", "text", *run), "need --prompts"),
+        (("calibrate", "--group-by", "text", *run), "by module"),
+        (("calibrate", "--drafter", demo.HEADS, *run), "go together"),
+        (("calibrate", "--device", "cpu", "--device-map", "auto", *run), "exclude each other"),
+        (("plot", *run), "treeopt"),
+        (("plot", "no-such-figure", *run), "throughput"),
+        (("report", *run), "treeopt search"),
+        (("convert", tmp_path / "nowhere", "--to", "vllm", "--output", tmp_path / "out"), "nowhere"),
+        (("convert", demo.HEADS, "--to", "no-such", "--output", tmp_path / "out"), "vllm"),
         (("show", "--tree", tmp_path / "tree.json", *run), "lacks"),
         (("show", "--tree", tmp_path / "cut.json", *run), "cut off"),
         (("search", "--calibration", tmp_path / "other.json", *run), "schema"),

@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.replay import replay
+from treeopt.replay import accepted_counts, replay
 from treeopt.runtime.collect import collect_trace, count_ranks, labels_of
 from treeopt.runtime.decode import Decoder, StopRule, accept_greedy, decode, top_candidates
-from treeopt.runtime.prompts import Prompt
 from treeopt.runtime.target import Target, check_support, context_limit
 from treeopt.trace import End
 from treeopt.tree import Tree
 
-from .conftest import CONTEXT, HEADS, VOCABULARY, tiny_heads, tiny_model, trees
+from .conftest import CONTEXT, HEADS, VOCABULARY, asked, tiny_heads, tiny_model, trees
 
 
 def random_prompts(seed: int, longest: int = 20) -> list[list[int]]:
@@ -58,11 +57,13 @@ def test_decoding_with_any_tree_is_generate(any_target, tree, seed, limit, batch
 @settings(max_examples=20)
 @given(tree=trees(), seed=st.integers(0, 10**6), batch_size=st.integers(1, 4), loops=st.booleans())
 def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size, loops):
-    prompts = [Prompt(tuple(p)) for p in random_prompts(seed)]
+    prompts = asked(random_prompts(seed))
     stop = StopRule(target.eos_ids, 30, at_loops=loops)
     trace = collect_trace(target, heads, prompts, batch_size=3, stop=stop, top_k=10)
-    rows = decode(target, heads, [p.tokens for p in prompts], tree, batch_size=batch_size, stop=stop)
+    rows = decode(target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop)
     assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
+    accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
+    assert accepted.tolist() == accepted_counts(trace, tree).tolist()
     assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
     assert [row.end for row in rows] == trace.end.tolist()
 
@@ -161,7 +162,7 @@ def test_counted_ranks_are_places_among_the_candidates(target, seed, dtype):
 def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials(target):
     for end, beyond in ((End.EOS, -1), (End.LIMIT, -2), (End.LOOP, -2), (End.CONTEXT, -2)):
         row = type("Ended", (), {"tokens": [4, 5, 6], "end": end})
-        assert labels_of(row, 3).tolist() == [[5, 6, beyond], [6, beyond, beyond]]
+        assert labels_of(row, 3).tolist() == [[5, 6, beyond], [6, beyond, beyond], [-2, -2, -2]]
 
 
 @given(trees(most_nodes=12), st.integers(0, 2**32))

@@ -11,10 +11,10 @@ from treeopt import demo
 from treeopt.demo.corpus import fingerprint, is_held_out, standard_library
 from treeopt.errors import InvalidInput
 from treeopt.library import published_tree
-from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.bench import logit_gap
 from treeopt.runtime.prompts import DEMO_TOKENS, demo_prompts
+from treeopt.runtime.decode import StopRule, decode
 from treeopt.runtime.session import open_session
-from treeopt.runtime.timing import logit_gap
 from treeopt.tree import Tree
 
 
@@ -40,13 +40,13 @@ def test_no_module_of_a_held_out_package_was_trained_on():
 
 def test_demo_prompts_are_cut_from_held_out_modules(session):
     texts = {module.name: module.text for module in standard_library(held_out=True)}
-    prompts = session.prompts.prompts
+    prompts = session.prompts.conversations
     assert len(prompts) > 500
     assert len({p.sha256 for p in prompts}) == len(prompts)
     for prompt in prompts[:50]:
-        assert len(prompt.tokens) <= DEMO_TOKENS[1]
-        assert session.target.tokenizer.decode(prompt.tokens) in texts[prompt.group]
-    assert demo_prompts(session.target) == session.prompts
+        assert len(prompt.first) <= DEMO_TOKENS[1]
+        assert any(session.target.tokenizer.decode(prompt.first) in text for text in texts.values())
+    assert demo_prompts(session.target).conversations == prompts
     assert session.prompts.fingerprint == fingerprint(standard_library(held_out=True))
 
 
@@ -59,7 +59,7 @@ def test_a_python_without_its_sources_is_told_so(monkeypatch, tmp_path):
 def demo_answers(dtype, tree, count, limit):
     """(session, prompts, rows) of the demo model decoding held-out prompts with a tree."""
     session = open_session(dtype=dtype)
-    prompts = [prompt.tokens for prompt in session.prompts.prompts[:count]]
+    prompts = [prompt.first for prompt in session.prompts.conversations[:count]]
     stop = StopRule(session.target.eos_ids, limit, at_loops=False)
     return session, prompts, decode(session.target, session.heads, prompts, tree, batch_size=4, stop=stop)
 
@@ -86,7 +86,7 @@ def test_in_float32_answers_differ_at_near_ties_only(tree):
 
 
 def test_the_logit_gap_is_the_targets(session):
-    prompt = session.prompts.prompts[0].tokens
+    prompt = session.prompts.conversations[0].first
     logits = session.target.model(torch.tensor([[*prompt, 7]])).logits[0, -1]
     gap = logit_gap(session.target, prompt, [7, 11], [7, 12], 1)
     assert gap == pytest.approx(float((logits[12] - logits[11]).abs()), abs=1e-4)

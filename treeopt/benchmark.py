@@ -88,12 +88,24 @@ class Benchmark:
         names = ", ".join(c.name for c in self.contenders)
         raise InvalidInput(f"The benchmark has the contenders {names}, but {name!r} was asked.")
 
-    def speedup(self, name: str, baseline: str = "plain") -> Ratio | None:
+    @property
+    def groups(self) -> list[str]:
+        """Groups of the prompts, in order; empty where they are not grouped."""
+        names = dict.fromkeys(block.group for block in self.contenders[0].blocks)
+        return list(names) if any(names) else []
+
+    def tokens_per_step(self, name: str, group: str) -> tuple[float, int]:
+        """Tokens per step of a contender on the answers of a group, and how many they are."""
+        answers = [s for s in self.contender(name).sequences if s.get("group") == group]
+        steps = sum(s["steps"] for s in answers)
+        return (sum(s["tokens"] - 1 for s in answers) / steps if steps else 1.0), len(answers)
+
+    def speedup(self, name: str, baseline: str = "plain", *, group: str | None = None) -> Ratio | None:
         """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks.
 
         None where nothing was timed (every block had too few prompts for a full batch).
         """
-        pairs = self._paired(name, baseline)
+        pairs = self._paired(name, baseline, group)
         if not len(pairs):
             return None
         value = float(_ratio(pairs.sum(0)))
@@ -104,11 +116,13 @@ class Benchmark:
         low, high = np.quantile(_ratio(pairs[picks].sum(1)), [0.025, 0.975]).tolist()
         return Ratio(value=value, low=low, high=high)
 
-    def _paired(self, name: str, baseline: str) -> Any:
+    def _paired(self, name: str, baseline: str, group: str | None = None) -> Any:
         """(blocks, 4) tokens and seconds of the contender and of the baseline, rounds added up."""
         sums: dict[tuple[int, ...], list[float]] = {}
         for place, which in enumerate((name, baseline)):
             for block in self.contender(which).blocks:
+                if group not in (None, block.group):
+                    continue
                 row = sums.setdefault(tuple(block.prompts), [0.0] * 4)
                 row[2 * place] += block.tokens
                 row[2 * place + 1] += block.decode_s

@@ -7,6 +7,7 @@ accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medus
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,8 @@ class Calibration:
         return errors
 
     @classmethod
-    def from_trace(cls, trace: RankTrace) -> Calibration:
-        """Count hits and trials over all states at which a step can be taken."""
+    def from_trace(cls, trace: RankTrace, provenance: dict[str, Any] | None = None) -> Calibration:
+        """Count hits and trials over all states at which a step can be taken, and for each group."""
         ranks = trace.ranks[trace.has_step]
         hits, trials = count_hits(ranks, trace.top_k)
         if trials.min() < 1:
@@ -98,8 +99,13 @@ class Calibration:
             "survival": chain_survival(ranks).tolist(),
             "loop_share": trace.loop_share(),
             "source": "measured",
-            **{key: trace.meta.get(key) for key in ("drafter", "acceptance", "provenance")},
+            **{key: trace.meta.get(key) for key in ("drafter", "acceptance", "answers", "skipped")},
+            "provenance": provenance or trace.meta.get("provenance"),
         }
+        if trace.target_rank is not None:
+            info["target_agreement"] = float(np.mean(trace.target_rank == 0))
+        if trace.group_names:
+            info["groups"] = group_counts(trace)
         prefixes = {"paths": [list(p) for p in paths], "counts": counts, "visited": visited}
         return cls(hits, trials, prefixes, info)
 
@@ -147,6 +153,19 @@ def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray
     return hits, (ranks != NO_TRIAL).sum(0)
 
 
+def group_counts(trace: RankTrace) -> dict[str, dict[str, Any]]:
+    """Hits, trials, sequences and states of each group of sequences."""
+    assert trace.group is not None
+    found = {}
+    for g, name in enumerate(trace.group_names):
+        part = trace.select(np.flatnonzero(trace.group == g)) if (trace.group == g).any() else None
+        if part is not None:
+            hits, trials = count_hits(part.ranks[part.has_step], trace.top_k)
+            found[name] = {"sequences": part.num_sequences, "positions": int(part.has_step.sum()),
+                           "hits": hits, "trials": trials}  # fmt: skip
+    return found
+
+
 def chain_survival(ranks: NDArray[np.int16]) -> NDArray[np.float64]:
     """(K,) share of the states at which the top-1 guesses of heads 1...d were all right.
 
@@ -179,3 +198,19 @@ def prefix_counts(
     found.sort(key=lambda item: (-item[0], len(item[1]), item[1]))
     del found[most:]
     return [p for _, p, _ in found], [n for n, _, _ in found], [v for _, _, v in found]
+
+
+def prefix_states(trace: RankTrace, paths: Sequence[Choice], *, most: int = 3) -> dict[Choice, list[int]]:
+    """States at which each path is the beginning of the ranks, at most a few, from different sequences first.
+
+    >>> trace = RankTrace(np.array([[0, 1], [0, -1], [-2, -2]]), np.array([0, 3]))
+    >>> prefix_states(trace, [(0,), (0, 1), (2,)])
+    {(0,): [0, 1], (0, 1): [0], (2,): []}
+    """
+    sequence = np.repeat(np.arange(trace.num_sequences), trace.lengths)
+    found = {}
+    for path in paths:
+        states = np.flatnonzero((trace.ranks[:, : len(path)] == path).all(1) & trace.has_step)
+        first = np.unique(sequence[states], return_index=True)[1]
+        found[path] = [*states[first], *np.delete(states, first)][:most]
+    return {path: [int(state) for state in states] for path, states in found.items()}

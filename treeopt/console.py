@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from treeopt.benchmark import Benchmark
     from treeopt.calibration import Calibration
     from treeopt.latency import LatencyProfile
-    from treeopt.plan import Plan
+    from treeopt.plan import Plan, PlanEntry
     from treeopt.tree import Choice, Tree
 
 Advance = Callable[[float], None]
@@ -64,7 +64,7 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
 
     info = calibration.info
     title = f"Head accuracy over {info.get('positions', '?')} states of {info.get('sequences', '?')} answers"
-    table = Table(title=title, title_justify="left", caption=_loop_caption(info), caption_justify="left")
+    table = Table(title=title, title_justify="left", caption=_caption(info), caption_justify="left")
     table.add_column("head")
     ranks = min(ranks, calibration.top_k)
     for rank in range(ranks):
@@ -73,12 +73,47 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
     for k in range(calibration.num_heads):
         cells = [f"{calibration.accept[k, r]:.3f} ±{calibration.stderr[k, r]:.3f}" for r in range(ranks)]
         table.add_row(str(k + 1), *cells, str(calibration.trials[k]))
+    groups = info.get("groups")
+    return _together(table, _group_table(groups, calibration.num_heads)) if groups else table
+
+
+def _group_table(groups: dict[str, Any], num_heads: int) -> RenderableType:
+    """Top-1 accuracy of each head, and tokens per step, group by group."""
+    from rich.table import Table
+
+    table = Table(title="By group: accuracy at rank 0, held-out tokens per step with 64 rows", title_justify="left")
+    for name in ("group", "answers", *(f"head {k + 1}" for k in range(num_heads)), "tokens/step"):
+        table.add_column(name, justify="left" if name == "group" else "right")
+    for name, group in groups.items():
+        tops = [f"{h[0] / t:.3f}" if t else "–" for h, t in zip(group["hits"], group["trials"], strict=True)]
+        rate = pm(group.get("tokens_per_step"), group.get("tokens_per_step_stderr"))
+        table.add_row(name, str(group["sequences"]), *tops, rate)
     return table
 
 
-def _loop_caption(info: dict[str, Any]) -> str | None:
-    share = info.get("loop_share")
-    return None if share is None else f"{share:.0%} of the answers ended in a loop and were cut there."
+def _caption(info: dict[str, Any]) -> str | None:
+    """What else there is to know of the answers."""
+    said = []
+    if info.get("loop_share"):
+        said.append(f"{info['loop_share']:.0%} of the answers ended in a loop and were cut there.")
+    answers = info.get("answers") or {}
+    if answers.get("given"):
+        agreement = f"the target's own first choice is the given token in {info.get('target_agreement', 0):.1%} of the states."
+        kind = (
+            "An estimate for greedy decoding, from given answers"
+            if answers.get("is_estimate")
+            else f"From answers sampled by the target itself at temperature {answers['temperature']:g}"
+        )
+        said.append(f"{kind}: {agreement}")
+    if info.get("skipped"):
+        said.append(f"{len(info['skipped'])} prompts or turns were left out (listed in calibration.json).")
+    return " ".join(said) or None
+
+
+def _together(*renderables: RenderableType) -> RenderableType:
+    from rich.console import Group
+
+    return Group(*renderables)
 
 
 def profile_table(profile: LatencyProfile) -> RenderableType:
@@ -153,12 +188,26 @@ def bench_table(bench: Benchmark) -> RenderableType:
             f"{c.identical}/{c.compared}",
             style="bold green" if c.name == "chosen" else None,
         )
+    groups = bench.groups
+    return _together(table, _bench_group_table(bench, groups)) if groups else table
+
+
+def _bench_group_table(bench: Benchmark, groups: list[str]) -> RenderableType:
+    """The chosen tree, group by group."""
+    from rich.table import Table
+
+    table = Table(title="The chosen tree by group", title_justify="left")
+    for name in ("group", "answers", "tokens/step", "speedup [95 % interval]"):
+        table.add_column(name, justify="left" if name == "group" else "right")
+    for group in groups:
+        rate, answers = bench.tokens_per_step("chosen", group)
+        ratio = bench.speedup("chosen", group=group)
+        table.add_row(group, str(answers), f"{rate:.3f}", "–" if ratio is None else str(ratio))
     return table
 
 
-def closing(plan: Plan, bench: Benchmark, folder: str) -> RenderableType:
+def closing(entry: PlanEntry, bench: Benchmark, folder: str) -> str:
     """What it all comes to, in sentences."""
-    entry = plan.entry(bench.contender("chosen").batch_size)
     if entry.size == 1:
         return "No tree pays on this machine at this batch size: serve the model without speculation."
     speedup, over = bench.speedup("chosen"), bench.speedup("chosen", "mc_sim_7b_63")

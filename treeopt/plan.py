@@ -43,6 +43,7 @@ class PlanEntry:
     verified: dict[str, Any] | None = None
     best_chain: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
+    groups: dict[str, dict[str, float | None]] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

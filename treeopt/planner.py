@@ -4,12 +4,12 @@ throughput = batch_size x tokens per step / step latency, over every size and de
 are cross-fitted: trees are grown on all folds of sequences but one and replayed on that one, so that
 no figure is in-sample. The tree that is delivered is grown on all of them.
 
-S sequences · N sizes (1...budget)
+S sequences · C conversations, of which they are the turns · N sizes (1...budget)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,9 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth import MAX_RANK, check_objective, grow, grow_independent, product_values
 from treeopt.latency import Latency, LatencyProfile
 from treeopt.plan import Plan, PlanEntry
-from treeopt.replay import growth_index, replay, replay_sizes
+from treeopt.replay import accepted_counts, growth_index, replay, replay_sizes, tokens_per_step
 from treeopt.trace import RankTrace
-from treeopt.tree import IntArray, Tree, TreeFamily
+from treeopt.tree import Choice, IntArray, Tree, TreeFamily
 
 FOLDS, BOOTSTRAPS, SEED = 5, 1000, 0
 
@@ -33,8 +33,8 @@ class HeldOut:
     """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
 
     family  : grown on all sequences; its trees are the ones delivered
-    steps   : (N, S) cross-fitted replayed steps of every sequence, None without a trace
-    tokens  : (S,)   tokens emitted by them
+    steps   : (N, C) cross-fitted replayed steps of every conversation, None without a trace
+    tokens  : (C,)   tokens emitted by them
     product : (N,)   tokens per step, sum of products of held-out marginals
     joint   : (N,)   tokens per step averaged over all held-out states
     """
@@ -53,35 +53,41 @@ class HeldOut:
         rates: NDArray[np.float64] = self.tokens.sum() / np.maximum(self.steps.sum(1), 1)
         return rates
 
-    def bootstrap(self, size: int) -> NDArray[np.float64]:
-        """Tokens per step of resampled sets of sequences; (1,) without a trace."""
+    def bootstrap(self, size: int, among: IntArray | None = None) -> NDArray[np.float64]:
+        """Tokens per step of resampled sets of conversations (``among`` some); (1,) without a trace."""
         if self.steps is None or self.tokens is None:
             return self.product[size - 1 : size]
+        among = np.arange(len(self.tokens)) if among is None else among
         rng = np.random.default_rng(SEED)
-        picks = rng.integers(0, len(self.tokens), (BOOTSTRAPS, len(self.tokens)))
+        picks = rng.choice(among, (BOOTSTRAPS, len(among)))
         tokens, steps = self.tokens[picks].sum(1), self.steps[size - 1][picks].sum(1)
         rates: NDArray[np.float64] = np.where(steps, tokens / np.maximum(steps, 1), 1.0)
         return rates
+
+    def by_group(self, size: int, trace: RankTrace) -> dict[str, tuple[float, float | None]]:
+        """Tokens per step on the conversations of each group, and its standard error (of one: None)."""
+        if self.steps is None or self.tokens is None or trace.group is None:
+            return {}
+        group = trace.group[np.unique(trace.clusters, return_index=True)[1]]
+        found: dict[str, tuple[float, float | None]] = {}
+        for g, name in enumerate(trace.group_names):
+            among = np.flatnonzero(group == g)
+            if len(among):
+                rate = tokens_per_step(self.tokens[among].sum(), self.steps[size - 1][among].sum())
+                found[name] = (rate, float(self.bootstrap(size, among).std()) if len(among) > 1 else None)
+        return found
 
 
 def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
     """Grow on K-1 folds of sequences and replay on the rest, for every size up to the budget.
 
     ``limits`` are those of `growth`: budget, max_depth, max_rank, gap_free.
-    Raises OutOfRange for a trace with a single sequence, which has nothing to hold out.
     """
-    if trace.num_sequences < 2:
-        raise OutOfRange(
-            "Held-out figures need at least 2 sequences, but the trace has 1. "
-            "Calibrate on more: treeopt calibrate --num-prompts 64"
-        )
     family = grow(trace, objective=objective, **limits)
-    fold = np.random.default_rng(SEED).permutation(trace.num_sequences) % FOLDS
     n_sizes = len(family)
     steps = np.zeros((n_sizes, trace.num_sequences), dtype=np.int64)
     product, joint, n_states = np.zeros(n_sizes), np.zeros(n_sizes), 0
-    for f in np.unique(fold):
-        train, test = np.flatnonzero(fold != f), np.flatnonzero(fold == f)
+    for train, test in folds(trace):
         held_out = trace.select(test)
         paths = grow(trace.select(train), objective=objective, **limits).paths[:n_sizes]
         sizes = np.minimum(np.arange(1, n_sizes + 1), len(paths))
@@ -94,7 +100,37 @@ def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
         accept = hits / np.maximum(trials, 1)[:, None]
         product += n * np.cumsum(product_values(accept, paths))[sizes - 1]
         n_states += n
-    return HeldOut(family, steps, trace.lengths - 1, product / n_states, joint / n_states)
+    clusters, tokens = trace.clusters, trace.lengths - 1
+    pooled = np.stack([np.bincount(clusters, row) for row in steps]).astype(np.int64)
+    return HeldOut(family, pooled, np.bincount(clusters, tokens).astype(np.int64), product / n_states,
+                   joint / n_states)  # fmt: skip
+
+
+def folds(trace: RankTrace) -> Iterator[tuple[IntArray, IntArray]]:
+    """Sequences to grow on and sequences to replay on, for every fold of conversations.
+
+    Raises OutOfRange for a trace with a single conversation, which has nothing to hold out.
+    """
+    clusters = trace.clusters
+    n = int(clusters.max()) + 1
+    if n < 2:
+        raise OutOfRange(
+            "Held-out figures need at least 2 sequences, but the trace has 1. "
+            "Calibrate on more: treeopt calibrate --num-prompts 64"
+        )
+    fold = (np.random.default_rng(SEED).permutation(n) % FOLDS)[clusters]
+    for f in np.unique(fold):
+        yield np.flatnonzero(fold != f), np.flatnonzero(fold == f)
+
+
+def crossfit_accepted(trace: RankTrace, *, objective: str, budget: int, **limits: Any) -> IntArray:
+    """Held-out steps that emit 0, 1, ... guesses with trees of ``budget`` rows."""
+    counts = np.zeros(trace.num_heads + 1, dtype=np.int64)
+    for train, test in folds(trace):
+        family = grow(trace.select(train), objective=objective, budget=budget, **limits)
+        found = accepted_counts(trace.select(test), family.tree(len(family)))
+        counts[: len(found)] += found
+    return counts
 
 
 def from_calibration(calibration: Calibration, **limits: Any) -> HeldOut:
@@ -164,7 +200,7 @@ def plan_trees(
         families = [from_calibration(source, max_depth=d, **limits) for d in range(1, depth_limit + 1)]
     trace = source if isinstance(source, RankTrace) else None
     meta = source.meta if isinstance(source, RankTrace) else source.info
-    entries = [_entry(families, trace, profile, batch_size) for batch_size in sorted(set(batch_sizes))]
+    entries = [_entry(families, trace, profile, batch_size, budget) for batch_size in sorted(set(batch_sizes))]
     return Plan(
         entries=tuple(entries),
         objective=objective,
@@ -181,6 +217,7 @@ def _entry(
     trace: RankTrace | None,
     profile: LatencyProfile | None,
     batch_size: int,
+    budget: int,
 ) -> PlanEntry:
     context = profile.context(batch_size) if profile else None
     candidates = _candidates(families, profile, batch_size, context)
@@ -237,20 +274,32 @@ def _entry(
             "product": float(held_out.product[index]),
             "joint": None if joint is None else float(joint[index]),
             "replayed": None if steps is None else best.tokens_per_step,
-            "sequences": None if tokens is None else len(tokens),
+            "sequences": None if trace is None else trace.num_sequences,
+            "conversations": None if tokens is None else len(tokens),
             "steps": None if steps is None else int(steps[index].sum()),
         },
         interval95={"tokens_per_step": [low, high]} if steps is not None else None,
         tied_sizes=tied,
         verified=None,
-        best_chain=None if trace is None else _best_chain(trace, families, profile, batch_size, context),
+        best_chain=_best_chain(trace, families, profile, batch_size, context, budget),
         warnings=warnings,
+        groups=_groups(best, trace),
         curve=[
             {"size": c.size, "depth": c.tree.depth, "tokens_per_step": c.tokens_per_step,
              "step_ms": c.latency.ms if c.latency else None, "tokens_per_s": c.tokens_per_s}
             for c in curve
         ],
     )  # fmt: skip
+
+
+def _groups(best: Candidate, trace: RankTrace | None) -> dict[str, dict[str, float | None]]:
+    """What the chosen tree is expected to reach on each group."""
+    rates = best.held_out.by_group(best.size, trace) if trace else {}
+    faster = (_speedup(best) or 0.0) / best.tokens_per_step
+    return {
+        name: {"tokens_per_step": rate, "tokens_per_step_stderr": error, "speedup": rate * faster or None}
+        for name, (rate, error) in rates.items()
+    }
 
 
 def _candidates(
@@ -283,16 +332,20 @@ def _speedup(candidate: Candidate) -> float | None:
 
 
 def _best_chain(
-    trace: RankTrace,
+    trace: RankTrace | None,
     families: list[HeldOut],
     profile: LatencyProfile | None,
     batch_size: int,
     context: int | None,
+    budget: int,
 ) -> dict[str, Any] | None:
     """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
     chains: list[dict[str, Any]] = []
-    for depth in range(1, len(families) + 1):
-        rate = replay(trace, Tree.chain(depth)).tokens_per_step
+    for depth in range(1, min(len(families), budget - 1) + 1):
+        if trace is not None:
+            rate = replay(trace, Tree.chain(depth)).tokens_per_step
+        else:
+            rate = 1.0 + sum(_gain(families[depth - 1], (0,) * d) for d in range(1, depth + 1))
         latency = None
         if profile is not None and context is not None:
             latency = profile.step(batch_size, context, depth + 1, depth)
@@ -302,3 +355,9 @@ def _best_chain(
         chains.append({"size": depth + 1, "depth": depth, "tokens_per_step": rate,
                        "step_ms": latency.ms if latency else None, "tokens_per_s": tokens_per_s})  # fmt: skip
     return max(chains, key=lambda c: c["tokens_per_s"] or c["tokens_per_step"], default=None)
+
+
+def _gain(held_out: HeldOut, path: Choice) -> float:
+    """The gain of a node by its family; 0 for one that the budget has no room for."""
+    index = {known: i for i, known in enumerate(held_out.family.paths)}.get(path)
+    return 0.0 if index is None else float(held_out.family.gains[index])

@@ -49,6 +49,23 @@ def replay(trace: RankTrace, tree: Tree) -> Replay:
     return Replay(steps[0], trace.lengths - 1)
 
 
+def accepted_counts(trace: RankTrace, tree: Tree) -> IntArray:
+    """(D+1,) how many steps of the replay emit 0, 1, ... D accepted guesses.
+
+    >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
+    >>> accepted_counts(trace, Tree.chain(1)).tolist()
+    [1, 1]
+    """
+    accepted = (growth_index(trace, tree.paths) < len(tree)).sum(1)
+    counts = np.zeros(tree.depth + 1, dtype=np.int64)
+    t, last = trace.starts[:-1].copy(), trace.starts[1:] - 1
+    while (t < last).any():
+        t, last = t[t < last], last[t < last]
+        counts += np.bincount(accepted[t], minlength=len(counts))
+        t = t + 1 + accepted[t]
+    return counts
+
+
 def replay_sizes(trace: RankTrace, paths: tuple[Choice, ...], sizes: IntArray) -> IntArray:
     """(n, S) steps of every sequence with each of the nested trees paths[:size].
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan
-from treeopt.storage import sha256_of
+from treeopt.storage import UNFINISHED, sha256_of
 from treeopt.trace import RankTrace
 
 T = TypeVar("T")
@@ -31,6 +32,54 @@ class RunDirectory:
         self.plan = self.path / "plan.json"  # search
         self.bench = self.path / "bench.json"  # bench
         self.export = self.path / "export"  # export
+        self.figures = self.path / "figures"  # plot
+        self.report = self.path / "report.html"  # report
+
+    def bench_of(self, batch_size: int) -> Path:
+        """The benchmark of one batch size, where the plan has several."""
+        return self.bench.with_name(f"bench-batch-size-{batch_size}.json")
+
+    def partial(self, name: str) -> Path:
+        """The journal of a measurement that is not finished."""
+        return self.path / f"{name}.partial"
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only writer; the operating system lifts the lock when the process ends, however it does.
+
+        Files that a killed writer left half-written are deleted. Raises InvalidInput where another
+        process is writing, or nothing can be written.
+        """
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise InvalidInput(
+                f"A run directory has one writer at a time, but another treeopt is writing to {self.path}: "
+                "wait for it, or pass another --run."
+            ) from None
+        except OSError as error:
+            raise InvalidInput(f"{self.path} cannot be written: {error.strerror}.") from None
+        except NotImplementedError:  # a file system without locks
+            yield
+            return
+        try:
+            for left in self.path.rglob(f".*{UNFINISHED}"):
+                left.unlink(missing_ok=True)
+            yield
+        finally:
+            lock.release()
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Leave no folder behind where nothing was written."""
+        if [file.name for file in self.path.iterdir()] == [".lock"]:
+            (self.path / ".lock").unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def read_trace(self) -> RankTrace:
         return _read(self.trace, RankTrace.load, "treeopt calibrate")

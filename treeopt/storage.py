@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 
 VERSION = 1
+UNFINISHED = ".tmp"  # ends the name of a file while it is written
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under ``path`` only when everything was written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}.") from None
     try:

@@ -112,6 +112,8 @@ class RankTrace:
     prompt_tokens : (S,)   int32  length of each prompt
     end           : (S,)   uint8  why each sequence ended (`End`)
     group         : (S,)   int16  index into meta["group_names"]
+    cluster       : (S,)   int32  conversation that a sequence is a turn of; absent: each is its own
+    target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
     Only ``ranks`` and ``starts`` are required of a file.
@@ -127,6 +129,8 @@ class RankTrace:
     prompt_tokens: NDArray[np.int32] | None = None
     end: NDArray[np.uint8] | None = None
     group: NDArray[np.int16] | None = None
+    cluster: NDArray[np.int32] | None = None
+    target_rank: NDArray[np.int16] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -145,9 +149,9 @@ class RankTrace:
             raise InvalidInput(f"starts must rise from 0 to the number of states, {states}.")
         if self.ranks.max(initial=0) >= self.top_k:
             raise InvalidInput(f"ranks must be below top_k, {self.top_k}, but reach {self.ranks.max()}.")
-        for name in ("tokens", "prompt_tokens", "end", "group"):
+        for name in (*PER_STATE, *PER_SEQUENCE):
             value = getattr(self, name)
-            want = states if name == "tokens" else self.num_sequences
+            want = states if name in PER_STATE else self.num_sequences
             if value is not None and value.shape != (want,):
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {value.shape}.")
 
@@ -176,18 +180,54 @@ class RankTrace:
         has_step[self.starts[1:] - 1] = False
         return read_only(has_step, np.bool_)
 
+    @property
+    def clusters(self) -> IntArray:
+        """(S,) number of the conversation of each sequence, 0 ... C-1."""
+        if self.cluster is None:
+            return np.arange(self.num_sequences)
+        return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def group_names(self) -> list[str]:
+        """Names that ``group`` indexes; empty where the sequences are not grouped."""
+        names = [str(name) for name in self.meta.get("group_names") or []]
+        return names if self.group is not None and any(names) else []
+
     def select(self, sequences: IntArray) -> RankTrace:
         """The trace of some of the sequences, in the given order."""
         states = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
+        arrays = {name: getattr(self, name) for name in (*PER_STATE, *PER_SEQUENCE)}
         return RankTrace(
             ranks=self.ranks[states],
             starts=np.concatenate([[0], np.cumsum(self.lengths[sequences])]),
-            tokens=None if self.tokens is None else self.tokens[states],
-            prompt_tokens=None if self.prompt_tokens is None else self.prompt_tokens[sequences],
-            end=None if self.end is None else self.end[sequences],
-            group=None if self.group is None else self.group[sequences],
+            **{
+                name: array[states if name in PER_STATE else sequences]
+                for name, array in arrays.items()
+                if array is not None
+            },
             meta=self.meta,
         )
+
+    @classmethod
+    def concatenate(cls, traces: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
+        """All sequences of several traces of the same kind; their conversations stay apart.
+
+        >>> one = RankTrace(np.array([[0], [-2]]), np.array([0, 2]))
+        >>> RankTrace.concatenate([one, one], {}).starts.tolist()
+        [0, 2, 4]
+        """
+        arrays: dict[str, Any] = {}
+        for name in (*PER_STATE, *PER_SEQUENCE):
+            parts = [getattr(trace, name) for trace in traces]
+            if all(part is not None for part in parts):
+                arrays[name] = np.concatenate(parts)
+        sizes = [0, *np.cumsum([1 + trace.clusters.max() for trace in traces])]
+        arrays["cluster"] = np.concatenate(
+            [trace.clusters + first for trace, first in zip(traces, sizes, strict=False)]
+        )
+        lengths = np.concatenate([trace.lengths for trace in traces])
+        ranks = np.concatenate([trace.ranks for trace in traces])
+        return cls(ranks=ranks, starts=np.concatenate([[0], np.cumsum(lengths)]), **arrays, meta=meta)
 
     def loop_share(self) -> float | None:
         """Share of the sequences that ended in a loop; None where the file does not say."""
@@ -242,4 +282,8 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "prompt_tokens": np.int32,
     "end": np.uint8,
     "group": np.int16,
+    "cluster": np.int32,
+    "target_rank": np.int16,
 }
+PER_STATE = ("tokens", "target_rank")
+PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster")

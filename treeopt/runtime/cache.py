@@ -1,8 +1,8 @@
 """A key/value cache with a length per row, whose tree rows are committed in place.
 
 transformers' own caches append the same number of keys to every row and drop from the end only; a
-tree step writes n rows and keeps the accepted path. Here all layers share one tensor, so a commit is
-one gather and one write. Keys are stored rotated for position length + depth, which is where an
+tree step writes n rows and keeps the accepted path. Here all layers (of a device) share one tensor, so a
+commit is one gather and one write. Keys are stored rotated for position length + depth, which is where an
 accepted node ends up, so they need no second rotation.
 
 L layers · B rows of the cache, of which the first b are live · H key heads · C capacity · D head width
@@ -11,6 +11,7 @@ T new tokens per row · n columns in use
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class TreeLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self._cache.allocate(key_states, value_states)
+        """Nothing: the cache allocates at the first write."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -57,26 +58,36 @@ class TreeCache(Cache):
     lengths : committed tokens of each live row
     """
 
-    def __init__(self, num_layers: int, batch_size: int, capacity: int) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        capacity: int,
+        devices: Sequence[torch.device] | None = None,
+    ) -> None:
         super().__init__(layers=[TreeLayer(self, i) for i in range(num_layers)])
         self.num_layers, self.rows, self.capacity = num_layers, batch_size, capacity
         self.lengths: list[int] = []
         self.columns = self.new_tokens = 0
         self.is_even = True  # whether all live rows of this step have the same length
-        self._store: Tensor | None = None  # (L, 2, B, H, C, D)
+        # Device and place of every layer's keys; all layers of a device share one tensor.
+        where = ["all"] * num_layers if devices is None else [str(device) for device in devices]
+        self._place = [(device, where[:i].count(device)) for i, device in enumerate(where)]
+        self._stores: dict[str, Tensor] = {}  # device to (layers there, 2, B, H, C, D)
         self._prefilled: Tensor | None = None  # rows that a prefill writes
         self._rows = self._targets = torch.empty(0)  # (b, 1), (b, T) of a ragged step
 
-    def allocate(self, keys: Tensor, values: Tensor) -> Tensor:
+    def allocate(self, keys: Tensor, values: Tensor, device: str) -> Tensor:
         _, heads, _, width = keys.shape
         if values.shape != keys.shape:
             raise Unsupported(
                 "The cache needs keys and values of one shape in all layers, but this model has "
                 f"{tuple(keys.shape[1:])} and {tuple(values.shape[1:])}."
             )
-        shape = (self.num_layers, 2, self.rows, heads, self.capacity, width)
-        self._store = torch.zeros(shape, dtype=keys.dtype, device=keys.device)
-        return self._store
+        layers = sum(where == device for where, _ in self._place)
+        shape = (layers, 2, self.rows, heads, self.capacity, width)
+        self._stores[device] = torch.zeros(shape, dtype=keys.dtype, device=keys.device)
+        return self._stores[device]
 
     def begin_prefill(self, rows: list[int], prompt_tokens: list[int], device: torch.device) -> None:
         """The next pass writes whole prompts, padded on the right, into ``rows``."""
@@ -99,20 +110,24 @@ class TreeCache(Cache):
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store (b, H, T, D) keys and values; return all that the pass may attend to."""
-        store = (self.allocate(keys, values) if self._store is None else self._store)[layer]
+        device, index = self._place[layer]
+        known = self._stores.get(device)
+        store = (self.allocate(keys, values, device) if known is None else known)[index]
         if keys.shape[1::2] != store.shape[2::2]:
             raise Unsupported("The cache needs the same number and width of key heads in all layers.")
         if self._prefilled is not None:
-            store[0, self._prefilled, :, : self.new_tokens] = keys
-            store[1, self._prefilled, :, : self.new_tokens] = values
+            rows = self._prefilled.to(store.device)
+            store[0, rows, :, : self.new_tokens] = keys
+            store[1, rows, :, : self.new_tokens] = values
             return keys, values
         b, n = len(self.lengths), self.columns
         if self.is_even:
             store[0, :b, :, n - self.new_tokens : n] = keys
             store[1, :b, :, n - self.new_tokens : n] = values
         else:
-            store[0, self._rows, :, self._targets] = keys.transpose(1, 2)
-            store[1, self._rows, :, self._targets] = values.transpose(1, 2)
+            rows, targets = self._rows.to(store.device), self._targets.to(store.device)
+            store[0, rows, :, targets] = keys.transpose(1, 2)
+            store[1, rows, :, targets] = values.transpose(1, 2)
         return store[0, :b, :, :n], store[1, :b, :, :n]
 
     def commit(self, paths: IntArray, accepted: IntArray) -> None:
@@ -122,10 +137,9 @@ class TreeCache(Cache):
         accepted : (b,)    accepted guesses of each row
         """
         width = int(accepted.max()) + 1
-        paths, store = paths[:, :width], self._store
-        assert store is not None
+        paths = paths[:, :width]
         moved = [i for i, path in enumerate(paths.tolist()) if path != list(range(width))]
-        if moved:
+        for store in self._stores.values() if moved else ():
             starts = torch.tensor([[self.lengths[i]] for i in moved], device=store.device)
             sources = starts + torch.from_numpy(paths[moved]).to(store.device)
             targets = starts + torch.arange(width, device=store.device)
@@ -141,9 +155,9 @@ class TreeCache(Cache):
     def drop_row(self, row: int) -> None:
         """Forget a row; the last live row takes its place."""
         last = len(self.lengths) - 1
-        if row != last and self._store is not None:
-            n = self.lengths[last]
-            self._store[:, :, row, :, :n] = self._store[:, :, last, :, :n]
+        n = self.lengths[last]
+        for store in self._stores.values() if row != last else ():
+            store[:, :, row, :, :n] = store[:, :, last, :, :n]
         self.lengths[row] = self.lengths[last]
         self.lengths.pop()
 

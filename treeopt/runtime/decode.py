@@ -8,6 +8,7 @@ b live rows · T nodes of the tree · D its depth · K heads · d width · V voc
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,12 @@ from treeopt.tree import IntArray, Tree
 PREFILL_TOKENS = 8192  # most tokens, padding included, of one prefill pass
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for a CUDA device, before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @dataclass(frozen=True)
 class StopRule:
     """Where a sequence ends, whatever it is decoded with."""
@@ -45,10 +52,14 @@ class Row:
     prompt_tokens: int
     watch: SequenceEnd
     tokens: list[int] = field(default_factory=list)
-    steps: int = 0
+    accepted: list[int] = field(default_factory=list)  # guesses emitted by each step
     end: End | None = None
     # Where the hidden state of each state is: the pass's (b, d) tensor and the row in it.
     states: list[tuple[Tensor, int]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        return len(self.accepted)
 
     def emit(self, token: int) -> bool:
         """Append a token; whether the sequence goes on."""
@@ -145,13 +156,16 @@ class Decoder:
         most_nodes: int = 64,
     ) -> None:
         self.target, self.heads, self.stop, self.keep_states = target, heads, stop, keep_states
-        self.cache = TreeCache(target.num_layers, batch_size, capacity + most_nodes)
+        self.cache = TreeCache(
+            target.num_layers, batch_size, capacity + most_nodes, target.layer_devices
+        )
         self.batch_size, self.most_nodes = batch_size, most_nodes
         self.waiting: deque[tuple[int, Sequence[int]]] = deque()
         self.live: list[Row] = []
         self.finished: list[Row] = []
         self.emitted = 0  # tokens that steps have emitted since `start`
         self._hidden = self._roots = torch.empty(0)  # (b, d) of the last committed token; (b,)
+        self.parts: list[tuple[str, float]] | None = None  # a list takes (part, time when it ended)
         self._tensors: dict[Tree, TreeTensors] = {}
         self._one = torch.ones((1, 1), dtype=torch.bool, device=target.device)
         self._zero = torch.zeros(1, dtype=torch.long, device=target.device)
@@ -215,6 +229,11 @@ class Decoder:
         root, it is a plain autoregressive step."""
         return self._plain_step() if tree is None or len(tree) == 1 else self._tree_step(tree)
 
+    def _mark(self, part: str) -> None:
+        if self.parts is not None:
+            synchronize(self.target.device)
+            self.parts.append((part, time.perf_counter()))
+
     def _plain_step(self) -> IntArray:
         cache, target = self.cache, self.target
         starts = torch.tensor(cache.lengths, device=target.device)[:, None]  # (b, 1)
@@ -222,11 +241,12 @@ class Decoder:
         mask = target.mask(cache, starts, self._one, self._zero)
         hidden = target.hidden(self._roots[:, None], starts, cache, mask)[:, 0]  # (b, d)
         choices = target.logits(hidden).argmax(-1)  # (b,)
+        self._mark("target")
         for i in range(len(cache.lengths)):
             cache.lengths[i] += 1
         goes_on = []
         for i, (row, token) in enumerate(zip(self.live, choices.tolist(), strict=True)):
-            row.steps += 1
+            row.accepted.append(0)
             if self.keep_states:
                 row.states.append((hidden, i))
             goes_on.append(row.emit(token))
@@ -234,12 +254,14 @@ class Decoder:
         self._hidden, self._roots = hidden, choices
         accepted = np.zeros(len(self.live), dtype=np.int64)
         self._drop_finished(goes_on)
+        self._mark("commit")
         return accepted
 
     def _tree_step(self, tree: Tree) -> IntArray:
         cache, target = self.cache, self.target
         plan = self._prepared(tree)
         tokens = self._propose(plan)  # (b, T)
+        self._mark("draft")
         starts = torch.tensor(cache.lengths, device=target.device)[:, None]  # (b, 1)
         positions = starts + plan.depths  # (b, T)
         if max(cache.lengths) + tree.depth >= target.context:
@@ -248,27 +270,33 @@ class Decoder:
         mask = target.mask(cache, starts, plan.ancestors, plan.depths)
         hidden = target.hidden(tokens, positions, cache, mask)  # (b, T, d)
         choices = target.logits(hidden).argmax(-1)  # (b, T)
+        self._mark("target")
         known, chosen = torch.stack([tokens, choices]).cpu().numpy()
         last, accepted = accept_greedy(tree, known, chosen)
+        self._mark("verify")
         paths = plan.paths[last]  # (b, D+1)
         cache.commit(paths, accepted)
         goes_on = []
         for i, row in enumerate(self.live):
-            row.steps += 1
             guesses, before = known[i, paths[i, 1 : 1 + accepted[i]]].tolist(), len(row.tokens)
             goes_on.append(all(row.emit(token) for token in (*guesses, int(chosen[i, last[i]]))))
+            row.accepted.append(min(int(accepted[i]), len(row.tokens) - before))
             self.emitted += len(row.tokens) - before
         ends = torch.from_numpy(last).to(target.device)
         rows = torch.arange(len(ends), device=target.device)
         self._hidden, self._roots = hidden[rows, ends], choices[rows, ends]
         self._drop_finished(goes_on)
+        self._mark("commit")
         return accepted
 
     def _propose(self, plan: TreeTensors) -> Tensor:
         """(b, T) the token of every node: the root's, and the candidates of heads 1...D."""
         assert self.heads is not None, "a tree step needs heads"
-        logits = self.heads.first_logits(self._hidden, plan.tree.depth)  # (b, D, V)
+        logits = self.heads.first_logits(self._hidden, plan.tree.depth)  # (b, D, Vt)
         candidates = top_candidates(logits, plan.width).flatten(1)  # (b, D * width)
+        token_ids = getattr(self.heads, "token_ids", None)
+        if token_ids is not None:  # heads that know a part of the vocabulary
+            candidates = token_ids[candidates]
         return torch.cat([self._roots[:, None], candidates], 1)[:, plan.token_index]
 
     def _prepared(self, tree: Tree) -> TreeTensors:

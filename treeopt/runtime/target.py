@@ -5,6 +5,7 @@ n rows · T new tokens per row · d width · V vocabulary
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,10 @@ class Target:
         self.config = config
         self.decoder, self.lm_head = model.get_decoder(), model.get_output_embeddings()
         self.device, self.dtype = self.lm_head.weight.device, self.lm_head.weight.dtype
+        check_placement(model)
         self.vocab_size, self.width = self.lm_head.weight.shape
         self.num_layers: int = config.num_hidden_layers
+        self.layer_devices = layer_devices(model, self.num_layers)
         kinds = getattr(config, "layer_types", None) or ["uniform"]
         window = getattr(config, "sliding_window", None)
         self._windows = {k: None if k == "full_attention" else window for k in dict.fromkeys(kinds)}
@@ -82,13 +85,15 @@ def load_target(
     path_or_id: str,
     *,
     dtype: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
+    device_map: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Target:
     """A model and its tokenizer from a folder or a hub id, in evaluation mode.
 
-    dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere.
+    dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
+    ("auto", ...) lets accelerate place the layers; device is the CPU if neither is given.
     """
     import transformers
     from safetensors import SafetensorError
@@ -99,22 +104,48 @@ def load_target(
     transformers.logging.disable_progress_bar()
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInput(f"--dtype must be one of {', '.join(DTYPES)}, but got {dtype!r}.")
-    wanted = DTYPES[dtype] if dtype else torch.float32 if device == "cpu" else "auto"
+    if device_map is not None:
+        if device is not None:
+            raise InvalidInput("--device and --device-map exclude each other.")
+        if importlib.util.find_spec("accelerate") is None:
+            raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
+    device = device or "cpu"
+    on_cpu = device == "cpu" and device_map is None
+    wanted = DTYPES[dtype] if dtype else torch.float32 if on_cpu else "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InvalidInput(f"--device must be one that torch has here, but {device}: {error}") from None
     try:
-        model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=wanted, **common)
+        placed = {} if device_map is None else {"device_map": device_map}
+        model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=wanted, **placed, **common)
         tokenizer = AutoTokenizer.from_pretrained(path_or_id, **common)
-        model = model.to(device)
+        model = model if placed else model.to(device)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         where = "folder" if Path(path_or_id).exists() else "model id or folder"
         reason = str(error).strip().split("\n")[0]
         raise InvalidInput(f"--model must be a loadable {where}, but {path_or_id}: {reason}") from None
     model.eval().requires_grad_(False)
     return Target(model, tokenizer, name=path_or_id, revision=revision)
+
+
+def layer_devices(model: Any, num_layers: int) -> list[torch.device] | None:
+    """Device of every layer where a device map spreads them; None where all are on one."""
+    layers = getattr(model.get_decoder(), "layers", None)
+    if not getattr(model, "hf_device_map", None) or layers is None:
+        return None
+    return [next(layers[i].parameters()).device for i in range(num_layers)]
+
+
+def check_placement(model: Any) -> None:
+    """Raise Unsupported where a device map puts parts of the model off the devices that compute."""
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    if places & {"disk", "meta"}:
+        raise Unsupported(
+            "Timing a model needs all of it in memory, but --device-map put parts on disk: use a smaller "
+            "--dtype or more devices."
+        )
 
 
 def check_support(model: Any, config: Any) -> None:

@@ -1,0 +1,153 @@
+"""Runs that survive: signals, kills, a second writer, memory that runs out."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from treeopt import storage
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.journal import Journal, discard
+from treeopt.rundir import RunDirectory
+from treeopt.runtime.memory import with_less_memory
+
+CALIBRATE = ("calibrate", "--num-prompts", "40", "--max-new-tokens", "32", "--batch-size", "1")
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def start(folder, *arguments):
+    return subprocess.Popen([sys.executable, "-m", "treeopt.cli", *arguments], cwd=folder, env=ONE_THREAD,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def finish(folder, *arguments):
+    process = start(folder, *arguments)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The trace of a calibration that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    finish(folder, *CALIBRATE)
+    return (folder / "treeopt-run" / "trace.npz").read_bytes()
+
+
+def kill_and_continue(folder, number, after_blocks, rng):
+    """Kill a calibration some time after it wrote a block; what it said."""
+    process = start(folder, *CALIBRATE)
+    partial = folder / "treeopt-run" / "calibrate.partial"
+    while process.poll() is None and len(list(partial.glob("0*.npz"))) < after_blocks:
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0, 0.5))
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_calibration_continues_to_the_same_bytes(tmp_path, undisturbed, number):
+    code, said = kill_and_continue(tmp_path, number, 1, random.Random(0))
+    run = tmp_path / "treeopt-run"
+    assert not (run / "trace.npz").exists()
+    if number == signal.SIGKILL:
+        assert code == -signal.SIGKILL
+    else:
+        assert code == 1
+        assert "The same treeopt calibrate command continues" in said
+        assert "Traceback" not in said
+    for path in run.rglob("*.npz"):  # every file that is there is whole
+        storage.read_npz(path, ("ranks",))
+    assert "Continuing after" in finish(tmp_path, *CALIBRATE)
+    assert (run / "trace.npz").read_bytes() == undisturbed
+    assert sorted(p.name for p in run.iterdir()) == [".lock", "calibration.json", "trace.npz"]
+
+
+@pytest.mark.slow
+def test_ten_random_kills_end_byte_equal(tmp_path, undisturbed):
+    rng = random.Random(1)
+    for _ in range(10):
+        done = len(list((tmp_path / "treeopt-run" / "calibrate.partial").glob("0*.npz")))
+        number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+        kill_and_continue(tmp_path, number, rng.choice([done, min(done + 1, 4)]), rng)
+    finish(tmp_path, *CALIBRATE)
+    assert (tmp_path / "treeopt-run" / "trace.npz").read_bytes() == undisturbed
+
+
+def test_a_run_directory_has_one_writer(tmp_path):
+    with RunDirectory(tmp_path / "run").writing():
+        process = start(tmp_path, "search", "--calibration", "medusa-vicuna-7b-v1.3", "--run", "run")
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "one writer at a time" in said
+    finish(tmp_path, "search", "--calibration", "medusa-vicuna-7b-v1.3", "--run", "run")
+
+
+def test_a_crash_leaves_no_lock_and_no_half_written_files(tmp_path):
+    code = (
+        "import os, sys, time\n"
+        "from treeopt.rundir import RunDirectory\n"
+        "from treeopt.storage import atomic_writer\n"
+        "run = RunDirectory('run')\n"
+        "with run.writing(), atomic_writer(run.plan) as stream:\n"
+        "    stream.write(b'half'); stream.flush(); os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    run = RunDirectory(tmp_path / "run")
+    assert list(run.path.glob(".plan*"))
+    assert not run.plan.exists()
+    with run.writing():
+        assert not list(run.path.glob(".plan*"))
+
+
+def test_a_command_that_fails_leaves_no_empty_folder(tmp_path):
+    with pytest.raises(InvalidInput), RunDirectory(tmp_path / "run").writing():
+        raise InvalidInput("no plan")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_is_of_one_measurement(tmp_path):
+    journal = Journal(tmp_path / "a.partial", {"seed": 1})
+    journal.append({"n": 0})
+    journal.append({"n": 1})
+    again = Journal(tmp_path / "a.partial", {"seed": 1})
+    assert [block["n"] for block in again.documents()] == [0, 1]
+    assert Journal(tmp_path / "a.partial", {"seed": 2}).documents() == []
+    discard(tmp_path / "a.partial")
+    assert not (tmp_path / "a.partial").exists()
+
+
+def test_memory_that_runs_out_halves_the_batch():
+    tried, said = [], []
+
+    def attempt(rows):
+        tried.append(rows)
+        if rows > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return np.zeros(rows)
+
+    result, rows = with_less_memory(attempt, 16, said.append)
+    assert (len(result), rows, tried) == (2, 2, [16, 8, 4, 2])
+    assert said[-1] == "Out of memory with 4 rows at once: going on with 2."
+
+
+def test_other_errors_are_not_taken_for_memory_and_one_row_is_the_least():
+    def broken(rows):
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        with_less_memory(broken, 4, print)
+
+    def hungry(rows):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+
+    with pytest.raises(OutOfRange, match="One row at a time"):
+        with_less_memory(hungry, 4, lambda text: None)

@@ -1,0 +1,73 @@
+"""The command line: every command reads files, calls one function, and writes one file.
+
+Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 misused.
+
+options.py   options that commands share
+measure.py   run, calibrate, profile, search, bench
+deliver.py   export, convert, plot, show, report, list
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import click
+
+from treeopt import __version__
+from treeopt.cli import deliver, measure
+from treeopt.errors import TreeoptError
+
+
+class Group(click.Group):
+    """Prints a TreeoptError as one sentence and exits 1; lists commands in the order of their use.
+
+    SIGTERM ends a command as Ctrl-C does: finished blocks stay, and the same command continues.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            return super().invoke(ctx)
+        except TreeoptError as error:
+            click.echo(f"treeopt: {error}", err=True)
+            sys.exit(1)
+        except KeyboardInterrupt:
+            command = f"treeopt {ctx.invoked_subcommand}"
+            click.echo(
+                f"\ntreeopt: interrupted; files are whole. The same {command} command continues.", err=True
+            )
+            sys.exit(1)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="treeopt")
+def cli() -> None:
+    """Find the best speculation tree for Medusa-style decoding, and prove it by real decoding.
+
+    \b
+    treeopt run             the whole line on the built-in demo model, or on your own
+    treeopt COMMAND -h      what a command does, with an example
+    """
+
+
+for _command in (measure.run, measure.calibrate, measure.profile, measure.search, measure.bench,
+                 deliver.export, deliver.convert, deliver.plot, deliver.show, deliver.report,
+                 deliver.list_):  # fmt: skip
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Entry point of the ``treeopt`` command."""
+    cli()

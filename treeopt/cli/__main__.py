@@ -1,0 +1,5 @@
+"""``python -m treeopt.cli``."""
+
+from treeopt.cli import main
+
+main()

@@ -1,0 +1,157 @@
+"""The commands that hand over what was found: export, convert, plot, show, report, list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.options import AS_JSON, Words, positive, run_directory, show_result
+
+if TYPE_CHECKING:
+    from treeopt.rundir import RunDirectory
+
+
+@click.command()
+@run_directory
+@click.option("--to", "engine", required=True, help="medusa, tensorrt-llm or tgi.")
+@click.option("--batch-size", **positive(), help="Which of the plan's trees, where it has several.")
+def export(run: RunDirectory, engine: str, batch_size: int | None, as_json: bool) -> None:
+    """Write the chosen tree as an engine's own configuration.
+
+    \b
+    Example:
+        treeopt export --to tensorrt-llm --batch-size 4
+    """
+    from treeopt import pipeline
+    from treeopt.console import note
+
+    paths, notes = pipeline.export(run, engine, batch_size=batch_size)
+    for text in notes:
+        note(text)
+    if as_json:
+        show_result({"files": [str(p) for p in paths], "notes": notes}, None, as_json)
+    else:
+        click.echo("\n".join(map(str, paths)))
+
+
+@click.command()
+@click.argument("drafter")
+@click.option("--to", "layout", required=True, help="Layout to write; treeopt list names them.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
+@click.option("--model", help="Folder of the base model: for merged layouts and shared heads.")
+@click.option("--revision", help="Revision of a hub checkpoint.")
+@AS_JSON
+def convert(drafter: str, output: Path, as_json: bool, **options: Any) -> None:
+    """Write published Medusa heads in another engine's layout.
+
+    DRAFTER is a folder, a file or a hub id in any layout that treeopt reads.
+
+    \b
+    Example:
+        treeopt convert medusa-vicuna-7b-v1.3 --to vllm --output heads-for-vllm
+    """
+    from treeopt import pipeline
+    from treeopt.console import note
+
+    paths, notes = pipeline.convert(drafter, output, **options)
+    for text in notes:
+        note(text)
+    if as_json:
+        show_result({"files": [str(p) for p in paths], "notes": notes}, None, as_json)
+    else:
+        click.echo("\n".join(map(str, paths)))
+
+
+@click.command()
+@run_directory
+@click.argument("names", nargs=-1)
+@click.option("--format", "formats", type=Words(), default="png,svg", show_default=True, help="png, svg or both.")
+@click.option("--batch-size", **positive(), help="Only of this batch size.  [default: all of the plan's]")
+def plot(
+    run: RunDirectory, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None, as_json: bool
+) -> None:
+    """Draw what was measured: the tree, accuracies, throughput, latencies, predictions.
+
+    NAMES are figures to draw; without any, all that the run has the files for.
+
+    \b
+    Example:
+        treeopt plot
+        treeopt plot tree throughput --format svg
+    """
+    from treeopt import figures
+    from treeopt.console import note
+
+    paths, notes = figures.draw(run, names=names or None, formats=formats, batch_size=batch_size)
+    for text in notes:
+        note(text)
+    if as_json:
+        show_result({"files": [str(p) for p in paths], "notes": notes}, None, as_json)
+    else:
+        click.echo("\n".join(map(str, paths)))
+
+
+@click.command()
+@run_directory
+def report(run: RunDirectory, as_json: bool) -> None:
+    """Write one HTML file with the results, the pictures, and where they come from.
+
+    \b
+    Example:
+        treeopt report
+    """
+    from treeopt.report import write_report
+
+    path = write_report(run)
+    show_result({"files": [str(path)]}, str(path), as_json)
+
+
+@click.command()
+@run_directory(writes=False)
+@click.option("--batch-size", **positive(), help="Which of the plan's trees.  [default: its first]")
+@click.option("--tree", "file", type=click.Path(path_type=Path), help="Show the tree of a JSON file instead.")
+def show(run: RunDirectory, batch_size: int | None, file: Path | None, as_json: bool) -> None:
+    """Draw a tree in the terminal: ranks, paths, and what each node adds.
+
+    \b
+    Example:
+        treeopt show --batch-size 4
+    """
+    from treeopt import pipeline
+    from treeopt.console import tree_view
+
+    if file is not None:
+        tree, gains = pipeline.read_tree(file), None
+    else:
+        plan = run.read_plan()
+        entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
+        tree, gains = entry.tree, {tuple(path): gain for path, gain in entry.growth_order}
+    show_result({"size": len(tree), "depth": tree.depth, "medusa_choices": tree.choices},
+                tree_view(tree, gains), as_json)  # fmt: skip
+
+
+@click.command("list")
+@AS_JSON
+def list_(as_json: bool) -> None:
+    """List shipped calibrations and profiles, engines, objectives, checkpoint layouts and figures.
+
+    \b
+    Example:
+        treeopt list
+    """
+    from treeopt.export import ENGINES
+    from treeopt.figures import FIGURES
+    from treeopt.growth import OBJECTIVES
+    from treeopt.library import LAYOUTS, shipped
+
+    found = {
+        "calibrations": list(shipped("calibration")),
+        "profiles": list(shipped("profiles")),
+        "engines": list(ENGINES),
+        "objectives": list(OBJECTIVES),
+        "layouts": list(LAYOUTS),
+        "figures": list(FIGURES),
+    }
+    show_result(found, "\n".join(f"{k}: {', '.join(v) or 'none'}" for k, v in found.items()), as_json)

@@ -1,0 +1,198 @@
+"""The commands that measure and decide: run, calibrate, profile, search, bench."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.options import (
+    BATCH_SIZES,
+    Integers,
+    demo_dtype,
+    model_options,
+    open_session,
+    positive,
+    resolve,
+    run_directory,
+    show_result,
+)
+from treeopt.errors import TreeoptError
+
+if TYPE_CHECKING:
+    from treeopt.rundir import RunDirectory
+
+
+@click.command()
+@model_options
+@run_directory
+@BATCH_SIZES
+@click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
+@click.option("--num-prompts", **positive(192), help="Prompts to calibrate on.")
+@click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
+@click.option("--max-new-tokens", **positive(128), help="Longest answer.")
+@click.option("--time-limit", **positive(60), help="Seconds for timing steps.")
+def run(
+    run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], budget: int, num_prompts: int,
+    bench_prompts: int | None, max_new_tokens: int, time_limit: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Calibrate, profile, search, bench and export, on the demo model or on your own.
+
+    The demo model runs in bfloat16 where the processor computes in it, as servers do, else in float32;
+    the other commands take float32 on a CPU unless --dtype says otherwise.
+
+    \b
+    Example:
+        treeopt run
+        treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
+    """
+    from treeopt import pipeline
+    from treeopt.console import bench_table, closing, note, out, plan_table
+    from treeopt.export import ENGINES
+
+    if not {"model", "dtype", "device"} & source.keys():
+        source["dtype"] = demo_dtype()
+    session = open_session(source)
+    pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, source=source)
+    sizes = [size for size in pipeline.SIZES if size < budget] + [budget]
+    pipeline.profile(run, session, batch_sizes=batch_size, sizes=sizes, time_limit_s=time_limit)
+    plan = pipeline.search(run, batch_sizes=batch_size, budget=budget)
+    results = [
+        pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts)
+        for entry in plan.entries
+    ]
+    for engine, entry in itertools.product(ENGINES, plan.entries):
+        try:
+            if entry.size > 1:
+                pipeline.export(run, engine, batch_size=entry.batch_size)
+        except TreeoptError as error:
+            note(f"Not exported for {engine}: {error}")
+    if as_json:
+        show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
+        return
+    out(plan_table(plan))
+    for entry, result in zip(plan.entries, results, strict=True):
+        out(bench_table(result))
+        out(closing(entry, result, str(run.path)))
+    note(f"Everything is in {run.path}/. Look at the tree: treeopt show --run {run.path}")
+
+
+@click.command()
+@model_options
+@run_directory
+@click.option("--num-prompts", **positive(192), help="Prompts to answer.")
+@click.option("--max-new-tokens", **positive(128), help="Longest answer.")
+@click.option("--batch-size", **positive(16), help="Sequences decoded at once.")
+@click.option(
+    "--top-k", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Ranks to tell apart."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), help="At which the target itself sampled the --responses."
+)
+def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
+    """Measure at which rank each head has the token that really comes.
+
+    The target answers the prompts greedily, conversations turn by turn. With --responses nothing is
+    generated: given answers are read in one pass. What that measures is exact for the answers that the
+    target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
+
+    \b
+    Example:
+        treeopt calibrate --num-prompts 64
+        treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
+    """
+    from treeopt import pipeline
+    from treeopt.console import calibration_table
+
+    session = open_session(source)
+    result = pipeline.calibrate(run, session, source=source, **options)
+    show_result(result.document(), calibration_table(result), as_json)
+
+
+@click.command()
+@model_options
+@run_directory
+@BATCH_SIZES
+@click.option("--sizes", type=Integers(), help="Tree sizes to time, root included.  [default: 2 ... 64]")
+@click.option("--time-limit", **positive(60), help="Seconds for all batch sizes together.")
+def profile(
+    run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], sizes: tuple[int, ...] | None,
+    time_limit: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Time real decoding steps with trees of each size, and plain ones.
+
+    \b
+    Example:
+        treeopt profile --batch-size 1,4 --time-limit 120
+    """
+    from treeopt import pipeline
+    from treeopt.console import profile_table
+
+    session = open_session(resolve(run, source))
+    result = pipeline.profile(run, session, batch_sizes=batch_size, sizes=sizes or pipeline.SIZES,
+                              time_limit_s=time_limit)  # fmt: skip
+    show_result(result.document(), profile_table(result), as_json)
+
+
+@click.command()
+@run_directory
+@click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
+@BATCH_SIZES
+@click.option(
+    "--max-rank", type=click.IntRange(min=0), default=9, show_default=True, help="Largest rank of a node."
+)
+@click.option("--max-depth", **positive(), help="Deepest node.  [default: the number of heads]")
+@click.option("--objective", default="replay", show_default=True, help="independent, joint or replay.")
+@click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
+@click.option("--profile", "profile_path", help="A profile, or the name of a shipped one.")
+def search(run: RunDirectory, as_json: bool, batch_size: tuple[int, ...], **options: Any) -> None:
+    """Choose the tree with the best throughput for each batch size.
+
+    \b
+    Example:
+        treeopt search --budget 64 --batch-size 4
+        treeopt search --calibration medusa-vicuna-7b-v1.3 --budget 39
+    """
+    from treeopt import pipeline
+    from treeopt.console import note, plan_table
+
+    plan = pipeline.search(run, batch_sizes=batch_size, **options)
+    for entry in plan.entries:
+        for warning in entry.warnings:
+            note(f"Batch size {entry.batch_size}: {warning}")
+    show_result(plan.document(), plan_table(plan), as_json)
+
+
+@click.command()
+@model_options
+@run_directory
+@click.option("--batch-size", **positive(), help="Which of the plan's.  [default: its first]")
+@click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
+@click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
+@click.option("--rounds", **positive(2), help="Times that every contender decodes every prompt.")
+@click.option(
+    "--tree", "trees", multiple=True, type=click.Path(path_type=Path), help="Add the tree of a JSON file."
+)
+def bench(
+    run: RunDirectory, source: dict[str, Any], as_json: bool, trees: tuple[Path, ...], **options: Any
+) -> None:
+    """Decode held-out prompts for real: the chosen tree against plain decoding and others.
+
+    --prompts trace decodes the prompts of the run's own trace instead.
+
+    \b
+    Example:
+        treeopt bench --num-prompts 16 --rounds 3
+        treeopt bench --prompts trace --tree my_tree.json --dtype float64
+    """
+    from treeopt import pipeline
+    from treeopt.console import bench_table
+
+    on_trace = source.get("prompts") == "trace"
+    if on_trace:
+        del source["prompts"]
+    session = open_session(resolve(run, source))
+    result = pipeline.bench(run, session, trees=trees, on_trace=on_trace, **options)
+    show_result(result.document(), bench_table(result), as_json)

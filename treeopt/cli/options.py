@@ -1,0 +1,160 @@
+"""Options that commands share, and what they turn into."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from treeopt.rundir import RunDirectory
+    from treeopt.runtime.session import Session
+
+Command = Callable[..., Any]
+
+
+class Integers(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A comma-separated list of whole numbers, each at least 1."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"must be whole numbers with commas between, but got {value!r}.", param, ctx)
+        if min(numbers) < 1:
+            self.fail(f"must be at least 1, but got {min(numbers)}.", param, ctx)
+        return numbers
+
+
+class Words(click.ParamType):  # type: ignore[type-arg]
+    """A comma-separated list of names."""
+
+    name = "NAME,NAME,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(word.strip() for word in str(value).split(",") if word.strip())
+
+
+def positive(default: int | None = None) -> dict[str, Any]:
+    return {"type": click.IntRange(min=1), "default": default, "show_default": default is not None}
+
+
+BATCH_SIZES = click.option(
+    "--batch-size", type=Integers(), default="1", show_default=True, help="Sequences decoded at once: 1,4,8."
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+
+
+def run_directory(command: Command | None = None, *, writes: bool = True) -> Command:
+    """--run and --json, which most commands take; passes ``run`` as a RunDirectory.
+
+    A command that writes is the directory's only writer while it runs.
+    """
+    if command is None:
+        return functools.partial(run_directory, writes=writes)
+
+    @click.option("--run", "folder", default="treeopt-run", show_default=True, help="Run directory.")
+    @AS_JSON
+    @functools.wraps(command)
+    def wrapped(folder: str, **options: Any) -> Any:
+        from treeopt.rundir import RunDirectory
+
+        run = RunDirectory(folder)
+        if not writes:
+            return command(run=run, **options)
+        with run.writing():
+            return command(run=run, **options)
+
+    return wrapped
+
+
+# Name of each option that says what is measured, and its help; `calibrate` puts them into the trace.
+MODEL_OPTIONS: dict[str, str] = {
+    "model": "Folder or hub id of the target.  [default: the run's, or the demo]",
+    "drafter": "Its Medusa heads: folder, file or hub id.  [default: the model's own]",
+    "dtype": "float64, float32, bfloat16 or float16.  [default: float32 on CPU]",
+    "device": "cpu, cuda, cuda:1 ...  [default: cpu]",
+    "device_map": "Spread the model over devices: auto, balanced ... (needs accelerate).",
+    "revision": "Revision of a hub model.",
+    "prompts": "A .jsonl, .json, .csv, .parquet or .txt file, a folder, or a datasets id.",
+    "column": "Column that holds the prompt or conversation.  [default: the first known name]",
+    "group_by": "Column to report groups by, for example category.",
+    "responses": "Column of given answers: one teacher-forced pass, nothing is generated.",
+    "split": "Split of a datasets id.",
+}
+FLAGS = ("trust_remote_code", "chat_template")
+
+
+def model_options(command: Command) -> Command:
+    """What loads a model and its prompts; passes ``source``, those of the options that were given."""
+    options = [click.option("--" + name.replace("_", "-"), help=text) for name, text in MODEL_OPTIONS.items()]
+    options += [
+        click.option("--no-chat-template", "chat_template", flag_value=False, default=None, type=bool,
+                     help="Take prompts as plain text although the tokenizer has a chat template."),
+        click.option("--trust-remote-code", is_flag=True, default=None, help="Run a hub model's own code."),
+    ]  # fmt: skip
+
+    @functools.wraps(command)
+    def wrapped(**options: Any) -> Any:
+        given = {name: options.pop(name) for name in (*MODEL_OPTIONS, *FLAGS)}
+        source = {name: value for name, value in given.items() if value is not None}
+        return command(source=source, **options)
+
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), wrapped)
+
+
+def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
+    """The given model options on top of those that the run was calibrated with.
+
+    Whether to trust a model's own code is asked anew every time.
+    """
+    if "model" in source or not run.trace.exists():
+        return source
+    earlier = run.read_trace().meta.get("source") or {}
+    known = {name: value for name, value in earlier.items()
+             if (name in MODEL_OPTIONS and isinstance(value, str)) or (name == "chat_template" and value is False)}  # fmt: skip
+    if "prompts" in source:  # another file has columns of its own
+        known = {k: v for k, v in known.items() if k not in ("column", "group_by", "responses", "split")}
+    return {**known, **source}
+
+
+def open_session(source: dict[str, Any]) -> Session:
+    from treeopt.console import note, progress
+    from treeopt.runtime.session import open_session
+
+    with progress("Loading", None):
+        session = open_session(**source)
+    for text in session.notes:
+        note(text)
+    return session
+
+
+def demo_dtype() -> str:
+    """What the demo runs in: verifying several rows pays where products of few rows are cheap."""
+    import torch
+
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+
+
+def show_result(document: Any, table: Any, as_json: bool) -> None:
+    """Print the JSON document or the table."""
+    from treeopt.console import out
+    from treeopt.storage import to_json
+
+    click.echo(to_json(document)) if as_json else out(table)
+
+
+def only_with(option: str, needs: str, source: dict[str, Any]) -> None:
+    """Raise InvalidInput for an option that means nothing without another."""
+    if needs not in source:
+        raise InvalidInput(f"--{option} is for --{needs} only, which was not given.")

@@ -1,0 +1,253 @@
+"""Measure: ranks of the heads on answers, latencies of decoding steps.
+
+Both go block by block and keep every finished block in a journal, so that a killed run continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treeopt.calibration import Calibration, prefix_states
+from treeopt.console import note, progress
+from treeopt.errors import InvalidInput
+from treeopt.growth import MAX_RANK, grow, grow_independent
+from treeopt.journal import Journal, discard
+from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.planner import crossfit
+from treeopt.rundir import RunDirectory
+from treeopt.trace import RankTrace
+from treeopt.tree import Tree, TreeFamily
+
+if TYPE_CHECKING:
+    from treeopt.runtime.prompts import Conversation, PromptSet
+    from treeopt.runtime.session import Session
+
+SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # rows that a profile measures
+# Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
+TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
+# Conversations of a block, per row of the batch: a killed run loses one block at most, and at its end
+# fewer rows than the batch are live.
+BLOCK_WAVES = 8
+EXAMPLE_PATHS, EXAMPLE_CONTEXT = 256, 12  # paths with examples; tokens shown before the guesses
+
+
+def calibrate(
+    run: RunDirectory,
+    session: Session,
+    *,
+    num_prompts: int,
+    max_new_tokens: int,
+    batch_size: int = 16,
+    top_k: int = 32,
+    temperature: float | None = None,
+    source: dict[str, Any] | None = None,
+) -> Calibration:
+    """Measure the heads' ranks on the session's first conversations."""
+    if temperature is not None and not session.given:
+        raise InvalidInput("--temperature says how --responses were sampled, but no --responses are given.")
+    conversations = first_conversations(session, num_prompts, reserved=1)
+    trace = collect(session, conversations, run.partial("calibrate"), max_new_tokens=max_new_tokens,
+                    batch_size=batch_size, top_k=top_k, given=session.given, temperature=temperature, source=source,
+                    title="Calibrating")  # fmt: skip
+    record = session.provenance().record()
+    calibration = Calibration.from_trace(trace, provenance=record)
+    if trace.group_names and trace.clusters.max() > 0:
+        whole = crossfit(trace, objective="joint", budget=SIZES[-1], gap_free=True)
+        for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
+            calibration.info["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
+    calibration.info["examples"] = examples(session, trace, calibration)
+    trace.save(run.trace)
+    calibration.save(run.calibration)
+    discard(run.partial("calibrate"))
+    return calibration
+
+
+def examples(session: Session, trace: RankTrace, calibration: Calibration) -> list[dict[str, Any]]:
+    """Real texts in which the most frequent paths were accepted: what came before, and the accepted guesses."""
+    assert trace.tokens is not None
+    assert calibration.prefix_counts is not None
+    decode = session.target.tokenizer.decode
+    paths = [tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK]
+    begins = np.repeat(trace.starts[:-1], trace.lengths)
+    found = []
+    for path, states in prefix_states(trace, paths).items():
+        texts = []
+        for t in states:  # the root is the token of state t, the guesses are those after it
+            before = trace.tokens[max(begins[t], t - EXAMPLE_CONTEXT) : t + 1]
+            texts.append([decode(before.tolist()), decode(trace.tokens[t + 1 : t + 1 + len(path)].tolist())])
+        found.append({"path": list(path), "texts": texts})
+    return found
+
+
+def first_conversations(
+    session: Session, num_prompts: int, *, reserved: int = 0
+) -> tuple[Conversation, ...]:
+    """The first of the session's conversations; with ``reserved`` a quarter is left for bench."""
+    if num_prompts < 1:
+        raise InvalidInput(f"--num-prompts must be at least 1, but got {num_prompts}.")
+    conversations = session.prompts.conversations
+    if len(conversations) <= reserved:
+        raise InvalidInput(
+            f"--prompts must leave some for bench, but {session.prompts.name} has {len(conversations)}."
+        )
+    most = len(conversations) - (max(1, len(conversations) // 4) if reserved else 0)
+    if reserved and num_prompts > most:
+        note(f"Calibrating on {most} of {len(conversations)} prompts; the rest are held out for bench.")
+    return conversations[: min(num_prompts, most)]
+
+
+def collect(
+    session: Session,
+    conversations: Sequence[Conversation],
+    folder: Path,
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    top_k: int,
+    title: str,
+    given: bool = False,
+    temperature: float | None = None,
+    source: dict[str, Any] | None = None,
+) -> RankTrace:
+    """The trace of some conversations, block by block through a journal in ``folder``.
+
+    What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
+    """
+    from treeopt.runtime.collect import collect_trace
+    from treeopt.runtime.memory import with_less_memory
+
+    if max_new_tokens < 1:
+        raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
+    meta = {
+        "drafter": session.drafter,
+        "acceptance": session.acceptance(temperature),
+        "answers": {"given": given, "temperature": temperature, "is_estimate": given and temperature is None},
+        # When and how the trace was made is in calibration.json: a continued run has the same bytes.
+        "provenance": {**session.provenance().record(), "time": None, "command": None},
+        "source": source,
+    }
+    names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
+    options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "top_k": top_k}
+    journal = Journal(folder, {**meta, **options}, ".npz")
+    size = BLOCK_WAVES * batch_size
+    blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
+    done = [RankTrace.load(journal.block(number)) for number in range(journal.finished())]
+    if done:
+        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {size} prompts.")
+        batch_size = done[-1].meta.get("batch_size", batch_size)
+    with progress(title, len(conversations)) as advance:
+        advance(sum(map(len, blocks[: len(done)])))
+        for number in range(len(done), len(blocks)):
+            prompts = replace(session.prompts, conversations=tuple(blocks[number]))
+
+            def attempt(rows: int, prompts: PromptSet = prompts) -> RankTrace:
+                return collect_trace(
+                    session.target, session.heads, prompts, batch_size=rows, stop=session.stop(max_new_tokens),
+                    top_k=top_k, given=given, meta={"batch_size": rows}, progress=advance,
+                )  # fmt: skip
+
+            trace, batch_size = with_less_memory(attempt, batch_size, note)
+            trace.save(journal.block(number))
+            done.append(trace)
+    return join(done, {**meta, "skipped": session.prompts.skipped_rows()})
+
+
+def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
+    """One trace of all blocks: their groups under common names, their skipped turns in one list."""
+    names = list(dict.fromkeys(name for block in blocks for name in block.meta["group_names"]))
+    common = []
+    for block in blocks:
+        assert block.group is not None
+        index = np.array([names.index(name) for name in block.meta["group_names"]])
+        common.append(replace(block, group=index[block.group]))
+    shared = {key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens")}
+    return RankTrace.concatenate(common, {
+        **shared,
+        **meta,
+        "group_names": names,
+        "batch_sizes": [block.meta["batch_size"] for block in blocks],
+        "prompt_sha256": [sha for block in blocks for sha in block.meta["prompt_sha256"]],
+        "skipped": [*meta["skipped"], *(turn for block in blocks for turn in block.meta["skipped"])],
+    })  # fmt: skip
+
+
+def profile(
+    run: RunDirectory,
+    session: Session,
+    *,
+    batch_sizes: Sequence[int],
+    sizes: Sequence[int] = SIZES,
+    time_limit_s: float = 60.0,
+    max_new_tokens: int = 128,
+) -> LatencyProfile:
+    """Time decoding steps with trees of each size and depth at each batch size.
+
+    A batch size that does not fit into memory is halved, unless that one is measured anyway.
+    """
+    from treeopt.runtime.memory import with_less_memory
+    from treeopt.runtime.timing import measure_steps, timings
+
+    if min([*batch_sizes, *sizes]) < 1:
+        raise InvalidInput("--batch-size and --sizes must be at least 1.")
+    trees = timing_trees(run, session.heads.num_heads, sizes)
+    prompts = [conversation.first for conversation in session.prompts.conversations[:64]]
+    points: list[StepTiming] = []
+    plain: dict[int, StepTiming] = {}
+    share = time_limit_s / len(batch_sizes)
+    options = {"trees": [tree.choices for tree in trees], "time_limit_s": share, "max_new_tokens": max_new_tokens}
+    known = {**session.provenance(seed=0).record(), "time": None, "command": None, **options}
+    journals: list[Journal] = []
+    for wanted in sorted(set(batch_sizes)):
+
+        def attempt(batch_size: int) -> None:
+            if batch_size in plain:
+                return
+            folder = run.partial("profile") / f"batch-size-{batch_size}"
+            journals.append(Journal(folder, {**known, "batch_size": batch_size}))
+            with progress(f"Timing {len(trees)} trees, batch size {batch_size}", share) as advance:
+                rounds = measure_steps(
+                    session.target, session.heads, prompts, trees, batch_size=batch_size,
+                    stop=session.stop(max_new_tokens), time_limit_s=share,
+                    finished=journals[-1].documents(), keep=journals[-1].append, progress=advance,
+                )  # fmt: skip
+            measured, plain[batch_size] = timings(rounds, trees, batch_size)
+            points.extend(measured)
+
+        with_less_memory(attempt, wanted, note)
+    info = {"measures": "step", "provenance": session.provenance(seed=0).record()}
+    reference = tuple(plain[batch_size] for batch_size in sorted(plain))
+    result = LatencyProfile(tuple(points), reference, session.runtime(), info)
+    result.save(run.profile)
+    discard(run.partial("profile"))
+    return result
+
+
+def timing_trees(run: RunDirectory, num_heads: int, sizes: Sequence[int]) -> list[Tree]:
+    """Trees of the wanted sizes for every depth, and a chain of each depth to begin from.
+
+    They are the run's own trees where it has a trace, else those of typical accuracies: what a step
+    costs depends on size and depth, hardly on the shape.
+    """
+    trace = run.read_trace() if run.trace.exists() else None
+    budget = max(sizes)
+    trees = {Tree.chain(depth) for depth in range(1, min(num_heads, budget - 1) + 1)}
+    for depth in range(1, num_heads + 1):
+        family = _family(trace, budget, depth) if budget > 1 else None
+        for size in sizes:
+            if family is not None and 1 < size <= len(family):
+                tree = family.tree(size)
+                if tree.depth == depth:
+                    trees.add(tree)
+    return sorted(trees, key=lambda tree: (len(tree), tree.depth))
+
+
+def _family(trace: RankTrace | None, budget: int, depth: int) -> TreeFamily:
+    if trace is None:
+        return grow_independent(TYPICAL_ACCEPT, budget=budget, max_depth=depth)
+    return grow(trace, objective="replay", budget=budget, max_depth=depth, max_rank=MAX_RANK)
