@@ -1,28 +1,526 @@
-"""Reading published head layouts, and refusing what is not one."""
+"""Reading the published layouts of heads, writing each as any other, and refusing what is not one.
+
+K heads · L blocks · d width · V vocabulary · Vt tokens of a truncated one
+"""
+
+import json
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from treeopt.errors import InvalidInput
-from treeopt.runtime.checkpoints import load_medusa, save_medusa
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.library import LAYOUTS
+from treeopt.runtime.checkpoints import convert, load_heads, save_heads
+from treeopt.runtime.collect import count_ranks
+from treeopt.runtime.decode import StopRule, decode, top_candidates
 from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.target import Target
+from treeopt.tree import Tree
 
 from .conftest import SHARED
 
+WIDTH, VOCAB = 16, 40  # of the synthetic checkpoints, and of the small base here
+SYNTHETIC = SHARED / "synthetic_ckpt"
+MEDUSA = {
+    "medusa_v01_pt": "medusa", "medusa_v01_safetensors": "medusa", "medusa_v01_two_layers_pt": "medusa",
+    "medusa_v2_safetensors": "medusa-shared", "medusa2_merged": "merged", "modelopt_hf": "modelopt",
+    "trtllm_medusa": "tensorrt-llm", "vllm_medusa": "vllm", "vllm_medusa_shared_head": "vllm",
+    "vllm_medusa_token_map": "vllm",
+}  # fmt: skip
+OTHERS = {
+    "hydra_mlp_pt": "Hydra heads", "hydra_prefix_mlp_pt": r"Hydra\+\+ heads", "eagle1_bin": "EAGLE-1 or EAGLE-2",
+    "eagle3_safetensors": "EAGLE-3", "tgi_mlp_speculator": "MLP speculator",
+}  # fmt: skip
 
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_heads_survive_their_file(tmp_path, num_layers):
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Target:
+    """A small model whose folder is its name."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
-    heads = MedusaHeads(3, num_layers, 8, 11)
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter)
-    save_medusa(heads, tmp_path, base="tiny")
-    loaded = load_medusa(tmp_path)
-    assert (loaded.num_heads, loaded.num_layers, loaded.width, loaded.vocab_size) == (3, num_layers, 8, 11)
-    hidden = torch.randn(4, 8)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=96, initializer_range=0.6, eos_token_id=3,
+        bos_token_id=None, pad_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
+    folder = tmp_path_factory.mktemp("base")
+    model.save_pretrained(folder)
+    return Target(model, name=str(folder))
+
+
+@pytest.fixture(scope="module")
+def lm_head(base) -> torch.Tensor:
+    return base.lm_head.weight
+
+
+def load(path, lm_head=None, dtype=None):
+    return load_heads(str(path), lm_head=lm_head, dtype=dtype, device="cpu")
+
+
+def random_heads(num_heads=3, num_layers=1, width=WIDTH, vocab=VOCAB, *, seed=0, biases=True, **options):
+    torch.manual_seed(seed)
+    heads = MedusaHeads(num_heads, num_layers, width, vocab, **options).requires_grad_(False)
+    torch.nn.init.normal_(heads.blocks)
+    if biases:
+        torch.nn.init.normal_(heads.biases)
+    if not heads.shares_projection:
+        torch.nn.init.normal_(heads.projection)
+    return heads
+
+
+def assert_same(ours: MedusaHeads, theirs: MedusaHeads) -> None:
+    """The same weights over the same tokens; bit-equal logits where they are stored in the same way."""
+    hidden = torch.randn(5, ours.width, dtype=ours.blocks.dtype)
+    assert (ours.num_heads, ours.num_layers) == (theirs.num_heads, theirs.num_layers)
+    assert (ours.vocab_size, ours.draft_vocab_size) == (theirs.vocab_size, theirs.draft_vocab_size)
+    assert (ours.token_ids is None) == (theirs.token_ids is None)
+    assert ours.token_ids is None or torch.equal(ours.token_ids, theirs.token_ids)
+    assert torch.equal(ours.blocks, theirs.blocks)
+    assert torch.equal(ours.biases, theirs.biases)
+    assert all(torch.equal(a, b) for a, b in zip(projections(ours), projections(theirs), strict=True))
+    if ours.shares_projection == theirs.shares_projection:
+        for k in range(ours.num_heads):
+            assert torch.equal(ours.logits(hidden, k), theirs.logits(hidden, k))
+
+
+def projections(heads: MedusaHeads) -> torch.Tensor:
+    return heads.projection.expand(heads.num_heads, -1, -1)
+
+
+def synthetic(name: str) -> Path:
+    if not SYNTHETIC.exists():
+        pytest.skip("no synthetic checkpoints beside the project")
+    return SYNTHETIC / name
+
+
+def edit_json(file: Path, **changes) -> None:
+    document = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
+
+
+def weights_in(folder: Path) -> Path:
+    """The file of ``folder`` that holds heads."""
+    return load(folder, torch.zeros(VOCAB, WIDTH)).files[0]
+
+
+def read_file(file: Path) -> dict[str, torch.Tensor]:
+    return load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
+
+
+def write_file(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
+
+
+# Layouts, one as any other
+
+
+@pytest.mark.parametrize("source", LAYOUTS)
+def test_every_layout_becomes_every_other_and_comes_back(source, base, lm_head, tmp_path):
+    """Projections that are copies of the lm_head, so that the layouts without any can hold them too."""
+    heads = random_heads()
+    heads.projection.copy_(lm_head.T)
+    heads = heads.double()
+    save_heads(
+        heads, source, tmp_path / "source", base=base.name, base_folder=Path(base.name), lm_head=lm_head
+    )
+    for layout in LAYOUTS:
+        there, back = tmp_path / layout, tmp_path / f"{layout}-back"
+        made = convert(str(tmp_path / "source"), layout, there, base=base.name)
+        assert all(file.is_file() for file in made.files)
+        assert made.source.layout == source.removesuffix("-pt")
+        loaded = load(there, lm_head)
+        assert loaded.layout == layout.removesuffix("-pt")
+        assert_same(loaded.heads, heads)
+        convert(str(there), source, back, base=base.name)
+        assert_same(load(back, lm_head).heads, heads)
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {"medusa-shared"}))
+@pytest.mark.parametrize(("num_layers", "biases"), [(1, True), (1, False), (2, True)])
+def test_heads_survive_their_file(layout, num_layers, biases, base, tmp_path):
+    heads = random_heads(4, num_layers, biases=biases)
+    options = {"base": base.name, "base_folder": Path(base.name)}
+    if layout == "neuron" and num_layers == 2:
+        with pytest.raises(Unsupported, match="2 residual blocks"):
+            save_heads(heads, layout, tmp_path, **options)
+        return
+    written = save_heads(heads, layout, tmp_path, **options)
+    assert sorted(tmp_path.iterdir()) == sorted(written)  # and nothing unfinished
+    loaded = load(tmp_path)
+    assert loaded.notes == () or layout in ("merged", "modelopt")
+    assert_same(loaded.heads, heads)
+
+
+def test_half_precision_stays_what_it_is(tmp_path):
+    heads = random_heads().bfloat16()
+    save_heads(heads, "vllm", tmp_path, base="x")
+    assert load(tmp_path).heads.blocks.dtype == torch.bfloat16
+    assert_same(load(tmp_path, dtype=torch.float32).heads, heads.float())
+
+
+@pytest.mark.parametrize("name", MEDUSA)
+def test_published_layouts_load_decode_and_convert(name, base, lm_head, tmp_path):
+    folder = synthetic(name)
+    loaded = load(folder, lm_head.float())
+    heads = loaded.heads
+    assert loaded.layout == MEDUSA[name]
+    assert heads.num_layers == (2 if "two_layers" in name else 1)
+    assert (heads.width, heads.vocab_size) == (WIDTH, VOCAB)
+    assert ("config.json says 2 heads, the file has 4: 4 are used." in loaded.notes) == (
+        name == "medusa_v01_pt"
+    )
+
+    exact = load(folder, lm_head, torch.float64).heads
+    prompts, stop = [[7, 8, 9], [1], [30, 2, 2, 5]], StopRule(base.eos_ids, 20, at_loops=False)
+    tree = Tree.dense([4, 2]) if heads.num_heads > 1 else Tree.dense([4])
+    decoded = decode(base, exact, prompts, tree, batch_size=2, stop=stop)
+    plain = decode(base, None, prompts, batch_size=2, stop=stop)
+    assert [row.tokens for row in decoded] == [row.tokens for row in plain]
+
+    converted = 0
+    for layout in LAYOUTS:
+        there, back = tmp_path / layout, tmp_path / f"{layout}-back"
+        try:
+            convert(str(folder), layout, there, base=base.name, lm_head=lm_head.float())
+        except Unsupported:
+            continue
+        converted += 1
+        assert_same(load(there, lm_head.float()).heads, heads)
+        convert(str(there), loaded.layout, back, base=base.name, lm_head=lm_head.float())
+        assert_same(load(back, lm_head.float()).heads, heads)
+    assert converted == {
+        "vllm_medusa_token_map": 1,
+        "medusa_v01_two_layers_pt": 6,
+        "medusa_v2_safetensors": 8,
+    }.get(name, 7)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_drafters_are_refused_by_what_they_are(name):
+    with pytest.raises(Unsupported, match=OTHERS[name]):
+        load(synthetic(name))
+
+
+# What engines want
+
+
+def test_each_engine_finds_its_config(base, tmp_path):
+    heads, config = random_heads(3, 1), {}
+    for layout in sorted(LAYOUTS.keys() - {"medusa-shared", "neuron"}):
+        save_heads(heads, layout, tmp_path / layout, base=base.name, base_folder=Path(base.name))
+        config[layout] = json.loads((tmp_path / layout / "config.json").read_text())
+    counts = {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    assert config["medusa"] == {**counts, "base_model_name_or_path": base.name} == config["medusa-pt"]
+    assert config["merged"].items() >= {**counts, "model_type": "llama", "vocab_size": VOCAB}.items()
+    assert config["modelopt"]["medusa"] == {"num_medusa_heads": 3, "num_medusa_layers": 1}
+    assert config["tensorrt-llm"]["architecture"] == "MedusaForCausalLM"
+    assert config["tensorrt-llm"]["num_medusa_heads"] == 3
+    vllm = config["vllm"]
+    assert vllm["medusa_fc_bias"]
+    assert [key for key in vllm if "num" in key and ("heads" in key or "layers" in key)] == [
+        "num_heads",
+        "num_hidden_layers",
+    ]
+    save_heads(heads, "neuron", tmp_path / "neuron", base="x")
+    assert [file.name for file in (tmp_path / "neuron").iterdir()] == ["medusa_heads.pt"]
+
+
+def test_shared_heads_are_version_2_without_projections(lm_head, tmp_path):
+    heads = random_heads(shared=lm_head.float())
+    save_heads(heads, "medusa-shared", tmp_path, base="x")
+    assert json.loads((tmp_path / "config.json").read_text())["version"] == "2"
+    assert set(load_file(tmp_path / "medusa_lm_head.safetensors")) == {
+        f"{k}.0.linear.{kind}" for k in range(3) for kind in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("layout", ["merged", "modelopt"])
+def test_a_model_with_heads_is_still_the_model(layout, base, lm_head, tmp_path):
+    """transformers reads the base out of the shards; converting on takes the base along."""
+    from transformers import LlamaForCausalLM
+
+    save_heads(random_heads(), layout, tmp_path / "a", base="x", base_folder=Path(base.name))
+    other = "modelopt" if layout == "merged" else "merged"
+    convert(str(tmp_path / "a"), other, tmp_path / "b")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
+        for ours, theirs in zip(model.parameters(), base.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == sum(
+            tensor.nbytes for file in folder.glob("*.safetensors") for tensor in load_file(file).values()
+        )
+    names = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert {name.split(".")[0] for name in names if "medusa" in name} == {
+        "medusa_head" if other == "merged" else "medusa_heads"
+    }
+
+
+def test_only_the_shards_with_heads_are_read(base, tmp_path):
+    save_heads(random_heads(), "merged", tmp_path, base="x", base_folder=Path(base.name))
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"not even a shard")
+    loaded = load(tmp_path)
+    assert [file.name for file in loaded.files] == ["model-00002-of-00002.safetensors"]
+    assert_same(loaded.heads, random_heads())
+
+
+def test_pickled_models_and_prefixed_heads_are_read_too(base, tmp_path):
+    heads = random_heads()
+    save_heads(heads, "merged", tmp_path / "a", base="x", base_folder=Path(base.name))
+    tensors = {}
+    for file in sorted((tmp_path / "a").glob("*.safetensors")):
+        tensors |= load_file(file)
+    (tmp_path / "b").mkdir()
+    torch.save(tensors, tmp_path / "b" / "pytorch_model.bin")
+    loaded = load(tmp_path / "b")
+    assert loaded.layout == "merged"
+    assert_same(loaded.heads, heads)
+    alone = {name: tensor for name, tensor in tensors.items() if name.startswith("medusa_head.")}
+    save_file(alone, tmp_path / "medusa_lm_head.safetensors")
+    loaded = load(tmp_path)
+    assert loaded.layout == "medusa"
+    assert_same(loaded.heads, heads)
+
+
+def test_what_a_layout_cannot_hold_is_refused(base, lm_head, tmp_path):
+    def saves(heads, layout, **options):
+        save_heads(heads, layout, tmp_path, base="x", **options)
+
+    some = random_heads(vocab=VOCAB, token_ids=torch.tensor([1, 5, 9]))
+    for layout in sorted(LAYOUTS.keys() - {"vllm"}):
+        with pytest.raises(Unsupported, match="only 'vllm' keeps a token map"):
+            saves(some, layout, base_folder=Path(base.name))
+    with pytest.raises(Unsupported, match="projections of their own"):
+        saves(random_heads(), "medusa-shared")
+    with pytest.raises(Unsupported, match="projections other than"):
+        saves(random_heads(), "medusa-shared", lm_head=lm_head)
+    with pytest.raises(Unsupported, match="2 residual blocks"):
+        saves(random_heads(num_layers=2, shared=lm_head), "medusa-shared")
+    with pytest.raises(InvalidInput, match="contains the base model"):
+        saves(random_heads(), "merged")
+    with pytest.raises(InvalidInput, match="hidden_size 16 and they have 8"):
+        saves(random_heads(width=8), "modelopt", base_folder=Path(base.name))
+    with pytest.raises(InvalidInput, match="--to must be one of medusa, "):
+        saves(random_heads(), "gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_output_is_a_folder_of_its_own(base, tmp_path):
+    saved = save_heads(random_heads(), "medusa", tmp_path, base="x")
+    assert save_heads(random_heads(seed=1), "medusa", tmp_path, base="x") == saved  # again is fine
+    assert_same(load(tmp_path).heads, random_heads(seed=1))
+    with pytest.raises(InvalidInput, match=r"has medusa_lm_head.safetensors"):
+        save_heads(random_heads(), "vllm", tmp_path, base="x")
+    with pytest.raises(InvalidInput, match="another folder than the base's"):
+        save_heads(random_heads(), "merged", Path(base.name), base="x", base_folder=Path(base.name))
+    with pytest.raises(InvalidInput, match="is a file"):
+        save_heads(random_heads(), "vllm", saved[0], base="x")
+
+
+def test_a_conversion_says_when_it_needs_the_base(base, lm_head, tmp_path):
+    heads = random_heads(shared=lm_head.float())
+    save_heads(heads, "medusa-shared", tmp_path / "shared", base="a/base")
+    with pytest.raises(InvalidInput, match="pass it with --model"):
+        convert(str(tmp_path / "shared"), "medusa", tmp_path / "out")
+    convert(str(tmp_path / "shared"), "medusa", tmp_path / "out", lm_head=lm_head)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["base_model_name_or_path"] == "a/base"
+    save_heads(heads, "vllm", tmp_path / "vllm", base="x")
+    with pytest.raises(InvalidInput, match="names its base model"):
+        convert(str(tmp_path / "vllm"), "medusa", tmp_path / "named")
+    assert convert(str(tmp_path / "vllm"), "neuron", tmp_path / "n").files == (
+        tmp_path / "n" / "medusa_heads.pt",
+    )
+
+
+# Ranks of a tensor-parallel checkpoint
+
+
+def split_in_ranks(folder: Path, ranks: int, padded: int) -> None:
+    """Rewrite the one rank in ``folder`` as several, the vocabulary padded to ``padded`` rows."""
+    tensors = load_file(folder / "rank0.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("lm_head.weight"):
+            tensors[name] = torch.nn.functional.pad(tensor, (0, 0, 0, padded - len(tensor)))
+    for rank in range(ranks):
+        parts = {name: tensor.chunk(ranks)[rank].contiguous() for name, tensor in tensors.items()}
+        save_file(parts, folder / f"rank{rank}.safetensors")
+    mapping = {"world_size": ranks, "tp_size": ranks, "pp_size": 1}
+    edit_json(folder / "config.json", mapping=mapping)
+
+
+def test_ranks_are_put_together_and_padding_is_cut(tmp_path):
+    heads = random_heads(vocab=39)
+    save_heads(heads, "tensorrt-llm", tmp_path, base="x")
+    split_in_ranks(tmp_path, 2, 40)
+    for path in (tmp_path, tmp_path / "rank1.safetensors"):
+        loaded = load(path)
+        assert [file.name for file in loaded.files] == ["rank0.safetensors", "rank1.safetensors"]
+        assert "40 rows, padding included: 39 are used" in loaded.notes[0]
+        assert_same(loaded.heads, heads)
+    edit_json(tmp_path / "config.json", vocab_size=37)  # 40 is no padding of 37 over 2 ranks
+    with pytest.raises(InvalidInput, match="vocab_size 37"):
+        load(tmp_path)
+
+
+def test_ranks_that_do_not_fit_are_refused(tmp_path):
+    save_heads(random_heads(vocab=VOCAB), "tensorrt-llm", tmp_path, base="x")
+    split_in_ranks(tmp_path, 4, VOCAB)
+    (tmp_path / "rank3.safetensors").unlink()
+    with pytest.raises(InvalidInput, match="tp_size 4 and there are files of 3"):
+        load(tmp_path)
+    (tmp_path / "rank1.safetensors").unlink()
+    with pytest.raises(InvalidInput, match=r"rank1\.safetensors is missing"):
+        load(tmp_path)
+    split = tmp_path / "split"
+    save_heads(random_heads(), "tensorrt-llm", split, base="x")
+    split_in_ranks(split, 2, VOCAB)
+    part = load_file(split / "rank1.safetensors")
+    part["medusa_heads.1.lm_head.weight"] = torch.zeros(20, 15)
+    save_file(part, split / "rank1.safetensors")
+    with pytest.raises(InvalidInput, match=r"'medusa_heads.1.lm_head.weight'.*\(20, 16\) and \(20, 15\)"):
+        load(split)
+    part.pop("medusa_heads.1.lm_head.weight")
+    save_file(part, split / "rank1.safetensors")
+    with pytest.raises(InvalidInput, match=r"'medusa_heads.1.lm_head.weight' is in only one"):
+        load(split)
+    edit_json(split / "config.json", mapping={"tp_size": 2, "pp_size": 2})
+    with pytest.raises(TreeoptError):
+        load(split)
+
+
+# Truncated vocabularies and shared projections
+
+
+def truncated(tmp_path: Path, token_map: list[int], *, rows=None, layers=1, **config) -> Path:
+    """A vLLM checkpoint with a token map in any order, its projections full if ``rows`` says so."""
+    heads = random_heads(2, layers, vocab=rows or len(token_map), seed=3)
+    save_heads(heads, "vllm", tmp_path, base="x")
+    tensors = load_file(tmp_path / "model.safetensors") | {"token_map": torch.tensor(token_map)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    edit_json(
+        tmp_path / "config.json", **{"vocab_size": VOCAB, "truncated_vocab_size": len(token_map)} | config
+    )
+    return tmp_path
+
+
+@given(st.integers(0, 2**32), st.integers(1, 9), st.booleans())
+@settings(max_examples=30)
+def test_truncated_heads_rank_and_propose_target_ids(tmp_path_factory, seed, width, full):
+    """Against sorting pairs of (logit, target id) in the order of vLLM's file; bfloat16 is full of ties."""
+    rng = random.Random(seed)
+    token_map = rng.sample(range(VOCAB), 10)
+    folder = truncated(tmp_path_factory.mktemp("t"), token_map, rows=VOCAB if full else None)
+    heads = load(folder, dtype=torch.bfloat16).heads
+    assert (heads.vocab_size, heads.draft_vocab_size) == (VOCAB, 10)
+    assert heads.token_ids.tolist() == sorted(token_map)
+    stored = load_file(folder / "model.safetensors")
+    hidden = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16().round(decimals=0)
+    labels = torch.tensor([[rng.choice([-2, -1, *range(VOCAB)]) for _ in range(2)] for _ in range(6)])
+    ranks = count_ranks(heads, hidden, labels, top_k=8)
+    candidates = heads.token_ids[top_candidates(heads.first_logits(hidden, 2), width)]
+    for k in range(2):
+        rows = stored[f"lm_heads.{k}.weight"].bfloat16()
+        draft = heads.logits(hidden, k).float()
+        for n in range(6):
+            of_id = {token: draft[n, i].item() for i, token in enumerate(sorted(token_map))}
+            order = sorted(of_id, key=lambda token: (-of_id[token], token))
+            assert candidates[n, k].tolist() == order[:width]
+            label = int(labels[n, k])
+            expected = label if label < 0 else order.index(label) if label in order[:8] else -1
+            assert ranks[n, k] == expected
+        weight = stored[f"blocks.{k}.layers.0.weight"].bfloat16()
+        inner = torch.nn.functional.linear(hidden, weight, stored[f"blocks.{k}.layers.0.bias"].bfloat16())
+        inner = hidden + torch.nn.functional.silu(inner)
+        for i, token in enumerate(token_map):
+            column = sorted(token_map).index(token)
+            row = rows[token if full else i]
+            torch.testing.assert_close(heads.logits(hidden, k)[:, column], inner @ row, rtol=0.05, atol=0.3)
+
+
+def test_truncated_heads_decode_the_same_text_and_count(base, tmp_path):
+    """Their guesses are tokens of the target: some are accepted, and as many as the ranks say."""
+    heads = load(truncated(tmp_path, [9, 30, 2, 17, 5, 28, 11, 39, 0, 21, 8, 14]), dtype=torch.float64).heads
+    prompts, stop = [[i, 2, 3] for i in range(12)], StopRule(base.eos_ids, 40, at_loops=False)
+    plain = decode(base, None, prompts, batch_size=4, stop=stop)
+    ours = decode(base, heads, prompts, Tree.dense([12, 2]), batch_size=4, stop=stop)
+    assert [row.tokens for row in ours] == [row.tokens for row in plain]
+    assert sum(row.steps for row in ours) < sum(row.steps for row in plain)
+
+
+@pytest.mark.parametrize(
+    ("token_map", "options", "message"),
+    [
+        ([1, 2, 2], {}, "distinct token ids"),
+        ([1, 2, 40], {}, "below the vocabulary's 40"),
+        ([1, 2, -3], {}, "distinct token ids"),
+        ([1, 2, 3], {"truncated_vocab_size": 4}, "truncated_vocab_size 4"),
+        ([1, 2, 3], {"rows": 5}, "in .* they have 5"),
+        ([1, 2, 3], {"vocab_size": "many"}, "'many' by config.json"),
+        ([1, 2, 3], {"logit_scale": -1.0}, "logit_scale"),
+        ([1, 2, 3], {"hidden_size": 17}, "hidden_size 17"),
+    ],
+)
+def test_token_maps_that_do_not_fit_are_refused(tmp_path, token_map, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        load(truncated(tmp_path, token_map, **options))
+
+
+def test_what_vllm_would_drop_or_scale_is_told(tmp_path):
+    folder = truncated(tmp_path, [4, 2, 7], logit_scale=0.5, truncated_vocab_size=None, medusa_fc_bias=None)
+    notes = " ".join(load(folder).notes)
+    assert "logit_scale 0.5" in notes
+    assert "lacks truncated_vocab_size" in notes
+    assert "lacks medusa_fc_bias" in notes
+    edit_json(folder / "config.json", vocab_size=None)
+    assert load(folder, torch.zeros(VOCAB, WIDTH)).heads.vocab_size == VOCAB
+    loaded = load(folder)
+    assert loaded.heads.vocab_size == 8
+    assert "8 is taken" in " ".join(loaded.notes)
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("token_map")
+    save_file(tensors, folder / "model.safetensors")
+    edit_json(folder / "config.json", truncated_vocab_size=3, vocab_size=VOCAB)
+    with pytest.raises(InvalidInput, match="needs a token_map"):
+        load(folder)
+
+
+def test_a_shared_projection_is_one_and_does_what_copies_do(lm_head):
+    shared, own = random_heads(shared=lm_head).double(), random_heads().double()
+    own.projection.copy_(lm_head.T)
+    assert shared.projection.shape == (1, WIDTH, VOCAB)
+    hidden = torch.randn(7, WIDTH, dtype=torch.float64)
+    for depth in (1, 3):
+        torch.testing.assert_close(shared.first_logits(hidden, depth), own.first_logits(hidden, depth))
     for k in range(3):
-        assert torch.equal(loaded.logits(hidden, k), heads.logits(hidden, k))
+        torch.testing.assert_close(shared.logits(hidden, k), own.logits(hidden, k))
+
+
+def test_heads_that_share_take_no_memory_for_it(lm_head, tmp_path):
+    save_heads(random_heads(shared=lm_head).double(), "medusa-shared", tmp_path, base="x")
+    loaded = load(tmp_path, lm_head, torch.float64)
+    assert loaded.heads.projection.data_ptr() == lm_head.data_ptr()
+    assert loaded.notes == ("The heads share the target's lm_head.",)
+    with pytest.raises(InvalidInput, match="they need the target: pass --model"):
+        load(tmp_path)
+    with pytest.raises(InvalidInput, match=r"width 16 .* shape \(40, 15\)"):
+        load(tmp_path, lm_head[:, :15])
+
+
+def test_all_heads_at_once_are_each_head():
+    heads = random_heads(4, 2).double()
+    hidden = torch.randn(5, WIDTH, dtype=torch.float64)
+    for depth in (1, 3, 4):
+        expected = torch.stack([heads.logits(hidden, k) for k in range(depth)], dim=1)
+        torch.testing.assert_close(heads.first_logits(hidden, depth), expected)
 
 
 def test_untrained_heads_are_the_targets_own_head():
@@ -32,60 +530,165 @@ def test_untrained_heads_are_the_targets_own_head():
     torch.testing.assert_close(heads.logits(hidden, 1), hidden @ lm_head.T)
 
 
-@pytest.mark.parametrize("layout", ["medusa_v01_pt", "medusa_v01_safetensors", "medusa_v01_two_layers_pt"])
-def test_published_layouts_load_with_their_own_head_count(layout):
-    folder = SHARED / "synthetic_ckpt" / layout
-    if not folder.exists():
-        pytest.skip("no synthetic checkpoints beside the project")
-    heads = load_medusa(folder)
-    assert heads.width == 16
-    assert heads.vocab_size == 40
-    assert heads.num_layers == (2 if "two_layers" in layout else 1)
-    assert heads.logits(torch.randn(2, 16), heads.num_heads - 1).shape == (2, 40)
+def test_heads_check_their_tokens():
+    for ids in ([2, 1], [1, 1], [0, 11], [-1, 3], []):
+        with pytest.raises(InvalidInput, match="Token ids must"):
+            MedusaHeads(1, 1, 8, 11, token_ids=torch.tensor(ids, dtype=torch.int64))
+    with pytest.raises(InvalidInput, match=r"must be \(11, 8\)"):
+        MedusaHeads(1, 1, 8, 11, shared=torch.zeros(10, 8))
 
 
-def tensors(heads=2):
-    made = {}
-    for k in range(heads):
-        made |= {f"{k}.0.linear.weight": torch.zeros(8, 8), f"{k}.0.linear.bias": torch.zeros(8)}
-        made[f"{k}.1.weight"] = torch.zeros(11, 8)
-    return made
+# Damage
+
+
+def damaged_checkpoints(tmp_path_factory, lm_head, base):
+    """A folder per layout: the published ones where they are, and one of each of our own."""
+    root = tmp_path_factory.mktemp("damaged")
+    for layout in LAYOUTS:
+        heads = random_heads(2, shared=lm_head.float()) if layout == "medusa-shared" else random_heads(2)
+        save_heads(heads, layout, root / layout, base="x", base_folder=Path(base.name))
+    if SYNTHETIC.exists():
+        for name in MEDUSA:
+            shutil.copytree(SYNTHETIC / name, root / name)
+    return sorted(root.iterdir())
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory, lm_head, base):
+    return damaged_checkpoints(tmp_path_factory, lm_head.float(), base)
+
+
+def is_heads(name: str) -> bool:
+    return not name.startswith("model.") and name != "lm_head.weight"
+
+
+def test_a_tensor_renamed_dropped_or_reshaped_is_refused_by_its_name(checkpoints, lm_head, tmp_path):
+    for source in checkpoints:
+        folder = tmp_path / source.name
+        shutil.copytree(source, folder)
+        # Without an index the file alone counts.
+        (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+        file = weights_in(source)
+        tensors = read_file(file)
+        for name in filter(is_heads, tensors):
+            rest = {key: tensor for key, tensor in tensors.items() if key != name}
+            wrong = torch.cat([tensors[name], tensors[name][:1]])
+            nan = tensors[name].double().fill_(float("nan"))
+            for change in ({}, {name + "x": tensors[name]}, {"x": tensors[name]}, {name: wrong}, {name: nan}):
+                write_file(rest | change, folder / file.name)
+                if not change and source.name == "vllm_medusa_shared_head" and name.startswith("blocks.2"):
+                    notes = load(folder, lm_head).notes  # it is all that the last head has
+                    assert notes == ("config.json says 3 heads, the file has 2: 2 are used.",)
+                    continue
+                with pytest.raises(InvalidInput, match=r"^(?!.*\n).*\.$") as caught:
+                    load(folder, lm_head)
+                message = str(caught.value)
+                assert name in message or any(repr(odd) in message for odd in change)
+        write_file({name: t.to(torch.int8) for name, t in tensors.items()}, folder / file.name)
+        with pytest.raises(InvalidInput, match="int8"):
+            load(folder, lm_head)
+
+
+def test_a_wrong_count_is_repaired_and_a_wrong_size_refused(checkpoints, lm_head, tmp_path):
+    for source in checkpoints:
+        if not (source / "config.json").exists():
+            continue  # Neuron's
+        folder = tmp_path / source.name
+        shutil.copytree(source, folder)
+        layout, config = load(source, lm_head).layout, json.loads((source / "config.json").read_text())
+        heads, layers = {
+            "vllm": ("num_heads", "num_hidden_layers"),
+            "tensorrt-llm": ("num_medusa_heads", "num_medusa_layers"),
+        }.get(layout, ("medusa_num_heads", "medusa_num_layers"))
+        change = {"medusa": {"num_medusa_heads": 9, "num_medusa_layers": []}}
+        edit_json(folder / "config.json", **change if layout == "modelopt" else {heads: 9, layers: []})
+        loaded = load(folder, lm_head)
+        assert_same(loaded.heads, load(source, lm_head).heads)
+        assert any(f"9 heads, the file has {loaded.heads.num_heads}" in note for note in loaded.notes)
+        assert any("[] blocks per head, the file has" in note for note in loaded.notes)
+        for key in ("hidden_size", "vocab_size"):
+            for value in (17, "x", [16]):
+                (folder / "config.json").write_text(json.dumps(config | {key: value}))
+                with pytest.raises(InvalidInput, match=f"{key}|by config.json|vocabulary's 17"):
+                    load(folder, lm_head)
+        for text in ("", "[1]", '{"a": ', "[" * 100_000, '{"hidden_size": NaN}'):
+            (folder / "config.json").write_text(text)
+            with pytest.raises(InvalidInput, match=r"config\.json"):
+                load(folder, lm_head)
+        (folder / "config.json").unlink()
+        if source.name not in ("vllm_medusa_shared_head",):
+            load(folder, lm_head)  # nothing needs it
+
+
+def test_damaged_bytes_never_crash(checkpoints, lm_head, tmp_path):
+    """Flipped bytes and cut files either load or are refused."""
+    rng = random.Random(0)
+    for source in checkpoints:
+        folder = tmp_path / source.name
+        shutil.copytree(source, folder)
+        files = [weights_in(source), *source.glob("*.json")]
+        for _ in range(40):
+            file = rng.choice(files)
+            content = bytearray(file.read_bytes())
+            if rng.random() < 0.3:
+                del content[rng.randrange(len(content)) :]
+            for _ in range(rng.choice([1, 1, 3])):
+                if content:  # mostly in the header, where names and shapes are
+                    content[rng.randrange(min(len(content), rng.choice([16, 900, 10**6])))] = rng.randrange(
+                        256
+                    )
+            (folder / file.name).write_bytes(bytes(content))
+            with suppress(TreeoptError):
+                load(folder, lm_head)
+            shutil.copy(file, folder / file.name)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "names",
     [
-        (lambda t: t.pop("1.1.weight"), "1.1.weight has shape None"),
-        (lambda t: t.update({"0.0.linear.bias": torch.zeros(9)}), "0.0.linear.bias"),
-        (lambda t: t.update({"lm_head.weight": torch.zeros(1)}), "it has lm_head.weight"),
-        (lambda t: t.clear(), "no tensors"),
-        (lambda t: (t.pop("0.1.weight"), t.pop("1.1.weight")), "share the target's lm_head"),
-        (lambda t: t.update({"1.1.weight": torch.zeros(12, 8)}), "1.1.weight"),
+        ["9999.0.linear.weight"],
+        ["0.9999.linear.weight", "0.0.linear.bias"],
+        ["00.0.linear.weight"],
+        ["0.0.linear.weight", "0.0.linear.bias", "0.1.weight", "\ud800"],
+        ["0.0.linear.weight", "0.0.linear.bias", "0.1.weight", "x" * 500],
+        ["٣.0.linear.weight"],  # a digit, but not ours
     ],
 )
-def test_other_tensors_are_refused_by_name(tmp_path, change, message):
-    made = tensors()
-    change(made)
-    save_file(made, tmp_path / "medusa_lm_head.safetensors")
-    with pytest.raises(InvalidInput, match=message):
-        load_medusa(tmp_path)
+def test_odd_names_are_refused(tmp_path, names):
+    torch.save({name: torch.zeros(8, 8) for name in names}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(InvalidInput) as caught:
+        load(tmp_path)
+    assert len(str(caught.value).encode()) < 600
 
 
-def test_missing_truncated_and_executable_files_are_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="does not exist"):
-        load_medusa(tmp_path / "nowhere")
-    with pytest.raises(InvalidInput, match="has neither"):
-        load_medusa(tmp_path)
-    path = tmp_path / "medusa_lm_head.safetensors"
-    save_file(tensors(), path)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InvalidInput, match="not readable as one"):
-        load_medusa(path)
-    torch.save(tensors(), tmp_path / "medusa_lm_head.pt")
-    assert load_medusa(tmp_path / "medusa_lm_head.pt").num_heads == 2
-    torch.save(Executes(), tmp_path / "bad.pt")
-    with pytest.raises(InvalidInput, match="not readable as one"):
-        load_medusa(tmp_path / "bad.pt")
+def test_tensors_larger_than_their_bytes_are_refused(tmp_path):
+    tensors = {"0.0.linear.weight": torch.zeros(1).expand(2**20, 2**20), "0.0.linear.bias": torch.zeros(8)}
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(InvalidInput, match=r"plain tensors, but '0.0.linear.weight'"):
+        load(tmp_path)
+    header = (
+        b'{"0.0.linear.weight":{"dtype":"F32","shape":[1048576,1048576],"data_offsets":[0,4398046511104]}}'
+    )
+    file = tmp_path / "medusa_lm_head.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    with pytest.raises(InvalidInput, match="not readable"):
+        load(tmp_path)
+    empty = {
+        "0.0.linear.weight": torch.zeros(0, 0),
+        "0.0.linear.bias": torch.zeros(0),
+        "0.1.weight": torch.zeros(0, 0),
+    }
+    save_file(empty, file)
+    with pytest.raises(InvalidInput, match=r"'0.0.linear.weight' must have the shape"):
+        load(tmp_path)
+
+
+def test_weights_beyond_the_dtype_are_refused(tmp_path):
+    heads = random_heads()
+    heads.projection[1, 2, 3] = 1e6
+    save_heads(heads, "medusa", tmp_path, base="x")
+    with pytest.raises(InvalidInput, match=r"'1.1.weight' .* too large for float16"):
+        load(tmp_path, dtype=torch.float16)
 
 
 class Executes:
@@ -93,12 +696,85 @@ class Executes:
         return (pytest.fail, ("the checkpoint was executed",))
 
 
-def test_all_heads_at_once_are_each_head():
-    torch.manual_seed(0)
-    heads = MedusaHeads(4, 2, 8, 11).double()
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter)
-    hidden = torch.randn(5, 8, dtype=torch.float64)
-    for depth in (1, 3, 4):
-        expected = torch.stack([heads.logits(hidden, k) for k in range(depth)], dim=1)
-        torch.testing.assert_close(heads.first_logits(hidden, depth), expected)
+def test_missing_truncated_and_executable_files_are_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="does not exist"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(InvalidInput, match="has no weights"):
+        load(tmp_path)
+    for name, content in (
+        ("a.txt", b"x"),
+        ("b.pt", b""),
+        ("c.safetensors", b"version https://git-lfs"),
+        ("d.bin", b"\x80"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidInput, match="must"):
+            load(tmp_path / name)
+    for name, content in (
+        ("bad.pt", Executes()),
+        ("list.pt", [1]),
+        ("other.pt", {"a": 1}),
+        ("keys.bin", {1: torch.zeros(1)}),
+    ):
+        torch.save(content, tmp_path / name)
+        with pytest.raises(InvalidInput, match=r"must be safetensors or a pickled|must hold a state dict"):
+            load(tmp_path / name)
+    with pytest.raises(InvalidInput, match="does not exist"):
+        load("x" * 5000)
+
+
+def test_an_index_points_to_files_beside_it(base, tmp_path):
+    save_heads(random_heads(), "merged", tmp_path, base="x", base_folder=Path(base.name))
+    index = tmp_path / "model.safetensors.index.json"
+    where = json.loads(index.read_text())["weight_map"]
+    outside = tmp_path.parent / "outside.safetensors"
+    save_file({"x": torch.zeros(1)}, outside)
+    for weight_map, message in (
+        (None, "must have a weight_map"),
+        ({}, "must have a weight_map"),
+        (where | {"medusa_head.0.1.weight": "../outside.safetensors"}, "which is not there"),
+        (where | {"medusa_head.0.1.weight": "model-00001-of-00002.safetensors"}, "but it does not"),
+        (where | {"medusa_head.0.1.weight": 5}, "which is not there"),
+        (
+            {n: f for n, f in where.items() if n != "medusa_head.0.1.weight"},
+            "'medusa_head.0.1.weight' is missing",
+        ),
+    ):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(InvalidInput, match=message):
+            load(tmp_path)
+
+
+def test_two_files_of_heads_are_told_apart(tmp_path):
+    save_heads(random_heads(), "medusa", tmp_path, base="x")
+    torch.save({"0.0.linear.weight": torch.zeros(1)}, tmp_path / "medusa_lm_head.pt")
+    loaded = load(tmp_path)
+    assert loaded.files == (tmp_path / "medusa_lm_head.safetensors",)
+    assert "medusa_lm_head.safetensors is read" in loaded.notes[0]
+
+
+# The hub
+
+
+def test_a_hub_id_is_downloaded(monkeypatch, tmp_path):
+    save_heads(random_heads(), "medusa", tmp_path, base="x")
+    asked = []
+
+    def download(repo_id, *, revision, allow_patterns):
+        asked.append((repo_id, revision, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    loaded = load_heads("someone/medusa-heads", lm_head=None, dtype=None, device="cpu", revision="v2")
+    assert_same(loaded.heads, random_heads())
+    ((repo_id, revision, patterns),) = asked
+    assert (repo_id, revision) == ("someone/medusa-heads", "v2")
+    assert {"config.json", "*.safetensors", "*.pt", "*.bin"} <= set(patterns)
+
+
+def test_offline_a_hub_id_is_refused_in_one_sentence():
+    with pytest.raises(
+        InvalidInput, match=r"nobody/nothing-here does not exist here and cannot be downloaded"
+    ) as caught:
+        load("nobody/nothing-here")
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""What ships with the package: measured and published calibrations, profiles, and the published tree."""
+"""What is known beforehand: shipped calibrations and profiles, the published tree, checkpoint layouts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ MC_SIM_7B_63 = (
     "003 40 21 004 005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 "
     "101 021 90 060 0001 16 070"
 )
+
+# Layouts of Medusa heads that treeopt reads and writes, by the names that `treeopt convert` takes.
+LAYOUTS = {
+    "medusa": "medusa_lm_head.safetensors, a projection per head: Medusa v0.1, TGI",
+    "medusa-pt": "the same tensors in medusa_lm_head.pt: Medusa v0.1, TensorRT-LLM's converter",
+    "medusa-shared": "medusa_lm_head.safetensors, residual blocks only, on the base's lm_head: Medusa, TGI",
+    "merged": "one model with the heads under medusa_head.: Medusa-2",
+    "modelopt": "one model with the heads under medusa_heads.: NVIDIA Model Optimizer",
+    "vllm": "model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM",
+    "tensorrt-llm": "rank0.safetensors, the heads' part of a TensorRT-LLM checkpoint",
+    "neuron": "medusa_heads.pt, to lie beside the base's files: AWS Neuron",
+}
 
 
 def published_tree() -> Tree:

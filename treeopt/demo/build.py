@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from treeopt.demo.corpus import standard_library
-from treeopt.runtime.checkpoints import save_medusa
+from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.trace import sequence_end
 
@@ -302,7 +302,7 @@ def main(books: Path, work: Path, tokens: int, prompts: int, epochs: int, device
     hidden, labels = (torch.cat(parts) for parts in zip(*states, strict=True))
     print(f"{len(hidden)} loop-free states of {sum(map(len, answers))} answers", flush=True)
     heads = train_heads(work, model, hidden, labels, epochs=epochs)
-    save_medusa(heads.half(), work / "heads", base="treeopt demo model")
+    save_heads(heads.half(), "medusa", work / "heads", base="treeopt demo model")
 
     n = max(PROMPTS)
     held_out_answers = continuations(

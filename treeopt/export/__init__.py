@@ -78,7 +78,9 @@ def export_entry(entry: PlanEntry, engine_name: str, *, num_heads: int, num_laye
     engine, tree = ENGINES[engine_name], entry.tree
     if engine.chain:
         paying = entry if chain_pays(entry) else replace(entry, best_chain=None)
-        return Export(engine.write(paying, num_heads, num_layers), (*engine.notes, *engine.entry_notes(paying)))
+        return Export(
+            engine.write(paying, num_heads, num_layers), (*engine.notes, *engine.entry_notes(paying))
+        )
     if len(tree) == 1 and engine.plain:
         note = (
             f"No tree pays at batch size {entry.batch_size}: these files serve the model without its heads."

@@ -26,7 +26,7 @@ def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str
         "commands.sh": f"""\
 # HEADS holds medusa_lm_head.safetensors and a config.json with medusa_num_heads and
 # base_model_name_or_path, and without "architectures". Make it from any other layout with
-#   treeopt convert DRAFTER --to tgi --output HEADS
+#   treeopt convert DRAFTER --to medusa --output HEADS
 # --speculate must not exceed the {num_heads} heads; left out, TGI uses all of them.
 text-generation-launcher --model-id HEADS --speculate {chain["depth"]}
 """

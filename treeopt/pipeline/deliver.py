@@ -49,7 +49,8 @@ def read_tree(path: Path) -> Tree:
 def convert(
     drafter: str, folder: Path, *, layout: str, model: str | None = None, revision: str | None = None
 ) -> tuple[list[Path], tuple[str, ...]]:
-    """Write heads in another layout: (files, notes)."""
-    from treeopt.runtime.convert import convert as write
+    """Write heads in another layout: (files, what was repaired or is worth knowing)."""
+    from treeopt.runtime.checkpoints import convert as write
 
-    return write(drafter, layout, folder, model=model, revision=revision)
+    done = write(drafter, layout, folder, base=model, revision=revision)
+    return list(done.files), done.source.notes

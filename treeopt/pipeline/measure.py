@@ -73,7 +73,9 @@ def examples(session: Session, trace: RankTrace, calibration: Calibration) -> li
     assert trace.tokens is not None
     assert calibration.prefix_counts is not None
     decode = session.target.tokenizer.decode
-    paths = [tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK]
+    paths = [
+        tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK
+    ]
     begins = np.repeat(trace.starts[:-1], trace.lengths)
     found = []
     for path, states in prefix_states(trace, paths).items():
@@ -85,9 +87,7 @@ def examples(session: Session, trace: RankTrace, calibration: Calibration) -> li
     return found
 
 
-def first_conversations(
-    session: Session, num_prompts: int, *, reserved: int = 0
-) -> tuple[Conversation, ...]:
+def first_conversations(session: Session, num_prompts: int, *, reserved: int = 0) -> tuple[Conversation, ...]:
     """The first of the session's conversations; with ``reserved`` a quarter is left for bench."""
     if num_prompts < 1:
         raise InvalidInput(f"--num-prompts must be at least 1, but got {num_prompts}.")
@@ -132,8 +132,14 @@ def collect(
         "provenance": {**session.provenance().record(), "time": None, "command": None},
         "source": source,
     }
+    top_k = min(top_k, session.heads.draft_vocab_size)
     names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
-    options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "top_k": top_k}
+    options = {
+        "conversations": names,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "top_k": top_k,
+    }
     journal = Journal(folder, {**meta, **options}, ".npz")
     size = BLOCK_WAVES * batch_size
     blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
@@ -200,7 +206,11 @@ def profile(
     points: list[StepTiming] = []
     plain: dict[int, StepTiming] = {}
     share = time_limit_s / len(batch_sizes)
-    options = {"trees": [tree.choices for tree in trees], "time_limit_s": share, "max_new_tokens": max_new_tokens}
+    options = {
+        "trees": [tree.choices for tree in trees],
+        "time_limit_s": share,
+        "max_new_tokens": max_new_tokens,
+    }
     known = {**session.provenance(seed=0).record(), "time": None, "command": None, **options}
     journals: list[Journal] = []
     for wanted in sorted(set(batch_sizes)):

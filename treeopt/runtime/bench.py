@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from treeopt.benchmark import Benchmark, Block, Contender
+from treeopt.benchmark import Answer, Benchmark, Block, Contender
 from treeopt.errors import InvalidInput
 from treeopt.replay import accepted_counts, replay, tokens_per_step
 from treeopt.runtime.cache import TreeCache
@@ -150,10 +150,11 @@ def assemble(
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
         replayed = replay(reference, tree or Tree.chain(0))
         sequences = [
-            _sequence(target, prompts[i], row, answers[i], int(replayed.steps[i])) for i, row in enumerate(rows)
+            _sequence(target, prompts[i], row, answers[i], int(replayed.steps[i]))
+            for i, row in enumerate(rows)
         ]
-        steps = sum(s["steps"] for s in sequences)
-        emitted = sum(s["tokens"] - 1 for s in sequences)
+        steps = sum(s.steps for s in sequences)
+        emitted = sum(s.tokens - 1 for s in sequences)
         decode_s = sum(block.decode_s for block in blocks)
         contenders.append(Contender(
             name=name,
@@ -165,7 +166,7 @@ def assemble(
             tokens=emitted,
             tokens_per_step=tokens_per_step(emitted, steps),
             tokens_per_s=sum(b.tokens for b in blocks) / decode_s if decode_s else None,
-            identical=sum(s["identical"] for s in sequences),
+            identical=sum(s.identical for s in sequences),
             compared=len(sequences),
             decode_s=[sum(b.decode_s for b in same) for _, same in by_round(blocks)],
             prefill_s=sum(visit["runs"][name]["prefill_s"] for visit in visits),
@@ -193,16 +194,14 @@ def by_round(blocks: Sequence[Block]) -> Iterator[tuple[int, list[Block]]]:
 
 def _sequence(
     target: Target, prompt: Prompt, row: dict[str, Any], answer: list[int], replayed_steps: int
-) -> dict[str, Any]:
-    same = row["tokens"] == answer
-    record = {"id": prompt.sha256, "steps": len(row["accepted"]), "tokens": len(row["tokens"]),
-              "replayed_steps": replayed_steps, "identical": same, "group": prompt.group}  # fmt: skip
-    if not same:
-        pairs = itertools.zip_longest(row["tokens"], answer)
-        at = next(i for i, (ours, theirs) in enumerate(pairs) if ours != theirs)
-        record["first_difference"] = at
-        record["logit_gap"] = logit_gap(target, prompt.tokens, row["tokens"], answer, at)
-    return record
+) -> Answer:
+    ours, at, gap = row["tokens"], None, None
+    if ours != answer:
+        pairs = itertools.zip_longest(ours, answer)
+        at = next(i for i, (mine, theirs) in enumerate(pairs) if mine != theirs)
+        gap = logit_gap(target, prompt.tokens, ours, answer, at)
+    return Answer(id=prompt.sha256, steps=len(row["accepted"]), tokens=len(ours), identical=at is None,
+                  replayed_steps=replayed_steps, group=prompt.group, first_difference=at, logit_gap=gap)  # fmt: skip
 
 
 @torch.inference_mode()

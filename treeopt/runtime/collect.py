@@ -81,7 +81,9 @@ def collect_trace(
     rows = [row for turns in answered for row in turns]
     of = [prompts.conversations[i] for i, turns in enumerate(answered) for _ in turns]
     groups = list(dict.fromkeys(conversation.group for conversation in of))
-    target_rank = {"target_rank": np.concatenate([counter.target_ranks(row) for row in rows])} if given else {}
+    target_rank = (
+        {"target_rank": np.concatenate([counter.target_ranks(row) for row in rows])} if given else {}
+    )
     return RankTrace(
         ranks=np.concatenate([counter.ranks(row) for row in rows]),
         starts=np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
@@ -104,7 +106,12 @@ def collect_trace(
 
 
 def _ask(
-    target: Target, prompts: PromptSet, conversation: Conversation, answered: list[Row], turn: int, given: bool
+    target: Target,
+    prompts: PromptSet,
+    conversation: Conversation,
+    answered: list[Row],
+    turn: int,
+    given: bool,
 ) -> tuple[Tokens, Tokens]:
     """The tokens of a turn's prompt, and of its given answer; InvalidInput where it cannot be asked."""
     if given:

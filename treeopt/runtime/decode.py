@@ -156,9 +156,7 @@ class Decoder:
         most_nodes: int = 64,
     ) -> None:
         self.target, self.heads, self.stop, self.keep_states = target, heads, stop, keep_states
-        self.cache = TreeCache(
-            target.num_layers, batch_size, capacity + most_nodes, target.layer_devices
-        )
+        self.cache = TreeCache(target.num_layers, batch_size, capacity + most_nodes, target.layer_devices)
         self.batch_size, self.most_nodes = batch_size, most_nodes
         self.waiting: deque[tuple[int, Sequence[int]]] = deque()
         self.live: list[Row] = []
@@ -294,9 +292,8 @@ class Decoder:
         assert self.heads is not None, "a tree step needs heads"
         logits = self.heads.first_logits(self._hidden, plan.tree.depth)  # (b, D, Vt)
         candidates = top_candidates(logits, plan.width).flatten(1)  # (b, D * width)
-        token_ids = getattr(self.heads, "token_ids", None)
-        if token_ids is not None:  # heads that know a part of the vocabulary
-            candidates = token_ids[candidates]
+        if self.heads.token_ids is not None:  # heads that know a part of the vocabulary
+            candidates = self.heads.token_ids[candidates]
         return torch.cat([self._roots[:, None], candidates], 1)[:, plan.token_index]
 
     def _prepared(self, tree: Tree) -> TreeTensors:
@@ -306,9 +303,10 @@ class Decoder:
                 raise InvalidInput(
                     f"A tree may be as deep as there are heads, {heads}, but its depth is {tree.depth}."
                 )
-            if max(tree.ranks) >= self.target.vocab_size:
+            known = self.heads.draft_vocab_size if self.heads else 0
+            if max(tree.ranks) >= known:
                 raise InvalidInput(
-                    f"A rank must be below the vocabulary, {self.target.vocab_size}, but the tree has "
+                    f"A rank must be below the tokens that the heads know, {known}, but the tree has "
                     f"{max(tree.ranks)}."
                 )
             if len(tree) > self.most_nodes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeopt import demo
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, Unsupported
 from treeopt.provenance import Provenance
 from treeopt.runtime.checkpoints import load_heads
 from treeopt.runtime.decode import StopRule
@@ -106,6 +106,8 @@ def open_session(
     where = str(demo.HEADS) if is_demo else drafter or model
     loaded = load_heads(where, lm_head=target.lm_head.weight, dtype=target.dtype, device=target.device)
     heads = loaded.heads
+    if heads.shares_projection and target.lm_head.bias is not None:
+        raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
     if heads.width != target.width or heads.vocab_size != target.vocab_size:
         raise InvalidInput(
             f"The heads must fit the model (width {target.width}, vocabulary {target.vocab_size}), but "

@@ -81,7 +81,9 @@ def measure_steps(
         if len(rounds) >= FEWEST_ROUNDS and sum(r["seconds"] for r in rounds) > time_limit_s:
             break
         rng = np.random.default_rng([seed, len(rounds)])
-        points: list[dict[str, Any]] = [{"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)]
+        points: list[dict[str, Any]] = [
+            {"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)
+        ]
         lengths, started = [], time.perf_counter()
         for i in rng.permutation([*range(len(trees)), *[len(trees)] * PLAIN_VISITS]).tolist():
             tree, point = trees[i] if i < len(trees) else None, points[i]

@@ -3,9 +3,11 @@
 Head k is L residual blocks and a vocabulary projection, W2 (SiLU(W1 h) + h) for L = 1
 (Medusa, section 2.1.1). All heads' weights are stacked, inputs first, so that a decoding step runs all
 the heads it needs in one batched product: with one row per head that is several times as fast as a
-product per head.
+product per head. Heads may share one projection (the target's lm_head), which is then stored once, and
+may know only part of the target's vocabulary.
 
-N hidden states · d width · V vocabulary · K heads · L blocks · D heads that a tree needs
+N hidden states · d width · V the target's vocabulary · Vt tokens that the heads know (mostly Vt = V)
+K heads · L blocks · D heads that a tree needs
 """
 
 from __future__ import annotations
@@ -14,18 +16,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treeopt.errors import InvalidInput
+
 
 class MedusaHeads(nn.Module):
     """K independent heads on the target's last hidden state (after its final norm).
 
-    blocks     : (L, K, d, d)  x + SiLU(x W + b) per block; W = 0, b = 0 at first: the identity
+    blocks     : (L, K, d, d)   x + SiLU(x W + b) per block; W = 0, b = 0 at first: the identity
     biases     : (L, K, 1, d)
-    projection : (K, d, V)     no bias
+    projection : (K, d, Vt)     no bias; (1, d, Vt) where all heads share it
+    token_ids  : (Vt,) or None  target id of each draft token, ascending; None where Vt = V
+
+    ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied.
     """
 
     kind = "medusa"
+    token_ids: Tensor | None
 
-    def __init__(self, num_heads: int, num_layers: int, width: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        num_layers: int,
+        width: int,
+        vocab_size: int,
+        *,
+        shared: Tensor | None = None,
+        token_ids: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
         self.num_heads, self.num_layers, self.width, self.vocab_size = (
             num_heads,
@@ -33,38 +52,73 @@ class MedusaHeads(nn.Module):
             width,
             vocab_size,
         )
-        self.blocks = nn.Parameter(torch.zeros(num_layers, num_heads, width, width))
-        self.biases = nn.Parameter(torch.zeros(num_layers, num_heads, 1, width))
-        self.projection = nn.Parameter(torch.zeros(num_heads, width, vocab_size))
+        if token_ids is not None:
+            check_token_ids(token_ids, vocab_size)
+            token_ids = token_ids.to(device)
+        self.register_buffer("token_ids", token_ids)
+        rows = vocab_size if token_ids is None else len(token_ids)
+        if shared is None:
+            projection = torch.zeros(num_heads, width, rows, dtype=dtype, device=device)
+        elif shared.shape == (rows, width):
+            projection = shared.detach().to(device, dtype).T[None]
+        else:
+            raise InvalidInput(
+                f"The shared projection must be ({rows}, {width}), tokens by width, but got "
+                f"{tuple(shared.shape)}."
+            )
+        self.blocks = nn.Parameter(
+            torch.zeros(num_layers, num_heads, width, width, dtype=dtype, device=device)
+        )
+        self.biases = nn.Parameter(torch.zeros(num_layers, num_heads, 1, width, dtype=dtype, device=device))
+        self.projection = nn.Parameter(projection)
+        self.shares_projection = shared is not None
 
     @classmethod
     def like_lm_head(cls, lm_head: Tensor, num_heads: int, num_layers: int = 1) -> MedusaHeads:
         """Untrained heads that start as copies of the target's own (V, d) head, as the paper does."""
         vocab_size, width = lm_head.shape
-        heads = cls(num_heads, num_layers, width, vocab_size).to(lm_head.device, lm_head.dtype)
+        heads = cls(num_heads, num_layers, width, vocab_size, dtype=lm_head.dtype, device=lm_head.device)
         with torch.no_grad():
             heads.projection.copy_(lm_head.T.expand(num_heads, -1, -1))
         return heads
 
+    @property
+    def draft_vocab_size(self) -> int:
+        """Vt: logits per head, and so the most ranks that a head can tell apart."""
+        return self.projection.shape[-1]
+
     def logits(self, hidden: Tensor, k: int) -> Tensor:
-        """Logits of head k (from 0): (N, d) to (N, V)."""
+        """Logits of head k (from 0): (N, d) to (N, Vt)."""
         for block, bias in zip(self.blocks, self.biases, strict=True):
             hidden = hidden + F.silu(torch.addmm(bias[k], hidden, block[k]))
-        return hidden @ self.projection[k]
+        return hidden @ self.projection[0 if self.shares_projection else k]
 
     def first_logits(self, hidden: Tensor, depth: int) -> Tensor:
-        """Logits of heads 0...depth-1 at once: (N, d) to (N, D, V)."""
+        """Logits of heads 0...depth-1 at once: (N, d) to (N, D, Vt)."""
         x = hidden.expand(depth, *hidden.shape)  # (D, N, d)
         for block, bias in zip(self.blocks, self.biases, strict=True):
             x = x + F.silu(torch.baddbmm(bias[:depth], x, block[:depth]))
+        if self.shares_projection:
+            return (x.flatten(0, 1) @ self.projection[0]).unflatten(0, (depth, -1)).transpose(0, 1)
         return torch.bmm(x, self.projection[:depth]).transpose(0, 1)
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        """The weights under the names, and in the shapes, of the published checkpoints."""
-        tensors = {}
-        for k in range(self.num_heads):
-            for layer in range(self.num_layers):
-                tensors[f"{k}.{layer}.linear.weight"] = self.blocks[layer, k].T
-                tensors[f"{k}.{layer}.linear.bias"] = self.biases[layer, k, 0]
-            tensors[f"{k}.{self.num_layers}.weight"] = self.projection[k].T
-        return tensors
+    def draft_ids(self, target_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The draft tokens of target ids, and where there is one; elsewhere the draft token is arbitrary."""
+        if self.token_ids is None:
+            return target_ids, torch.ones_like(target_ids, dtype=torch.bool)
+        found = torch.searchsorted(self.token_ids, target_ids.contiguous())
+        found = found.clamp_max(self.draft_vocab_size - 1)
+        return found, self.token_ids[found] == target_ids
+
+
+def check_token_ids(token_ids: Tensor, vocab_size: int) -> None:
+    """Raise InvalidInput unless the (Vt,) ids ascend strictly inside the vocabulary."""
+    if token_ids.ndim != 1 or token_ids.dtype != torch.int64 or not len(token_ids):
+        raise InvalidInput(
+            f"Token ids must be a list of int64, but got {token_ids.dtype} of shape {tuple(token_ids.shape)}."
+        )
+    steps = token_ids.diff()
+    if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or not bool((steps > 0).all()):
+        raise InvalidInput(
+            f"Token ids must ascend without duplicates inside the vocabulary of {vocab_size}, but they do not."
+        )

@@ -1,0 +1,234 @@
+"""How the published layouts name their tensors, how they are told apart, and which are refused.
+
+A layout is recognised by the tensors' names; config.json is only asked where names say nothing.
+
+k head · l residual block of it · L blocks (the place of the projection in Medusa's own names)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.library import LAYOUTS
+from treeopt.runtime.checkpoints.files import StoredTensors, quoted
+
+WITH_BASE = ("merged", "modelopt", "tensorrt-llm")  # whose files hold the base's tensors too
+
+NUMBER = "(0|[1-9][0-9]{0,3})"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a tensor's name says: its head, and its block or (projection) the blocks before it."""
+
+    head: int
+    layer: int | None  # None where a projection's name does not tell
+    kind: str  # weight, bias or projection
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The names of one layout. ``prefix`` is part of ``block`` and ``projection`` too."""
+
+    layout: str
+    prefix: str
+    block: str
+    projection: str
+
+    def block_name(self, head: int, layer: int, kind: str) -> str:
+        return f"{self.block.format(k=head, l=layer)}.{kind}"
+
+    def projection_name(self, head: int, num_layers: int) -> str:
+        return self.projection.format(k=head, L=num_layers)
+
+    def parse(self, name: str) -> Place | None:
+        if match := self._block.fullmatch(name):
+            return Place(int(match[1]), int(match[2]), match[3])
+        if match := self._projection.fullmatch(name):
+            return Place(int(match[1]), int(match[2]) if len(match.groups()) > 1 else None, "projection")
+        return None
+
+    @cached_property
+    def _block(self) -> re.Pattern[str]:
+        return re.compile(_pattern(self.block) + r"\.(weight|bias)")
+
+    @cached_property
+    def _projection(self) -> re.Pattern[str]:
+        return re.compile(_pattern(self.projection))
+
+
+def _pattern(template: str) -> str:
+    return re.sub(r"\\{[klL]\\}", NUMBER.replace("\\", r"\\"), re.escape(template))
+
+
+def _medusa(layout: str, prefix: str) -> Scheme:
+    return Scheme(layout, prefix, prefix + "{k}.{l}.linear", prefix + "{k}.{L}.weight")
+
+
+def _vllm(prefix: str) -> Scheme:
+    return Scheme("vllm", prefix, prefix + "blocks.{k}.layers.{l}", prefix + "lm_heads.{k}.weight")
+
+
+SCHEMES = (
+    _medusa("medusa", ""),
+    _medusa("merged", "medusa_head."),
+    _medusa("modelopt", "medusa_heads."),
+    Scheme("neuron", "medusa_head_", "medusa_head_{k}.{l}.linear", "medusa_head_{k}.{L}.weight"),
+    Scheme("tensorrt-llm", "medusa_heads.", "medusa_heads.{k}.medusa_layers.{l}.linear",
+           "medusa_heads.{k}.lm_head.weight"),
+    _vllm(""),
+    _vllm("medusa_heads."),
+)  # fmt: skip
+
+
+def scheme_of(layout: str) -> Scheme:
+    """The names that are written in ``layout``."""
+    base = "medusa" if layout in ("medusa-pt", "medusa-shared") else layout
+    return next(scheme for scheme in SCHEMES if scheme.layout == base)
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A checkpoint of heads whose tensors are all accounted for, by name."""
+
+    layout: str
+    scheme: Scheme
+    num_heads: int
+    num_layers: int
+    kinds: tuple[str, ...]  # weight and bias, or weight alone
+    projections: tuple[str, ...]  # one per head; one that all share; none: they share the target's lm_head
+    shares: bool
+    token_map: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """All tensors of the heads."""
+        blocks = _block_names(self.scheme, self.num_heads, self.num_layers, self.kinds)
+        return [*blocks, *self.projections, *([self.token_map] if self.token_map else [])]
+
+
+def recognise(stored: StoredTensors, config: dict[str, Any]) -> Recognised:
+    """Tell the layout, count heads and blocks, and refuse by name what is missing or left over."""
+    matches = {scheme: {n: p for n in stored.parts if (p := scheme.parse(n))} for scheme in SCHEMES}
+    scheme = max(SCHEMES, key=lambda scheme: len(matches[scheme]))
+    found = matches[scheme]
+    if not found:
+        raise _refusal(stored, config)
+    layout = scheme.layout
+    if layout in ("merged", "modelopt") and (stored.own or len(found) == len(stored.parts)):
+        layout = "medusa"  # the heads alone, saved with their prefix
+    if stored.ranks and layout != "tensorrt-llm":
+        raise InvalidInput(
+            f"Rank files must hold TensorRT-LLM's tensors, but those in {stored.origin} have names such as "
+            f"{quoted(next(iter(found)))}."
+        )
+
+    num_heads, num_layers = _counts(list(found.values()))
+    blocks = [p for p in found.values() if p.kind != "projection"]
+    biased = layout != "vllm" or bool(config.get("medusa_fc_bias")) or any(p.kind == "bias" for p in blocks)
+    kinds = ("weight", "bias") if biased else ("weight",)
+
+    if layout == "medusa" and len(blocks) == len(found):
+        layout = "medusa-shared"
+    shares = layout == "medusa-shared" or (layout == "vllm" and bool(config.get("original_lm_head")))
+    projections: Iterator[str] = (
+        scheme.projection_name(k, num_layers) for k in range(0 if shares else num_heads)
+    )
+    if shares and layout == "vllm":
+        one = scheme.prefix + "lm_head.weight"  # vLLM takes this name, and head 0's
+        projections = iter([one if one in stored.parts else scheme.projection_name(0, num_layers)])
+    token_map = scheme.prefix + "token_map" if layout == "vllm" else ""
+
+    present: list[str] = []
+    missing = None
+    for name in chain(_block_names(scheme, num_heads, num_layers, kinds), projections):
+        if name not in stored.parts:
+            missing = name
+            break
+        present.append(name)
+    known = {*(found if missing else present), token_map}
+    strange = [
+        n for n in stored.parts if n not in known and (layout not in WITH_BASE or "medusa" in n.lower())
+    ]
+    if missing or strange:
+        faults = [f"{quoted(missing)} is missing"] if missing else []
+        faults += [f"{quoted(strange[0])} is not one of them"] if strange else []
+        raise InvalidInput(
+            f"{stored.origin} must hold exactly the tensors of {num_heads} heads of {num_layers} blocks in the "
+            f"layout {layout!r}, but {' and '.join(faults)}."
+        )
+    return Recognised(
+        layout,
+        scheme,
+        num_heads,
+        num_layers,
+        kinds,
+        tuple(present[num_heads * num_layers * len(kinds) :]),
+        shares,
+        token_map if token_map in stored.parts else None,
+    )
+
+
+def claimed_counts(layout: str, config: dict[str, Any]) -> tuple[object, object]:
+    """Heads and blocks by config.json; None where it does not say."""
+    inner = config.get("medusa")
+    if layout == "vllm":
+        return config.get("num_heads"), config.get("num_hidden_layers")
+    if layout == "modelopt" and isinstance(inner, dict):
+        return inner.get("num_medusa_heads"), inner.get("num_medusa_layers")
+    if layout == "tensorrt-llm":
+        return config.get("num_medusa_heads"), config.get("num_medusa_layers")
+    return config.get("medusa_num_heads"), config.get("medusa_num_layers")
+
+
+def _counts(places: list[Place]) -> tuple[int, int]:
+    """Heads and blocks per head; a projection's own number of blocks counts most, where names tell it."""
+    depths = Counter(p.layer for p in places if p.kind == "projection" and p.layer)
+    most_common = next((depth for depth, _ in depths.most_common(1)), None)
+    last = max((p.layer or 0 for p in places if p.kind != "projection"), default=0)
+    return 1 + max(place.head for place in places), most_common or 1 + last
+
+
+def _block_names(scheme: Scheme, num_heads: int, num_layers: int, kinds: tuple[str, ...]) -> Iterator[str]:
+    for head in range(num_heads):
+        for layer in range(num_layers):
+            for kind in kinds:
+                yield scheme.block_name(head, layer, kind)
+
+
+def _refusal(stored: StoredTensors, config: dict[str, Any]) -> TreeoptError:
+    """The error that names what the tensors are instead of Medusa heads."""
+    names = list(stored.parts)
+    if not names:
+        return InvalidInput(f"{stored.origin} must hold Medusa heads, but it has no tensors.")
+
+    def has(*starts: str) -> bool:
+        return any(name.startswith(starts) for name in names)
+
+    kind = None
+    if has("prefix_embeding_layer.") or config.get("hydra_head_arch") == "prefix-mlp":
+        kind = "Hydra++ heads, which read the guesses before them and a prefix layer"
+    elif has("hydra_") or "hydra_num_heads" in config:
+        kind = "Hydra heads, which read the guesses before them"
+    elif has("midlayer."):
+        kind = "an EAGLE-3 drafter, which decodes with a layer of its own"
+    elif has("fc.") and has("layers.0."):
+        kind = "an EAGLE-1 or EAGLE-2 drafter, which decodes with a layer of its own"
+    elif has("speculator.") or config.get("model_type") == "mlp_speculator":
+        kind = "an MLP speculator, which reads the guesses before it"
+    if kind:
+        return Unsupported(
+            f"--drafter must be Medusa heads, which read the target's hidden state alone, but {stored.origin} "
+            f"holds {kind}."
+        )
+    return InvalidInput(
+        f"{stored.origin} must hold Medusa heads in a published layout ({', '.join(LAYOUTS)}), but its tensors "
+        f"are {', '.join(quoted(name) for name in sorted(names)[:3])}{' ...' if len(names) > 3 else '.'}"
+    )

@@ -1,0 +1,297 @@
+"""Write heads in any of the layouts, as the engine that reads it wants them.
+
+Every file appears whole or not at all, config.json last. What a layout cannot hold is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.library import LAYOUTS
+from treeopt.runtime.checkpoints.files import (
+    HEAD_FILES,
+    MODEL_FILES,
+    SUFFIXES,
+    StoredTensors,
+    find_tensors,
+    open_safetensors,
+    read_config,
+    readable,
+)
+from treeopt.runtime.checkpoints.layouts import scheme_of
+from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.storage import UNFINISHED, atomic_writer, write_text
+
+WEIGHTS = (*SUFFIXES, ".index.json")  # how the names of a checkpoint's files end
+MOST_NODES = 63  # max_draft_len of TensorRT-LLM: the tree's nodes without the root, as published trees have
+BESIDE = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # a base's tokenizer and the like
+
+
+def save_heads(
+    heads: MedusaHeads,
+    layout: str,
+    folder: Path,
+    *,
+    base: str,
+    base_folder: Path | None = None,
+    lm_head: Tensor | None = None,
+) -> list[Path]:
+    """Write ``heads`` to ``folder`` in one of `LAYOUTS`; the files written.
+
+    base is the base model's name, for config.json. base_folder has its weights, which the layouts "merged"
+    and "modelopt" contain. lm_head (V, d), or base_folder's, proves for "medusa-shared" that the heads'
+    projections are copies of it. Raises Unsupported where the layout cannot hold these heads.
+    """
+    if layout not in LAYOUTS:
+        raise InvalidInput(f"--to must be one of {', '.join(LAYOUTS)}, but got {layout!r}.")
+    if layout == "medusa-shared" and lm_head is None and base_folder is not None:
+        lm_head = read_lm_head(base_folder)
+    check_layout(heads, layout, lm_head)
+    tensors = named_tensors(heads, layout)
+    if layout in ("merged", "modelopt"):
+        if base_folder is None:
+            raise InvalidInput(
+                f"The layout {layout!r} contains the base model, so pass its folder with --model."
+            )
+        return _save_with_base(heads, layout, folder, tensors, base_folder)
+
+    counts = {"medusa_num_heads": heads.num_heads, "medusa_num_layers": heads.num_layers}
+    own = {**counts, "base_model_name_or_path": base}
+    name, config = {
+        "medusa": (HEAD_FILES[0], own),
+        "medusa-pt": (HEAD_FILES[1], own),
+        "medusa-shared": (HEAD_FILES[0], {**own, "version": "2"}),
+        "vllm": (MODEL_FILES[0], vllm_config(heads)),
+        "tensorrt-llm": ("rank0.safetensors", tensorrt_llm_config(heads)),
+        "neuron": (HEAD_FILES[2], None),
+    }[layout]
+    # Neuron's file lies in the base's own folder, beside its weights and its config.json.
+    _check_folder(folder, {name}, HEAD_FILES if layout == "neuron" else WEIGHTS)
+    written = [write_tensors(folder / name, tensors)]
+    if config is not None:
+        written.append(_write_config(folder, config))
+    return written
+
+
+def check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> None:
+    """Raise Unsupported where ``layout`` would lose something of ``heads``."""
+    fault = None
+    if heads.token_ids is not None and layout != "vllm":
+        fault = (
+            f"these know {heads.draft_vocab_size} of {heads.vocab_size} tokens: only 'vllm' keeps a token map"
+        )
+    elif heads.num_layers != 1 and layout in ("medusa-shared", "neuron"):
+        fault = f"these have {heads.num_layers} residual blocks where it has one"
+    elif layout == "medusa-shared":
+        if lm_head is None and not heads.shares_projection:
+            fault = (
+                "these have projections of their own: pass --model if they are copies of the base's lm_head"
+            )
+        elif lm_head is not None and not _are_copies(heads, lm_head):
+            fault = "these have projections other than the base's lm_head, which is all that it has"
+    if fault:
+        raise Unsupported(f"The layout {layout!r} cannot hold these heads: {fault}.")
+
+
+def _are_copies(heads: MedusaHeads, lm_head: Tensor) -> bool:
+    target = lm_head.detach().to(heads.projection.device, heads.projection.dtype).T
+    return all(torch.equal(projection, target) for projection in heads.projection)
+
+
+def named_tensors(heads: MedusaHeads, layout: str) -> dict[str, Tensor]:
+    """The heads' tensors on the CPU under the names of ``layout``, none sharing storage with another."""
+    scheme, tensors = scheme_of(layout), {}
+    one_projection = layout == "vllm" and heads.shares_projection
+    biased = layout != "vllm" or bool(heads.biases.any())
+    for k in range(heads.num_heads):
+        for layer in range(heads.num_layers):
+            tensors[scheme.block_name(k, layer, "weight")] = heads.blocks[layer, k].T
+            if biased:
+                tensors[scheme.block_name(k, layer, "bias")] = heads.biases[layer, k, 0]
+        if layout != "medusa-shared" and not (one_projection and k):
+            place = 0 if heads.shares_projection else k
+            tensors[scheme.projection_name(k, heads.num_layers)] = heads.projection[place].T
+    if heads.token_ids is not None:
+        tensors["token_map"] = heads.token_ids
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def vllm_config(heads: MedusaHeads) -> dict[str, Any]:
+    """vLLM's config.json; it renames every key with "num" and "heads", so no other may be there."""
+    config: dict[str, Any] = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": heads.width,
+        "vocab_size": heads.vocab_size,
+        "num_heads": heads.num_heads,
+        "num_hidden_layers": heads.num_layers,
+        "max_paths": 64,
+        "topk": 10,
+        "torch_dtype": _dtype_name(heads),
+    }
+    if heads.token_ids is not None:
+        config["truncated_vocab_size"] = heads.draft_vocab_size
+    if heads.shares_projection:
+        config["original_lm_head"] = True
+    if bool(heads.biases.any()):
+        config["medusa_fc_bias"] = True
+    return config
+
+
+def tensorrt_llm_config(heads: MedusaHeads) -> dict[str, Any]:
+    """The heads' part of a TensorRT-LLM checkpoint's config.json, for one rank."""
+    return {
+        "architecture": "MedusaForCausalLM",
+        "dtype": _dtype_name(heads),
+        "hidden_size": heads.width,
+        "vocab_size": heads.vocab_size,
+        "max_draft_len": MOST_NODES,
+        "num_medusa_heads": heads.num_heads,
+        "num_medusa_layers": heads.num_layers,
+        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+    }
+
+
+def read_lm_head(folder: Path) -> Tensor:
+    """The (V, d) lm_head of the model in ``folder``, or its embedding, which is the same where it has none."""
+    stored = base_tensors(folder)
+    for name in ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight"):
+        if name in stored.parts:
+            return stored.read(name)
+    raise InvalidInput(f"--model must be a causal LM with an lm_head.weight, but {folder} has none.")
+
+
+def base_tensors(folder: Path) -> StoredTensors:
+    """The tensors of the base model in ``folder``, whatever heads lie beside them."""
+    for name in MODEL_FILES:
+        if (folder / name).is_file():
+            return find_tensors(folder / name)
+    raise InvalidInput(
+        f"--model must be a folder with {' or '.join(MODEL_FILES)}, but {folder} has none of them."
+    )
+
+
+def _save_with_base(
+    heads: MedusaHeads, layout: str, folder: Path, tensors: dict[str, Tensor], base_folder: Path
+) -> list[Path]:
+    """The base's shards, then one with the heads, an index of all, what lies beside them, and config.json."""
+    config, stored = read_config(base_folder), base_tensors(base_folder)
+    for key, size in (("hidden_size", heads.width), ("vocab_size", heads.vocab_size)):
+        if config.get(key) != size:
+            raise InvalidInput(
+                f"The heads must fit the base, but config.json in {base_folder} says {key} {config.get(key)} and "
+                f"they have {size}."
+            )
+    shards = sorted({file for parts in stored.parts.values() for file in parts})
+    if any(shard.suffix != ".safetensors" for shard in shards):
+        raise Unsupported(
+            f"The base's weights must be safetensors, but {base_folder} has {shards[0].name}: save them with "
+            "transformers' save_pretrained."
+        )
+    if folder.exists() and folder.samefile(base_folder):
+        raise InvalidInput(f"--output must be another folder than the base's, but both are {folder}.")
+    names = [f"model-{i + 1:05}-of-{len(shards) + 1:05}.safetensors" for i in range(len(shards) + 1)]
+    index = MODEL_FILES[1]
+    _check_folder(folder, {*names, index})
+
+    where: dict[str, str] = {}
+    for shard, name in zip(shards, names, strict=False):
+        kept = _copy_shard(shard, folder / name)
+        where |= dict.fromkeys(kept, name)
+    write_tensors(folder / names[-1], tensors)
+    where |= dict.fromkeys(tensors, names[-1])
+    total = sum(_data_bytes(folder / name) for name in names)
+    document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+    write_text(folder / index, json.dumps(document, indent=2) + "\n")
+
+    beside = [file for file in sorted(base_folder.iterdir()) if file.is_file() and file.suffix in BESIDE]
+    beside = [file for file in beside if file.name != "config.json" and not file.name.endswith(".index.json")]
+    for file in beside:
+        _replace(folder / file.name, partial(shutil.copyfile, file))
+    for key in ("medusa", "medusa_num_heads", "medusa_num_layers"):
+        config.pop(key, None)
+    if layout == "merged":
+        config |= {"medusa_num_heads": heads.num_heads, "medusa_num_layers": heads.num_layers}
+    else:
+        config["medusa"] = {"num_medusa_heads": heads.num_heads, "num_medusa_layers": heads.num_layers}
+    others = [folder / name for name in (*names, index, *(file.name for file in beside))]
+    return [*others, _write_config(folder, config)]
+
+
+def _copy_shard(shard: Path, to: Path) -> list[str]:
+    """Copy the base's tensors in ``shard``, without heads that it may hold; their names."""
+    with readable(shard), open_safetensors(shard) as opened:
+        names = sorted(opened.keys())
+        kept = [name for name in names if not name.startswith(("medusa_head.", "medusa_heads."))]
+        if kept == names:
+            _replace(to, partial(shutil.copyfile, shard))
+        else:
+            write_tensors(to, {name: opened.get_tensor(name) for name in kept})
+    return kept
+
+
+def write_tensors(file: Path, tensors: dict[str, Tensor]) -> Path:
+    """Write safetensors, or a pickled state dict where the name ends in .pt; whole or not at all."""
+    if file.suffix == ".pt":
+        with atomic_writer(file) as stream:
+            torch.save(tensors, stream)
+    else:
+        from safetensors.torch import save_file
+
+        _replace(file, lambda made: save_file(tensors, made, metadata={"format": "pt"}))
+    return file
+
+
+def _replace(file: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` make a file, and give it its name when it is complete."""
+    from safetensors import SafetensorError
+
+    made = file.with_name(f".{file.name}{UNFINISHED}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(made)
+        os.replace(made, file)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInput(f"{file} cannot be written: {error}.") from None
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _write_config(folder: Path, config: dict[str, Any]) -> Path:
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    return folder / "config.json"
+
+
+def _check_folder(folder: Path, names: Iterable[str], clashing: tuple[str, ...] = WEIGHTS) -> None:
+    """Raise where another checkpoint lies in ``folder``: a reader could not tell which is meant."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput(f"--output must be a folder, but {folder} is a file.")
+    present = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
+    strange = [name for name in present if name.endswith(clashing) and name not in set(names)]
+    if strange:
+        raise InvalidInput(
+            f"--output must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
+        )
+
+
+def _data_bytes(file: Path) -> int:
+    """Bytes of the tensors in a safetensors file: what follows its length and header."""
+    with file.open("rb") as stream:
+        return file.stat().st_size - 8 - int.from_bytes(stream.read(8), "little")
+
+
+def _dtype_name(heads: MedusaHeads) -> str:
+    return str(heads.blocks.dtype).removeprefix("torch.")
