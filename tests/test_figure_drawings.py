@@ -1,0 +1,162 @@
+"""Every figure on small and large inputs: no texts that overlap or are cut off, and the files as promised."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tests.conftest import traces, trees
+from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile
+from treeopt import figures
+from treeopt.calibration import Calibration
+from treeopt.figures import style
+from treeopt.latency import LatencyProfile
+from treeopt.library import published_tree
+from treeopt.planner import plan_trees
+from treeopt.tree import Tree
+
+
+def overlaps(figure) -> list[str]:
+    """What is wrong with the texts that are really drawn: two on one place, cut off, or a legend on axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    drawn, original = [], Text.draw
+
+    def record(self, renderer):
+        original(self, renderer)
+        if self.get_visible() and self.get_text().strip():
+            drawn.append((self.get_text(), self.get_window_extent(renderer)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Text, "draw", record)
+        with style.look():
+            FigureCanvasAgg(figure).draw()
+    wrong = [f"{a!r} on {b!r}" for (a, one), (b, two) in itertools.combinations(drawn, 2) if meet(one, two)]
+    width, height = figure.bbox.size
+    wrong += [f"{text!r} is cut off" for text, box in drawn
+              if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5]  # fmt: skip
+    legends = [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend()]
+    wrong += ["a legend on axes" for box in legends for axes in figure.axes if meet(box, axes.bbox)]
+    return wrong
+
+
+def meet(a, b) -> bool:
+    return min(a.x1, b.x1) - max(a.x0, b.x0) > 0.5 and min(a.y1, b.y1) - max(a.y0, b.y0) > 0.5
+
+
+def drawings():
+    """Every figure on small and large inputs, each made only when its test runs."""
+    for heads, size in ((2, 1), (2, 8), (4, 64), (8, 64), (8, 256)):
+        yield f"tree-{size}-{heads}", lambda h=heads, n=size: figures.draw_tree(grown(h, n))
+    wide = Tree.from_choices([[r] for r in range(63)])
+    yield "tree-wide", lambda: figures.draw_tree(figures.tree_data(wide, long_trace(2, ranks=64)))
+    yield "tree-published", lambda: figures.draw_tree(figures.tree_data(published_tree(), long_trace(5)))
+    for heads in (1, 2, 8):
+        calibration = Calibration.from_trace(long_trace(heads))
+        yield f"accuracy-{heads}", lambda c=calibration: figures.draw_accuracy(figures.accuracy_data(c))
+        yield (
+            f"positions-{heads}",
+            lambda h=heads: figures.draw_positions(figures.positions_data(long_trace(h))),
+        )
+        for n in (1, 3, 13):
+            groups = some_groups(heads, NAMES[-n:])
+            yield f"groups-{heads}-{n}", lambda g=groups: figures.draw_groups(figures.groups_data(g))
+    for heads, budget in ((2, 8), (4, 32)):
+        yield (
+            f"sizes-{heads}",
+            lambda h=heads, b=budget: figures.draw_sizes(figures.sizes_data(long_trace(h), budget=b)),
+        )
+    for batch_sizes in ((1,), (1, 2, 4, 8, 16, 32)):
+        profile = some_profile(batch_sizes, largest=256)
+        name = f"{len(batch_sizes)}"
+        yield f"latency-{name}", lambda p=profile: figures.draw_latency(figures.latency_data(p))
+        yield f"parts-{name}", lambda p=profile: figures.draw_parts(figures.parts_data(p))
+        yield (
+            f"throughput-{name}",
+            lambda p=profile, b=batch_sizes: figures.draw_throughput(
+                figures.throughput_data(plan_trees(long_trace(3), p, batch_sizes=b, budget=64))
+            ),
+        )
+    for groups in ([""], NAMES[:2], NAMES):
+        bench = some_bench(groups)
+        yield f"contenders-{len(groups)}", lambda b=bench: figures.draw_contenders(figures.contenders_data(b))
+    few = some_bench(blocks=1)
+    yield "contenders-few", lambda: figures.draw_contenders(figures.contenders_data(few))
+    nothing = Calibration(np.zeros((1, 1), int), np.array([5]))
+    yield "accuracy-nothing", lambda: figures.draw_accuracy(figures.accuracy_data(nothing))
+    alone = LatencyProfile((), some_profile((1,)).autoregressive)
+    yield "latency-plain", lambda: figures.draw_latency(figures.latency_data(alone))
+    two = some_profile((1, 4))
+    moved = tuple(replace(p, context_tokens=4096) for p in (*two.points, *two.autoregressive))
+    both = LatencyProfile((*two.points, *moved[:-2]), (*two.autoregressive, *moved[-2:]), two.runtime)
+    yield "latency-contexts", lambda: figures.draw_latency(figures.latency_data(both))
+    yield "parts-contexts", lambda: figures.draw_parts(figures.parts_data(both))
+    yield "accepted", lambda: figures.draw_accepted(figures.accepted_data(few))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), list(drawings()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_no_label_overlaps_another_or_is_cut_off(name, make):
+    assert overlaps(make()) == []
+
+
+def test_the_overlap_check_sees_overlaps():
+    figure = style.blank()
+    figure.text(0.5, 0.5, "one")
+    figure.text(0.51, 0.5, "two")
+    figure.text(0.99, 0.9, "beyond the edge")
+    assert overlaps(figure) == ["'one' on 'two'", "'beyond the edge' is cut off"]
+
+
+@settings(max_examples=15)
+@given(traces(), trees(depth=3, ranks=4))
+def test_any_small_trace_can_be_drawn(trace, tree):
+    figures.draw_tree(figures.tree_data(tree, trace))
+    if trace.has_step.any():
+        assert overlaps(figures.draw_positions(figures.positions_data(trace))) == []
+
+
+def test_the_same_figure_is_the_same_file_with_text_and_ids():
+    data = grown(3, 12)
+    one, two = (style.to_bytes(figures.draw_tree(data), "svg") for _ in range(2))
+    assert one == two
+    ids = {element.get("id") for element in ElementTree.fromstring(one).iter()}
+    assert {figures.tree.node_gid(path) for path in data.tree.paths} <= ids
+    assert b"share of steps in which the node is accepted</text>" in one
+    assert b"date" not in one.lower()
+    one, two = (style.to_bytes(figures.draw_tree(data), "png") for _ in range(2))
+    assert one == two
+
+
+def test_a_prefix_keeps_the_ids_of_two_figures_apart():
+    drawing = figures.draw_tree(grown(3, 12))
+    first, second = (ElementTree.fromstring(figures.to_svg(drawing, prefix)) for prefix in ("a-", "b-"))
+    ids = [{e.get("id") for e in svg.iter()} - {None} for svg in (first, second)]
+    assert not ids[0] & ids[1]
+    link = "{http://www.w3.org/1999/xlink}href"
+    for svg, known in ((first, ids[0]), (second, ids[1])):
+        assert {e.get(link)[1:] for e in svg.iter() if (e.get(link) or "").startswith("#")} <= known
+
+
+def test_drawing_leaves_matplotlib_as_it_was():
+    code = (
+        "import sys, treeopt.figures as f\n"
+        "heavy = {'matplotlib', 'scipy', 'networkx', 'torch', 'rich'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "import matplotlib; before = dict(matplotlib.rcParams.copy())\n"
+        "from treeopt.calibration import Calibration; import numpy as np\n"
+        "f.to_svg(f.draw_accuracy(f.accuracy_data(Calibration(np.array([[3, 1]]), np.array([9])))))\n"
+        "assert dict(matplotlib.rcParams.copy()) == before\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,392 @@
+"""Figures: their numbers against slow oracles, and what is drawn from a run directory."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from tests.conftest import random_trace, traces, trees
+from treeopt import figures, pipeline
+from treeopt.benchmark import Benchmark, Block, Contender
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.figures import planning, style
+from treeopt.figures.tree import columns
+from treeopt.growth import grow
+from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.library import published_tree
+from treeopt.plan import Plan
+from treeopt.planner import crossfit, plan_trees
+from treeopt.replay import replay
+from treeopt.rundir import RunDirectory
+from treeopt.trace import RankTrace
+from treeopt.tree import Tree
+
+NAMES = ["coding in Python, JavaScript and other languages of GitHub", "chat", "mathematics, step by step",
+         "retrieval augmented generation", "stem", "roleplay", "translation", "summarization", "writing",
+         "extraction", "humanities", "multi-turn", "W" * 60]  # fmt: skip
+
+
+def long_trace(heads: int, *, sequences: int = 24, ranks: int = 10, seed: int = 0) -> RankTrace:
+    rng = np.random.default_rng(seed)
+    trace = random_trace(rng, rng.integers(20, 60, sequences), heads, ranks)
+    source = {"model": "organisation/some-model-7b-v1.3", "dtype": "bfloat16", "device": "cuda:0"}
+    return replace(trace, meta={**trace.meta, "provenance": source})
+
+
+def some_profile(batch_sizes, *, depth: int = 3, largest: int = 64, parts: bool = True) -> LatencyProfile:
+    rng = np.random.default_rng(1)
+    points, plain = [], []
+    for b in batch_sizes:
+        noise = rng.normal(1, 0.03, 9)
+        plain.append(StepTiming(b, 512, 1, 0, tuple((3 + 0.1 * b) * noise)))
+        for size in (s for s in (2, 4, 8, 16, 32, 64, 128, 256) if s <= largest):
+            for d in {1, min(depth, size - 1)}:
+                spent = {"draft": 0.3 * d, "target": 3 + 0.02 * b * size, "verify": 0.2, "commit": 0.1}
+                ms = tuple(sum(spent.values()) * noise)
+                each = {name: tuple(t * noise) for name, t in spent.items()} if parts else None
+                points.append(StepTiming(b, 512, size, d, ms, parts_ms=each))
+    runtime = {"name": "treeopt", "version": "0.1.0", "attention": "sdpa"}
+    return LatencyProfile(tuple(points), tuple(plain), runtime)
+
+
+def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchmark:
+    rng = np.random.default_rng(2)
+
+    def contender(name: str, tree: Tree, rate: float, speed: float) -> Contender:
+        timed = [
+            Block(round=r, prompts=[100 * g + i], tokens=50, steps=round(50 / rate), group=group,
+                  decode_s=0.5 / speed * rng.uniform(0.9, 1.1))
+            for g, group in enumerate(groups) for i in range(blocks) for r in range(2)
+        ]  # fmt: skip
+        return Contender(
+            name=name, batch_size=batch_size, size=len(tree), medusa_choices=tree.choices, steps=100,
+            passes=90, tokens=round(100 * rate),
+            tokens_per_step=rate, tokens_per_s=100 * speed, identical=9, compared=9,
+            predicted_tokens_per_step=rate * 1.03, replayed_tokens_per_step=rate, accepted=[50, 30, 20],
+            replayed_accepted=[40, 40, 20], predicted_accepted=[0.5, 0.25, 0.25], blocks=timed,
+        )  # fmt: skip
+
+    found = [contender("plain", Tree.chain(0), 1.0, 1.0), contender("chosen", Tree.chain(2), 1.7, 1.4),
+             contender("mc_sim_7b_63", published_tree(), 2.2, 0.8),
+             contender("a tree with a name as long as a file's may be", Tree.chain(3), 1.8, 1.3)]  # fmt: skip
+    return Benchmark(contenders=tuple(found), dtype="bfloat16", rounds=2, info={"prompts": "held out"})
+
+
+def some_groups(heads: int, names) -> dict:
+    rng = np.random.default_rng(3)
+    hits = rng.integers(0, 50, (len(names), heads))
+    return {
+        name: {
+            "hits": [[int(h), 1] for h in row],
+            "trials": [60] * heads,
+            "sequences": 5,
+            "tokens_per_step": 2.0,
+        }
+        for name, row in zip(names, hits, strict=True)
+    }
+
+
+def grown(heads: int, size: int):
+    trace = long_trace(heads)
+    family = grow(trace, objective="replay", budget=size)
+    return figures.tree_data(family.tree(len(family)), trace)
+
+
+# Numbers
+
+
+def test_wilson_is_scipys():
+    from scipy.stats import binomtest
+
+    for hits, trials in [(0, 7), (3, 9), (40, 40), (1, 5000)]:
+        want = binomtest(hits, trials).proportion_ci(method="wilson")
+        got = style.wilson(hits, trials)
+        assert np.allclose([got.low, got.high], [want.low, want.high], atol=1e-9)
+
+
+def walk(trace: RankTrace, tree: Tree) -> tuple[dict, int]:
+    """Decode the trace step by step, as one would by hand."""
+    visits, steps, nodes = dict.fromkeys(tree.paths, 0), 0, set(tree.paths)
+    for start, stop in itertools.pairwise(trace.starts.tolist()):
+        t = start
+        while t < stop - 1:
+            steps += 1
+            path = ()
+            visits[path] += 1
+            for rank in trace.ranks[t].tolist():
+                if (*path, rank) not in nodes:
+                    break
+                path = (*path, rank)
+                visits[path] += 1
+            t += 1 + len(path)
+    return visits, steps
+
+
+@given(traces(), trees(depth=3, ranks=5))
+def test_visits_are_those_of_a_walk_by_hand(trace, tree):
+    data = figures.tree_data(tree, trace)
+    visits, steps = walk(trace, tree)
+    assert data.steps == steps
+    assert data.visits.tolist() == [visits[path] for path in tree.paths]
+    assert data.probabilities[0] == 1
+    assert data.tokens_per_step == replay(trace, tree).tokens_per_step
+    assert 0 <= data.visits.sum() - (trace.lengths - 1).sum() <= trace.num_sequences
+
+
+def test_probabilities_of_a_calibration_are_products():
+    calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
+    data = figures.tree_data(Tree.from_choices([[0], [1], [1, 0]]), calibration)
+    assert data.probabilities == pytest.approx([1, 0.6, 0.2, 0.08])
+    assert data.visits is None
+    with pytest.raises(OutOfRange, match="2 heads and 2 ranks"):
+        figures.tree_data(Tree.chain(3), calibration)
+
+
+@given(trees(most_nodes=60))
+def test_the_layout_is_tidy(tree):
+    probabilities = np.random.default_rng(len(tree)).permutation(len(tree)) / len(tree)
+    x = columns(tree, probabilities)
+    children = {}
+    for node in range(1, len(tree)):
+        children.setdefault(tree.parents[node], []).append(node)
+    order = []  # every subtree in one piece, likely children first
+
+    def visit(node):
+        order.append(node)
+        below = sorted(children.get(node, []), key=lambda c: -probabilities[c])
+        if below:
+            assert x[below[0]] == x[node]  # a parent stands over its first child
+        for child in below:
+            visit(child)
+
+    visit(0)
+    for depth in range(tree.depth + 1):
+        row = [x[node] for node in order if tree.depths[node] == depth]
+        assert (np.diff(row) > 1 - 1e-9).all()
+    assert x.min() == 0
+
+
+def test_accuracy_counts_single_and_cumulative():
+    trace = long_trace(3)
+    data = figures.accuracy_data(Calibration.from_trace(trace), ranks=4)
+    ranks = trace.ranks[trace.has_step]
+    for head, rank in itertools.product(range(3), range(4)):
+        column = ranks[:, head][ranks[:, head] != -2]
+        assert data.single.value[head, rank] == pytest.approx((column == rank).mean())
+        inside = (column >= 0) & (column <= rank)
+        assert data.cumulative.value[head, rank] == pytest.approx(inside.mean())
+
+
+def test_groups_go_by_the_accuracy_of_head_1():
+    groups = {"a": {"hits": [[3], [1]], "trials": [10, 10]}, "b": {"hits": [[9], [2]], "trials": [10, 20]}}
+    data = figures.groups_data(groups)
+    assert data.names == ("b", "a")
+    assert data.top1.value.tolist() == [[0.9, 0.1], [0.3, 0.1]]
+    assert data.tokens_per_step is None
+    with pytest.raises(InvalidInput, match="hits and trials"):
+        figures.groups_data({"a": {"hits": [[3]]}})
+
+
+@given(traces())
+def test_positions_are_counted_once(trace):
+    if not trace.has_step.any():
+        with pytest.raises(OutOfRange, match="at least 2 tokens"):
+            figures.positions_data(trace)
+        return
+    data = figures.positions_data(trace, buckets=3)
+    hits, trials = np.zeros_like(data.trials), np.zeros_like(data.trials)
+    for start, stop in itertools.pairwise(trace.starts.tolist()):
+        for t in range(start, stop - 1):
+            bucket = max(b for b in range(len(data.edges) - 1) if data.edges[b] <= t - start)
+            hits[:, bucket] += trace.ranks[t] == 0
+            trials[:, bucket] += trace.ranks[t] != -2
+    assert data.trials.tolist() == trials.tolist()
+    assert np.nan_to_num(data.top1.value * trials).round().astype(int).tolist() == hits.tolist()
+
+
+def test_buckets_have_about_equally_many_states():
+    trace = random_trace(np.random.default_rng(0), [101] * 10, 2, 5)
+    assert np.diff(figures.positions_data(trace, buckets=4).edges).tolist() == [25] * 4
+
+
+def test_dense_widths_are_all_within_the_budget():
+    brute = {
+        widths
+        for depth in (1, 2, 3)
+        for widths in itertools.product(range(1, 6), repeat=depth)
+        if len(Tree.dense(widths)) <= 17
+    }
+    found = planning.dense_widths(17, 3, 5)
+    assert len(found) == len(set(found))
+    assert set(found) == brute
+
+
+def test_sizes_are_cross_fitted_and_dense_trees_replayed():
+    trace = long_trace(3)
+    data = figures.sizes_data(trace, budget=12, most_dense=15)
+    limits = {"budget": 12, "max_rank": 9, "max_depth": 3, "gap_free": True}
+    for objective, curve in data.curves.items():
+        want = crossfit(trace, objective=objective, **limits).tokens_per_step
+        assert curve.value == pytest.approx(want)
+        assert (curve.low <= curve.value).all()
+        assert (curve.value <= curve.high).all()
+    assert len(data.dense) == 15 < data.n_dense
+    for widths, size, rate in data.dense:
+        assert size == len(Tree.dense(widths)) <= 12
+        assert rate == replay(trace, Tree.dense(widths)).tokens_per_step
+
+
+def test_throughput_is_the_plans():
+    plan = plan_trees(long_trace(3), some_profile((1, 4)), batch_sizes=(1, 4), budget=16)
+    data = figures.throughput_data(plan)
+    for entry, curve in zip(plan.entries, data.curves, strict=True):
+        assert curve.at(entry.size) == pytest.approx(entry.tokens_per_s)
+        assert curve.plain == pytest.approx(entry.tokens_per_s / entry.speedup)
+        assert {curve.chosen, *curve.tied} == set(entry.tied_sizes)
+    with pytest.raises(OutOfRange, match="treeopt profile"):
+        figures.throughput_data(plan_trees(long_trace(3), budget=8))
+
+
+def test_latency_is_the_median_at_the_deepest_tree():
+    points = [StepTiming(2, 9, 8, d, tuple(ms)) for d, ms in ((1, (4.0, 4, 5)), (3, (6.0, 8, 9)))]
+    profile = LatencyProfile(tuple(points), (StepTiming(2, 9, 1, 0, (2.0, 2, 2)),))
+    (curve,) = figures.latency_data(profile).curves
+    assert (curve.sizes.tolist(), curve.depths.tolist(), curve.ms.value.tolist()) == ([8], [3], [8.0])
+    assert curve.others == ((8, 4.0),)
+    assert curve.overhead.value.tolist() == [4.0]
+    half = 1.96 * 1.2533 * 1.4826 / np.sqrt(3)  # the median absolute deviation is 1
+    assert curve.ms.high - curve.ms.value == pytest.approx(half, rel=1e-3)
+
+
+def test_parts_add_up_where_they_vary_together():
+    data = figures.parts_data(some_profile((1, 8)))
+    for panel in data.panels:
+        assert list(panel.ms) == ["draft", "target", "verify", "commit"]
+        assert sum(panel.ms.values()) == pytest.approx(panel.total)
+    with pytest.raises(OutOfRange, match="treeopt profile"):
+        figures.parts_data(some_profile((1,), parts=False))
+
+
+def test_accepted_shares_are_counts_over_steps():
+    data = figures.accepted_data(some_bench())
+    assert data.shares["measured"].value.tolist() == [0.5, 0.3, 0.2]
+    assert data.means == pytest.approx({"measured": 0.7, "replayed": 0.8, "predicted": 0.75})
+
+
+def test_an_older_benchmark_leaves_series_out():
+    bench = some_bench()
+    older = [replace(c, predicted_accepted=[], replayed_accepted=[]) for c in bench.contenders]
+    assert list(figures.accepted_data(replace(bench, contenders=tuple(older))).shares) == ["measured"]
+    oldest = tuple(replace(c, accepted=[]) for c in older)
+    with pytest.raises(OutOfRange, match="treeopt bench"):
+        figures.accepted_data(replace(bench, contenders=oldest))
+
+
+def test_contenders_are_the_benchmarks():
+    bench = some_bench(("code", "chat"))
+    data = figures.contenders_data(bench)
+    assert data.speedups[1] == bench.speedup("chosen")
+    assert data.tokens_per_step["measured"] == (1.0, 1.7, 2.2, 1.8)
+    assert data.groups == {g: bench.speedup("chosen", group=g) for g in ("code", "chat")}
+    assert figures.contenders_data(some_bench()).groups == {}
+
+
+# From a run directory
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def fill(run: RunDirectory, batch_sizes) -> Plan:
+    trace, profile = long_trace(3), some_profile(batch_sizes)
+    trace.save(run.trace)
+    calibration = Calibration.from_trace(trace)
+    info = {**calibration.info, "groups": some_groups(3, NAMES[:2])}
+    replace(calibration, info=info).save(run.calibration)
+    profile.save(run.profile)
+    plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=16)
+    plan.save(run.plan)
+    return plan
+
+
+def test_everything_is_drawn_once(run):
+    fill(run, (1,))
+    some_bench().save(run.bench)
+    files, notes = figures.draw(run)
+    assert notes == []
+    assert [f.name for f in files] == [
+        f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")
+    ]
+    assert sorted(run.figures.iterdir()) == sorted(files)
+
+
+def test_several_batch_sizes_have_a_tree_and_a_benchmark_each(run):
+    fill(run, (1, 4))
+    some_bench(batch_size=4).save(run.bench_of(4))
+    some_bench(batch_size=4).save(run.bench)
+    files, notes = figures.draw(run, names=["tree", "accepted"], formats=["svg"])
+    stems = ["tree-batch-size-1", "tree-batch-size-4", "accepted-batch-size-4"]
+    assert [file.stem for file in files] == stems
+    assert len(notes) == 1
+    assert notes[0].startswith("accepted-batch-size-1 was left out")
+    assert "treeopt bench --batch-size 1" in notes[0]
+    files, _ = figures.draw(run, names=["tree"], formats=["svg"], batch_size=4)
+    assert [file.stem for file in files] == ["tree-batch-size-4"]
+
+
+def test_an_empty_run_says_which_command_makes_each_input(run):
+    files, notes = figures.draw(run)
+    assert files == []
+    made_by = {"tree": "search", "positions": "calibrate", "latency": "profile", "contenders": "bench"}
+    for name, command in made_by.items():
+        (note,) = [note for note in notes if note.startswith(f"{name} was left out")]
+        assert note.endswith(f"Make it with: treeopt {command}")
+    assert len(notes) == len(figures.FIGURES)
+
+
+def test_a_published_calibration_gives_its_tree_and_accuracy(run):
+    pipeline.search(run, batch_sizes=(1,), budget=64, calibration="medusa-vicuna-7b-v1.3")
+    files, notes = figures.draw(run, formats=["png"])
+    assert [file.stem for file in files] == ["tree", "accuracy"]
+    assert len(notes) == len(figures.FIGURES) - 2
+
+
+def test_unknown_names_and_formats_are_refused(run):
+    with pytest.raises(InvalidInput, match=r"one of tree, accuracy, .*, but got 'three'"):
+        figures.draw(run, names=["three"])
+    with pytest.raises(InvalidInput, match="one of png, svg, but got 'bmp'"):
+        figures.draw(run, formats=["bmp"])
+    with pytest.raises(InvalidInput, match="--dpi must be above 0"):
+        figures.draw(run, dpi=0)
+
+
+def test_a_damaged_file_is_an_error_not_a_note(run):
+    fill(run, (1,))
+    run.profile.write_text("{")
+    with pytest.raises(InvalidInput, match="not valid JSON"):
+        figures.draw(run, names=["latency"])
+
+
+def test_the_svg_of_one_figure_can_go_into_a_page(run):
+    plan = fill(run, (1, 4))
+    text = figures.svg_text(run, "tree", batch_size=4, prefix="t-")
+    svg = ElementTree.fromstring(text)
+    assert text.startswith("<svg")
+    assert "t-node-0" in {element.get("id") for element in svg.iter()} or plan.entry(4).size == 1
+    with pytest.raises(OutOfRange, match="pass --batch-size"):
+        figures.svg_text(run, "tree")
+
+
+def test_node_records_say_what_a_page_shows():
+    data = grown(3, 12)
+    records = figures.node_records(data)
+    assert [record["path"] for record in records[1:]] == data.tree.choices
+    assert sum(record["visits"] for record in records) == sum(data.visits)
