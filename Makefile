@@ -1,9 +1,9 @@
-# Two commands for users, two for CI; each sets up what it needs in .venv.
+# Two commands for users, the others for CI; each sets up what it needs in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint wheel clean
+.PHONY: demo test lint docs wheel clean
 
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
@@ -16,6 +16,9 @@ lint: .venv/.test ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/.test ## Build the documentation into build/site, every link checked
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
 wheel: .venv/.test ## Build the wheel, and test it with the sources gone
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
@@ -27,7 +30,7 @@ wheel: .venv/.test ## Build the wheel, and test it with the sources gone
 	touch $@
 
 .venv/.test: .venv/.installed
-	$(PIP) --editable '.[test,lint]'
+	$(PIP) --editable '.[docs,lint,test]'
 	touch $@
 
 clean:

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from treeopt.runtime.chat import ChatFormat
-from treeopt.runtime.prompts import Conversation, PromptSet
 from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.prompts import Conversation, PromptSet
 from treeopt.runtime.target import Target
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
@@ -140,4 +140,6 @@ class Letters:
 def asked(prompts) -> PromptSet:
     """Conversations of one turn with these tokens, as a file would give them."""
     conversations = [Conversation(tuple(p), (("user", ""),), row=i) for i, p in enumerate(prompts, 1)]
-    return PromptSet(tuple(conversations), "tokens", "0" * 64, ChatFormat(Letters(), frozenset({3, 5}), VOCABULARY, None))
+    return PromptSet(
+        tuple(conversations), "tokens", "0" * 64, ChatFormat(Letters(), frozenset({3, 5}), VOCABULARY, None)
+    )

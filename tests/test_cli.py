@@ -47,7 +47,7 @@ def test_the_line_writes_its_files_and_predicts(line):
     for entry in plan.entries:
         assert 1 <= entry.size <= 16
         assert entry.tokens_per_step_stderr is not None
-        assert set(entry.predicted) == {"product", "joint", "replayed", "sequences", "steps"}
+        assert set(entry.predicted) == {"product", "joint", "replayed", "sequences", "conversations", "steps"}
     provenance = json.loads((line / "profile.json").read_text())["provenance"]
     assert provenance["model"] == "treeopt demo model"
     assert provenance["dataset_fingerprint"]
@@ -181,12 +181,12 @@ def test_run_does_it_all(tmp_path):
 
 def test_a_model_and_heads_of_ones_own(tmp_path):
     """A folder with a model and its tokenizer, Medusa heads in the published layout, prompts in JSONL."""
-    from treeopt.runtime.checkpoints import save_medusa
+    from treeopt.runtime.checkpoints import save_heads
     from treeopt.runtime.drafters.medusa import MedusaHeads
 
     shutil.copytree(demo.MODEL, tmp_path / "model")
     heads = MedusaHeads(2, 1, 256, 2048)
-    save_medusa(heads, tmp_path / "heads", base="mine")
+    save_heads(heads, "medusa", tmp_path / "heads", base="mine")
     lines = [{"prompt": f"def add_{i}(a, b):\n    return"} for i in range(12)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     own = ("--model", tmp_path / "model", "--drafter", tmp_path / "heads", "--prompts", tmp_path / "p.jsonl")
@@ -279,12 +279,12 @@ def test_misuse_is_exit_2(tmp_path):
 
 
 def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):
-    from treeopt.runtime.checkpoints import save_medusa
+    from treeopt.runtime.checkpoints import save_heads
     from treeopt.runtime.drafters.medusa import MedusaHeads
 
     prompts = tmp_path / "p.txt"
     prompts.write_text("a = 1\nb = 2\n")
-    save_medusa(MedusaHeads(2, 1, 32, 37), tmp_path / "heads", base="other")
+    save_heads(MedusaHeads(2, 1, 32, 37), "medusa", tmp_path / "heads", base="other")
     own = ("--prompts", prompts, "--run", tmp_path / "run")
     message = treeopt("calibrate", "--model", demo.MODEL, "--drafter", tmp_path / "heads", *own, code=1)
     assert "must fit the model (width 256, vocabulary 2048)" in message

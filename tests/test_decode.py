@@ -60,7 +60,9 @@ def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size,
     prompts = asked(random_prompts(seed))
     stop = StopRule(target.eos_ids, 30, at_loops=loops)
     trace = collect_trace(target, heads, prompts, batch_size=3, stop=stop, top_k=10)
-    rows = decode(target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop)
+    rows = decode(
+        target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop
+    )
     assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
     accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
     assert accepted.tolist() == accepted_counts(trace, tree).tolist()
@@ -100,7 +102,7 @@ def test_an_accepted_path_is_cut_at_eos_and_at_the_limit(target):
 class Oracle:
     """Heads that know the answer: the fake that makes every guess right."""
 
-    num_heads = HEADS
+    num_heads, token_ids, draft_vocab_size = HEADS, None, VOCABULARY
 
     def __init__(self, target, prompt, answer):
         decoder_states = target.model(torch.tensor([prompt + answer]), output_hidden_states=True)

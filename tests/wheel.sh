@@ -7,7 +7,7 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 "${PYTHON:-python3}" -m venv "$place/venv"
 # First without the dependencies that only the runtime needs: planning and export must work.
-"$place/venv/bin/pip" install --quiet --disable-pip-version-check --constraint "$constraints" numpy click rich
+"$place/venv/bin/pip" install --quiet --disable-pip-version-check --constraint "$constraints" numpy click filelock pydantic rich
 "$place/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheel"
 cd "$place"
 venv/bin/treeopt --help >/dev/null

@@ -33,6 +33,20 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a contender decoded for one prompt, beside the plain answer and the replay."""
+
+    id: str  # of the conversation
+    steps: int
+    tokens: int
+    identical: bool
+    replayed_steps: int | None = None
+    group: str = ""
+    first_difference: int | None = None  # place of the first token that differs
+    logit_gap: float | None = None  # between the two tokens there, at the target
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contender:
     """One tree, or plain decoding (size 1), on all prompts."""
 
@@ -55,7 +69,7 @@ class Contender:
     accepted: list[int] = field(default_factory=list)  # steps that emitted 0, 1, ... guesses
     replayed_accepted: list[int] = field(default_factory=list)  # the same by replay
     predicted_accepted: list[float] = field(default_factory=list)  # share of steps, before this run
-    sequences: list[dict[str, Any]] = field(default_factory=list)
+    sequences: list[Answer] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
 
 
@@ -81,6 +95,10 @@ class Benchmark:
     rounds: int
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
 
+    def __post_init__(self) -> None:
+        if not self.contenders:
+            raise InvalidInput("A benchmark must have contenders.")
+
     def contender(self, name: str) -> Contender:
         for contender in self.contenders:
             if contender.name == name:
@@ -96,9 +114,9 @@ class Benchmark:
 
     def tokens_per_step(self, name: str, group: str) -> tuple[float, int]:
         """Tokens per step of a contender on the answers of a group, and how many they are."""
-        answers = [s for s in self.contender(name).sequences if s.get("group") == group]
-        steps = sum(s["steps"] for s in answers)
-        return (sum(s["tokens"] - 1 for s in answers) / steps if steps else 1.0), len(answers)
+        answers = [answer for answer in self.contender(name).sequences if answer.group == group]
+        steps = sum(answer.steps for answer in answers)
+        return (sum(a.tokens - 1 for a in answers) / steps if steps else 1.0), len(answers)
 
     def speedup(self, name: str, baseline: str = "plain", *, group: str | None = None) -> Ratio | None:
         """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks.
@@ -139,25 +157,9 @@ class Benchmark:
     @classmethod
     def load(cls, path: Path) -> Benchmark:
         document = storage.read_json(path, "bench", required=("contenders",))
-        known = set(Contender.__dataclass_fields__)
-        try:
-            contenders = []
-            for record in document["contenders"]:
-                blocks = [
-                    Block(**{k: v for k, v in block.items() if k in Block.__dataclass_fields__})
-                    for block in record.get("blocks", [])
-                ]
-                kept = {k: v for k, v in record.items() if k in known}
-                contenders.append(Contender(**{**kept, "blocks": blocks}))
-            rest = ("schema", "contenders", "dtype", "rounds")
-            return cls(
-                contenders=tuple(contenders),
-                dtype=document.get("dtype", "unknown"),
-                rounds=document.get("rounds", 1),
-                info={k: v for k, v in document.items() if k not in rest},
-            )
-        except (TypeError, AttributeError) as error:
-            raise InvalidInput(f"{path} is not a benchmark: {error}") from None
+        rest = ("schema", "contenders", "dtype", "rounds")
+        info = {k: v for k, v in document.items() if k not in rest}
+        return storage.typed(cls, {"dtype": "unknown", "rounds": 1, **document, "info": info}, path)
 
 
 def _ratio(sums: Any) -> Any:

@@ -81,7 +81,9 @@ def _group_table(groups: dict[str, Any], num_heads: int) -> RenderableType:
     """Top-1 accuracy of each head, and tokens per step, group by group."""
     from rich.table import Table
 
-    table = Table(title="By group: accuracy at rank 0, held-out tokens per step with 64 rows", title_justify="left")
+    table = Table(
+        title="By group: accuracy at rank 0, held-out tokens per step with 64 rows", title_justify="left"
+    )
     for name in ("group", "answers", *(f"head {k + 1}" for k in range(num_heads)), "tokens/step"):
         table.add_column(name, justify="left" if name == "group" else "right")
     for name, group in groups.items():

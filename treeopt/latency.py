@@ -174,34 +174,19 @@ class LatencyProfile:
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
         document = storage.read_json(path, "profile", required=("points", "autoregressive"))
-        try:
-            points = tuple(_timing(p) for p in document["points"])
-            plain = tuple(_timing(p, size=1, depth=0) for p in document["autoregressive"])
-            rest = ("schema", "points", "autoregressive", "runtime")
-            info = {k: v for k, v in document.items() if k not in rest}
-            return cls(points, plain, document.get("runtime") or {}, info)
-        except KeyError as error:
-            raise InvalidInput(f"{path} has a timing without the key {error}.") from None
-        except (InvalidInput, TypeError, ValueError) as error:
-            raise InvalidInput(f"{path} is not a profile: {error}") from None
+        plain = [
+            {"size": 1, "depth": 0, **p} if isinstance(p, dict) else p
+            for p in _list(document, "autoregressive")
+        ]
+        rest = ("schema", "points", "autoregressive", "runtime")
+        info = {k: v for k, v in document.items() if k not in rest}
+        return storage.typed(cls, {**document, "autoregressive": plain, "info": info}, path)
+
+
+def _list(document: dict[str, Any], key: str) -> list[Any]:
+    value = document[key]
+    return value if isinstance(value, list) else [value]
 
 
 def _without_unknown(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
-
-
-def _timing(record: Any, **fixed: int) -> StepTiming:
-    if not isinstance(record, dict):
-        raise InvalidInput(f"a timing must be an object, but one is {record!r}.")
-    record = {**record, **fixed}
-    rounds, parts = record.get("round"), record.get("parts_ms")
-    return StepTiming(
-        batch_size=int(record["batch_size"]),
-        context_tokens=int(record["context_tokens"]),
-        size=int(record["size"]),
-        depth=int(record["depth"]),
-        step_ms=tuple(float(ms) for ms in record["step_ms"]),
-        accepted_mean=record.get("accepted_mean"),
-        round=tuple(rounds) if isinstance(rounds, list) else None,
-        parts_ms={part: tuple(float(ms) for ms in times) for part, times in parts.items()} if parts else None,
-    )

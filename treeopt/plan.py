@@ -10,9 +10,6 @@ from treeopt import storage
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.tree import Tree
 
-_REQUIRED = ("batch_size", "context_tokens", "size", "depth", "medusa_choices", "tokens_per_step",
-             "step_ms", "tokens_per_s", "speedup")  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlanEntry:
@@ -47,9 +44,6 @@ class PlanEntry:
     curve: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_step", "step_ms", "tokens_per_s", "speedup"):
-            if not isinstance(getattr(self, name), int | float | None):
-                raise InvalidInput(f"{name} must be a number or null, but is {getattr(self, name)!r}.")
         if any(len(item) != 2 or not isinstance(item[0], list) for item in self.growth_order):
             raise InvalidInput("growth_order must list [path, gain] pairs.")
         tree = self.tree
@@ -112,16 +106,4 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        document = storage.read_json(path, "plan", required=("entries",))
-        known = set(PlanEntry.__dataclass_fields__)
-        try:
-            entries = []
-            for record in document["entries"]:
-                missing = [key for key in _REQUIRED if key not in record]
-                if missing:
-                    raise InvalidInput(f"an entry lacks the key {missing[0]!r}.")
-                entries.append(PlanEntry(**{k: v for k, v in record.items() if k in known}))
-            rest = set(cls.__dataclass_fields__) - {"entries"}
-            return cls(entries=tuple(entries), **{k: document[k] for k in rest if k in document})
-        except (InvalidInput, TypeError, AttributeError) as error:
-            raise InvalidInput(f"{path} is not a plan: {error}") from None
+        return storage.typed(cls, storage.read_json(path, "plan", required=("entries",)), path)

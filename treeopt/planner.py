@@ -200,7 +200,9 @@ def plan_trees(
         families = [from_calibration(source, max_depth=d, **limits) for d in range(1, depth_limit + 1)]
     trace = source if isinstance(source, RankTrace) else None
     meta = source.meta if isinstance(source, RankTrace) else source.info
-    entries = [_entry(families, trace, profile, batch_size, budget) for batch_size in sorted(set(batch_sizes))]
+    entries = [
+        _entry(families, trace, profile, batch_size, budget) for batch_size in sorted(set(batch_sizes))
+    ]
     return Plan(
         entries=tuple(entries),
         objective=objective,

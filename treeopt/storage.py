@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 
 VERSION = 1
+T = TypeVar("T")
 UNFINISHED = ".tmp"  # ends the name of a file while it is written
 
 
@@ -89,6 +90,25 @@ def load_json(path: Path) -> Any:
         ) from None
     except ValueError as error:
         raise InvalidInput(f"{path} must hold finite numbers, but it has {error}.") from None
+
+
+def typed(kind: type[T], record: Any, source: Path) -> T:
+    """``record``, read from the JSON file ``source``, as an instance of a dataclass.
+
+    Every field is checked against its annotation; keys that are no fields are ignored. Raises InvalidInput
+    that names the place.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(record), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        reason = first["msg"].removeprefix("Value error, ")
+        raise InvalidInput(
+            f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}"
+        ) from None
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

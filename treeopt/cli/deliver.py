@@ -67,7 +67,9 @@ def convert(drafter: str, output: Path, as_json: bool, **options: Any) -> None:
 @click.command()
 @run_directory
 @click.argument("names", nargs=-1)
-@click.option("--format", "formats", type=Words(), default="png,svg", show_default=True, help="png, svg or both.")
+@click.option(
+    "--format", "formats", type=Words(), default="png,svg", show_default=True, help="png, svg or both."
+)
 @click.option("--batch-size", **positive(), help="Only of this batch size.  [default: all of the plan's]")
 def plot(
     run: RunDirectory, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None, as_json: bool
