@@ -10,8 +10,8 @@ from treeopt.calibration import Calibration, prefix_states
 from treeopt.planner import crossfit, folds
 from treeopt.runtime.bench import blocks_of
 from treeopt.runtime.collect import Prompt, collect_trace, turn_prompts
-from treeopt.runtime.prompts import Conversation, PromptSet
 from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.prompts import Conversation, PromptSet
 from treeopt.trace import End, RankTrace
 
 from .conftest import CONTEXT, asked, random_trace
