@@ -40,7 +40,7 @@ def note(message: str) -> None:
     """Print talk to stderr."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(message, style="dim", markup=False)
+    Console(stderr=True, highlight=False).print(message, style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.errors import InvalidInput
-
 if TYPE_CHECKING:
     from treeopt.rundir import RunDirectory
     from treeopt.runtime.session import Session
@@ -152,9 +150,3 @@ def show_result(document: Any, table: Any, as_json: bool) -> None:
     from treeopt.storage import to_json
 
     click.echo(to_json(document)) if as_json else out(table)
-
-
-def only_with(option: str, needs: str, source: dict[str, Any]) -> None:
-    """Raise InvalidInput for an option that means nothing without another."""
-    if needs not in source:
-        raise InvalidInput(f"--{option} is for --{needs} only, which was not given.")
