@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.options import AS_JSON, Words, positive, run_directory, show_result
+from treeopt.errors import InvalidInput
 
 if TYPE_CHECKING:
     from treeopt.rundir import RunDirectory
@@ -87,6 +88,10 @@ def plot(
     from treeopt.console import note
 
     paths, notes = figures.draw(run, names=names or None, formats=formats, batch_size=batch_size)
+    if not paths:
+        raise InvalidInput(
+            notes[0] if names else f"{run.path} has nothing to draw yet. Begin with: treeopt calibrate"
+        )
     for text in notes:
         note(text)
     if as_json:
