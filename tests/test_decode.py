@@ -1,6 +1,7 @@
 """Decoding with any tree equals plain decoding, and takes the steps that replay says."""
 
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.replay import accepted_counts, replay
 from treeopt.runtime.collect import collect_trace, count_ranks, labels_of
 from treeopt.runtime.decode import Decoder, StopRule, accept_greedy, decode, top_candidates
-from treeopt.runtime.target import Target, check_support, context_limit
+from treeopt.runtime.target import Target, check_support, context_limit, load_target
 from treeopt.trace import End
 from treeopt.tree import Tree
 
@@ -198,6 +200,29 @@ def test_the_tree_may_change_from_step_to_step(target, heads):
     plain = decode(target, None, [[1, 2, 3], [4, 5]], batch_size=1, stop=stop)
     finished = sorted(decoder.finished, key=lambda row: row.id)
     assert [row.tokens for row in finished] == [row.tokens for row in plain]
+
+
+def test_a_model_spread_over_devices_decodes_the_same(target, heads):
+    """Its cache keeps one tensor a device; here both names mean the CPU."""
+    spread = Target(tiny_model())
+    spread.layer_devices = [torch.device("cpu"), torch.device("cpu", 0), torch.device("cpu")]
+    prompts, stop = random_prompts(5), StopRule(target.eos_ids, 30)
+    tree = Tree.dense([4, 2, 2])
+    ours = decode(spread, heads, prompts, tree, batch_size=3, stop=stop)
+    theirs = decode(target, heads, prompts, tree, batch_size=3, stop=stop)
+    assert [row.tokens for row in ours] == [row.tokens for row in theirs]
+    assert [row.accepted for row in ours] == [row.accepted for row in theirs]
+
+
+def test_a_device_map_places_the_model(tmp_path):
+    tiny_model(dtype=torch.float32).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.MODEL / name, tmp_path)
+    placed = load_target(str(tmp_path), device_map="cpu", dtype="float32")
+    assert placed.device.type == "cpu"
+    assert placed.vocab_size == VOCABULARY
+    with pytest.raises(InvalidInput, match="exclude each other"):
+        load_target(str(tmp_path), device_map="auto", device="cpu")
 
 
 def test_unsupported_models_are_refused_by_name(target):

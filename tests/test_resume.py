@@ -15,7 +15,12 @@ from treeopt import storage
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.journal import Journal, discard
 from treeopt.rundir import RunDirectory
+from treeopt.runtime.bench import decode_contenders
+from treeopt.runtime.collect import Prompt
+from treeopt.runtime.decode import Decoder, StopRule
 from treeopt.runtime.memory import with_less_memory
+from treeopt.runtime.timing import measure_steps, step_parts, timings
+from treeopt.tree import Tree
 
 CALIBRATE = ("calibrate", "--num-prompts", "40", "--max-new-tokens", "32", "--batch-size", "1")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -151,3 +156,93 @@ def test_other_errors_are_not_taken_for_memory_and_one_row_is_the_least():
 
     with pytest.raises(OutOfRange, match="One row at a time"):
         with_less_memory(hungry, 4, lambda text: None)
+
+
+class Killed(Exception):
+    pass
+
+
+def stop_after(journal, blocks):
+    """What keeps blocks in a journal, and is killed after some of them."""
+
+    def keep(document):
+        journal.append(document)
+        if journal.finished() == blocks:
+            raise Killed
+
+    return keep
+
+
+def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
+    trees, prompts = [Tree.chain(1), Tree.dense([2, 2])], [[1, 2, 3], [4, 5]]
+    options = {"batch_size": 2, "stop": StopRule(frozenset(), 20, at_loops=False), "time_limit_s": 0.0}
+    journal = Journal(tmp_path / "profile.partial", {})
+    with pytest.raises(Killed):
+        measure_steps(target, heads, prompts, trees, keep=stop_after(journal, 2), **options)
+    kept = journal.documents()
+    rounds = measure_steps(target, heads, prompts, trees, finished=kept, keep=journal.append, **options)
+    assert rounds[:2] == kept
+    assert len(rounds) == len(journal.documents()) == 3  # the fewest
+    points, plain = timings(rounds, trees, 2)
+    assert [len(p.step_ms) for p in points] == [9, 9]
+    assert len(plain.step_ms) == 27
+    assert {part for p in points for part in p.parts_ms} == {"draft", "target", "verify", "commit"}
+    assert set(plain.parts_ms) == {"target", "commit"}
+
+
+def test_parts_of_a_step_add_up_to_it(target, heads):
+    decoder = Decoder(
+        target, heads, batch_size=1, capacity=60, stop=StopRule(frozenset(), 50, at_loops=False)
+    )
+    decoder.start([(0, [1, 2, 3])])
+    decoder.refill()
+    started = time.perf_counter()
+    parts = step_parts(decoder, Tree.dense([3, 2]))
+    assert list(parts) == ["draft", "target", "verify", "commit"]
+    assert 0 < sum(parts.values()) <= 1e3 * (time.perf_counter() - started)
+    assert decoder.parts is None
+
+
+def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, heads):
+    trees = {"plain": None, "tree": Tree.dense([3, 2])}
+    prompts = [Prompt((1 + i, 2, 3), str(i), "", i) for i in range(5)]
+    options = {"batch_size": 1, "stop": StopRule(target.eos_ids, 12), "rounds": 2}
+    whole = decode_contenders(target, heads, prompts, trees, **options)
+    journal = Journal(tmp_path / "bench.partial", {})
+    with pytest.raises(Killed):
+        decode_contenders(target, heads, prompts, trees, keep=stop_after(journal, 7), **options)
+    kept = journal.documents()
+    visits = decode_contenders(target, heads, prompts, trees, finished=kept, keep=journal.append, **options)
+    assert visits[:7] == kept
+    assert len(visits) == len(whole) == 10
+    for ours, theirs in zip(visits, whole, strict=True):  # all but the times
+        assert ours["prompts"] == theirs["prompts"]
+        for name in trees:
+            assert ours["runs"][name]["rows"] == theirs["runs"][name]["rows"]
+
+
+def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys):
+    """Memory runs out once, in the second block; the text of the answers does not change."""
+    import treeopt.runtime.collect as module
+    from treeopt import pipeline
+    from treeopt.runtime.session import open_session
+
+    session = open_session(dtype="float64")
+    options = {"num_prompts": 20, "max_new_tokens": 6, "batch_size": 2}
+    pipeline.calibrate(RunDirectory(tmp_path / "one"), session, **options)
+    original, calls = module.collect_trace, []
+
+    def hungry(*arguments, batch_size, **rest):
+        calls.append(batch_size)
+        if calls == [2, 2]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(*arguments, batch_size=batch_size, **rest)
+
+    monkeypatch.setattr(module, "collect_trace", hungry)
+    pipeline.calibrate(RunDirectory(tmp_path / "two"), session, **options)
+    assert calls == [2, 2, 1]
+    one, two = (RunDirectory(tmp_path / name).read_trace() for name in ("one", "two"))
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_array_equal(one.ranks, two.ranks)
+    assert two.meta["batch_sizes"] == [2, 1]
+    assert "Out of memory with 2 rows" in capsys.readouterr().err

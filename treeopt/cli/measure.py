@@ -38,7 +38,7 @@ def run(
     run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], budget: int, num_prompts: int,
     bench_prompts: int | None, max_new_tokens: int, time_limit: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Calibrate, profile, search, bench and export, on the demo model or on your own.
+    """Calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
 
     The demo model runs in bfloat16 where the processor computes in it, as servers do, else in float32;
     the other commands take float32 on a CPU unless --dtype says otherwise.
@@ -48,9 +48,10 @@ def run(
         treeopt run
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
     """
-    from treeopt import pipeline
-    from treeopt.console import bench_table, closing, note, out, plan_table
+    from treeopt import figures, pipeline
+    from treeopt.console import bench_table, closing, note, out, plan_table, progress
     from treeopt.export import ENGINES
+    from treeopt.report import write_report
 
     if not {"model", "dtype", "device"} & source.keys():
         source["dtype"] = demo_dtype()
@@ -69,6 +70,9 @@ def run(
                 pipeline.export(run, engine, batch_size=entry.batch_size)
         except TreeoptError as error:
             note(f"Not exported for {engine}: {error}")
+    with progress("Drawing", None):
+        figures.draw(run)
+        write_report(run)
     if as_json:
         show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
         return
@@ -76,7 +80,7 @@ def run(
     for entry, result in zip(plan.entries, results, strict=True):
         out(bench_table(result))
         out(closing(entry, result, str(run.path)))
-    note(f"Everything is in {run.path}/. Look at the tree: treeopt show --run {run.path}")
+    note(f"Everything is in {run.path}/. To look at it all, open {run.report}")
 
 
 @click.command()
