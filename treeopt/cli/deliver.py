@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import AS_JSON, Words, positive, run_directory, show_result
+from treeopt.cli.options import AS_JSON, Words, positive, run_directory, show_files, show_result
 from treeopt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -26,15 +26,9 @@ def export(run: RunDirectory, engine: str, batch_size: int | None, as_json: bool
         treeopt export --to tensorrt-llm --batch-size 4
     """
     from treeopt import pipeline
-    from treeopt.console import note
 
     paths, notes = pipeline.export(run, engine, batch_size=batch_size)
-    for text in notes:
-        note(text)
-    if as_json:
-        show_result({"files": [str(p) for p in paths], "notes": notes}, None, as_json)
-    else:
-        click.echo("\n".join(map(str, paths)))
+    show_files(paths, notes, as_json)
 
 
 @click.command()
@@ -54,15 +48,9 @@ def convert(drafter: str, output: Path, as_json: bool, **options: Any) -> None:
         treeopt convert medusa-vicuna-7b-v1.3 --to vllm --output heads-for-vllm
     """
     from treeopt import pipeline
-    from treeopt.console import note
 
     paths, notes = pipeline.convert(drafter, output, **options)
-    for text in notes:
-        note(text)
-    if as_json:
-        show_result({"files": [str(p) for p in paths], "notes": notes}, None, as_json)
-    else:
-        click.echo("\n".join(map(str, paths)))
+    show_files(paths, notes, as_json)
 
 
 @click.command()
@@ -85,19 +73,13 @@ def plot(
         treeopt plot tree throughput --format svg
     """
     from treeopt import figures
-    from treeopt.console import note
 
     paths, notes = figures.draw(run, names=names or None, formats=formats, batch_size=batch_size)
     if not paths:
         raise InvalidInput(
             notes[0] if names else f"{run.path} has nothing to draw yet. Begin with: treeopt calibrate"
         )
-    for text in notes:
-        note(text)
-    if as_json:
-        show_result({"files": [str(p) for p in paths], "notes": notes}, None, as_json)
-    else:
-        click.echo("\n".join(map(str, paths)))
+    show_files(paths, notes, as_json)
 
 
 @click.command()

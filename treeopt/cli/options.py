@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -145,8 +146,21 @@ def demo_dtype() -> str:
 
 
 def show_result(document: Any, table: Any, as_json: bool) -> None:
-    """Print the JSON document or the table."""
+    """Print the JSON document or the table; a text as it is."""
     from treeopt.console import out
     from treeopt.storage import to_json
 
-    click.echo(to_json(document)) if as_json else out(table)
+    if as_json or isinstance(table, str):
+        click.echo(to_json(document) if as_json else table)
+    else:
+        out(table)
+
+
+def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool) -> None:
+    """Print what was written, and the notes to stderr."""
+    from treeopt.console import note
+
+    for text in notes:
+        note(text)
+    names = [str(path) for path in paths]
+    show_result({"files": names, "notes": list(notes)}, "\n".join(names), as_json)
