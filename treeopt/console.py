@@ -108,7 +108,7 @@ def _caption(info: dict[str, Any]) -> str | None:
         )
         said.append(f"{kind}: {agreement}")
     if info.get("skipped"):
-        said.append(f"{len(info['skipped'])} prompts or turns were left out (listed in calibration.json).")
+        said.append(f"{len(info['skipped'])} prompts or turns left out (listed in calibration.json).")
     return " ".join(said) or None
 
 
@@ -167,11 +167,8 @@ def bench_table(bench: Benchmark) -> RenderableType:
     from rich.table import Table
 
     first = bench.contenders[0]
-    title = (
-        f"Real decoding of {first.compared} held-out prompts, batch size {first.batch_size}, {bench.dtype}"
-    )
-    if bench.info.get("prompts") != "held out":
-        title = title.replace("held-out prompts", "calibration prompts")
+    which = "held-out" if bench.info.get("prompts") == "held out" else "calibration"
+    title = f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
     table = Table(title=title, title_justify="left")
     table.add_column("contender")
     table.columns[0].no_wrap = True

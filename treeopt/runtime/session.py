@@ -128,7 +128,7 @@ def open_session(
     if chosen.skipped:
         first = chosen.skipped[0]
         notes.append(
-            f"{len(chosen.skipped)} of {len(chosen.skipped) + len(chosen.conversations)} prompts were left "
+            f"{len(chosen.skipped)} of {len(chosen.skipped) + len(chosen.conversations)} prompts left "
             f"out, the first at row {first.row}: {first.reason}. calibration.json lists all."
         )
     return Session(target, heads, record, chosen, responses is not None, tuple(notes))
