@@ -17,7 +17,7 @@ lint: .venv/.test ## Check style and types
 	$(BIN)/mypy
 
 docs: .venv/.test ## Build the documentation into build/site, every link checked
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 wheel: .venv/.test ## Build the wheel, and test it with the sources gone
 	rm -rf dist

@@ -125,7 +125,7 @@ def folds(trace: RankTrace) -> Iterator[tuple[IntArray, IntArray]]:
 
 def crossfit_accepted(trace: RankTrace, *, objective: str, budget: int, **limits: Any) -> IntArray:
     """Held-out steps that emit 0, 1, ... guesses with trees of ``budget`` rows."""
-    counts = np.zeros(trace.num_heads + 1, dtype=np.int64)
+    counts = np.zeros(limits.get("max_depth", trace.num_heads) + 1, dtype=np.int64)
     for train, test in folds(trace):
         family = grow(trace.select(train), objective=objective, budget=budget, **limits)
         found = accepted_counts(trace.select(test), family.tree(len(family)))

@@ -51,14 +51,24 @@ def run(
     from treeopt import figures, pipeline
     from treeopt.console import bench_table, closing, note, out, plan_table, progress
     from treeopt.export import ENGINES
+    from treeopt.journal import Journal, discard
     from treeopt.report import write_report
 
     if not {"model", "dtype", "device"} & source.keys():
         source["dtype"] = demo_dtype()
     session = open_session(source)
-    pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, source=source)
-    sizes = [size for size in pipeline.SIZES if size < budget] + [budget]
-    pipeline.profile(run, session, batch_sizes=batch_size, sizes=sizes, time_limit_s=time_limit)
+    options = {"source": source, "num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "budget": budget,
+               "batch_sizes": batch_size, "time_limit": time_limit, "drafter": session.drafter}  # fmt: skip
+    steps = Journal(run.partial("run"), options)  # those that a killed run had finished
+    if steps.finished() < 1:
+        pipeline.calibrate(
+            run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, source=source
+        )
+        steps.append({"step": "calibrate"})
+    if steps.finished() < 2:
+        sizes = [size for size in pipeline.SIZES if size < budget] + [budget]
+        pipeline.profile(run, session, batch_sizes=batch_size, sizes=sizes, time_limit_s=time_limit)
+        steps.append({"step": "profile"})
     plan = pipeline.search(run, batch_sizes=batch_size, budget=budget)
     results = [
         pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts)
@@ -73,6 +83,7 @@ def run(
     with progress("Drawing", None):
         figures.draw(run)
         write_report(run)
+    discard(run.partial("run"))
     if as_json:
         show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
         return

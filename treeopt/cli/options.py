@@ -82,7 +82,7 @@ MODEL_OPTIONS: dict[str, str] = {
     "model": "Folder or hub id of the target.  [default: the run's, or the demo]",
     "drafter": "Its Medusa heads: folder, file or hub id.  [default: the model's own]",
     "dtype": "float64, float32, bfloat16 or float16.  [default: float32 on CPU]",
-    "device": "cpu, cuda, cuda:1 ...  [default: cpu]",
+    "device": "cpu, cuda, cuda:1 ...  [default: cuda where there is one]",
     "device_map": "Spread the model over devices: auto, balanced ... (needs accelerate).",
     "revision": "Revision of a hub model.",
     "prompts": "A .jsonl, .json, .csv, .parquet or .txt file, a folder, or a datasets id.",

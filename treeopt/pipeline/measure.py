@@ -205,7 +205,7 @@ def profile(
     prompts = [conversation.first for conversation in session.prompts.conversations[:64]]
     points: list[StepTiming] = []
     plain: dict[int, StepTiming] = {}
-    share = time_limit_s / len(batch_sizes)
+    share = time_limit_s / len(set(batch_sizes))
     options = {
         "trees": [tree.choices for tree in trees],
         "time_limit_s": share,

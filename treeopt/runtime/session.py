@@ -104,7 +104,8 @@ def open_session(
     target = load_target(str(demo.MODEL) if is_demo else model, dtype=dtype, device=device,
                          device_map=device_map, revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
     where = str(demo.HEADS) if is_demo else drafter or model
-    loaded = load_heads(where, lm_head=target.lm_head.weight, dtype=target.dtype, device=target.device)
+    loaded = load_heads(where, lm_head=target.lm_head.weight, dtype=target.dtype, device=target.device,
+                        revision=revision if where == model else None)  # fmt: skip
     heads = loaded.heads
     if heads.shares_projection and target.lm_head.bias is not None:
         raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")

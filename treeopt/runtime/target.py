@@ -93,7 +93,7 @@ def load_target(
     """A model and its tokenizer from a folder or a hub id, in evaluation mode.
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
-    ("auto", ...) lets accelerate place the layers; device is the CPU if neither is given.
+    ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one.
     """
     import transformers
     from safetensors import SafetensorError
@@ -109,7 +109,7 @@ def load_target(
             raise InvalidInput("--device and --device-map exclude each other.")
         if importlib.util.find_spec("accelerate") is None:
             raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
-    device = device or "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_cpu = device == "cpu" and device_map is None
     wanted = DTYPES[dtype] if dtype else torch.float32 if on_cpu else "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
