@@ -205,7 +205,7 @@ def _bench_group_table(bench: Benchmark, groups: list[str]) -> RenderableType:
     return table
 
 
-def closing(entry: PlanEntry, bench: Benchmark, folder: str) -> str:
+def closing(entry: PlanEntry, bench: Benchmark) -> str:
     """What it all comes to, in sentences."""
     if entry.size == 1:
         return "No tree pays on this machine at this batch size: serve the model without speculation."
@@ -214,9 +214,8 @@ def closing(entry: PlanEntry, bench: Benchmark, folder: str) -> str:
         return "Too few prompts for a full batch: nothing was timed. Pass more to bench."
     predicted = pm(entry.speedup, entry.speedup_stderr)
     return (
-        f"With the chosen tree ({entry.size} rows a step) decoding is [bold]{speedup.value:.2f} times[/] "
-        f"as fast as without ({predicted} predicted), and {over.value:.2f} times as fast as with the "
-        f"published 64-node tree.\nFor your engine: {folder}/export/"
+        f"With the chosen tree ({entry.size} rows a step) decoding is {speedup.value:.2f} times as fast as "
+        f"without ({predicted} predicted), and {over.value:.2f} times as fast as with the published 64-node tree."
     )
 
 

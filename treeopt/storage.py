@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,9 @@ from treeopt.errors import InvalidInput
 
 VERSION = 1
 T = TypeVar("T")
+# Whatever zipfile, zlib and numpy raise at a damaged archive, absurd sizes and other compressions included.
+UNREADABLE_NPZ = (OSError, ValueError, TypeError, EOFError, LookupError, RuntimeError, MemoryError, OverflowError,
+                  SyntaxError, struct.error, zipfile.BadZipFile, zlib.error)  # fmt: skip
 UNFINISHED = ".tmp"  # ends the name of a file while it is written
 
 
@@ -126,7 +131,7 @@ def read_npz(path: Path, required: tuple[str, ...]) -> dict[str, NDArray[Any]]:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InvalidInput(f"{path} does not exist.") from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zipfile.zlib.error):  # type: ignore[attr-defined]
+    except UNREADABLE_NPZ:
         raise InvalidInput(f"{path} is not a readable .npz file without pickles; was it cut off?") from None
     missing = [name for name in required if name not in arrays]
     if missing:

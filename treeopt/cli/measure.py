@@ -90,8 +90,8 @@ def run(
     out(plan_table(plan))
     for entry, result in zip(plan.entries, results, strict=True):
         out(bench_table(result))
-        out(closing(entry, result, str(run.path)))
-    note(f"Everything is in {run.path}/. To look at it all, open {run.report}")
+        out(closing(entry, result))
+    note(f"For your engine: {run.export}/. To look at it all, open {run.report}")
 
 
 @click.command()
