@@ -76,8 +76,7 @@ def run(
     ]
     for engine, entry in itertools.product(ENGINES, plan.entries):
         try:
-            if entry.size > 1:
-                pipeline.export(run, engine, batch_size=entry.batch_size)
+            pipeline.export(run, engine, batch_size=entry.batch_size)
         except TreeoptError as error:
             note(f"Not exported for {engine}: {error}")
     with progress("Drawing", None):

@@ -1,0 +1,376 @@
+"""The report: complete, offline and inert, as a real browser sees it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.test_figures import long_trace, some_bench, some_profile
+from treeopt import pipeline
+from treeopt.benchmark import Answer
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput
+from treeopt.export import export_entry
+from treeopt.plan import Plan
+from treeopt.planner import plan_trees
+from treeopt.report import write_report
+from treeopt.rundir import RunDirectory, digests
+
+EVIL = """</script></style></svg><script>document.title='owned'</script><img src=x onerror="document.title='owned'">
+{{ 7 * 7 }}{% raw %}<!-- "quoted" 'quoted' & &amp; \\u003c ]]> </textarea>"""
+
+
+def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")) -> RunDirectory:
+    """Everything that a run can have; ``text`` is put wherever texts of users and data sets go."""
+    run = RunDirectory(folder)
+    names = [f"{group} {text}" for group in groups]
+    trace = long_trace(4, sequences=24)
+    source = {"model": f"model {text}", "revision": None, "dataset": f"prompts {text}.jsonl", "dtype": "float32",
+              "drafter": {"kind": "medusa", "id": f"heads {text}", "num_heads": 4}, "device": f"cpu {text}",
+              "versions": {"python": "3.11", "torch": text}, "machine": text,
+              "command": f"treeopt calibrate {text}", "time": "2026-01-01T00:00:00Z"}  # fmt: skip
+    meta = {**trace.meta, "provenance": source, "group_names": names, "drafter": source["drafter"],
+            "skipped": [{"row": 7, "reason": f"empty {text}"}],
+            "answers": {"given": True, "temperature": None, "is_estimate": True}}  # fmt: skip
+    trace = replace(trace, meta=meta, group=np.arange(24) % len(names))
+    calibration = Calibration.from_trace(trace, provenance=source)
+    calibration.info["examples"] = [
+        {"path": list(path), "texts": [[f"before {text}", f"guess {text}\n"]]}
+        for path in calibration.prefix_counts["paths"]
+    ]
+    profile = some_profile(batch_sizes)
+    profile.info["provenance"] = {**source, "command": f"treeopt profile {text}"}
+    trace.save(run.trace)
+    calibration.save(run.calibration)
+    profile.save(run.profile)
+    plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=24,
+                      inputs=digests(run.trace, run.profile))  # fmt: skip
+    warned = [replace(entry, warnings=[f"beware {text}"]) for entry in plan.entries]
+    replace(plan, entries=tuple(warned)).save(run.plan)
+    for batch_size in batch_sizes:
+        bench = some_bench(names, batch_size=batch_size)
+        odd = Answer(id="x", steps=3, tokens=9, identical=False, group=names[0], logit_gap=0.01)
+        contenders = [replace(c, sequences=[odd]) for c in bench.contenders[:-1]]
+        contenders.append(replace(bench.contenders[-1], name=f"mine {text}"))
+        info = {**bench.info, "provenance": {**source, "command": f"treeopt bench {text}"},
+                "inputs": digests(run.plan, run.trace), "loop_share": 0.25}  # fmt: skip
+        replace(bench, contenders=tuple(contenders), info=info).save(run.bench_of(batch_size))
+    return run
+
+
+# Without a browser
+
+
+def test_without_a_plan_the_command_that_makes_one_is_named(tmp_path):
+    with pytest.raises(InvalidInput, match="treeopt search"):
+        write_report(RunDirectory(tmp_path))
+
+
+def test_a_plan_alone_makes_a_report(tmp_path):
+    run = RunDirectory(tmp_path)
+    pipeline.search(run, batch_sizes=(1,), budget=16, calibration="medusa-vicuna-7b-v1.3")
+    page = write_report(run).read_text()
+    assert "lmsys/vicuna-7b-v1.3" in page
+    assert "treeopt bench" in page
+    replace(run.read_plan(), inputs={"elsewhere.npz": "0"}).save(run.plan)  # of a trace that is gone
+    assert "How often nodes are accepted is not known" in write_report(run).read_text()
+
+
+@pytest.mark.parametrize("gone", [("bench",), ("profile", "bench"), ("trace",), ("trace", "calibration")])
+def test_a_run_with_some_of_its_files_makes_a_report(tmp_path, gone):
+    run = make_run(tmp_path)
+    for name in gone:
+        for file in tmp_path.glob(f"{name}*"):
+            file.unlink()
+    page = write_report(run).read_text()
+    assert page.count('class="mark node') == sum(entry.size for entry in run.read_plan().entries)
+    assert ("Real decoding of" in page) == ("bench" not in gone)
+
+
+def test_do_not_speculate_is_said(tmp_path):
+    run = make_run(tmp_path, batch_sizes=(1,))
+    plan = run.read_plan()
+    lone = replace(plan.entries[0], size=1, depth=0, medusa_choices=[], groups={})
+    Plan(entries=(lone,), drafter=plan.drafter).save(run.plan)
+    page = write_report(run).read_text()
+    assert "No tree pays here" in page
+    assert "medusa needs at least one choice" in page
+    assert 'class="mark node' not in page
+
+
+def test_the_engines_files_are_those_of_export(tmp_path):
+    run = make_run(tmp_path, batch_sizes=(4,))
+    page = html.unescape(write_report(run).read_text())
+    for engine in ("medusa", "tensorrt-llm", "tgi"):
+        made = export_entry(run.read_plan().entries[0], engine, num_heads=4)
+        assert all(text in page for text in (*made.files.values(), *made.notes))
+
+
+def test_files_of_different_searches_are_told_apart(tmp_path):
+    run = make_run(tmp_path)
+    assert "was made from another" not in write_report(run).read_text()
+    run.plan.write_text(run.plan.read_text() + "\n")
+    page = write_report(run).read_text()
+    assert "bench-batch-size-4.json was made from another plan.json" in page
+    assert "run treeopt bench again" in page
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    run = make_run(tmp_path)
+    assert write_report(run).read_bytes() == write_report(run).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [("calibration.json", "examples", [{"path": "0"}]), ("calibration.json", "skipped", 3),
+     ("bench-batch-size-1.json", "inputs", {"plan.json": 1}), ("profile.json", "provenance", ["x"]),
+     ("plan.json", "curve", [{"size": "x"}]), ("plan.json", "growth_order", [[[0], "x"]])],
+)  # fmt: skip
+def test_a_damaged_file_is_named(tmp_path, file, key, value):
+    run = make_run(tmp_path)
+    document = json.loads((tmp_path / file).read_text())
+    where = document["entries"][0] if file == "plan.json" else document
+    where[key] = value
+    (tmp_path / file).write_text(json.dumps(document))
+    with pytest.raises(InvalidInput, match=re.escape(file.removesuffix("-batch-size-1.json"))):
+        write_report(run)
+
+
+def test_every_id_is_there_once(tmp_path):
+    page = write_report(make_run(tmp_path)).read_text()
+    ids = re.findall(r'\sid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="#|url\(#|data-(?:tip|parent|copy)=")([^")]+)', page)) <= set(ids)
+
+
+def test_the_report_needs_no_torch():
+    code = "import sys, treeopt.report; assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return write_report(make_run(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    return write_report(make_run(tmp_path_factory.mktemp("run"), text=EVIL))
+
+
+@pytest.fixture
+def visit(browser):
+    """Open a file; whatever the page complains of or asks for besides itself fails the test."""
+    contexts, wrong = [], []
+
+    def open_page(path, *, width=1280, **options):
+        context = browser.new_context(viewport={"width": width, "height": 800}, offline=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        page.on("request", lambda request: request.url != path.as_uri() and wrong.append(request.url))
+        page.goto(path.as_uri())
+        page.wrong = wrong
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def test_a_node_tells_its_path_share_visits_gain_and_texts(visit, report):
+    page = visit(report)
+    assert page.locator("#tip").is_hidden()
+    page.hover("#tree-0-node-0")
+    said = page.locator("#tip").inner_text()
+    assert "path [0]" in said
+    assert re.search(r"accepted in\s+\d+\.\d\d% of steps", said)
+    assert re.search(r"visits\s+[\d,]+ of [\d,]+ steps", said)
+    assert re.search(r"gain\s+\+0\.\d+ tokens per step", said)
+    assert "…before calm" in said
+    assert page.locator("#tip mark").first.inner_text().startswith("guess calm⏎")
+    page.mouse.move(0, 0)
+    page.locator("#tip").wait_for(state="hidden")
+
+
+def test_a_size_tells_its_depth_tokens_and_latency(visit, report):
+    page = visit(report)
+    entry = json.loads((report.parent / "plan.json").read_text())["entries"][1]
+    point = entry["curve"][6]
+    page.hover(f"#curve-1-size-{point['size']} .hit", force=True)
+    said = re.sub(r"\s+", " ", page.locator("#tip").inner_text())
+    assert f"size {point['size']}, depth {point['depth']}" in said
+    assert f"tokens/step {point['tokens_per_step']:.3f}" in said
+    assert f"step ms {point['step_ms']:.3f}" in said
+    assert f"tokens/s {point['tokens_per_s']:,.1f}" in said
+
+
+def test_the_keyboard_reaches_every_node(visit, report):
+    page = visit(report)
+    nodes = page.locator(".tree").first.locator(".node")
+    for _ in range(50):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('node')"):
+            break
+    assert "root" in page.locator("#tip").inner_text()
+    page.keyboard.press("ArrowDown")
+    assert "path [0]" in page.locator("#tip").inner_text()
+    page.keyboard.press("ArrowUp")
+    assert "root" in page.locator("#tip").inner_text()
+    paths = {page.locator("#tip strong").inner_text()}
+    for _ in range(nodes.count() - 1):
+        page.keyboard.press("ArrowRight")
+        paths.add(page.locator("#tip strong").inner_text())
+    assert len(paths) == nodes.count() > 3
+    page.keyboard.press("Escape")
+    assert page.locator("#tip").is_hidden()
+    page.keyboard.press("Home")
+    assert "root" in page.locator("#tip").inner_text()
+    page.keyboard.press("Tab")  # one stop a drawing: the next is the curve's box or its first point
+    assert not page.evaluate("document.activeElement.classList.contains('node')")
+    for node in nodes.all():  # the same for those who listen
+        assert re.match(r"(root|path \[).*accepted in .* of steps", node.get_attribute("aria-label"))
+
+
+@pytest.mark.parametrize("bypass_csp", [False, True])  # escaping alone must do
+def test_texts_of_others_are_inert(visit, hostile, bypass_csp):
+    page = visit(hostile, bypass_csp=bypass_csp)
+    page.wait_for_timeout(200)
+    assert page.title().startswith("treeopt report: model </script>")
+    assert page.locator("img, iframe, object, embed, form, [onerror], [onclick]").count() == 0
+    assert page.locator("script").count() == 2
+    assert page.locator("h1").text_content() == f"model {EVIL}"
+    assert "{{ 7 * 7 }}{% raw %}" in page.locator("h1").inner_text()
+    told = page.locator("body").text_content()
+    for start in ("prompts ", "heads ", "mine ", "beware ", "treeopt bench ", "code ", "chat "):
+        assert f"{start}{EVIL}" in told, start
+    assert f"empty {EVIL}" in told
+    page.hover("#tree-0-node-0")
+    assert f"before {EVIL}" in page.locator("#tip").text_content()
+    assert page.locator("#tip mark").first.text_content() == f"guess {EVIL}\n".replace("\n", "⏎\n")
+    assert page.locator("#tip img, #tip script").count() == 0
+
+
+def test_the_policy_lets_no_other_script_run(visit, report):
+    page = visit(report)
+    page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.owned = 1";
+        document.body.append(script);
+    }""")
+    assert page.evaluate("window.owned") is None
+    assert "Content Security Policy" in page.wrong.pop()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 800, 400])
+def test_nothing_is_cut_off(visit, hostile, width, scheme):
+    """With the longest words and all details open: the page never scrolls sideways, its boxes may."""
+    page = visit(hostile, width=width, color_scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = page.evaluate("""() => [...document.querySelectorAll("main *:not(svg, svg *)")]
+        .filter((box) => !box.closest(".scroll") && box.scrollWidth > box.clientWidth + 1 && box.clientWidth)
+        .map((box) => box.outerHTML.slice(0, 200))""")
+    assert cut == []
+    if width == 400:  # tables are not boxes that scroll there
+        assert page.evaluate("""() => [...document.querySelectorAll(".figures td, .figures th")]
+            .every((cell) => cell.getBoundingClientRect().right <= innerWidth)""")
+    for mark in (page.locator(".node").first, page.locator(".node").last, page.locator(".point").last):
+        mark.focus()
+        page.wait_for_timeout(100)  # for the scrolling that the focus makes
+        box = page.locator("#tip").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= 800
+
+
+CONTRAST = """() => {
+    const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((c) => c / 255)
+            .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (box) => {
+        for (; box; box = box.parentElement) {
+            const colour = getComputedStyle(box).backgroundColor;
+            if (!colour.startsWith("rgba(0, 0, 0, 0")) return colour;
+        }
+    };
+    const pairs = [...document.querySelectorAll("h1, h2, h3, p, td, th, small, summary, span, strong, button")]
+        .filter((box) => box.textContent.trim() && box.checkVisibility())
+        .map((box) => [getComputedStyle(box).color, behind(box)]);
+    for (const node of document.querySelectorAll(".node")) {
+        const [shape, text] = [node.querySelector("circle, rect"), node.querySelector("text")];
+        if (text.textContent) pairs.push([getComputedStyle(text).fill, getComputedStyle(shape).fill]);
+    }
+    return Math.min(...pairs.map((pair) => {
+        const [a, b] = pair.map(light).sort();
+        return (b + 0.05) / (a + 0.05);
+    }));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(visit, report, scheme):
+    assert visit(report, color_scheme=scheme).evaluate(CONTRAST) >= 4.5
+
+
+def test_the_engines_files_can_be_copied(visit, report):
+    page = visit(report, permissions=["clipboard-read", "clipboard-write"])
+    page.locator(".export summary").first.click()
+    text = (
+        export_entry(Plan.load(report.parent / "plan.json").entries[0], "medusa", num_heads=4)
+        .files["medusa_choices.json"]
+    )  # fmt: skip
+    page.get_by_role("button", name="Copy medusa_choices.json").first.click()
+    page.get_by_text("Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == text
+
+
+def test_copying_works_without_the_clipboard_interface(visit, report):
+    page = visit(report)
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.evaluate("addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")
+    page.locator(".export summary").first.click()
+    page.get_by_role("button", name="Copy medusa_choices.json").first.click()
+    page.get_by_text("Copied").wait_for()
+    assert json.loads(page.evaluate("copied"))
+
+
+def test_it_prints_with_everything_open(visit, report):
+    page = visit(report, color_scheme="dark")
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    page.emulate_media(media="print")
+    assert page.evaluate("[...document.querySelectorAll('details')].every((details) => details.open)")
+    assert page.locator("button:visible, #tip:visible").count() == 0
+    page.set_viewport_size({"width": 700, "height": 1000})  # about A4
+    assert page.evaluate("document.documentElement.scrollWidth") <= 700
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
