@@ -22,8 +22,8 @@ from treeopt.pipeline.measure import timing_trees
 from treeopt.provenance import cpu
 from treeopt.rundir import RunDirectory
 from treeopt.runtime.collect import collect_trace
-from treeopt.runtime.prompts import Conversation
 from treeopt.runtime.decode import Decoder, StopRule, decode
+from treeopt.runtime.prompts import Conversation
 from treeopt.runtime.session import Session, open_session
 from treeopt.tree import Tree
 

@@ -57,6 +57,7 @@ _LOOK: dict[str, Any] = {
     "lines.markersize": 4,
     "errorbar.capsize": 0,
     "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.hashsalt": "treeopt",  # the same figure, the same file
     "text.usetex": False,
     "path.simplify": False,
