@@ -54,7 +54,7 @@ def accepted_counts(trace: RankTrace, tree: Tree) -> IntArray:
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
     >>> accepted_counts(trace, Tree.chain(1)).tolist()
-    [1, 1]
+    [0, 2]
     """
     accepted = (growth_index(trace, tree.paths) < len(tree)).sum(1)
     counts = np.zeros(tree.depth + 1, dtype=np.int64)
