@@ -93,6 +93,11 @@ class RunDirectory:
     def read_plan(self) -> Plan:
         return _read(self.plan, Plan.load, "treeopt search")
 
+    def is_stale(self, plan: Plan) -> bool:
+        """Whether the run's trace or profile has changed since the plan was made from it."""
+        files = [file for file in (self.trace, self.profile) if file.exists()]
+        return any(plan.inputs.get(file.name) not in (None, sha256_of(file)) for file in files)
+
 
 def digests(*files: Path) -> dict[str, str]:
     """Name to sha256 of the files that a result was made from."""

@@ -54,6 +54,7 @@ def run(
     from treeopt.journal import Journal, discard
     from treeopt.report import write_report
 
+    source = resolve(run, source)
     if not {"model", "dtype", "device"} & source.keys():
         source["dtype"] = demo_dtype()
     session = open_session(source)
@@ -120,6 +121,7 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
     from treeopt import pipeline
     from treeopt.console import calibration_table
 
+    source = resolve(run, source)
     session = open_session(source)
     result = pipeline.calibrate(run, session, source=source, **options)
     show_result(result.document(), calibration_table(result), as_json)

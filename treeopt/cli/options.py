@@ -117,9 +117,9 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
 
     Whether to trust a model's own code is asked anew every time.
     """
-    if "model" in source or not run.trace.exists():
+    earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
+    if source.get("model", earlier.get("model")) != earlier.get("model"):
         return source
-    earlier = run.read_trace().meta.get("source") or {}
     known = {name: value for name, value in earlier.items()
              if (name in MODEL_OPTIONS and isinstance(value, str)) or (name == "chat_template" and value is False)}  # fmt: skip
     if "prompts" in source:  # another file has columns of its own

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from treeopt import library
 from treeopt.calibration import Calibration
 from treeopt.console import progress
+from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan
@@ -42,8 +43,20 @@ def search(
     elif run.profile.exists() and calibration is None:
         files.append(run.profile)
         latencies = run.read_profile()
+        check_same_model(source, latencies, run)
     with progress("Searching", None):
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, budget=budget, max_rank=max_rank,
                           max_depth=max_depth, objective=objective, inputs=digests(*files))  # fmt: skip
     plan.save(run.plan)
     return plan
+
+
+def check_same_model(source: RankTrace | Calibration, profile: LatencyProfile, run: RunDirectory) -> None:
+    """Raise InvalidInput where the run's own profile is of another model than what it was calibrated on."""
+    info = source.meta if isinstance(source, RankTrace) else source.info
+    ours, theirs = ((record.get("provenance") or {}).get("model") for record in (info, profile.info))
+    if ours and theirs and ours != theirs:
+        raise InvalidInput(
+            f"A plan needs latencies of the model that was calibrated, {ours}, but {run.profile} is of "
+            f"{theirs}. Measure again with: treeopt profile"
+        )

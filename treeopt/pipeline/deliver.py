@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from treeopt.console import note
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.rundir import RunDirectory
 from treeopt.storage import load_json, write_text
 from treeopt.tree import Tree
+
+STALE = "The plan was made before the run's trace or profile was measured anew: run treeopt search again."
 
 
 def export(
@@ -17,6 +20,8 @@ def export(
     from treeopt.export import export_entry
 
     plan = run.read_plan()
+    if run.is_stale(plan):
+        note(STALE)
     entry = plan.entry(batch_size)
     drafter = plan.drafter or {}
     num_heads, num_layers = drafter.get("num_heads"), drafter.get("num_layers") or 1

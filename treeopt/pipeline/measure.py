@@ -34,6 +34,7 @@ TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK
 # Conversations of a block, per row of the batch: a killed run loses one block at most, and at its end
 # fewer rows than the batch are live.
 BLOCK_WAVES = 8
+SAME_TARGET = 0.98  # share of greedy answers' tokens that their target chooses again, rounding aside
 EXAMPLE_PATHS, EXAMPLE_CONTEXT = 256, 12  # paths with examples; tokens shown before the guesses
 
 
@@ -57,6 +58,12 @@ def calibrate(
                     title="Calibrating")  # fmt: skip
     record = session.provenance().record()
     calibration = Calibration.from_trace(trace, provenance=record)
+    agreement = calibration.info.get("target_agreement", 1.0)
+    if temperature == 0 and agreement < SAME_TARGET:
+        raise InvalidInput(
+            "--temperature 0 says that the target itself wrote the --responses greedily, but it would have "
+            f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
+        )
     if trace.group_names and trace.clusters.max() > 0:
         whole = crossfit(trace, objective="joint", budget=SIZES[-1], gap_free=True)
         for name, (rate, error) in whole.by_group(len(whole.family), trace).items():

@@ -12,7 +12,7 @@ from treeopt.console import note, progress
 from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK
 from treeopt.journal import Journal, discard
-from treeopt.pipeline.deliver import read_tree
+from treeopt.pipeline.deliver import STALE, read_tree
 from treeopt.pipeline.measure import collect, first_conversations
 from treeopt.plan import Plan, PlanEntry
 from treeopt.planner import crossfit, crossfit_accepted
@@ -46,6 +46,8 @@ def bench(
     if rounds < 1:
         raise InvalidInput(f"--rounds must be at least 1, but got {rounds}.")
     plan, trace = run.read_plan(), run.read_trace()
+    if run.is_stale(plan):
+        note(STALE)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
     check_same_kind(run, session, trace)
     contenders, predicted = _contenders(plan, entry, trace, session.heads.num_heads)
@@ -107,6 +109,10 @@ def bench(
               "loop_share": reference.loop_share(), "skipped": reference.meta.get("skipped", []),
               "inputs": digests(run.plan, run.trace), "provenance": session.provenance(seed=0).record()},
     )  # fmt: skip
+    if result.contender("plain").tokens_per_s is None:
+        note(
+            f"Nothing was timed: {len(prompts)} answers never fill a batch of {rows}. Pass a larger --num-prompts."
+        )
     result.save(run.bench)
     if len(plan.entries) > 1:  # the last run's is bench.json; each batch size keeps its own
         result.save(run.bench_of(entry.batch_size))
