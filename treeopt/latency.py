@@ -2,20 +2,31 @@
 
 step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
 plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
+rows     batch_size x size, the tokens that the target's matrix products see in one step
+round    a stretch of time in which everything was measured once. A step's latency is the plain one's
+         times the median over rounds of the ratio of the two, so a slow minute falls on both.
+
+Latency over rows is a staircase (Medusa, Table 8): matrix products cost by the tile. Its shape is pooled
+over all batch sizes of a profile, and says how to go from one measured size to the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt import storage
 from treeopt.errors import InvalidInput, OutOfRange
+
+Anchor = tuple[int, int, int, int]  # batch_size, context_tokens, size, depth of something measured
+Weights = dict[Anchor, float]  # an estimate is a weighted mean of anchors
+SMOOTHNESS = 1e-3  # of the pooled curve; it only decides what overlapping rows leave open
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,50 @@ def median_latency(samples: Sequence[float]) -> Latency:
     return Latency(middle, 1.2533 * spread / float(np.sqrt(len(values))))
 
 
+def paired_latency(point: StepTiming, plain: StepTiming) -> Latency:
+    """Latency of a step as the plain one's median times the median ratio of the two over their rounds.
+
+    A sample is compared with plain steps of its own round only, and a round that was disturbed is one
+    ratio among many, so that neither drift nor interruptions reach the median. Without common rounds
+    it is the median of the samples.
+
+    >>> point = StepTiming(1, 128, size=8, depth=2, step_ms=(3.0, 6.0), round=(0, 1))
+    >>> plain = StepTiming(1, 128, size=1, depth=0, step_ms=(2.0, 4.0), round=(0, 1))
+    >>> paired_latency(point, plain).ms  # the second round was slow for both
+    4.5
+    """
+    ratios = _ratios(point, plain)
+    if not len(ratios):
+        return median_latency(point.step_ms)
+    reference, ratio = median_latency(plain.step_ms).ms, median_latency(ratios.tolist())
+    return Latency(reference * ratio.ms, reference * ratio.stderr_ms)
+
+
+def drift(plain: StepTiming) -> float:
+    """How much slower plain steps became from the first to the last third of the rounds, 0.1 for 10 %.
+
+    >>> drift(StepTiming(1, 128, size=1, depth=0, step_ms=(2.0, 2.0, 3.0), round=(0, 1, 2)))
+    0.5
+    """
+    medians = list(_by_round(plain).values())
+    third = max(1, len(medians) // 3)
+    return float(np.median(medians[-third:]) / np.median(medians[:third])) - 1 if medians else 0.0
+
+
+def _by_round(timing: StepTiming) -> dict[int, float]:
+    """Median sample of every round; empty where rounds are not known."""
+    samples: dict[int, list[float]] = {}
+    for number, ms in zip(timing.round or (), timing.step_ms, strict=False):
+        samples.setdefault(number, []).append(ms)
+    return {number: float(np.median(samples[number])) for number in sorted(samples)}
+
+
+def _ratios(point: StepTiming, plain: StepTiming) -> NDArray[np.float64]:
+    """(rounds,) the point over plain, in every round that has both."""
+    ours, theirs = _by_round(point), _by_round(plain)
+    return np.array([ours[number] / theirs[number] for number in ours if number in theirs])
+
+
 @dataclass(frozen=True)
 class LatencyProfile:
     """Measured step latencies: ``profile.json``.
@@ -79,82 +134,221 @@ class LatencyProfile:
     def __post_init__(self) -> None:
         if not self.autoregressive:
             raise InvalidInput("A profile must have at least one autoregressive timing.")
+        known = set(self.settings)
+        for point in self.points:
+            if (point.batch_size, point.context_tokens) not in known:
+                raise InvalidInput(
+                    "Every point of a profile must have a plain timing beside it, but batch size "
+                    f"{point.batch_size} at context {point.context_tokens} has none."
+                )
 
     @cached_property
     def settings(self) -> list[tuple[int, int]]:
         """Every measured (batch_size, context_tokens), sorted."""
         return sorted({(p.batch_size, p.context_tokens) for p in self.autoregressive})
 
-    def context(self, batch_size: int) -> int:
-        """The context length that a batch size was measured at; OutOfRange if none or several were."""
+    @property
+    def batch_sizes(self) -> list[int]:
+        return sorted({batch for batch, _ in self.settings})
+
+    def context(self, batch_size: int, wanted: float | None = None) -> int:
+        """The context length to plan a batch size for: ``wanted``, moved into the measured range.
+
+        Without a wish the shortest measured. OutOfRange for a batch size that was not measured.
+        """
         contexts = [context for batch, context in self.settings if batch == batch_size]
         if not contexts:
-            have = ", ".join(str(b) for b in sorted({b for b, _ in self.settings}))
+            have = ", ".join(map(str, self.batch_sizes))
             raise OutOfRange(
                 f"The profile covers batch sizes {have}, but {batch_size} was asked. "
-                f"Measure it with: treeopt profile --batch-size {batch_size}"
+                f"Measure it too with: treeopt profile --batch-size {batch_size}"
             )
-        if len(contexts) > 1:
-            raise OutOfRange(
-                f"A plan needs one context length per batch size, but the profile has {contexts} for "
-                f"batch size {batch_size}: keep the timings of one."
-            )
-        return contexts[0]
+        return int(min(max(wanted or 0, contexts[0]), contexts[-1]))
 
     def plain(self, batch_size: int, context_tokens: int) -> Latency:
-        """One autoregressive step."""
-        return self._plain[batch_size, context_tokens]
+        """One autoregressive step; between two measured contexts the mean of them, by distance."""
+        found = self.estimate(
+            self._between(batch_size, context_tokens, lambda context: {(batch_size, context, 1, 0): 1.0})
+        )
+        assert found is not None
+        return found
 
-    def step(self, batch_size: int, context_tokens: int, size: int, depth: int) -> Latency | None:
+    def step(
+        self, batch_size: int, context_tokens: int, size: int, depth: int, *, measured_only: bool = False
+    ) -> Latency | None:
         """A step with a tree of ``size`` rows and ``depth``; None beyond what was measured.
 
-        Size 1 is a plain step. Between two measured sizes of the same depth the estimate is linear;
-        a depth that was not measured costs as the next deeper one that was.
+        Size 1 is a plain step. Nothing is extrapolated. Where the pooled staircase and a straight line
+        differ, half of that is part of the standard error.
         """
-        if size == 1:
-            return self.plain(batch_size, context_tokens)
-        by_depth = self._medians.get((batch_size, context_tokens), {})
-        for measured_depth in sorted(d for d in by_depth if d >= max(depth, 1)):
-            sizes = by_depth[measured_depth]
-            below = max((s for s in sizes if s <= size), default=None)
-            above = min((s for s in sizes if s >= size), default=None)
-            if below is not None and above is not None:
-                w = (size - below) / (above - below) if above > below else 0.0
-                low, high = sizes[below], sizes[above]
-                return Latency((1 - w) * low.ms + w * high.ms, (1 - w) * low.stderr_ms + w * high.stderr_ms)
-        return None
+        weights = self.weights(batch_size, context_tokens, size, depth, measured_only=measured_only)
+        found = self.estimate(weights)
+        if found is None or measured_only or size == 1:
+            return found
+        straight = self.estimate(self.weights(batch_size, context_tokens, size, depth, pooled=False))
+        assert straight is not None
+        return Latency(found.ms, float(np.hypot(found.stderr_ms, (found.ms - straight.ms) / 2)))
 
-    def largest(self, batch_size: int, context_tokens: int) -> int:
-        """The largest size measured."""
-        by_depth = self._medians.get((batch_size, context_tokens), {})
-        return max((size for sizes in by_depth.values() for size in sizes), default=1)
+    def estimate(self, weights: Weights | None) -> Latency | None:
+        """The weighted mean of anchors."""
+        if weights is None:
+            return None
+        parts = [(w, self.anchors[anchor]) for anchor, w in weights.items()]
+        return Latency(sum(w * a.ms for w, a in parts), sum(w * a.stderr_ms for w, a in parts))
 
-    def deepest(self, batch_size: int, context_tokens: int) -> int:
-        """The largest depth measured."""
-        return max(self._medians.get((batch_size, context_tokens), {}), default=0)
+    def weights(
+        self,
+        batch_size: int,
+        context_tokens: int,
+        size: int,
+        depth: int,
+        *,
+        measured_only: bool = False,
+        pooled: bool = True,
+    ) -> Weights | None:
+        """Which measurements make up the estimate for a tree; None where they do not enclose it.
+
+        Between two measured sizes of one depth the way is that of the staircase over rows, pooled over
+        all batch sizes (``pooled``), or straight. A depth that was not measured costs as the next
+        deeper one that was; between two contexts the way is straight.
+        """
+
+        def at(context: int) -> Weights | None:
+            if size == 1:
+                return {(batch_size, context, 1, 0): 1.0}
+            by_depth = self._sizes.get((batch_size, context), {})
+            for measured in sorted(d for d in by_depth if d >= depth):
+                sizes = by_depth[measured]
+                low = max((s for s in sizes if s <= size), default=None)
+                high = min((s for s in sizes if s >= size), default=None)
+                if low is None or high is None or (measured_only and low != high):
+                    continue
+                ends = [(batch_size, context, s, 0 if s == 1 else measured) for s in (low, high)]
+                if low == high:
+                    return {ends[0]: 1.0}
+                way = (self.staircase(batch_size * np.array([low, size, high])) if pooled
+                       else np.array([low, size, high], dtype=float))  # fmt: skip
+                if way[2] - way[0] <= 0:  # flat: nothing to tell them apart
+                    way = np.array([low, size, high], dtype=float)
+                w = float((way[1] - way[0]) / (way[2] - way[0]))
+                return {ends[0]: 1 - w, ends[1]: w}
+            return None
+
+        return self._between(batch_size, context_tokens, at)
+
+    def draws(self, anchors: Sequence[Anchor], n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """(n, anchors) [ms] what each would have been with other rounds, resampled together in a setting."""
+        found = np.array([[self.anchors[anchor].ms for anchor in anchors]] * n)
+        for setting in {anchor[:2] for anchor in anchors}:
+            plain = self._pooled[(*setting, 1, 0)]
+            reference = np.array(list(_by_round(plain).values()))
+            together = rng.integers(0, max(len(reference), 1), (n, len(reference)))
+            for i, anchor in enumerate(anchors):
+                if anchor[:2] != setting or not len(reference):
+                    continue
+                found[:, i] *= np.median(reference[together], axis=1) / np.median(reference)
+                ratios = _ratios(self._pooled[anchor], plain)
+                if anchor[2] > 1 and len(ratios):
+                    same = len(ratios) == len(reference)  # else it joined later
+                    picks = together if same else rng.integers(0, len(ratios), (n, len(ratios)))
+                    found[:, i] *= np.median(ratios[picks], axis=1) / np.median(ratios)
+        return found
+
+    def staircase(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        """Latency over rows = batch_size x size, up to a constant [ms]: the shape common to all batch sizes.
+
+        Least squares of step_ms = curve(rows) + one constant a setting and depth, then made to rise.
+        """
+        knots, curve = self._staircase
+        found: NDArray[np.float64] = np.interp(rows, knots, curve)
+        return found
 
     @cached_property
-    def _plain(self) -> dict[tuple[int, int], Latency]:
-        """Setting -> median of the plain step, pooled over repeated timings."""
-        samples: dict[tuple[int, int], list[float]] = {}
-        for p in self.autoregressive:
-            samples.setdefault((p.batch_size, p.context_tokens), []).extend(p.step_ms)
-        return {setting: median_latency(ms) for setting, ms in samples.items()}
+    def _staircase(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        from scipy.optimize import isotonic_regression
 
-    @cached_property
-    def _medians(self) -> dict[tuple[int, int], dict[int, dict[int, Latency]]]:
-        """Setting -> depth -> size -> median, pooled over repeated points."""
-        samples: dict[tuple[int, int], dict[int, dict[int, list[float]]]] = {}
-        for p in self.points:
-            at = samples.setdefault((p.batch_size, p.context_tokens), {}).setdefault(p.depth, {})
-            at.setdefault(p.size, []).extend(p.step_ms)
-        return {
-            setting: {
-                depth: {size: median_latency(ms) for size, ms in sizes.items()}
-                for depth, sizes in depths.items()
-            }
-            for setting, depths in samples.items()
+        measured = [(a, self.anchors[a]) for a in self._pooled if a[3] > 0 or self._has_lone_root(a)]
+        if not measured:
+            return np.array([0.0, 1.0]), np.array([0.0, 0.0])
+        knots, at = np.unique([a[0] * a[2] for a, _ in measured], return_inverse=True)
+        parallel = sorted({(a[0], a[1]) for a, _ in measured})
+        depths = sorted({a[3] for a, _ in measured})
+        table = np.zeros((len(measured), len(knots) + len(parallel) + len(depths)))
+        wanted = np.array([latency.ms for _, latency in measured])
+        for i, (anchor, _) in enumerate(measured):
+            table[i, at[i]] = 1.0
+            table[i, len(knots) + parallel.index(anchor[:2])] = 1.0
+            table[i, len(knots) + len(parallel) + depths.index(anchor[3])] = 1.0
+        bends = np.zeros((max(len(knots) - 2, 0), table.shape[1]))
+        for i in range(len(bends)):
+            before, after = np.diff(np.log(knots[i : i + 3]))
+            bends[i, i : i + 3] = [1 / before, -1 / before - 1 / after, 1 / after]
+        table = np.vstack([table / wanted[:, None], SMOOTHNESS * bends / wanted.mean()])
+        found = np.linalg.lstsq(table, np.concatenate([np.ones(len(wanted)), np.zeros(len(bends))]))[0]
+        curve = np.asarray(isotonic_regression(found[: len(knots)]).x, dtype=float)
+        return knots.astype(float), curve
+
+    def _has_lone_root(self, anchor: Anchor) -> bool:
+        """Whether a lone root was timed as a tree, so that size 1 is an end to go from."""
+        return 1 in self._sizes.get(anchor[:2], {}).get(0, ())
+
+    def _between(
+        self, batch_size: int, context_tokens: int, at: Callable[[int], Weights | None]
+    ) -> Weights | None:
+        contexts = [context for batch, context in self.settings if batch == batch_size]
+        low = max((c for c in contexts if c <= context_tokens), default=None)
+        high = min((c for c in contexts if c >= context_tokens), default=None)
+        if low is None or high is None:
+            return None
+        ends = at(low), at(high)
+        if ends[0] is None or ends[1] is None or low == high:
+            return ends[0] if low == high else None
+        w = (context_tokens - low) / (high - low)
+        return {anchor: (1 - w) * part for anchor, part in ends[0].items()} | {
+            anchor: w * part for anchor, part in ends[1].items()
         }
+
+    def largest(self, batch_size: int) -> int:
+        """The largest size measured."""
+        return max((p.size for p in self.points if p.batch_size == batch_size), default=1)
+
+    def deepest(self, batch_size: int) -> int:
+        """The largest depth measured."""
+        return max((p.depth for p in self.points if p.batch_size == batch_size), default=0)
+
+    @cached_property
+    def anchors(self) -> dict[Anchor, Latency]:
+        """Everything measured; a plain step has size 1 and depth 0."""
+        found = {}
+        for anchor, timing in self._pooled.items():
+            plain = self._pooled[(*anchor[:2], 1, 0)]
+            found[anchor] = median_latency(plain.step_ms) if anchor[2] == 1 else paired_latency(timing, plain)
+        return found
+
+    @cached_property
+    def _pooled(self) -> dict[Anchor, StepTiming]:
+        """All samples of the same kind of step as one timing."""
+        groups: dict[Anchor, list[StepTiming]] = {}
+        for p in (*self.autoregressive, *(p for p in self.points if p.size > 1)):
+            groups.setdefault((p.batch_size, p.context_tokens, p.size, p.depth), []).append(p)
+        pooled = {}
+        for anchor, timings in groups.items():
+            samples = tuple(ms for p in timings for ms in p.step_ms)
+            known = all(p.round is not None and len(p.round) == len(p.step_ms) for p in timings)
+            rounds = tuple(r for p in timings for r in p.round or ()) if known else None
+            pooled[anchor] = StepTiming(*anchor, step_ms=samples, round=rounds)
+        return pooled
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[int, int], dict[int, set[int]]]:
+        """Setting -> depth -> sizes measured; a lone root timed as a tree counts at every depth."""
+        found: dict[tuple[int, int], dict[int, set[int]]] = {}
+        for p in self.points:
+            found.setdefault((p.batch_size, p.context_tokens), {}).setdefault(p.depth, set()).add(p.size)
+        for depths in found.values():
+            for sizes in depths.values():
+                sizes |= {1} & depths.get(0, set())
+        return found
 
     def document(self) -> dict[str, Any]:
         """What ``profile.json`` says."""

@@ -235,14 +235,14 @@ def _entry(
         tied = sorted({c.size for c in ties})
         curve = [max((c for c in candidates if c.size == size), key=lambda c: c.tokens_per_s or 0.0)
                  for size in sorted({c.size for c in candidates})]  # fmt: skip
-        most, largest = max(len(f.family) for f in families), profile.largest(batch_size, context)
+        most, largest = max(len(f.family) for f in families), profile.largest(batch_size)
         if largest < most:
             warnings.append(
                 f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out."
             )
-        if profile.deepest(batch_size, context) < len(families):
+        if profile.deepest(batch_size) < len(families):
             warnings.append(
-                f"The profile covers depths up to {profile.deepest(batch_size, context)}, so deeper trees "
+                f"The profile covers depths up to {profile.deepest(batch_size)}, so deeper trees "
                 f"(to {len(families)}) were left out."
             )
     if trace is None:
