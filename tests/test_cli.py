@@ -203,7 +203,7 @@ def test_a_model_and_heads_of_ones_own(tmp_path):
 
 def test_planning_needs_no_model(tmp_path):
     out = treeopt(
-        "search", "--run", tmp_path, "--calibration", "medusa-vicuna-7b-v1.3", "--budget", 39, "--json"
+        "search", "--run", tmp_path, "--calibration", "vicuna-7b-medusa1", "--budget", 39, "--json"
     )
     entry = json.loads(out)["entries"][0]
     assert len(entry["growth_order"]) == 38
@@ -255,12 +255,12 @@ def wrong(tmp_path):
         (("show", "--tree", tmp_path / "tree.json", *run), "lacks"),
         (("show", "--tree", tmp_path / "cut.json", *run), "cut off"),
         (("search", "--calibration", tmp_path / "other.json", *run), "schema"),
-        (("search", "--calibration", "no-such", *run), "medusa-vicuna-7b"),
-        (("search", "--calibration", "medusa-vicuna-7b-v1.3", "--profile", "no-such", *run), "no-such"),
+        (("search", "--calibration", "no-such", *run), "vicuna-7b-medusa1"),
+        (("search", "--calibration", "vicuna-7b-medusa1", "--profile", "no-such", *run), "no-such"),
         (("export", "--to", "other", *run), "treeopt search"),
-        (("search", "--calibration", "medusa-vicuna-7b-v1.3", "--objective", "magic", *run), "independent, joint"),
+        (("search", "--calibration", "vicuna-7b-medusa1", "--objective", "magic", *run), "independent, joint"),
         (("calibrate", "--device", "toaster", *run), "--device"),
-        (("search", "--calibration", "medusa-vicuna-7b-v1.3", "--run", tmp_path / "tree.json"), "cannot be written"),
+        (("search", "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "tree.json"), "cannot be written"),
     ]  # fmt: skip
 
 

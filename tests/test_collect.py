@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from treeopt.benchmark import Benchmark
 from treeopt.calibration import Calibration, prefix_states
-from treeopt.planner import crossfit, folds
+from treeopt.heldout import crossfit, folds
 from treeopt.runtime.bench import blocks_of
 from treeopt.runtime.collect import Prompt, collect_trace, turn_prompts
 from treeopt.runtime.decode import StopRule, decode

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from treeopt import demo
 from treeopt.demo.corpus import fingerprint, is_held_out, standard_library
 from treeopt.errors import InvalidInput
-from treeopt.library import published_tree
+from treeopt.published import published_tree
 from treeopt.runtime.bench import logit_gap
 from treeopt.runtime.decode import StopRule, decode
 from treeopt.runtime.prompts import DEMO_TOKENS, demo_prompts

@@ -1,5 +1,6 @@
 """The documents and the layout say what the code does."""
 
+import json
 import re
 from pathlib import Path
 
@@ -23,12 +24,36 @@ def test_every_command_has_help_with_an_example_and_is_in_the_readme():
         assert all(p.help for p in command.params if isinstance(p, click.Option)), name
 
 
-def test_every_shipped_file_loads_and_is_in_its_readme():
-    for kind, load in (("calibration", Calibration.load), ("profiles", LatencyProfile.load)):
-        readme = (ROOT / kind / "README.md").read_text(encoding="utf-8")
-        for name, path in library.shipped(kind).items():
-            load(path)
-            assert name in readme
+SHIPPED = [("calibration", Calibration.load), ("profiles", LatencyProfile.load)]
+
+
+@pytest.mark.parametrize(("kind", "load"), SHIPPED)
+def test_every_shipped_file_loads(kind, load):
+    assert all(load(path) for path in library.shipped(kind).values())
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in SHIPPED])
+def test_the_table_of_shipped_files_says_what_the_files_say(kind):
+    """Every file has its row, every row its file, and "–" stands where the file says nothing."""
+    readme = (ROOT / kind / "README.md").read_text(encoding="utf-8")
+    header, _, *rows = [line for line in readme.splitlines() if line.startswith("|")]
+    assert header == "| name | source | device | date | command |"
+    assert sorted(rows) == sorted(row_of(path) for path in library.shipped(kind).values())
+
+
+def row_of(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    said = document["provenance"]
+    source = document.get("source", "measured")
+    published = said.get("published_in")
+    cells = [
+        f"`{path.stem}`",
+        f"{source}: {published}" if published else source,
+        said.get("device"),
+        (said.get("time") or said.get("published") or "")[:10],
+        f"`{said['command']}`" if said.get("command") else None,
+    ]
+    return f"| {' | '.join(cell or '–' for cell in cells)} |"
 
 
 def test_files_stay_small():

@@ -10,8 +10,8 @@ from hypothesis import given
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export import ENGINES, export_entry
-from treeopt.library import published_tree
 from treeopt.plan import PlanEntry
+from treeopt.published import published_tree
 from treeopt.tree import Tree
 
 from .conftest import trees

@@ -18,8 +18,8 @@ from treeopt import figures
 from treeopt.calibration import Calibration
 from treeopt.figures import style
 from treeopt.latency import LatencyProfile
-from treeopt.library import published_tree
 from treeopt.planner import plan_trees
+from treeopt.published import published_tree
 from treeopt.tree import Tree
 
 

@@ -18,10 +18,11 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.figures import planning, style
 from treeopt.figures.tree import columns
 from treeopt.growth import grow
+from treeopt.heldout import crossfit
 from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.library import published_tree
 from treeopt.plan import Plan
-from treeopt.planner import crossfit, plan_trees
+from treeopt.planner import plan_trees
+from treeopt.published import published_tree
 from treeopt.replay import replay
 from treeopt.rundir import RunDirectory
 from treeopt.trace import RankTrace
@@ -353,7 +354,7 @@ def test_an_empty_run_says_which_command_makes_each_input(run):
 
 
 def test_a_published_calibration_gives_its_tree_and_accuracy(run):
-    pipeline.search(run, batch_sizes=(1,), budget=64, calibration="medusa-vicuna-7b-v1.3")
+    pipeline.search(run, batch_sizes=(1,), budget=64, calibration="vicuna-7b-medusa1")
     files, notes = figures.draw(run, formats=["png"])
     assert [file.stem for file in files] == ["tree", "accuracy"]
     assert len(notes) == len(figures.FIGURES) - 2

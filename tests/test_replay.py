@@ -1,12 +1,15 @@
 """Replay against a walk written as the definition reads."""
 
 import numpy as np
+import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
+from treeopt.growth import grow_joint
 from treeopt.replay import replay, replay_sizes
 from treeopt.tree import Tree
 
-from .conftest import traces, trees
+from .conftest import random_trace, traces, trees
 
 
 def slow_steps(trace, paths) -> list[int]:
@@ -46,3 +49,23 @@ def test_a_dense_tree_of_all_ranks_accepts_every_hit(trace):
     everything = replay(trace, Tree.dense([4, 4, 4]))
     assert (everything.steps <= replay(trace, Tree.dense([4])).steps).all()
     assert (everything.tokens == trace.lengths - 1).all()
+
+
+def test_long_sequences_and_many_sizes():
+    """A sum of more than 255 steps does not run over its byte, and sizes beyond 64 need a second word."""
+    rng = np.random.default_rng(0)
+    trace = random_trace(rng, np.array([1000, 3, 700]), heads=3, ranks=6)
+    family = grow_joint(trace, budget=150)
+    steps = replay_sizes(trace, family.paths, np.arange(1, len(family) + 1))
+    for size in (1, 2, 63, 64, 65, 128, len(family)):
+        assert steps[size - 1].tolist() == slow_steps(trace, family.paths[:size])
+
+
+@given(traces(sequences=5), st.integers(1, 300))
+def test_portions_change_nothing(trace, at_once):
+    family = grow_joint(trace, budget=8)
+    sizes = np.arange(1, len(family) + 1)
+    whole = replay_sizes(trace, family.paths, sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treeopt.replay.AT_ONCE", at_once)
+        assert (replay_sizes(trace, family.paths, sizes) == whole).all()

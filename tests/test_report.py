@@ -76,7 +76,7 @@ def test_without_a_plan_the_command_that_makes_one_is_named(tmp_path):
 
 def test_a_plan_alone_makes_a_report(tmp_path):
     run = RunDirectory(tmp_path)
-    pipeline.search(run, batch_sizes=(1,), budget=16, calibration="medusa-vicuna-7b-v1.3")
+    pipeline.search(run, batch_sizes=(1,), budget=16, calibration="vicuna-7b-medusa1")
     page = write_report(run).read_text()
     assert "lmsys/vicuna-7b-v1.3" in page
     assert "treeopt bench" in page

@@ -89,11 +89,11 @@ def test_ten_random_kills_end_byte_equal(tmp_path, undisturbed):
 
 def test_a_run_directory_has_one_writer(tmp_path):
     with RunDirectory(tmp_path / "run").writing():
-        process = start(tmp_path, "search", "--calibration", "medusa-vicuna-7b-v1.3", "--run", "run")
+        process = start(tmp_path, "search", "--calibration", "vicuna-7b-medusa1", "--run", "run")
         _, said = process.communicate(timeout=60)
         assert process.returncode == 1
         assert "one writer at a time" in said
-    finish(tmp_path, "search", "--calibration", "medusa-vicuna-7b-v1.3", "--run", "run")
+    finish(tmp_path, "search", "--calibration", "vicuna-7b-medusa1", "--run", "run")
 
 
 def test_a_crash_leaves_no_lock_and_no_half_written_files(tmp_path):

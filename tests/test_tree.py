@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from treeopt.errors import InvalidInput
-from treeopt.library import published_tree
+from treeopt.published import published_tree
 from treeopt.tree import Tree, TreeFamily
 
 from .conftest import shared_json, trees

@@ -11,8 +11,9 @@ trap 'rm -rf "$place"' EXIT
 "$place/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheel"
 cd "$place"
 venv/bin/treeopt --help >/dev/null
-venv/bin/treeopt list | grep medusa-vicuna-7b-v1.3
-venv/bin/treeopt search --calibration medusa-vicuna-7b-v1.3 --budget 39
+venv/bin/treeopt list | grep vicuna-7b-medusa1
+venv/bin/treeopt search --calibration vicuna-7b-medusa1 --budget 39
+venv/bin/treeopt score mc_sim_7b_63 --calibration vicuna-7b-medusa1
 venv/bin/treeopt export --to tensorrt-llm
 venv/bin/treeopt export --to medusa
 venv/bin/treeopt show | head -3

@@ -25,12 +25,14 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
+from treeopt.shrinkage import NONE, PathCounts, Strengths, mixed, strengths_of
 from treeopt.trace import RankTrace
-from treeopt.tree import Choice, IntArray, TreeFamily
+from treeopt.tree import Choice, TreeFamily
+from treeopt.walk import Walk
 
+SAVINGS = 0.1  # strength for the mean saving of a node, as a share of that for its children
+DIGITS = 6  # of expected counts that are told apart, so that equal ones stay equal
 MAX_RANK = 9  # Medusa, Hydra, EAGLE and Neuron look at ten candidates per head
-
-TRIED = 4  # children that replay growth decodes with before it takes the best
 
 Value = tuple[float, float]  # compared in this order; a child's value never exceeds its parent's
 Children = Callable[[Choice, Value], Iterator[tuple[Value, int]]]
@@ -74,30 +76,31 @@ def grow_joint(
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
     gap_free: bool = False,
+    strengths: Strengths = NONE,
 ) -> TreeFamily:
-    """The trees that maximise tokens of a step averaged over all states of the trace, exactly.
+    """The trees that maximise tokens of a step averaged over all states of the trace.
 
-    Paths that are equally frequent (never seen, for one) go by the product of marginals.
-    Time O(P x K + budget x ranks).
+    Without ``strengths`` plain counts, and the trees are optimal for every size; paths that are equally
+    frequent (never seen, for one) go by the product of marginals. With them rare paths are shrunk
+    towards common ones (`treeopt.shrinkage`), which is better on answers not seen.
+    Time O(P x K + budget x ranks), memory O(P x K).
     """
-    ranks = trace.ranks[trace.has_step][:, :max_depth]
     top = min(max_rank + 1, trace.top_k)
-    accept = Calibration.from_trace(trace).accept[:max_depth, :top]
-    states: dict[Choice, NDArray[np.int16]] = {(): ranks}
+    ranks = trace.ranks[trace.has_step][:, :max_depth]
+    paths = PathCounts(ranks, top, strengths)
 
     def children(path: Choice, value: Value) -> Iterator[tuple[Value, int]]:
-        here, depth = states.pop(path), len(path)
-        if depth == ranks.shape[1]:
+        if len(path) == ranks.shape[1]:
             return
-        column = here[:, depth]
-        counts = np.bincount(column[(column >= 0) & (column < top)], minlength=top)
-        products = value[1] * accept[depth]
+        reached = round(value[0] * paths.trial_share(path), DIGITS)
+        counts = np.round(reached * paths.chances(path), DIGITS)
+        products = value[1] * paths.marginals[len(path)]
         for rank in range(top) if gap_free else np.lexsort((-products, -counts)).tolist():
-            states[(*path, rank)] = here[column == rank]
-            yield (int(counts[rank]), float(products[rank])), rank
+            paths.open(path, rank)
+            yield (float(counts[rank]), float(products[rank])), rank
 
-    paths, values = _best_first(children, (len(ranks), 1.0), budget)
-    return TreeFamily(paths, np.array([count for count, _ in values]) / len(ranks))
+    found, values = _best_first(children, (len(ranks), 1.0), budget)
+    return TreeFamily(found, np.array([count for count, _ in values]) / len(ranks))
 
 
 def grow_replay(
@@ -107,33 +110,74 @@ def grow_replay(
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
     gap_free: bool = False,
+    strengths: Strengths = NONE,
 ) -> TreeFamily:
     """Trees grown node by node, each saving the most steps at the states visited with the tree so far.
 
-    A new node changes only the states whose accepted path ended at its parent, so only sequences
-    with one of them are decoded again. Where no visited state would gain, nodes are added in the
-    order of `grow_joint`. Nested by construction; the best trees of every size are not nested in
-    general, so this is a heuristic (a test bounds its loss against brute force).
+    How often a child is accepted there is counted, and with ``strengths`` mixed with its chance over all
+    states; what an accepted guess saves is a mean over its parent (`Walk.ends`). Where nothing would be
+    saved, nodes are added in the order of `grow_joint`. Nested by construction; the best trees of every
+    size are not nested in general, so this is a heuristic (a test bounds its loss against brute force).
+    Time O(budget x P) at most, memory O(P x K).
     """
-    joint = grow_joint(trace, budget=budget, max_depth=max_depth, max_rank=max_rank, gap_free=gap_free)
-    walk = _Walk(trace, max_depth or trace.num_heads, min(max_rank + 1, trace.top_k))
+    limits: dict[str, Any] = {"max_depth": max_depth, "max_rank": max_rank, "gap_free": gap_free}
+    joint = grow_joint(trace, budget=budget, strengths=strengths, **limits)
+    depth, top = min(max_depth or trace.num_heads, trace.num_heads), min(max_rank + 1, trace.top_k)
+    walk = Walk(trace, depth, top)
+    known = PathCounts(trace.ranks[trace.has_step][:, :depth], top, strengths)
     paths: list[Choice] = [()]
     index: dict[Choice, int] = {(): 0}
-    children = np.zeros(len(joint), dtype=np.int64)  # of every node so far
+    parents, above = (
+        [0],
+        [known.chances(())],
+    )  # of every node: its parent, its children's chances over all states
     tokens, steps = int((trace.lengths - 1).sum()), [walk.steps()]
     while len(paths) < len(joint):
-        parent, rank = walk.best_child(children if gap_free else None, len(paths))
+        saved = _saved(walk, paths, parents, np.array(above), strengths.path)
+        for path, parent in zip(paths[1:], parents[1:], strict=True):
+            saved[parent, path[-1]] = -1.0  # is there already
+        if gap_free:
+            next_rank = np.bincount(parents[1:], minlength=len(paths))
+            saved[np.arange(top) != next_rank[:, None]] = -1.0
+        parent, rank = divmod(int(saved.argmax()), top)
         path = (*paths[parent], rank)
-        if rank < 0:
+        if saved.max() <= 0:
             path = next(p for p in joint.paths if p not in index)
             parent, rank = index[path[:-1]], path[-1]
         index[path] = len(paths)
-        children[parent] += 1
         walk.add(parent, rank, len(paths))
+        known.open(paths[parent], rank)
         paths.append(path)
+        parents.append(parent)
+        above.append(known.chances(path) if len(path) < depth else np.zeros(top))
         steps.append(walk.steps())
     curve = tokens / np.maximum(steps, 1)
     return TreeFamily(tuple(paths), np.diff(curve, prepend=0.0))
+
+
+def _saved(
+    walk: Walk, paths: list[Choice], parents: list[int], above: NDArray[np.float64], strength: float
+) -> NDArray[np.float64]:
+    """(nodes, R) steps that each child of each node would save at the states now visited.
+
+    above : (nodes, R)  chances of the children over all states, mixed in as ``strength`` states
+    """
+    counts, saving = walk.ends(len(paths), SAVINGS * strength)
+    top = walk.top
+    reached = counts.sum(1)  # visited states at which each node is accepted, its descendants' too
+    for node in range(len(paths) - 1, 0, -1):
+        counts[parents[node], paths[node][-1]] = reached[node]
+        reached[parents[node]] += reached[node]
+    tried = counts[:, : top + 1].sum(1)
+    chances = mixed(np.column_stack([counts[:, :top], tried]), strength, above)
+    share = np.where(reached > 0, tried / np.maximum(reached, 1), 1.0)
+    expected = np.zeros(len(paths))  # the same as reached, by the mixed chances
+    expected[0] = reached[0]
+    for node in range(1, len(paths)):
+        parent = parents[node]
+        expected[node] = expected[parent] * share[parent] * chances[parent, paths[node][-1]]
+    found: NDArray[np.float64] = (expected * share * saving)[:, None] * chances
+    return found
 
 
 OBJECTIVES: dict[str, Callable[..., TreeFamily]] = {
@@ -144,8 +188,14 @@ OBJECTIVES: dict[str, Callable[..., TreeFamily]] = {
 
 
 def grow(trace: RankTrace, *, objective: str, **limits: Any) -> TreeFamily:
-    """The family of one of `OBJECTIVES` on the whole trace (in-sample; see `planner.crossfit`)."""
+    """The family of one of `OBJECTIVES` on the whole trace (in-sample; see `planner.crossfit`).
+
+    Rare paths are shrunk as much as held-out conversations of the trace ask for.
+    """
     check_objective(objective)
+    if objective != "independent" and "strengths" not in limits:
+        top = min(limits.get("max_rank", MAX_RANK) + 1, trace.top_k)
+        limits["strengths"] = strengths_of(trace, top, limits.get("max_depth"))
     return OBJECTIVES[objective](trace, **limits)
 
 
@@ -192,86 +242,3 @@ def _best_first(children: Children, root: Value, budget: int) -> tuple[tuple[Cho
         offer(siblings, path[:-1])
         offer(children(path, value), path)
     return tuple(paths), values
-
-
-class _Walk:
-    """Greedy decoding of a whole trace with a growing tree, kept up to date node by node.
-
-    to_go[t] is the number of steps from state t to the end of its sequence (0 at its last state), so
-    that one more accepted guess at t, where a were accepted, saves to_go[t+1+a] - to_go[t+2+a] steps.
-    """
-
-    def __init__(self, trace: RankTrace, max_depth: int, top: int) -> None:
-        ranks = trace.ranks[:, :max_depth].astype(np.int64)
-        ranks[(ranks < 0) | (ranks >= top)] = top  # one column for "no candidate of ours"
-        none = np.full((len(ranks), 1), top)
-        self.ranks: IntArray = np.hstack([ranks, none])  # (P, D+1)
-        self.top, self.starts = top, trace.starts
-        self.sequence = np.repeat(np.arange(trace.num_sequences), trace.lengths)
-        self.last = (trace.starts[1:] - 1)[self.sequence]  # (P,) last state of the state's sequence
-        self.node = np.zeros(len(ranks), dtype=np.int64)  # deepest accepted node
-        self.depth = np.zeros(len(ranks), dtype=np.int64)  # its depth: accepted guesses
-        self.wanted = self.ranks[:, 0].copy()  # rank of the guess that would be accepted next
-        self.visited = trace.has_step.copy()
-        self.to_go = self.last - np.arange(len(ranks))
-
-    def steps(self) -> int:
-        return int(self.to_go[self.starts[:-1]].sum())
-
-    def gains(self, nodes: int) -> NDArray[Any]:
-        """(nodes, ranks) steps that a new child of each node would save at the states now visited."""
-        t, width = np.flatnonzero(self.visited), self.top + 1
-        following = t + 1 + self.depth[t]
-        saved = self.to_go[np.minimum(following, self.last[t])]
-        saved -= self.to_go[np.minimum(following + 1, self.last[t])]
-        key = self.node[t] * width + self.wanted[t]
-        gains = np.bincount(key, weights=saved, minlength=nodes * width).reshape(nodes, width)
-        return gains[:, : self.top]
-
-    def best_child(self, children: IntArray | None, nodes: int) -> tuple[int, int]:
-        """(parent, rank) of the child that saves most steps; rank -1 where none saves any.
-
-        children : (nodes,)  how many each node has: only that rank may follow; None for any rank
-
-        `gains` counts a child's effect on each state by itself; the `TRIED` best by that count are
-        decoded with, since accepting a guess moves all later steps of its sequence.
-        """
-        gains = self.gains(nodes)
-        if children is not None:
-            gains = np.where(np.arange(self.top) == children[:nodes, None], gains, 0.0)
-        tried = np.argsort(-gains, axis=None, kind="stable")[:TRIED]
-        offered = [divmod(int(i), self.top) for i in tried if gains.flat[i] > 0]
-        return max(offered, key=lambda child: self.saving(*child), default=(0, -1))
-
-    def saving(self, parent: int, rank: int) -> int:
-        """Steps that the whole trace would take less with child ``rank`` of ``parent``."""
-        changed = (self.node == parent) & (self.wanted == rank)
-        sequences = np.unique(self.sequence[changed])
-        t, last = self.starts[sequences], self.starts[sequences + 1] - 1
-        before, steps = int(self.to_go[t].sum()), 0
-        while len(t):
-            alive = t < last
-            t, last = t[alive], last[alive]
-            steps += len(t)
-            t = t + 1 + self.depth[t] + changed[t]
-        return before - steps
-
-    def add(self, parent: int, rank: int, node: int) -> None:
-        """Add child ``rank`` of ``parent`` as ``node`` and decode the sequences it changes again."""
-        changed = np.flatnonzero((self.node == parent) & (self.wanted == rank))
-        self.node[changed] = node
-        self.depth[changed] += 1
-        self.wanted[changed] = self.ranks[changed, self.depth[changed]]
-        sequences = np.unique(self.sequence[changed])
-        begins, ends = self.starts[sequences], self.starts[sequences + 1] - 1
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            self.visited[begin:end] = False
-        order = np.argsort(begins - ends, kind="stable")  # longest first, all backwards at once
-        t, lengths = ends[order], (ends - begins)[order]
-        for back in range(1, int(lengths.max(initial=0)) + 1):
-            t = t[: np.searchsorted(-lengths, -back, side="right")] - 1
-            self.to_go[t] = 1 + self.to_go[np.minimum(t + 1 + self.depth[t], self.last[t])]
-        t = self.starts[sequences]
-        while len(t := t[t < self.last[t]]):
-            self.visited[t] = True
-            t = np.minimum(t + 1 + self.depth[t], self.last[t])

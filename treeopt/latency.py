@@ -237,14 +237,21 @@ class LatencyProfile:
         return self._between(batch_size, context_tokens, at)
 
     def draws(self, anchors: Sequence[Anchor], n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """(n, anchors) [ms] what each would have been with other rounds, resampled together in a setting."""
+        """(n, anchors) [ms] what each would have been with other rounds, resampled together in a setting.
+
+        Where rounds are not known it is the estimate with normal noise of its standard error.
+        """
         found = np.array([[self.anchors[anchor].ms for anchor in anchors]] * n)
         for setting in {anchor[:2] for anchor in anchors}:
             plain = self._pooled[(*setting, 1, 0)]
             reference = np.array(list(_by_round(plain).values()))
             together = rng.integers(0, max(len(reference), 1), (n, len(reference)))
             for i, anchor in enumerate(anchors):
-                if anchor[:2] != setting or not len(reference):
+                if anchor[:2] != setting:
+                    continue
+                if not len(reference):
+                    noise = self.anchors[anchor].stderr_ms * rng.standard_normal(n)
+                    found[:, i] = np.maximum(found[:, i] + noise, found[:, i] / 2)
                     continue
                 found[:, i] *= np.median(reference[together], axis=1) / np.median(reference)
                 ratios = _ratios(self._pooled[anchor], plain)

@@ -36,7 +36,9 @@ class PlanEntry:
     growth_order: list[list[Any]] = field(default_factory=list)
     predicted: dict[str, Any] = field(default_factory=dict)
     interval95: dict[str, list[float]] | None = None
-    tied_sizes: list[int] = field(default_factory=list)
+    tied_sizes: list[int] = field(default_factory=list)  # sizes that the data cannot tell from the fastest
+    runner_up: dict[str, Any] | None = None
+    accepted: list[float] = field(default_factory=list)  # share of the steps that emit 0, 1, ... guesses
     verified: dict[str, Any] | None = None
     best_chain: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)

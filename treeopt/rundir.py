@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from treeopt import library
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.latency import LatencyProfile
@@ -92,6 +93,18 @@ class RunDirectory:
 
     def read_plan(self) -> Plan:
         return _read(self.plan, Plan.load, "treeopt search")
+
+    def read_source(self, calibration: str | None = None) -> tuple[Path, RankTrace | Calibration]:
+        """What trees are judged by, and its file: a trace or a calibration by path or by shipped name.
+
+        Without one the run's own trace, or else its calibration.
+        """
+        if calibration is not None:
+            path = library.find("calibration", calibration)
+            return path, RankTrace.load(path) if path.suffix == ".npz" else Calibration.load(path)
+        if self.trace.exists() or not self.calibration.exists():
+            return self.trace, self.read_trace()
+        return self.calibration, self.read_calibration()
 
     def is_stale(self, plan: Plan) -> bool:
         """Whether the run's trace or profile has changed since the plan was made from it."""

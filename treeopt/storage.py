@@ -81,14 +81,20 @@ def read_json(path: Path, kind: str, required: tuple[str, ...] = ()) -> dict[str
     return document
 
 
-def load_json(path: Path) -> Any:
-    """Any JSON at ``path``, NaN and infinities refused."""
+def read_text(path: Path) -> str:
+    """The text at ``path``, UTF-8; InvalidInput where there is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InvalidInput(f"{path} does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from None
+
+
+def load_json(path: Path) -> Any:
+    """Any JSON at ``path``, NaN and infinities refused."""
+    try:
+        return json.loads(read_text(path), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise InvalidInput(
             f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?"

@@ -27,6 +27,7 @@ from treeopt.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
 LOOP_PERIOD, LOOP_REPEATS = 8, 3
+FOLDS = 5  # of cross-validation
 SCHEMA = f"treeopt.trace/{storage.VERSION}"
 
 
@@ -264,6 +265,17 @@ class RankTrace:
             return cls(**kinds, meta=meta)
         except InvalidInput as error:
             raise InvalidInput(f"{path} is not a rank trace: {error}") from None
+
+
+def fold_numbers(trace: RankTrace) -> IntArray:
+    """(S,) which of five folds each sequence belongs to; conversations stay whole.
+
+    >>> trace = RankTrace(np.array([[0], [-2]] * 10), np.arange(0, 22, 2))
+    >>> sorted(np.bincount(fold_numbers(trace)).tolist())
+    [2, 2, 2, 2, 2]
+    """
+    clusters = trace.clusters
+    return (np.random.default_rng(0).permutation(int(clusters.max()) + 1) % FOLDS)[clusters]
 
 
 _META: dict[str, type] = {

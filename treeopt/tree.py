@@ -162,6 +162,16 @@ class Tree:
         """Indices of the nodes without children, in order."""
         return np.setdiff1d(np.arange(len(self)), self.parents[1:])
 
+    @property
+    def gap_free(self) -> bool:
+        """Whether the children of every node have the ranks 0...c-1.
+
+        >>> Tree.dense([2, 1]).gap_free, Tree.from_choices([[0], [2]]).gap_free
+        (True, False)
+        """
+        known = set(self.paths)
+        return all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in known for p in self.paths[1:])
+
     def widths(self) -> list[int]:
         """Number of nodes at depths 1, 2, ...
 

@@ -112,7 +112,7 @@ def show(run: RunDirectory, batch_size: int | None, file: Path | None, as_json: 
     from treeopt.console import tree_view
 
     if file is not None:
-        tree, gains = pipeline.read_tree(file), None
+        tree, gains = pipeline.read_tree(file, batch_size=batch_size), None
     else:
         plan = run.read_plan()
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
@@ -124,7 +124,7 @@ def show(run: RunDirectory, batch_size: int | None, file: Path | None, as_json: 
 @click.command("list")
 @AS_JSON
 def list_(as_json: bool) -> None:
-    """List shipped calibrations and profiles, engines, objectives, checkpoint layouts and figures.
+    """List shipped calibrations and profiles, published trees, engines, objectives, layouts and figures.
 
     \b
     Example:
@@ -134,10 +134,12 @@ def list_(as_json: bool) -> None:
     from treeopt.figures import FIGURES
     from treeopt.growth import OBJECTIVES
     from treeopt.library import LAYOUTS, shipped
+    from treeopt.published import PUBLISHED
 
     found = {
         "calibrations": list(shipped("calibration")),
         "profiles": list(shipped("profiles")),
+        "trees": list(PUBLISHED),
         "engines": list(ENGINES),
         "objectives": list(OBJECTIVES),
         "layouts": list(LAYOUTS),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export import medusa, tensorrt_llm, tgi
@@ -24,6 +25,7 @@ class Engine:
     plain           whether its files can also say not to speculate
     most_batch_size rows that the engine decodes with a tree at once; None for no bound
     write           (entry, number of heads, of their layers) to file name and text
+    read            the text of such a file to its choices; None where it is not one
     notes           what a user has to know, always
     entry_notes     what this entry loses or risks
     chain           whether it takes a chain only; then the entry's best chain is written
@@ -33,6 +35,7 @@ class Engine:
     gap_free_depth: int
     most_batch_size: int | None
     write: Callable[[PlanEntry, int, int], Mapping[str, str]]
+    read: Callable[[str], list[Any] | None]
     plain: bool = False
     notes: tuple[str, ...] = ()
     entry_notes: Callable[[PlanEntry], list[str]] = lambda entry: []
@@ -40,12 +43,13 @@ class Engine:
 
 
 ENGINES = {
-    "medusa": Engine(9, 0, 1, medusa.write),
+    "medusa": Engine(9, 0, 1, medusa.write, medusa.read),
     "tensorrt-llm": Engine(
         15,
         1,
         None,
         tensorrt_llm.write,
+        tensorrt_llm.read,
         plain=True,
         notes=(
             "TensorRT-LLM takes medusa_choices on its TensorRT engine path only, which releases after "
@@ -55,7 +59,7 @@ ENGINES = {
             "It reads the heads from medusa_lm_head.pt: treeopt convert DRAFTER --to medusa-pt --output HEADS",
         ),
     ),
-    "tgi": Engine(0, 0, None, tgi.write, plain=True, entry_notes=tgi.notes, chain=True),
+    "tgi": Engine(0, 0, None, tgi.write, tgi.read, plain=True, entry_notes=tgi.notes, chain=True),
 }
 
 
@@ -96,6 +100,16 @@ def export_entry(entry: PlanEntry, engine_name: str, *, num_heads: int, num_laye
     if (len(tree) - 1) % 32 == 0 and engine_name == "tensorrt-llm":
         notes.append("Trees of 32 or 64 choices are suspected to overrun its packed mask; prefer 31 or 63.")
     return Export(engine.write(entry, num_heads, num_layers), tuple(notes))
+
+
+def read_choices(text: str) -> list[Any] | None:
+    """The choices of any file that `export_entry` writes; None where the text is no such file.
+
+    >>> read_choices("- [0]\\n- [1]\\n")
+    [[0], [1]]
+    """
+    found = (engine.read(text) for engine in ENGINES.values())
+    return next((choices for choices in found if choices is not None), None)
 
 
 def chain_pays(entry: PlanEntry) -> bool:

@@ -7,9 +7,13 @@ max_draft_len + 1 rows: build and tree must agree.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from typing import Any
 
 from treeopt.plan import PlanEntry
+
+PLAIN = "# No tree pays at batch size"  # begins the files for serving without speculation
 
 
 def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str]:
@@ -45,12 +49,31 @@ trtllm-bench --model MODEL latency --engine_dir ENGINE --medusa_choices medusa_c
     }
 
 
+def read(text: str) -> list[Any] | None:
+    """The choices of LLM API options, of trtllm-bench's list, or of a command; None for other text.
+
+    >>> read("- [0]\\n- [0, 0]\\n"), read('run.py --medusa_choices "[[0]]"')
+    ([[0], [0, 0]], [[0]])
+    """
+    if text.startswith(PLAIN):
+        return []
+    inline = re.search(r"medusa_choices[:=\s]+[\"']?(\[\s*\[[\d\s,\[\]]*\])", text)
+    listed = re.findall(r"^\s*-\s*(\[[\d\s,]*\])\s*$", text, re.M)
+    if not inline and not listed:
+        return None
+    try:
+        choices: list[Any] = json.loads(inline[1] if inline else f"[{', '.join(listed)}]")
+    except json.JSONDecodeError:
+        return None
+    return choices
+
+
 def _plain(entry: PlanEntry) -> Mapping[str, str]:
     """The same files for serving without speculation."""
     return {
-        "llm_api_options.yml": f"# No tree pays at batch size {entry.batch_size}: no speculative_config.\n{{}}\n",
+        "llm_api_options.yml": f"{PLAIN} {entry.batch_size}: no speculative_config.\n{{}}\n",
         "commands.sh": (
-            "# No tree pays at this batch size: build the model without its heads, by its own convert script.\n"
+            f"{PLAIN} {entry.batch_size}: build the model without its heads, by its own convert script.\n"
             "trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE "
             f"--max_batch_size {entry.batch_size}\n"
         ),

@@ -5,10 +5,14 @@ The launcher's --model-id names the folder of the heads, whose config.json names
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 from treeopt.plan import PlanEntry
+from treeopt.tree import Tree
 
+PLAIN = "# No chain pays at batch size"  # begins the command for serving without speculation
 MOST_ROWS = 128  # above batch x (1 + N) rows TGI silently stops speculating
 
 
@@ -18,7 +22,7 @@ def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str
     if chain is None:
         return {
             "commands.sh": (
-                f"# No chain pays at batch size {entry.batch_size}: serve the base model itself.\n"
+                f"{PLAIN} {entry.batch_size}: serve the base model itself.\n"
                 "text-generation-launcher --model-id BASE\n"
             )
         }
@@ -31,6 +35,18 @@ def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str
 text-generation-launcher --model-id HEADS --speculate {chain["depth"]}
 """
     }
+
+
+def read(text: str) -> list[Any] | None:
+    """The chain of a launch command as choices; None for other text.
+
+    >>> read("text-generation-launcher --model-id HEADS --speculate 2")
+    [[0], [0, 0]]
+    """
+    if text.startswith(PLAIN):
+        return []
+    length = re.search(r"^[^#\n]*--speculate[ =](\d{1,3})\b", text, re.M)
+    return Tree.chain(int(length[1])).choices if length else None
 
 
 def notes(entry: PlanEntry) -> list[str]:

@@ -29,9 +29,9 @@ from treeopt.figures.style import (
     span,
 )
 from treeopt.growth import MAX_RANK, OBJECTIVES
-from treeopt.library import published_tree
+from treeopt.heldout import crossfit
 from treeopt.plan import Plan, PlanEntry
-from treeopt.planner import crossfit
+from treeopt.published import published_tree
 from treeopt.replay import replay
 from treeopt.trace import RankTrace
 from treeopt.tree import IntArray, Tree
@@ -84,8 +84,7 @@ def sizes_data(
     curves = {}
     for name in OBJECTIVES:
         held_out = crossfit(trace, objective=name, **limits)
-        samples = [held_out.bootstrap(size) for size in range(1, len(held_out.family) + 1)]
-        low, high = np.quantile(samples, [0.025, 0.975], axis=1)
+        low, high = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
         curves[name] = Shares(held_out.tokens_per_step, low, high)
     every = dense_widths(budget, depth, min(max_rank + 1, trace.top_k))
     picked = np.arange(len(every))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from treeopt.console import note
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.plan import Plan
 from treeopt.rundir import RunDirectory
-from treeopt.storage import load_json, write_text
+from treeopt.storage import load_json, read_text, write_text
 from treeopt.tree import Tree
 
 STALE = "The plan was made before the run's trace or profile was measured anew: run treeopt search again."
@@ -38,17 +39,38 @@ def export(
     return paths, result.notes
 
 
-def read_tree(path: Path) -> Tree:
-    """A tree from JSON: a list of paths, or an object with ``medusa_choices``."""
-    document = load_json(path)
-    if isinstance(document, dict):
-        document = document.get("medusa_choices")
-    if not isinstance(document, list) or not all(isinstance(choice, list) for choice in document):
-        raise InvalidInput(f"{path} must hold a list of paths, or an object with 'medusa_choices'.")
+def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
+    """A tree from a file: a list of paths, an object with ``medusa_choices``, or what an export wrote.
+
+    Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
+    """
+    from treeopt.export import read_choices
+
+    plan = read_plan(path)
+    if plan is not None:
+        return plan.entry(batch_size).tree
+    if batch_size is not None:
+        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {path} is no plan: leave it out.")
     try:
+        document = load_json(path) if path.suffix == ".json" else read_choices(read_text(path))
+        if isinstance(document, dict):
+            document = document.get("medusa_choices")
+        if not isinstance(document, list) or not all(isinstance(choice, list | tuple) for choice in document):
+            raise InvalidInput(
+                "it must hold a list of paths, an object with 'medusa_choices', a plan, or an engine's "
+                "configuration that treeopt export writes."
+            )
         return Tree.from_choices(document)
     except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
+        said = str(error)
+        raise InvalidInput(said if said.startswith(str(path)) else f"{path}: {said}") from None
+
+
+def read_plan(path: Path) -> Plan | None:
+    """The plan in a file; None where it holds something else."""
+    document = load_json(path) if path.suffix == ".json" else None
+    is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
+    return Plan.load(path) if is_plan else None
 
 
 def convert(

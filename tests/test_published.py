@@ -1,0 +1,157 @@
+"""Published trees, accuracies and latencies: what others found, treeopt finds again."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from treeopt.calibration import Calibration
+from treeopt.cli import cli
+from treeopt.growth import grow_independent
+from treeopt.latency import LatencyProfile
+from treeopt.library import shipped
+from treeopt.published import PUBLISHED, published_tree
+
+from .conftest import shared_json
+
+MEDUSA = [name for name in PUBLISHED if not name.startswith("eagle")]
+PROFILE = "a100-80gb--llama-33b-linear-layers"
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def table_of(record) -> np.ndarray:
+    """A table of accuracies; null was never compared, so it is never accepted."""
+    return np.array([[rate or 0.0 for rate in row] for row in record["table"]])
+
+
+def grown(accept: np.ndarray, budget: int) -> list[tuple[int, ...]]:
+    """The nodes in the order of growth; its authors' search takes siblings by rank, as ``gap_free`` does."""
+    return list(grow_independent(accept, budget=budget, gap_free=True).paths[1:])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_trees_are_the_lists_of_their_authors_in_order(name):
+    listed = {t["name"]: t for t in shared_json("published_trees.json")["trees"]}
+    record = listed[name.replace("eagle_", "eagle/") if name.startswith("eagle") else f"medusa/{name}"]
+    assert [list(path) for path in PUBLISHED[name].choices] == record["paths"]
+    assert (len(published_tree(name)), published_tree(name).depth) == (record["with_root"], record["depth"])
+    assert PUBLISHED[name].source == f"{record['source']}, {record['path']}, commit {record['commit'][:7]}"
+
+
+@pytest.mark.parametrize("kind", ["max_margin", "calibrated"])
+@pytest.mark.parametrize("name", MEDUSA)
+def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
+    record = shared_json("published_figures.json")["reconstructed_tables"][f"medusa/{name}"].get(kind)
+    if record is None:
+        pytest.skip(f"no {kind} table of {name} is known")
+    accept = table_of(record)
+    assert grown(accept, 64) == PUBLISHED[name].choices
+    family = grow_independent(accept, budget=64, gap_free=True)
+    wanted = record["check"]["expected_tokens_per_step"]
+    assert family.tokens_per_step(64) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_published_accuracies_grow_the_nodes_of_mc_sim_that_they_cover_in_order():
+    accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
+    covered = [path for path in PUBLISHED["mc_sim_7b_63"].choices if max(path) < 5]
+    assert len(covered) == 38
+    assert grown(accept, 39) == covered
+
+
+def test_accuracies_of_ten_ranks_grow_all_of_mc_sim_in_order():
+    accept = table_of(shared_json("published_figures.json")["mc_sim_7b_63_from_csv"])
+    assert grown(accept, 64) == PUBLISHED["mc_sim_7b_63"].choices
+    family = grow_independent(accept, budget=64, gap_free=True)
+    assert family.tokens_per_step(64) == pytest.approx(2.5141, abs=5e-5)
+
+
+@pytest.mark.parametrize("size", ["7b", "13b", "33b"])
+def test_shipped_accuracies_add_up_to_the_published_cumulative_ones(size):
+    published = shared_json("published_figures.json")["medusa_head_accuracy_csv"]["cumulative"][size]
+    calibration = Calibration.load(shipped("calibration")[f"vicuna-{size}-medusa1"])
+    assert np.cumsum(calibration.accept, axis=1) == pytest.approx(np.array(published), abs=1e-6)
+
+
+def test_the_shipped_profile_is_table_8_of_the_medusa_paper():
+    """2 x rows x 6656 x 17920 operations at the published rate, for all 56 points."""
+    table = shared_json("published_figures.json")["medusa_table8"]
+    profile = LatencyProfile.load(shipped("profiles")[PROFILE])
+    ms = {(p.batch_size, p.size): p.step_ms[0] for p in profile.points}
+    wanted = {
+        (int(batch), size): 2 * int(batch) * size * 6656 * 17920 / (tflops * 1e12) * 1e3
+        for batch, row in table["rows"].items()
+        for size, (tflops, _) in zip(table["candidates"], row, strict=True)
+    }
+    assert ms == pytest.approx(wanted, rel=1e-5)
+    assert {p.batch_size: p.step_ms[0] for p in profile.autoregressive} == {
+        batch: ms[batch, 1] for batch in profile.batch_sizes
+    }
+
+
+def test_sequoias_demo_vector_gives_its_published_chain():
+    """Sequoia's demo: one vector at every depth, a draft step a level, steps timed at six sizes.
+
+    Its dynamic programme picks 4 nodes in a chain, 2.045921 times as fast as without. The vector is not
+    monotone in rank. Level 1 is the root, so ``levels`` of them are trees of depth levels - 1; sizes that
+    were not timed are not chosen.
+    """
+    figures = shared_json("published_figures.json")
+    demo, vector = figures["sequoia_demo"], np.array(figures["sequoia_acceptance_vector"]["vector"])
+    assert (np.diff(vector[1:-1]) > 0).any()
+    config, found = demo["config"], demo["independent_dp_computed_here"]
+    choices = []
+    for levels in range(2, config["max_depth"] + 1):
+        accept = np.tile(vector[1:-1], (levels - 1, 1))  # index 0 is unused, the last is "none accepted"
+        family = grow_independent(accept, budget=max(config["valid_budget"]), max_rank=accept.shape[1] - 1)
+        for size, target_time in zip(config["valid_budget"], config["target_time"], strict=True):
+            tree = family.tree(size)
+            if tree.depth == levels - 1:  # a shallower one is another entry's
+                time = target_time + levels * config["draft_time"]
+                speedup = family.tokens_per_step(size) / time * config["target_time"][0]
+                choices.append((speedup, tree))
+    speedup, tree = max(choices, key=lambda choice: choice[0])
+    assert tree.choices == [[0], [0, 0], [0, 0, 0]]  # their Successors: [[1], [2], [3], []]
+    assert len(tree) == demo["published_output"]["size"]
+    assert speedup == pytest.approx(found["speedup"], abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def search_sizes(tmp_path_factory):
+    """Size chosen per batch size by a search on shipped files, in a process that must not import torch."""
+
+    def run(*options: str) -> dict[int, int]:
+        arguments = ["search", "--calibration", "vicuna-33b-medusa1", "--profile", PROFILE, "--budget", "112",
+                     "--batch-size", ",".join(map(str, BATCH_SIZES)), "--json", *options,
+                     "--run", str(tmp_path_factory.mktemp("search"))]  # fmt: skip
+        code = (
+            "import sys; from treeopt.cli import cli\n"
+            "cli(sys.argv[1:], standalone_mode=False)\n"
+            "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return {entry["batch_size"]: entry["size"] for entry in json.loads(done.stdout)["entries"]}
+
+    return run
+
+
+def test_sizes_pooled_by_rows_shrink_as_the_published_staircase_says(search_sizes):
+    """Linear layers cost a step up just above 128 and 384 rows, so larger batches want smaller trees."""
+    sizes = search_sizes()
+    bars = {1: (32, 80), 4: (16, 32), 8: (8, 16), 32: (3, 5)}
+    assert {batch: low <= sizes[batch] <= high for batch, (low, high) in bars.items()} == dict.fromkeys(
+        bars, True
+    ), sizes
+
+
+def test_sizes_that_were_measured_are_chosen_alone_where_that_is_asked(search_sizes):
+    assert "--measured-only" in {option for p in cli.commands["search"].params for option in p.opts}
+    sizes = search_sizes("--measured-only")
+    assert 32 <= sizes[1] <= 64
+    assert 16 <= sizes[4] <= 32
+    assert sizes[8] == sizes[16] == 16
+    assert sizes[32] == 1  # do not speculate

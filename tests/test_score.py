@@ -1,0 +1,242 @@
+"""Scores of given trees: by hand, by oracle, and through the command."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+
+from treeopt.calibration import Calibration
+from treeopt.cli import cli
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.export import ENGINES, export_entry
+from treeopt.growth import grow_independent
+from treeopt.heldout import crossfit
+from treeopt.library import shipped
+from treeopt.pipeline import read_tree
+from treeopt.plan import Plan
+from treeopt.planner import plan_trees
+from treeopt.published import published_tree
+from treeopt.replay import replay
+from treeopt.score import score_tree
+from treeopt.tree import Tree
+
+from .conftest import random_trace, trees
+
+
+def treeopt(*arguments, code=0):
+    result = CliRunner().invoke(cli, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output + result.stderr
+    return result.stdout if code == 0 else result.stderr
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    return Calibration.load(shipped("calibration")["vicuna-7b-medusa1"])
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return random_trace(np.random.default_rng(7), [60] * 40, heads=4, ranks=6)
+
+
+def test_a_small_score_by_hand():
+    calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
+    score = score_tree(calibration, Tree.from_choices([[0], [1], [1, 0]]))
+    assert score.given.product == pytest.approx(1 + 0.6 + 0.2 + 0.2 * 0.4)
+    assert score.best.tree.choices == [[0], [1], [0, 0]]
+    assert score.best.product == pytest.approx(2.04)
+    assert score.distance == pytest.approx(1 - 1.88 / 2.04)
+    assert len(score.smallest.tree) == 4
+
+
+def test_a_dense_tree_is_matched_by_a_far_smaller_one(calibration):
+    """What 213 rows of top-4 and top-2 combinations reach, 44 well-chosen rows do."""
+    score = score_tree(calibration, Tree.dense([4, 4, 4, 2]))
+    assert len(score.given.tree) == 213
+    assert len(score.smallest.tree) == 44
+    assert score.distance == pytest.approx(0.0402, abs=1e-4)
+
+
+def test_the_best_tree_of_its_size_is_at_no_distance(calibration):
+    family = grow_independent(calibration.accept, budget=50)
+    score = score_tree(calibration, family.tree(50))
+    assert score.distance == pytest.approx(0.0, abs=1e-12)
+    assert len(score.smallest.tree) == 50
+
+
+@given(trees(depth=5, ranks=5))
+def test_by_marginals_no_tree_beats_the_best(tree):
+    calibration = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"])
+    assert score_tree(calibration, tree).distance >= -1e-12
+
+
+def test_guesses_that_the_calibration_does_not_know_are_counted_as_never_accepted(calibration):
+    score = score_tree(calibration, published_tree())
+    assert score.unknown_nodes == 63 - 38
+    assert score.notes[0].startswith("25 of its 63 guesses are beyond rank 4 or depth 5")
+    assert (
+        score.given.product
+        == score_tree(calibration, published_tree().cut(max_depth=5, max_rank=4)).given.product
+    )
+
+
+def test_a_deeper_tree_than_there_are_heads_is_scored(trace):
+    score = score_tree(trace, Tree.chain(7))
+    assert score.unknown_nodes == 3
+    assert score.given.replayed == replay(trace, Tree.chain(4)).tokens_per_step
+
+
+def test_a_lone_root_is_its_own_best(calibration, trace):
+    for source in (calibration, trace):
+        score = score_tree(source, Tree.chain(0))
+        assert score.given.tokens_per_step == 1.0
+        assert score.distance == 0.0
+
+
+def test_from_a_trace_the_tree_is_replayed_and_the_best_is_held_out(trace):
+    tree = Tree.dense([3, 2])
+    score = score_tree(trace, tree)
+    held_out = crossfit(trace, objective="replay", budget=len(tree), max_depth=4, max_rank=9, gap_free=True)
+    assert score.given.replayed == replay(trace, tree).tokens_per_step
+    assert score.best.replayed == held_out.tokens_per_step[-1]
+    assert score.given.replayed_stderr > 0
+    assert score.smallest.replayed >= score.given.replayed
+
+
+def test_joint_is_the_mean_over_all_states(trace):
+    tree, total = Tree.dense([2, 2]), 0
+    states = trace.ranks[trace.has_step].tolist()
+    for row in states:
+        total += 1 + sum(tuple(row[:d]) in tree.paths for d in (1, 2))
+    assert score_tree(trace, tree).given.joint == pytest.approx(total / len(states))
+
+
+def test_the_distance_is_paired_by_conversation(trace):
+    """Both trees see the same conversations, so their ratio is steadier than two rates apart."""
+    score = score_tree(trace, Tree.dense([3, 2]))
+    apart = [rated.replayed_stderr / rated.replayed for rated in (score.given, score.best)]
+    assert 0 < score.distance_stderr < (1 - score.distance) * np.hypot(*apart)
+
+
+def test_the_tree_that_the_search_grows_gets_its_held_out_figure(trace):
+    family = crossfit(trace, objective="replay", budget=9, max_depth=4, max_rank=9, gap_free=True).family
+    score = score_tree(trace, family.tree(9))
+    assert score.distance == 0.0
+    assert score.given.replayed == score.best.replayed
+    assert "held-out" in score.notes[0]
+
+
+def test_a_plans_own_tree_is_said_to_be_in_sample(trace, tmp_path):
+    """A plan of depth 1 is no tree that the whole search grows, but it was grown on this trace."""
+    run = tmp_path / "run"
+    trace.save(run / "trace.npz")
+    treeopt("search", "--run", run, "--max-depth", 1, "--budget", 5)
+    document = json.loads(treeopt("score", run / "plan.json", "--run", run, "--json"))
+    assert any("in-sample" in note for note in document["notes"])
+
+
+def test_gaps_between_siblings_are_allowed_to_the_best_where_the_tree_has_them():
+    calibration = Calibration(np.array([[50, 1, 30]]), np.array([100]))
+    score = score_tree(calibration, Tree.from_choices([[0], [2]]))
+    assert score.distance == pytest.approx(0.0)
+    assert score.best.tree.choices == [[0], [2]]
+
+
+def test_one_conversation_cannot_be_held_out():
+    trace = random_trace(np.random.default_rng(1), [30], heads=2, ranks=3)
+    with pytest.raises(OutOfRange, match="at least 2 sequences"):
+        score_tree(trace, Tree.chain(1))
+
+
+def test_every_file_that_export_writes_is_read_back(calibration, tmp_path):
+    plan = plan_trees(calibration, budget=12)
+    for name, engine in ENGINES.items():
+        entry = plan.entries[0]
+        wanted = Tree.chain(entry.best_chain["depth"]) if engine.chain else entry.tree
+        for file, text in export_entry(entry, name, num_heads=5).files.items():
+            path = tmp_path / name / file
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            assert read_tree(path) == wanted, path
+
+
+def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tmp_path):
+    entry = plan_trees(calibration, budget=1).entries[0]
+    assert entry.best_chain is None
+    for name, engine in ENGINES.items():
+        for file, text in export_entry(entry, name, num_heads=5).files.items() if engine.plain else ():
+            path = tmp_path / f"{name}-{file}"
+            path.write_text(text)
+            assert len(read_tree(path)) == 1, path
+
+
+def test_a_plans_tree_is_picked_by_its_batch_size(calibration, tmp_path):
+    small, large = (plan_trees(calibration, budget=n, batch_sizes=(n,)).entries[0] for n in (4, 8))
+    path = tmp_path / "plan.json"
+    Plan(entries=(small, large)).save(path)
+    assert len(read_tree(path, batch_size=8)) == 8
+    with pytest.raises(OutOfRange, match="pass --batch-size"):
+        read_tree(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("several.py", "a = [[0]]\nb = [[0], [1]]\n", "it has a, b: keep one"),
+        ("prose.txt", "not a tree", "must hold a list of paths"),
+        ("orphan.yml", "- [0, 0]\n", "lacks"),
+        ("call.py", "a = [print(1)]", "must hold a list of paths"),
+    ],
+)  # fmt: skip
+def test_other_files_are_refused_in_one_sentence(tmp_path, name, text, words):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=words):
+        read_tree(path)
+
+
+def test_a_batch_size_is_refused_where_there_is_no_plan(tmp_path):
+    path = tmp_path / "tree.json"
+    path.write_text("[[0]]")
+    with pytest.raises(InvalidInput, match="is no plan"):
+        read_tree(path, batch_size=4)
+
+
+def test_the_command_prints_a_document_with_its_schema(tmp_path):
+    arguments = (
+        "score",
+        "eagle_mc_sim_7b_63",
+        "--calibration",
+        "vicuna-7b-medusa1",
+        "--run",
+        tmp_path / "run",
+    )
+    document = json.loads(treeopt(*arguments, "--json"))
+    assert document["schema"] == "treeopt.score/1"
+    assert (document["size"], document["depth"], document["best"]["size"]) == (26, 5, 26)
+    assert document["predicted"]["replayed"] is None
+    assert not (tmp_path / "run").exists()  # it only reads
+
+
+def test_the_table_says_what_it_comes_to(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(Tree.dense([4, 4, 4, 2]).choices))
+    out = treeopt("score", path, "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "run")
+    said = " ".join(out.split())
+    assert "is 4.0 % below the best tree of 213 rows." in said
+    assert "44 rows reach what its 213 do." in said
+
+
+def test_a_run_is_scored_by_its_trace(trace, tmp_path):
+    trace.save(tmp_path / "trace.npz")
+    document = json.loads(treeopt("score", "mc_sim_7b_63", "--run", tmp_path, "--json"))
+    assert document["predicted"]["replayed"] == document["tokens_per_step"]
+    assert document["distance_stderr"] is not None
+
+
+def test_a_name_that_is_neither_file_nor_published_is_refused(tmp_path):
+    message = treeopt("score", "mc_sim", "--run", tmp_path, code=1)
+    assert "There is no file mc_sim" in message
+    assert "eagle_mc_sim_7b_63" in message

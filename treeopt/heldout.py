@@ -1,0 +1,186 @@
+"""What trees of every size reach on answers that they were not grown on.
+
+Trees are grown on all folds of conversations but one and replayed on that one, so that no figure is
+in-sample. The trees that are delivered are grown on all of them.
+
+S sequences · C conversations, of which they are the turns · N sizes (1...budget) · B bootstrap draws
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.calibration import Calibration, count_hits
+from treeopt.errors import OutOfRange
+from treeopt.growth import grow, grow_independent, product_values
+from treeopt.replay import accepted_counts, growth_index, replay, replay_sizes, tokens_per_step
+from treeopt.statistics import conversation_draws, drawn_rates, stderr
+from treeopt.trace import RankTrace, fold_numbers
+from treeopt.tree import IntArray, Tree, TreeFamily
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
+
+    family  : grown on all sequences; its trees are the ones delivered
+    steps   : (N, C) cross-fitted replayed steps of every conversation, None without a trace
+    tokens  : (C,)   tokens emitted by them
+    product : (N,)   tokens per step, sum of products of held-out marginals
+    joint   : (N,)   tokens per step averaged over all held-out states
+    """
+
+    family: TreeFamily
+    steps: IntArray | None
+    tokens: IntArray | None
+    product: NDArray[np.float64]
+    joint: NDArray[np.float64] | None
+
+    @property
+    def tokens_per_step(self) -> NDArray[np.float64]:
+        """(N,) the best figure at hand: replayed, or the product where there is no trace."""
+        if self.steps is None or self.tokens is None:
+            return self.product
+        rates: NDArray[np.float64] = self.tokens.sum() / np.maximum(self.steps.sum(1), 1)
+        return rates
+
+    @property
+    def conversations(self) -> int:
+        """How many there are to draw again; 0 without a trace."""
+        return 0 if self.tokens is None else len(self.tokens)
+
+    @cached_property
+    def draws(self) -> NDArray[np.float64]:
+        """(N, B) tokens per step of resampled sets of conversations; (N, 1) without a trace."""
+        if self.steps is None or self.tokens is None:
+            return self.product[:, None]
+        return drawn_rates(self.tokens, self.steps, conversation_draws(len(self.tokens)))
+
+    def by_group(self, size: int, trace: RankTrace) -> dict[str, tuple[float, float | None]]:
+        """Tokens per step on the conversations of each group, and its standard error (of one: None)."""
+        if self.steps is None or self.tokens is None or trace.group is None:
+            return {}
+        group = trace.group[np.unique(trace.clusters, return_index=True)[1]]
+        found: dict[str, tuple[float, float | None]] = {}
+        for g, name in enumerate(trace.group_names):
+            among = np.flatnonzero(group == g)
+            if len(among):
+                tokens, steps = self.tokens[among], self.steps[size - 1][among]
+                samples = drawn_rates(tokens, steps, conversation_draws(len(among)))
+                error = stderr(samples, len(among)) if len(among) > 1 else None
+                found[name] = (tokens_per_step(tokens.sum(), steps.sum()), error)
+        return found
+
+
+def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
+    """Grow on K-1 folds of sequences and replay on the rest, for every size up to the budget.
+
+    ``limits`` are those of `growth`: budget, max_depth, max_rank, gap_free.
+    """
+    family = grow(trace, objective=objective, **limits)
+    n_sizes = len(family)
+    steps = np.zeros((n_sizes, trace.num_sequences), dtype=np.int64)
+    product, joint, n_states = np.zeros(n_sizes), np.zeros(n_sizes), 0
+    for train, test in folds(trace):
+        held_out = trace.select(test)
+        paths = grow(trace.select(train), objective=objective, **limits).paths[:n_sizes]
+        sizes = np.minimum(np.arange(1, n_sizes + 1), len(paths))
+        steps[:, test] = replay_sizes(held_out, paths, sizes)
+        states = held_out.has_step
+        n = int(states.sum())
+        nodes = np.bincount(growth_index(held_out, paths)[states].ravel(), minlength=len(paths))
+        joint += (n + np.cumsum(nodes[: len(paths)]))[sizes - 1]
+        hits, trials = count_hits(held_out.ranks[states], trace.top_k)
+        accept = hits / np.maximum(trials, 1)[:, None]
+        product += n * np.cumsum(product_values(accept, paths))[sizes - 1]
+        n_states += n
+    clusters, tokens = trace.clusters, trace.lengths - 1
+    pooled = np.stack([np.bincount(clusters, row) for row in steps]).astype(np.int64)
+    return HeldOut(family, pooled, np.bincount(clusters, tokens).astype(np.int64), product / n_states,
+                   joint / n_states)  # fmt: skip
+
+
+def folds(trace: RankTrace) -> Iterator[tuple[IntArray, IntArray]]:
+    """Sequences to grow on and sequences to replay on, for every fold of conversations.
+
+    Raises OutOfRange for a trace with a single conversation, which has nothing to hold out.
+    """
+    fold = fold_numbers(trace)
+    if fold.max() < 1:
+        raise OutOfRange(
+            "Held-out figures need at least 2 sequences, but the trace has 1. "
+            "Calibrate on more: treeopt calibrate --num-prompts 64"
+        )
+    for f in np.unique(fold):
+        yield np.flatnonzero(fold != f), np.flatnonzero(fold == f)
+
+
+def crossfit_accepted(trace: RankTrace, *, objective: str, budget: int, **limits: Any) -> IntArray:
+    """Held-out steps that emit 0, 1, ... guesses with trees of ``budget`` rows."""
+    counts = np.zeros(limits.get("max_depth", trace.num_heads) + 1, dtype=np.int64)
+    for train, test in folds(trace):
+        family = grow(trace.select(train), objective=objective, budget=budget, **limits)
+        found = accepted_counts(trace.select(test), family.tree(len(family)))
+        counts[: len(found)] += found
+    return counts
+
+
+def from_calibration(calibration: Calibration, **limits: Any) -> HeldOut:
+    """The same from marginals alone (a published table): objective `independent`, nothing held out."""
+    family = grow_independent(calibration.accept, **limits)
+    return HeldOut(family, None, None, np.cumsum(family.gains), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """Tokens per step of a tree that was not grown on the trace, in the three ways of predicting them.
+
+    product  : sum of products of the marginals
+    joint    : averaged over all states
+    replayed : as decoding goes, with its standard error
+    steps    : (C,) replayed steps of every conversation
+    """
+
+    product: float
+    joint: float
+    replayed: float
+    stderr: float
+    steps: IntArray
+
+    def document(self) -> dict[str, float]:
+        return {
+            "product": self.product,
+            "joint": self.joint,
+            "replayed": self.replayed,
+            "replayed_stderr": self.stderr,
+        }
+
+
+def rate_tree(trace: RankTrace, tree: Tree) -> Rates:
+    """What ``tree`` reaches on a trace; nodes beyond its ranks and heads are never accepted.
+
+    >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
+    >>> rate_tree(trace, Tree.chain(1)).replayed
+    1.5
+    """
+    known = tree.cut(max_depth=trace.num_heads, max_rank=trace.top_k - 1)
+    clusters = trace.clusters
+    tokens = np.bincount(clusters, trace.lengths - 1)
+    steps = np.bincount(clusters, replay(trace, known).steps).astype(np.int64)
+    states = trace.ranks[trace.has_step]
+    hits, trials = count_hits(states, trace.top_k)
+    accepted = growth_index(trace, known.paths)[trace.has_step] < len(known)
+    samples = drawn_rates(tokens, steps, conversation_draws(len(steps)))
+    return Rates(
+        product=float(product_values(hits / np.maximum(trials, 1)[:, None], known.paths).sum()),
+        joint=1 + float(accepted.sum(1).mean()) if len(states) else 1.0,
+        replayed=tokens_per_step(tokens.sum(), steps.sum()),
+        stderr=stderr(samples, len(steps)),
+        steps=steps,
+    )

@@ -1,0 +1,186 @@
+"""Candidates for the tree of a batch size, and the choice among them when both factors have noise.
+
+throughput = batch_size x tokens per step / step latency. Tokens per step come from a sample of
+conversations, latencies from a sample of rounds: both are drawn again, the same draws for all candidates,
+and a candidate is *tied* with the fastest one where that is not faster in 97.5 % of the draws.
+
+n candidates · B bootstrap draws
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.heldout import HeldOut
+from treeopt.latency import LatencyProfile
+from treeopt.statistics import BOOTSTRAPS, SEED
+from treeopt.tree import IntArray
+
+NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
+ASKED = 1e5  # conversations that nobody will collect to separate two trees
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Every size of every depth limit that the profile covers, at one batch size.
+
+    held_out : n families that they come from · sizes, depths : (n,)
+    rates    : (n,) held-out tokens per step, rate_draws (n, B)
+    ms       : (n,) latency of a step, ms_draws (n, B), ms_stderr (n,); plain_ms (1 + B,) of a plain step
+               first the estimate. All None without a profile.
+    """
+
+    batch_size: int
+    context: int | None
+    held_out: list[HeldOut]
+    sizes: IntArray
+    depths: IntArray
+    rates: Floats
+    rate_draws: Floats
+    ms: Floats | None
+    ms_draws: Floats | None
+    ms_stderr: Floats | None
+    plain_ms: Floats | None
+
+    @property
+    def throughput(self) -> Floats:
+        """(n,) tokens per second; tokens per step where no latency is known."""
+        return self.rates if self.ms is None else 1e3 * self.batch_size * self.rates / self.ms
+
+    @property
+    def throughput_draws(self) -> Floats:
+        """(n, B)"""
+        if self.ms_draws is None:
+            return self.rate_draws
+        found: Floats = 1e3 * self.batch_size * self.rate_draws / self.ms_draws
+        return found
+
+    def only(self, which: IntArray) -> Candidates:
+        """Some of them."""
+
+        def part(values: Floats | None) -> Floats | None:
+            return None if values is None else values[which]
+
+        return replace(
+            self, held_out=[self.held_out[i] for i in which], sizes=self.sizes[which],
+            depths=self.depths[which], rates=self.rates[which], rate_draws=self.rate_draws[which],
+            ms=part(self.ms), ms_draws=part(self.ms_draws), ms_stderr=part(self.ms_stderr),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Which candidate was chosen, and how sure that is.
+
+    chosen    : the smallest of the tied ones that costs at most `NEGLIGIBLE` throughput
+    tied      : all that the data cannot tell from the fastest
+    runner_up : the fastest of another size; None where there is no other
+    sizes95   : 95 % interval of the fastest size over the draws
+    """
+
+    chosen: int
+    tied: IntArray
+    runner_up: int | None
+    sizes95: list[int]
+
+
+def candidates_of(
+    families: list[HeldOut],
+    profile: LatencyProfile | None,
+    batch_size: int,
+    context: int | None,
+    measured_only: bool,
+) -> Candidates:
+    """What can be chosen; without a profile every size of the deepest family."""
+    held_out, sizes, depths, weights = [], [], [], []
+    for limit, family in enumerate(families, 1):
+        if profile is None and limit < len(families):
+            continue
+        for size, depth in enumerate(family.family.depths().tolist(), 1):
+            if profile is not None and context is not None:
+                if max(depth, 1) != limit:
+                    continue  # a shallower tree was seen under its own limit
+                found = profile.weights(batch_size, context, size, depth, measured_only=measured_only)
+                if found is None:
+                    continue
+                weights.append(found)
+            held_out.append(family)
+            sizes.append(size)
+            depths.append(depth)
+    rates = np.array([h.tokens_per_step[size - 1] for h, size in zip(held_out, sizes, strict=True)])
+    rate_draws = np.stack([h.draws[size - 1] for h, size in zip(held_out, sizes, strict=True)])
+    ms = ms_draws = ms_stderr = plain = None
+    if profile is not None and context is not None:
+        anchors = sorted({anchor for found in weights for anchor in found})
+        place = {anchor: i for i, anchor in enumerate(anchors)}
+        table = np.zeros((len(weights), len(anchors)))  # (n, anchors)
+        for i, found in enumerate(weights):
+            for anchor, weight in found.items():
+                table[i, place[anchor]] = weight
+        known = [profile.anchors[anchor] for anchor in anchors]
+        draws = profile.draws(anchors, BOOTSTRAPS, np.random.default_rng([SEED, batch_size]))
+        ms, ms_draws = table @ [latency.ms for latency in known], table @ draws.T
+        ms_stderr = table @ [latency.stderr_ms for latency in known]
+        lone = sizes.index(1)
+        plain = np.append(ms[lone], ms_draws[lone])
+    return Candidates(batch_size, context, held_out, np.array(sizes), np.array(depths), rates, rate_draws,
+                      ms, ms_draws, ms_stderr, plain)  # fmt: skip
+
+
+def common(options: list[Candidates]) -> list[Candidates]:
+    """The candidates that every batch size has, in the same order."""
+    keys = [[(id(h), int(size)) for h, size in zip(c.held_out, c.sizes, strict=True)] for c in options]
+    shared = set(keys[0]).intersection(*keys[1:])
+    return [
+        c.only(np.array([i for i, key in enumerate(k) if key in shared]))
+        for c, k in zip(options, keys, strict=True)
+    ]
+
+
+def select(options: list[Candidates], shares: Sequence[float]) -> Selection:
+    """The best candidate for the batch sizes together, each with its share of the time."""
+    first = options[0]
+    total = np.sum([w * c.throughput for w, c in zip(shares, options, strict=True)], axis=0)
+    if first.ms is None:  # nothing says what a step costs: the whole budget
+        chosen = int(first.sizes.argmax())
+        return Selection(chosen, np.array([chosen]), None, [int(first.sizes[chosen])] * 2)
+    draws = np.sum([w * c.throughput_draws for w, c in zip(shares, options, strict=True)], axis=0)
+    fastest = int(total.argmax())
+    tied = np.flatnonzero(np.quantile(draws / draws[fastest], 0.975, axis=1) >= 1)
+    good = [i for i in tied.tolist() if total[i] >= (1 - NEGLIGIBLE) * total[fastest]]
+    chosen = min(good, key=lambda i: (first.sizes[i], -total[i]))
+    others = np.flatnonzero(first.sizes != first.sizes[chosen])
+    runner_up = int(others[total[others].argmax()]) if len(others) else None
+    winners = np.sort(first.sizes[draws.argmax(0)])
+    ends = [int(winners[int(share * (len(winners) - 1))]) for share in (0.025, 0.975)]
+    return Selection(chosen, tied, runner_up, ends)
+
+
+def runner_up(c: Candidates, selection: Selection) -> dict[str, Any] | None:
+    """The fastest tree of another size, how far behind it is, and how many conversations would tell.
+
+    More conversations make tokens per step surer, not the latencies: those need a longer profile.
+    """
+    i, j = selection.chosen, selection.runner_up
+    if j is None or c.ms is None:
+        return None
+    behind = float(np.log(c.throughput[i] / c.throughput[j]))
+    noise = np.log(c.throughput_draws[i] / c.throughput_draws[j])
+    of_prompts = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
+    n = c.held_out[i].conversations
+    needed = n * (1.96 * of_prompts / behind) ** 2 if behind else np.inf
+    return {
+        "size": int(c.sizes[j]),
+        "depth": int(c.depths[j]),
+        "tokens_per_s": float(c.throughput[j]),
+        "behind": behind,
+        "behind_stderr": float(noise.std()),
+        "prompts_to_separate": int(np.ceil(needed)) if n and needed <= ASKED else None,
+    }
