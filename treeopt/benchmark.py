@@ -15,8 +15,8 @@ import numpy as np
 
 from treeopt import storage
 from treeopt.errors import InvalidInput
+from treeopt.statistics import conversation_draws, drawn_rates, interval95, stderr
 
-BOOTSTRAPS, SEED = 2000, 0
 FEWEST_BLOCKS = 5  # below it no interval is given
 
 
@@ -63,7 +63,8 @@ class Contender:
     compared: int
     decode_s: list[float] = field(default_factory=list)  # per round
     prefill_s: float | None = None
-    predicted_tokens_per_step: float | None = None
+    predicted: dict[str, float | None] = field(default_factory=dict)  # product, joint, replayed, its stderr
+    predicted_tokens_per_step: float | None = None  # the replayed one
     replayed_steps: int | None = None
     replayed_tokens_per_step: float | None = None
     accepted: list[int] = field(default_factory=list)  # steps that emitted 0, 1, ... guesses
@@ -71,6 +72,17 @@ class Contender:
     predicted_accepted: list[float] = field(default_factory=list)  # share of steps, before this run
     sequences: list[Answer] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def stderr(self) -> float | None:
+        """Standard error of tokens_per_step over conversations; None for fewer than two."""
+        names = {name: i for i, name in enumerate(dict.fromkeys(answer.id for answer in self.sequences))}
+        if len(names) < 2:
+            return None
+        which = [names[answer.id] for answer in self.sequences]
+        tokens = np.bincount(which, [answer.tokens - 1 for answer in self.sequences])
+        steps = np.bincount(which, [answer.steps for answer in self.sequences])
+        return stderr(drawn_rates(tokens, steps, conversation_draws(len(names))), len(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,26 +135,21 @@ class Benchmark:
 
         None where nothing was timed (every block had too few prompts for a full batch).
         """
-        pairs = self._paired(name, baseline, group)
-        if not len(pairs):
-            return None
-        value = float(_ratio(pairs.sum(0)))
-        if len(pairs) < FEWEST_BLOCKS:
-            return Ratio(value=value, low=None, high=None)
-        rng = np.random.default_rng(SEED)
-        picks = rng.integers(0, len(pairs), (BOOTSTRAPS, len(pairs)))
-        low, high = np.quantile(_ratio(pairs[picks].sum(1)), [0.025, 0.975]).tolist()
-        return Ratio(value=value, low=low, high=high)
+        return _over_blocks(self._paired(name, baseline, group))
 
-    def _paired(self, name: str, baseline: str, group: str | None = None) -> Any:
-        """(blocks, 4) tokens and seconds of the contender and of the baseline, rounds added up."""
+    def overhead(self, name: str) -> Ratio | None:
+        """Latency of a step over that of a plain one (Medusa, appendix B), paired in the same way."""
+        return _over_blocks(self._paired("plain", name, per="steps"))
+
+    def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
+        """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds added up."""
         sums: dict[tuple[int, ...], list[float]] = {}
         for place, which in enumerate((name, baseline)):
             for block in self.contender(which).blocks:
                 if group not in (None, block.group):
                     continue
                 row = sums.setdefault(tuple(block.prompts), [0.0] * 4)
-                row[2 * place] += block.tokens
+                row[2 * place] += getattr(block, per)
                 row[2 * place + 1] += block.decode_s
         return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
 
@@ -160,6 +167,18 @@ class Benchmark:
         rest = ("schema", "contenders", "dtype", "rounds")
         info = {k: v for k, v in document.items() if k not in rest}
         return storage.typed(cls, {"dtype": "unknown", "rounds": 1, **document, "info": info}, path)
+
+
+def _over_blocks(pairs: Any) -> Ratio | None:
+    """The ratio of rates with its 95 % interval, blocks drawn again; None where nothing was timed."""
+    if not len(pairs):
+        return None
+    value = float(_ratio(pairs.sum(0)))
+    if len(pairs) < FEWEST_BLOCKS:
+        return Ratio(value=value, low=None, high=None)
+    draws = conversation_draws(len(pairs))
+    low, high = interval95(_ratio(draws @ pairs), len(pairs))
+    return Ratio(value=value, low=low, high=high)
 
 
 def _ratio(sums: Any) -> Any:

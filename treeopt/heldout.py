@@ -26,6 +26,31 @@ from treeopt.tree import IntArray, Tree, TreeFamily
 
 
 @dataclass(frozen=True, eq=False)
+class Rates:
+    """Tokens per step of a tree, predicted in three ways.
+
+    product  : sum of products of the marginals
+    joint    : averaged over all states
+    replayed : as decoding goes, with its standard error; None where there is no trace, as joint is
+    steps    : (C,) replayed steps of every conversation
+    """
+
+    product: float
+    joint: float | None
+    replayed: float | None
+    stderr: float | None
+    steps: IntArray | None
+
+    def document(self) -> dict[str, float | None]:
+        return {
+            "product": self.product,
+            "joint": self.joint,
+            "replayed": self.replayed,
+            "replayed_stderr": self.stderr,
+        }
+
+
+@dataclass(frozen=True, eq=False)
 class HeldOut:
     """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
 
@@ -61,6 +86,18 @@ class HeldOut:
         if self.steps is None or self.tokens is None:
             return self.product[:, None]
         return drawn_rates(self.tokens, self.steps, conversation_draws(len(self.tokens)))
+
+    def rates(self, size: int) -> Rates:
+        """The held-out figures of one size."""
+        if self.steps is None or self.joint is None:
+            return Rates(float(self.product[size - 1]), None, None, None, None)
+        return Rates(
+            product=float(self.product[size - 1]),
+            joint=float(self.joint[size - 1]),
+            replayed=float(self.tokens_per_step[size - 1]),
+            stderr=stderr(self.draws[size - 1], self.conversations),
+            steps=self.steps[size - 1],
+        )
 
     def by_group(self, size: int, trace: RankTrace) -> dict[str, tuple[float, float | None]]:
         """Tokens per step on the conversations of each group, and its standard error (of one: None)."""
@@ -135,31 +172,6 @@ def from_calibration(calibration: Calibration, **limits: Any) -> HeldOut:
     """The same from marginals alone (a published table): objective `independent`, nothing held out."""
     family = grow_independent(calibration.accept, **limits)
     return HeldOut(family, None, None, np.cumsum(family.gains), None)
-
-
-@dataclass(frozen=True, eq=False)
-class Rates:
-    """Tokens per step of a tree that was not grown on the trace, in the three ways of predicting them.
-
-    product  : sum of products of the marginals
-    joint    : averaged over all states
-    replayed : as decoding goes, with its standard error
-    steps    : (C,) replayed steps of every conversation
-    """
-
-    product: float
-    joint: float
-    replayed: float
-    stderr: float
-    steps: IntArray
-
-    def document(self) -> dict[str, float]:
-        return {
-            "product": self.product,
-            "joint": self.joint,
-            "replayed": self.replayed,
-            "replayed_stderr": self.stderr,
-        }
 
 
 def rate_tree(trace: RankTrace, tree: Tree) -> Rates:

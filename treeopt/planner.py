@@ -35,6 +35,7 @@ def plan_trees(
     objective: str = "replay",
     context: int | None = None,
     measured_only: bool = False,
+    take: Mapping[int, tuple[int, int]] | None = None,
     inputs: dict[str, str] | None = None,
 ) -> Plan:
     """The best tree within ``budget`` rows (root included) for each batch size.
@@ -46,6 +47,7 @@ def plan_trees(
     batch_sizes   a mapping to shares of the time asks for one tree: that with the most tokens in all
     context       tokens that a sequence has, of the profile's range (default: as in the trace)
     measured_only consider only sizes that were timed at that batch size
+    take          (size, depth) to take at a batch size instead of the best by prediction
 
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> plan_trees(calibration, budget=3).entries[0].medusa_choices
@@ -78,7 +80,7 @@ def plan_trees(
         shares = [mix[c.batch_size] / sum(mix.values()) for c in options]
         selections = [select(options, shares)] * len(options)
     else:
-        selections = [select([candidates], [1.0]) for candidates in options]
+        selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
     constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix}
     return Plan(
         entries=tuple(
@@ -113,6 +115,7 @@ def _entry(
     measured_only: bool,
 ) -> PlanEntry:
     i = selection.chosen
+    noisy = trace is not None or (c.ms_stderr is not None and c.ms_stderr.max() > 0)
     best, size, depth = c.held_out[i], int(c.sizes[i]), int(c.depths[i])
     tree, n = best.family.tree(size), max(best.conversations, 2)
     rate, throughput = float(c.rates[i]), float(c.throughput[i]) if c.ms is not None else None
@@ -123,10 +126,11 @@ def _entry(
     if c.ms is not None and c.plain_ms is not None and c.ms_draws is not None:
         speedup = rate * float(c.plain_ms[0] / c.ms[i])
         speedup_draws = c.rate_draws[i] * c.plain_ms[1:] / c.ms_draws[i]
-        intervals["tokens_per_s"] = interval95(c.throughput_draws[i], n)
-        intervals["speedup"] = interval95(speedup_draws, n)
-        intervals["size"] = [float(end) for end in selection.sizes95]
-    steps, joint = best.steps, best.joint
+        if noisy:
+            intervals["tokens_per_s"] = interval95(c.throughput_draws[i], n)
+            intervals["speedup"] = interval95(speedup_draws, n)
+            intervals["size"] = [float(end) for end in selection.sizes95]
+    steps = best.steps
     growth = zip(best.family.paths[1:], best.family.gains[1:], strict=True)
     return PlanEntry(
         batch_size=c.batch_size,
@@ -137,16 +141,14 @@ def _entry(
         tokens_per_step=rate,
         tokens_per_step_stderr=stderr(c.rate_draws[i], n) if steps is not None else None,
         step_ms=float(c.ms[i]) if c.ms is not None else None,
-        step_ms_stderr=float(c.ms_stderr[i]) if c.ms_stderr is not None else None,
+        step_ms_stderr=float(c.ms_stderr[i]) if c.ms_stderr is not None and c.ms_stderr.any() else None,
         tokens_per_s=throughput,
-        tokens_per_s_stderr=stderr(c.throughput_draws[i], n) if throughput else None,
+        tokens_per_s_stderr=stderr(c.throughput_draws[i], n) if throughput and noisy else None,
         speedup=speedup,
-        speedup_stderr=stderr(speedup_draws, n) if speedup_draws is not None else None,
+        speedup_stderr=stderr(speedup_draws, n) if speedup_draws is not None and noisy else None,
         growth_order=[[list(path), float(gain)] for path, gain in growth],
         predicted={
-            "product": float(best.product[size - 1]),
-            "joint": None if joint is None else float(joint[size - 1]),
-            "replayed": None if steps is None else rate,
+            **best.rates(size).document(),
             "sequences": None if trace is None else trace.num_sequences,
             "conversations": best.conversations or None,
             "steps": None if steps is None else int(steps[size - 1].sum()),

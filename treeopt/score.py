@@ -141,6 +141,7 @@ def _replayed(trace: RankTrace, tree: Tree, known: Tree, curve: HeldOut) -> tupl
     """
     assert curve.steps is not None
     rates = rate_tree(trace, known)
+    assert rates.steps is not None
     given = Rated(tree=tree, product=rates.product, joint=rates.joint, replayed=rates.replayed,
                   replayed_stderr=rates.stderr)  # fmt: skip
     draws = conversation_draws(len(rates.steps))
@@ -150,14 +151,9 @@ def _replayed(trace: RankTrace, tree: Tree, known: Tree, curve: HeldOut) -> tupl
 
 def _grown(curve: HeldOut, size: int) -> Rated:
     """The grown tree of a size, with its held-out rates."""
-    held_out = curve.steps is not None
-    return Rated(
-        tree=curve.family.tree(size),
-        product=float(curve.product[size - 1]),
-        joint=None if curve.joint is None else float(curve.joint[size - 1]),
-        replayed=float(curve.tokens_per_step[size - 1]) if held_out else None,
-        replayed_stderr=stderr(curve.draws[size - 1], curve.conversations) if held_out else None,
-    )
+    rates = curve.rates(size)
+    return Rated(tree=curve.family.tree(size), product=rates.product, joint=rates.joint,
+                 replayed=rates.replayed, replayed_stderr=rates.stderr)  # fmt: skip
 
 
 def _kind(source: RankTrace | Calibration) -> str:

@@ -10,7 +10,7 @@ n candidates · B bootstrap draws
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -144,8 +144,13 @@ def common(options: list[Candidates]) -> list[Candidates]:
     ]
 
 
-def select(options: list[Candidates], shares: Sequence[float]) -> Selection:
-    """The best candidate for the batch sizes together, each with its share of the time."""
+def select(
+    options: list[Candidates], shares: Sequence[float], *, take: tuple[int, int] | None = None
+) -> Selection:
+    """The best candidate for the batch sizes together, each with its share of the time.
+
+    take : (size, depth) of the one to choose whatever the prediction says
+    """
     first = options[0]
     total = np.sum([w * c.throughput for w, c in zip(shares, options, strict=True)], axis=0)
     if first.ms is None:  # nothing says what a step costs: the whole budget
@@ -156,6 +161,8 @@ def select(options: list[Candidates], shares: Sequence[float]) -> Selection:
     tied = np.flatnonzero(np.quantile(draws / draws[fastest], 0.975, axis=1) >= 1)
     good = [i for i in tied.tolist() if total[i] >= (1 - NEGLIGIBLE) * total[fastest]]
     chosen = min(good, key=lambda i: (first.sizes[i], -total[i]))
+    if take is not None:
+        chosen = int(np.flatnonzero((first.sizes == take[0]) & (first.depths == take[1]))[0])
     others = np.flatnonzero(first.sizes != first.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
     winners = np.sort(first.sizes[draws.argmax(0)])

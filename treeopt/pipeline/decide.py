@@ -1,41 +1,51 @@
-"""Search: the best tree for each batch size, from what was measured."""
+"""Search: the best tree for each batch size, from what was measured, and its proof by real decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from treeopt import library
 from treeopt.calibration import Calibration
 from treeopt.console import progress
 from treeopt.errors import InvalidInput
-from treeopt.growth import MAX_RANK
+from treeopt.growth import MAX_RANK, grow
+from treeopt.journal import discard
 from treeopt.latency import LatencyProfile
-from treeopt.plan import Plan
+from treeopt.plan import Plan, PlanEntry
 from treeopt.planner import plan_trees
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
+from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.benchmark import Benchmark
+    from treeopt.runtime.session import Session
+
+VERIFY_ROUNDS = 2
 
 
 def search(
     run: RunDirectory,
     *,
-    batch_sizes: Sequence[int],
+    batch_sizes: Sequence[int] | Mapping[int, float],
     budget: int,
     max_rank: int = MAX_RANK,
     max_depth: int | None = None,
     objective: str = "replay",
+    context: int | None = None,
+    measured_only: bool = False,
     calibration: str | None = None,
     profile_path: str | None = None,
+    session: Session | None = None,
+    verify: int = 0,
 ) -> Plan:
-    """Choose the best tree per batch size from the run's trace, or from a calibration by path or name."""
-    source: RankTrace | Calibration
-    if calibration is not None:
-        used = library.find("calibration", calibration)
-        source = RankTrace.load(used) if used.suffix == ".npz" else Calibration.load(used)
-    elif run.trace.exists() or not run.calibration.exists():
-        used, source = run.trace, run.read_trace()
-    else:
-        used, source = run.calibration, run.read_calibration()
+    """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
+
+    With ``verify`` the session decodes with so many of the best candidates, and the fastest is taken.
+    """
+    used, source = run.read_source(calibration)
     latencies, files = None, [used]
     if profile_path is not None:
         files.append(library.find("profiles", profile_path))
@@ -44,11 +54,89 @@ def search(
         files.append(run.profile)
         latencies = run.read_profile()
         check_same_model(source, latencies, run)
+    options: dict[str, Any] = {
+        "budget": budget, "max_rank": max_rank, "max_depth": max_depth, "objective": objective,
+        "context": context, "measured_only": measured_only, "inputs": digests(*files),
+    }  # fmt: skip
     with progress("Searching", None):
-        plan = plan_trees(source, latencies, batch_sizes=batch_sizes, budget=budget, max_rank=max_rank,
-                          max_depth=max_depth, objective=objective, inputs=digests(*files))  # fmt: skip
+        plan = plan_trees(source, latencies, batch_sizes=batch_sizes, **options)
+    if verify:
+        if session is None or not isinstance(source, RankTrace) or isinstance(batch_sizes, Mapping):
+            raise InvalidInput(
+                "--verify decodes for real, one batch size at a time: it needs the run's own trace, and "
+                "batch sizes without shares."
+            )
+        proofs = {
+            entry.batch_size: _verified(run, session, plan, entry, source, verify) for entry in plan.entries
+        }
+        take = {batch: (proof["size"], proof["depth"]) for batch, proof in proofs.items()}
+        plan = plan_trees(source, latencies, batch_sizes=batch_sizes, take=take, **options)
+        entries = [replace(entry, verified=proofs[entry.batch_size]) for entry in plan.entries]
+        plan = replace(plan, entries=tuple(entries))
+        discard(run.partial("verify"))
     plan.save(run.plan)
     return plan
+
+
+def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
+    """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
+    curve = {point["size"]: point for point in entry.curve if point["size"] > 1}
+    best = sorted(curve.values(), key=lambda p: -(p["tokens_per_s"] or p["tokens_per_step"]))[:count]
+    near = [curve[size] for size in (entry.size - 1, entry.size, entry.size + 1) if size in curve]
+    return sorted({(int(p["size"]), int(p["depth"])) for p in (*best, *near)})
+
+
+def _verified(
+    run: RunDirectory, session: Session, plan: Plan, entry: PlanEntry, trace: RankTrace, count: int
+) -> dict[str, Any]:
+    """The fastest of the finalists by real decoding, and its speed measured afresh on other prompts.
+
+    What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
+    Neither half of the prompts was calibrated on.
+    """
+    from treeopt.pipeline.prove import decode, held_out_conversations
+
+    constraint = plan.constraint or {}
+    limits = {name: constraint[name] for name in ("budget", "max_rank", "gap_free")}
+    trees: dict[str, Tree | None] = {"plain": None}
+    for size, depth in finalists(entry, count):
+        family = grow(trace, objective=plan.objective or "replay", max_depth=depth, **limits)
+        trees[f"{size} rows, depth {depth}"] = family.tree(size)
+    wanted = 2 * max(24, 10 * entry.batch_size)
+    conversations = held_out_conversations(run, session, trace, wanted)
+    half = len(conversations) // 2
+    if half < 1:
+        raise InvalidInput(
+            "--verify needs at least 2 held-out prompts, one to choose by and one to measure on."
+        )
+    options: dict[str, Any] = {"batch_size": entry.batch_size, "rounds": VERIFY_ROUNDS, "reference": None}
+    folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
+    contest = decode(run, session, trace, trees, conversations[half:], folder=folder / "contest", **options)
+    ranking = [(ratio.value, name) for name in trees if (ratio := contest.speedup(name)) is not None]
+    if not ranking:
+        raise InvalidInput("--verify timed nothing: the held-out prompts never fill a batch of this size.")
+    winner = max(ranking)[1]
+    tree = trees[winner]
+    afresh: dict[str, Tree | None] = {"plain": None, winner: tree}
+    proof = decode(run, session, trace, afresh, conversations[:half], folder=folder / "afresh", **options)
+    return {
+        "size": len(tree) if tree else 1,
+        "depth": tree.depth if tree else 0,
+        "finalists": [_result(contest, name) for name in trees],
+        "prompts": len(conversations) - half,
+        "afresh": {**_result(proof, winner), "prompts": half},
+    }
+
+
+def _result(bench: Benchmark, name: str) -> dict[str, Any]:
+    contender, ratio = bench.contender(name), bench.speedup(name)
+    return {
+        "name": name,
+        "size": contender.size,
+        "tokens_per_step": contender.tokens_per_step,
+        "tokens_per_s": contender.tokens_per_s,
+        "speedup": asdict(ratio) if ratio else None,
+    }
 
 
 def check_same_model(source: RankTrace | Calibration, profile: LatencyProfile, run: RunDirectory) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treeopt.console import note
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.plan import Plan
+from treeopt.plan import Plan, PlanEntry
 from treeopt.rundir import RunDirectory
 from treeopt.storage import load_json, read_text, write_text
 from treeopt.tree import Tree
@@ -36,7 +36,18 @@ def export(
     for name, text in result.files.items():
         paths.append(folder / name)
         write_text(paths[-1], text)
-    return paths, result.notes
+    return paths, (*result.notes, *_other_runtime(plan, entry, engine))
+
+
+def _other_runtime(plan: Plan, entry: PlanEntry, engine: str) -> tuple[str, ...]:
+    """A warning where the plan's latencies were measured in another runtime than the engine's."""
+    name = (plan.runtime or {}).get("name")
+    if name is None or name == engine:
+        return ()
+    return (
+        f"The size, {entry.size} rows, rests on step latencies of {name}; a step costs otherwise in {engine}, "
+        "where another size may be faster. The tokens per step hold for both.",
+    )
 
 
 def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt import library
 from treeopt.console import note, progress
 from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK
+from treeopt.heldout import crossfit, rate_tree
 from treeopt.journal import Journal, discard
 from treeopt.pipeline.deliver import STALE, read_tree
 from treeopt.pipeline.measure import collect, first_conversations
 from treeopt.plan import Plan, PlanEntry
-from treeopt.planner import crossfit, crossfit_accepted
-from treeopt.replay import accepted_counts, replay
+from treeopt.published import published_tree
+from treeopt.replay import accepted_counts
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
@@ -39,17 +39,12 @@ def bench(
     on_trace: bool = False,
 ) -> Benchmark:
     """Decode for real with every contender; held-out prompts unless ``on_trace``."""
-    from treeopt.runtime.bench import assemble, decode_contenders
-    from treeopt.runtime.collect import turn_prompts
-    from treeopt.runtime.memory import with_less_memory
-
     if rounds < 1:
         raise InvalidInput(f"--rounds must be at least 1, but got {rounds}.")
     plan, trace = run.read_plan(), run.read_trace()
     if run.is_stale(plan):
         note(STALE)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-    check_same_kind(run, session, trace)
     contenders, predicted = _contenders(plan, entry, trace, session.heads.num_heads)
     for file in trees:
         if file.stem in contenders:
@@ -57,33 +52,72 @@ def bench(
                 f"Contenders need names of their own, but {file.stem!r} is taken: rename {file}."
             )
         contenders[file.stem] = tree = read_tree(file)
-        predicted[file.stem] = _predicted(trace, tree)
-    # Ranks that the trace does not tell apart would be misses in replay, but decoding accepts them.
-    top_k = max(trace.top_k, *(1 + max(tree.ranks) for tree in contenders.values() if tree))
+        predicted[file.stem] = rate_tree(trace, tree).document()
     limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
-    folder = run.partial("bench")
     reference = None
     if on_trace:
+        if num_prompts is not None:
+            raise InvalidInput("--prompts trace decodes all prompts of the trace: leave out --num-prompts.")
         conversations = _trace_conversations(session, trace)
         dtype = (trace.meta.get("provenance") or {}).get("dtype")
         same = dtype == session.provenance().dtype and limit == trace.meta.get("max_new_tokens")
         same &= not (trace.meta.get("answers") or {}).get("given")
-        if same and top_k == trace.top_k:
+        if same and _ranks_needed(trace, contenders) == trace.top_k:
             reference = trace
         else:
             note("The trace has another dtype, other limits or given answers: answering its prompts again.")
     else:
-        hashes = trace.meta.get("prompt_sha256")
-        if hashes is None:
-            raise InvalidInput(
-                f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256."
-            )
         wanted = num_prompts or max(24, 10 * entry.batch_size)
-        held_out = replace(session, prompts=session.prompts.without(hashes))
-        conversations = first_conversations(held_out, wanted)
+        conversations = held_out_conversations(run, session, trace, wanted)
+        if len(conversations) < wanted:
+            note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
+    result = decode(
+        run, session, trace, contenders, conversations, batch_size=entry.batch_size, rounds=rounds,
+        folder=run.partial("bench"), max_new_tokens=limit, reference=reference, predicted=predicted,
+        predicted_accepted=_predicted_accepted(entry, trace, contenders),
+        info={"prompts": "trace" if on_trace else "held out", "inputs": digests(run.plan, run.trace)},
+    )  # fmt: skip
+    if result.contender("plain").tokens_per_s is None:
+        rows = result.contender("plain").batch_size
+        note(
+            f"Nothing was timed: {len(conversations)} prompts never fill a batch of {rows}. Pass a larger --num-prompts."
+        )
+    result.save(run.bench)
+    if len(plan.entries) > 1:  # the last run's is bench.json; each batch size keeps its own
+        result.save(run.bench_of(entry.batch_size))
+    discard(run.partial("bench"))
+    return result
+
+
+def decode(
+    run: RunDirectory,
+    session: Session,
+    trace: RankTrace,
+    contenders: Mapping[str, Tree | None],
+    conversations: Sequence[Conversation],
+    *,
+    batch_size: int,
+    rounds: int,
+    folder: Path,
+    max_new_tokens: int | None = None,
+    reference: RankTrace | None = None,
+    predicted: Mapping[str, dict[str, Any]] | None = None,
+    predicted_accepted: Mapping[str, list[float]] | None = None,
+    info: Mapping[str, Any] | None = None,
+) -> Benchmark:
+    """Answers of all contenders to some conversations, block by block through journals in ``folder``.
+
+    reference is the trace of the conversations' plain answers; they are answered where it is missing.
+    """
+    from treeopt.runtime.bench import assemble, decode_contenders
+    from treeopt.runtime.collect import turn_prompts
+    from treeopt.runtime.memory import with_less_memory
+
+    check_same_kind(run, session, trace)
+    limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     if reference is None:
         reference = collect(session, conversations, folder / "answers", max_new_tokens=limit, batch_size=16,
-                            top_k=top_k, title="Plain answers of the bench prompts")  # fmt: skip
+                            top_k=_ranks_needed(trace, contenders), title="Plain answers of the bench prompts")  # fmt: skip
     prompts = turn_prompts(session.prompts, reference)
     known = {
         **session.provenance(seed=0).record(), "time": None, "command": None, "rounds": rounds,
@@ -101,23 +135,30 @@ def bench(
                 keep=journal.append, progress=advance,
             )  # fmt: skip
 
-    visits, rows = with_less_memory(attempt, entry.batch_size, note)
-    result = assemble(
-        visits, session.target, prompts, contenders, reference, batch_size=rows, predicted=predicted,
-        predicted_accepted=_predicted_accepted(plan, entry, trace, contenders),
-        info={"prompts": "trace" if on_trace else "held out", "max_new_tokens": limit,
-              "loop_share": reference.loop_share(), "skipped": reference.meta.get("skipped", []),
-              "inputs": digests(run.plan, run.trace), "provenance": session.provenance(seed=0).record()},
+    visits, rows = with_less_memory(attempt, batch_size, note)
+    return assemble(
+        visits, session.target, prompts, contenders, reference, batch_size=rows, predicted=predicted or {},
+        predicted_accepted=predicted_accepted or {},
+        info={**(info or {}), "max_new_tokens": limit, "loop_share": reference.loop_share(),
+              "skipped": reference.meta.get("skipped", []), "provenance": session.provenance(seed=0).record()},
     )  # fmt: skip
-    if result.contender("plain").tokens_per_s is None:
-        note(
-            f"Nothing was timed: {len(prompts)} answers never fill a batch of {rows}. Pass a larger --num-prompts."
+
+
+def held_out_conversations(
+    run: RunDirectory, session: Session, trace: RankTrace, wanted: int
+) -> tuple[Conversation, ...]:
+    """The first of the session's conversations that the trace was not measured on."""
+    hashes = trace.meta.get("prompt_sha256")
+    if hashes is None:
+        raise InvalidInput(
+            f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256."
         )
-    result.save(run.bench)
-    if len(plan.entries) > 1:  # the last run's is bench.json; each batch size keeps its own
-        result.save(run.bench_of(entry.batch_size))
-    discard(folder)
-    return result
+    return first_conversations(replace(session, prompts=session.prompts.without(hashes)), wanted)
+
+
+def _ranks_needed(trace: RankTrace, contenders: Mapping[str, Tree | None]) -> int:
+    """Ranks to tell apart: those beyond would be misses in replay, but decoding accepts them."""
+    return max(trace.top_k, *(1 + int(max(tree.ranks)) for tree in contenders.values() if tree))
 
 
 def check_same_kind(run: RunDirectory, session: Session, trace: RankTrace) -> None:
@@ -150,14 +191,14 @@ def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversati
 
 def _contenders(
     plan: Plan, entry: PlanEntry, trace: RankTrace, num_heads: int
-) -> tuple[dict[str, Tree | None], dict[str, float | None]]:
-    """Who is decoded, and the tokens per step that the calibration predicts for each.
+) -> tuple[dict[str, Tree | None], dict[str, dict[str, Any]]]:
+    """Who is decoded, and the tokens per step that the calibration predicts for each in three ways.
 
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
     limits = {"budget": entry.size, "max_rank": MAX_RANK, "max_depth": num_heads, "gap_free": True}
     limits |= {name: value for name, value in (plan.constraint or {}).items() if name in limits}
-    published = library.published_tree().cut(max_depth=num_heads)
+    published = published_tree().cut(max_depth=num_heads)
     whole = crossfit(trace, objective=plan.objective or "replay", **limits)
     chain = Tree.chain((entry.best_chain or {}).get("depth", num_heads))
     trees: dict[str, Tree | None] = {
@@ -167,31 +208,25 @@ def _contenders(
         "chain": chain,
         "budget": whole.family.tree(len(whole.family)),
     }
+    chosen = {name: entry.predicted.get(name) for name in ("product", "joint", "replayed")}
     return trees, {
-        "plain": 1.0,
-        "chosen": entry.tokens_per_step,
-        "mc_sim_7b_63": _predicted(trace, published),
-        "chain": _predicted(trace, chain),
-        "budget": float(whole.tokens_per_step[-1]),
+        "plain": {"product": 1.0, "joint": 1.0, "replayed": 1.0, "replayed_stderr": 0.0},
+        "chosen": {**chosen, "replayed_stderr": entry.tokens_per_step_stderr},
+        "mc_sim_7b_63": rate_tree(trace, published).document(),
+        "chain": rate_tree(trace, chain).document(),
+        "budget": whole.rates(len(whole.family)).document(),
     }
 
 
-def _predicted(trace: RankTrace, tree: Tree) -> float | None:
-    """Tokens per step of a fixed tree on the trace; None where it has ranks that the trace lacks."""
-    return None if max(tree.ranks) >= trace.top_k else replay(trace, tree).tokens_per_step
-
-
 def _predicted_accepted(
-    plan: Plan, entry: PlanEntry, trace: RankTrace, contenders: dict[str, Tree | None]
+    entry: PlanEntry, trace: RankTrace, contenders: Mapping[str, Tree | None]
 ) -> dict[str, list[float]]:
     """Share of the calibration's steps that emit 0, 1, ... guesses; cross-fitted for the chosen tree."""
     shares: dict[str, list[float]] = {}
     for name, tree in contenders.items():
-        if tree is not None and max(tree.ranks) < trace.top_k:
+        if name == "chosen":
+            shares[name] = entry.accepted
+        elif tree is not None and max(tree.ranks) < trace.top_k:
             counts = accepted_counts(trace, tree)
-            if name == "chosen":
-                limits = {"max_rank": MAX_RANK, "gap_free": True, **(plan.constraint or {})}
-                limits |= {"budget": entry.size, "max_depth": entry.depth}
-                counts = crossfit_accepted(trace, objective=plan.objective or "replay", **limits)
             shares[name] = (counts / max(counts.sum(), 1)).tolist()
     return shares

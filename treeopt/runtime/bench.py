@@ -125,14 +125,14 @@ def assemble(
     reference: RankTrace,
     *,
     batch_size: int,
-    predicted: Mapping[str, float | None],
+    predicted: Mapping[str, dict[str, Any]],
     predicted_accepted: Mapping[str, list[float]],
     info: dict[str, Any],
 ) -> Benchmark:
     """The benchmark of all visits.
 
     reference           the trace of these very prompts: plain answers, to compare with and to replay
-    predicted           name to the tokens per step expected before this run
+    predicted           name to the tokens per step expected before this run: product, joint, replayed, ...
     predicted_accepted  name to the share of steps expected to emit 0, 1, ... guesses
     """
     if reference.tokens is None or reference.num_sequences != len(prompts):
@@ -170,7 +170,8 @@ def assemble(
             compared=len(sequences),
             decode_s=[sum(b.decode_s for b in same) for _, same in by_round(blocks)],
             prefill_s=sum(visit["runs"][name]["prefill_s"] for visit in visits),
-            predicted_tokens_per_step=predicted.get(name),
+            predicted=predicted.get(name, {}),
+            predicted_tokens_per_step=predicted.get(name, {}).get("replayed"),
             replayed_steps=int(replayed.steps.sum()),
             replayed_tokens_per_step=replayed.tokens_per_step,
             accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
