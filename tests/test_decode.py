@@ -67,7 +67,7 @@ def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size,
     )
     assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
     accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
-    assert accepted.tolist() == accepted_counts(trace, tree).tolist()
+    assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
     assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
     assert [row.end for row in rows] == trace.end.tolist()
 

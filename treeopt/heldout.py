@@ -22,7 +22,7 @@ from treeopt.growth import grow, grow_independent, product_values
 from treeopt.replay import accepted_counts, growth_index, replay, replay_sizes, tokens_per_step
 from treeopt.statistics import conversation_draws, drawn_rates, stderr
 from treeopt.trace import RankTrace, fold_numbers
-from treeopt.tree import IntArray, Tree, TreeFamily
+from treeopt.tree import Choice, IntArray, Tree, TreeFamily
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,7 @@ class HeldOut:
     tokens  : (C,)   tokens emitted by them
     product : (N,)   tokens per step, sum of products of held-out marginals
     joint   : (N,)   tokens per step averaged over all held-out states
+    grown   : of every fold the sequences held out, and the nodes grown on the others
     """
 
     family: TreeFamily
@@ -66,6 +67,7 @@ class HeldOut:
     tokens: IntArray | None
     product: NDArray[np.float64]
     joint: NDArray[np.float64] | None
+    grown: tuple[tuple[IntArray, tuple[Choice, ...]], ...] = ()
 
     @property
     def tokens_per_step(self) -> NDArray[np.float64]:
@@ -99,6 +101,19 @@ class HeldOut:
             steps=self.steps[size - 1],
         )
 
+    def accepted(self, size: int, trace: RankTrace | None) -> NDArray[np.float64]:
+        """(D+1,) share of the held-out steps that emit 0, 1, ... guesses; by the product without a trace."""
+        depth = int(self.family.depths()[:size].max())
+        if trace is None:
+            reach = np.bincount(self.family.depths()[:size], self.family.gains[:size], minlength=depth + 1)
+            shares: NDArray[np.float64] = reach - np.append(reach[1:], 0.0)
+            return shares
+        counts = np.zeros(trace.num_heads + 1, dtype=np.int64)
+        for test, paths in self.grown:
+            found = accepted_counts(trace.select(test), paths[:size])
+            counts[: len(found)] += found
+        return counts[: 1 + int(np.flatnonzero(counts).max(initial=depth))] / max(int(counts.sum()), 1)
+
     def by_group(self, size: int, trace: RankTrace) -> dict[str, tuple[float, float | None]]:
         """Tokens per step on the conversations of each group, and its standard error (of one: None)."""
         if self.steps is None or self.tokens is None or trace.group is None:
@@ -121,12 +136,13 @@ def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
     ``limits`` are those of `growth`: budget, max_depth, max_rank, gap_free.
     """
     family = grow(trace, objective=objective, **limits)
-    n_sizes = len(family)
+    n_sizes, grown = len(family), []
     steps = np.zeros((n_sizes, trace.num_sequences), dtype=np.int64)
     product, joint, n_states = np.zeros(n_sizes), np.zeros(n_sizes), 0
     for train, test in folds(trace):
         held_out = trace.select(test)
         paths = grow(trace.select(train), objective=objective, **limits).paths[:n_sizes]
+        grown.append((test, paths))
         sizes = np.minimum(np.arange(1, n_sizes + 1), len(paths))
         steps[:, test] = replay_sizes(held_out, paths, sizes)
         states = held_out.has_step
@@ -140,7 +156,7 @@ def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
     clusters, tokens = trace.clusters, trace.lengths - 1
     pooled = np.stack([np.bincount(clusters, row) for row in steps]).astype(np.int64)
     return HeldOut(family, pooled, np.bincount(clusters, tokens).astype(np.int64), product / n_states,
-                   joint / n_states)  # fmt: skip
+                   joint / n_states, tuple(grown))  # fmt: skip
 
 
 def folds(trace: RankTrace) -> Iterator[tuple[IntArray, IntArray]]:
@@ -156,16 +172,6 @@ def folds(trace: RankTrace) -> Iterator[tuple[IntArray, IntArray]]:
         )
     for f in np.unique(fold):
         yield np.flatnonzero(fold != f), np.flatnonzero(fold == f)
-
-
-def crossfit_accepted(trace: RankTrace, *, objective: str, budget: int, **limits: Any) -> IntArray:
-    """Held-out steps that emit 0, 1, ... guesses with trees of ``budget`` rows."""
-    counts = np.zeros(limits.get("max_depth", trace.num_heads) + 1, dtype=np.int64)
-    for train, test in folds(trace):
-        family = grow(trace.select(train), objective=objective, budget=budget, **limits)
-        found = accepted_counts(trace.select(test), family.tree(len(family)))
-        counts[: len(found)] += found
-    return counts
 
 
 def from_calibration(calibration: Calibration, **limits: Any) -> HeldOut:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def _by_round(timing: StepTiming) -> dict[int, float]:
     samples: dict[int, list[float]] = {}
     for number, ms in zip(timing.round or (), timing.step_ms, strict=False):
         samples.setdefault(number, []).append(ms)
-    return {number: float(np.median(samples[number])) for number in sorted(samples)}
+    return {number: median(samples[number]) for number in sorted(samples)}
 
 
 def _ratios(point: StepTiming, plain: StepTiming) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ import numpy as np
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK, check_objective
-from treeopt.heldout import HeldOut, crossfit, crossfit_accepted, from_calibration
+from treeopt.heldout import HeldOut, crossfit, from_calibration
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan, PlanEntry
 from treeopt.replay import replay
@@ -84,7 +84,7 @@ def plan_trees(
     constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix}
     return Plan(
         entries=tuple(
-            _entry(candidates, selection, families, trace, profile, objective, limits, measured_only)
+            _entry(candidates, selection, families, trace, profile, budget, measured_only)
             for candidates, selection in zip(options, selections, strict=True)
         ),
         objective=objective,
@@ -110,8 +110,7 @@ def _entry(
     families: list[HeldOut],
     trace: RankTrace | None,
     profile: LatencyProfile | None,
-    objective: str,
-    limits: dict[str, Any],
+    budget: int,
     measured_only: bool,
 ) -> PlanEntry:
     i = selection.chosen
@@ -156,25 +155,13 @@ def _entry(
         interval95=intervals or None,
         tied_sizes=sorted({int(s) for s in c.sizes[selection.tied]}),
         runner_up=runner_up(c, selection),
-        accepted=_accepted(best, size, trace, objective, limits | {"max_depth": max(depth, 1)}),
+        accepted=best.accepted(size, trace).tolist(),
         verified=None,
-        best_chain=_best_chain(trace, families, profile, c, limits["budget"], measured_only),
+        best_chain=_best_chain(trace, families, profile, c, budget, measured_only),
         warnings=_warnings(c, families, trace, profile),
         groups=_groups(best, size, trace, (speedup or 0.0) / rate),
         curve=_curve(c),
     )
-
-
-def _accepted(
-    held_out: HeldOut, size: int, trace: RankTrace | None, objective: str, limits: dict[str, Any]
-) -> list[float]:
-    """Share of the steps that emit 0, 1, ... guesses; by the product where there is no trace."""
-    if trace is not None:
-        counts = crossfit_accepted(trace, objective=objective, **limits | {"budget": size})
-        return [float(share) for share in counts / max(counts.sum(), 1)]
-    depths, gains = [len(path) for path in held_out.family.paths[:size]], held_out.family.gains[:size]
-    reach = np.bincount(depths, gains)  # (D+1,) chance that a guess of the depth is accepted
-    return [float(share) for share in reach - np.append(reach[1:], 0.0)]
 
 
 def _warnings(

@@ -54,15 +54,15 @@ def replay(trace: RankTrace, tree: Tree) -> Replay:
     return Replay(steps[0], trace.lengths - 1)
 
 
-def accepted_counts(trace: RankTrace, tree: Tree) -> IntArray:
-    """(D+1,) how many steps of the replay emit 0, 1, ... D accepted guesses.
+def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
+    """(D+1,) how many steps of the replay with the tree of these nodes emit 0, 1, ... D accepted guesses.
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
-    >>> accepted_counts(trace, Tree.chain(1)).tolist()
+    >>> accepted_counts(trace, Tree.chain(1).paths).tolist()
     [0, 2]
     """
-    accepted = (growth_index(trace, tree.paths) < len(tree)).sum(1)
-    counts = np.zeros(tree.depth + 1, dtype=np.int64)
+    accepted = (growth_index(trace, paths) < len(paths)).sum(1)
+    counts = np.zeros(1 + max(map(len, paths)), dtype=np.int64)
     t, last = trace.starts[:-1].copy(), trace.starts[1:] - 1
     while (t < last).any():
         t, last = t[t < last], last[t < last]

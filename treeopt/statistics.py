@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from treeopt.tree import IntArray
 
-BOOTSTRAPS, SEED = 1000, 0
+BOOTSTRAPS, SEED = 2000, 0
 LEVEL = 0.95
 
 

@@ -227,6 +227,6 @@ def _predicted_accepted(
         if name == "chosen":
             shares[name] = entry.accepted
         elif tree is not None and max(tree.ranks) < trace.top_k:
-            counts = accepted_counts(trace, tree)
+            counts = accepted_counts(trace, tree.paths)
             shares[name] = (counts / max(counts.sum(), 1)).tolist()
     return shares

@@ -175,7 +175,7 @@ def assemble(
             replayed_steps=int(replayed.steps.sum()),
             replayed_tokens_per_step=replayed.tokens_per_step,
             accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
-            replayed_accepted=accepted_counts(reference, tree or Tree.chain(0)).tolist(),
+            replayed_accepted=accepted_counts(reference, (tree or Tree.chain(0)).paths).tolist(),
             predicted_accepted=predicted_accepted.get(name, []),
             sequences=sequences,
             blocks=blocks,

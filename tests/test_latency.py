@@ -1,0 +1,131 @@
+"""Estimates between measured sizes, against staircases that are known."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.errors import InvalidInput
+from treeopt.latency import LatencyProfile, StepTiming, drift, paired_latency
+
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+def stairs(rows):
+    """A stair every 16 rows, and two bigger ones."""
+    return 5.0 + 0.5 * np.ceil(rows / 16) + 2.0 * (rows > 64) + 3.0 * (rows > 128)
+
+
+def profile(cost=stairs, *, batch_sizes=(1, 2, 4, 8), sizes=SIZES, offset=lambda b: 0.0) -> LatencyProfile:
+    def timing(b, n, depth):
+        return StepTiming(b, 100, n, depth, (float(cost(b * n) + offset(b)),))
+
+    points = tuple(timing(b, n, min(n - 1, 4)) for b in batch_sizes for n in sizes)
+    deep = tuple(timing(b, n, 4) for b in batch_sizes for n in sizes if n > 4)
+    return LatencyProfile(points + deep, tuple(timing(b, 1, 0) for b in batch_sizes))
+
+
+def test_a_measured_size_is_itself():
+    known = profile()
+    for size in SIZES[3:]:
+        assert known.step(4, 100, size, 4).ms == pytest.approx(stairs(4 * size))
+
+
+def test_the_staircase_of_other_batch_sizes_is_seen_between_measured_sizes():
+    """At batch size 4 nothing between 16 and 24 was timed: the stair above 64 rows shows at batch size 1."""
+    known = profile(sizes=(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 65, 66, 80, 96))
+    pooled = known.step(4, 100, 17, 4).ms
+    straight = known.estimate(known.weights(4, 100, 17, 4, pooled=False)).ms
+    truth = stairs(68)
+    assert abs(pooled - truth) < 0.1 * abs(straight - truth)
+
+
+def test_what_a_row_costs_besides_is_no_stair():
+    """Batch sizes that differ by a constant are one curve."""
+    plain, offset = profile(), profile(offset=lambda b: 0.7 * b)
+    rows = np.arange(8, 400, 8)
+    curves = [known.staircase(rows) - known.staircase(rows[:1]) for known in (plain, offset)]
+    assert curves[0] == pytest.approx(curves[1], abs=0.15)
+
+
+@given(st.integers(2, 90), st.integers(1, 4))
+def test_nothing_is_extrapolated(size, depth):
+    known = profile(batch_sizes=(2,))
+    found = known.step(2, 100, size, depth)
+    enclosed = any(min(s) <= size <= max(s) for d, s in _sizes(known).items() if d >= depth)
+    assert (found is not None) == enclosed
+    if found is not None:
+        assert stairs(4) <= found.ms <= stairs(128)
+
+
+def _sizes(known):
+    found = {}
+    for point in known.points:
+        found.setdefault(point.depth, []).append(point.size)
+    return found
+
+
+def test_measured_only_knows_no_size_between():
+    known = profile()
+    assert known.step(4, 100, 16, 4, measured_only=True).ms == stairs(64)
+    assert known.step(4, 100, 17, 4, measured_only=True) is None
+    assert known.step(4, 100, 1, 0, measured_only=True).ms == stairs(4)
+
+
+def test_uncertainty_between_sizes_is_half_of_what_the_estimates_differ_by():
+    known = profile(sizes=(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 65, 66))
+    pooled = known.step(4, 100, 17, 4)
+    straight = known.estimate(known.weights(4, 100, 17, 4, pooled=False))
+    assert pooled.stderr_ms == pytest.approx(abs(pooled.ms - straight.ms) / 2)
+    assert pooled.stderr_ms > 0
+
+
+def noisy(seed: int, slow_from: int, *, rounds: int = 30) -> tuple[StepTiming, StepTiming]:
+    """A tree of 1.5 plain steps on a machine that becomes half as fast, with an interruption now and then."""
+    rng = np.random.default_rng(seed)
+    number = np.repeat(np.arange(rounds), 4)
+    slow = np.where(number >= slow_from, 2.0, 1.0)
+
+    def samples(ms):
+        hit = np.where(rng.random(len(number)) < 0.05, 5.0, 1.0)
+        return tuple((ms * slow * hit * rng.lognormal(0, 0.03, len(number))).tolist())
+
+    rounds_of = tuple(number.tolist())
+    return (StepTiming(1, 100, 8, 2, samples(3.0), round=rounds_of),
+            StepTiming(1, 100, 1, 0, samples(2.0), round=rounds_of))  # fmt: skip
+
+
+@pytest.mark.parametrize("slow_from", [10, 15, 20, 30])
+def test_drift_and_interruptions_do_not_reach_the_ratio(slow_from):
+    ratios = []
+    for seed in range(20):
+        point, plain = noisy(seed, slow_from)
+        known = LatencyProfile((point,), (plain,))
+        ratios.append(known.step(1, 100, 8, 2).ms / known.plain(1, 100).ms)
+    assert np.mean(ratios) == pytest.approx(1.5, rel=0.01)
+    assert np.std(ratios) < 0.02
+
+
+def test_drift_is_told():
+    assert drift(noisy(0, 15)[1]) == pytest.approx(1.0, abs=0.1)
+    assert drift(noisy(0, 30)[1]) == pytest.approx(0.0, abs=0.05)
+
+
+def test_the_standard_error_of_a_latency_is_its_scatter():
+    found = [paired_latency(*noisy(seed, 30)) for seed in range(200)]
+    ratios = [latency.ms for latency in found]
+    assert np.median([latency.stderr_ms for latency in found]) == pytest.approx(np.std(ratios), rel=0.35)
+
+
+def test_draws_scatter_as_the_standard_errors_say():
+    point, plain = noisy(1, 30)
+    known = LatencyProfile((point,), (plain,))
+    anchors = [(1, 100, 8, 2), (1, 100, 1, 0)]
+    draws = known.draws(anchors, 2000, np.random.default_rng(0))
+    assert np.median(draws[:, 0]) == pytest.approx(known.step(1, 100, 8, 2).ms, rel=0.02)
+    assert draws[:, 1].std() == pytest.approx(known.plain(1, 100).stderr_ms, rel=0.6)
+
+
+def test_a_point_without_a_plain_step_is_refused():
+    with pytest.raises(InvalidInput, match="plain timing beside it, but batch size 2"):
+        LatencyProfile((StepTiming(2, 100, 8, 2, (1.0,)),), (StepTiming(1, 100, 1, 0, (1.0,)),))

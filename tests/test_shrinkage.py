@@ -1,0 +1,97 @@
+"""Back-off against plain counts, and what it must not do."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.growth import grow_joint, grow_replay
+from treeopt.replay import replay
+from treeopt.shrinkage import NONE, PathCounts, Strengths, fit_strengths, strengths_of
+from treeopt.trace import RankTrace
+
+from .conftest import random_trace, traces
+
+
+def opened(ranks, top, strengths=NONE, depth=3) -> dict:
+    """Chances after every path up to a depth."""
+    counts, found, paths = PathCounts(ranks, top, strengths), {}, [()]
+    for path in paths:
+        found[path] = counts.chances(path)
+        if len(path) + 1 < min(depth, ranks.shape[1]):
+            for rank in range(top):
+                counts.open(path, rank)
+                paths.append((*path, rank))
+    return found
+
+
+@given(traces(), st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))
+def test_children_never_sum_to_more_than_their_parent(trace, depth, previous, path):
+    states = trace.ranks[trace.has_step]
+    for chances in opened(states, 3, Strengths(depth, previous, path)).values():
+        assert (chances >= 0).all()
+        assert chances.sum() <= 1 + 1e-9
+
+
+@given(traces())
+def test_without_strengths_they_are_plain_counts(trace):
+    states = trace.ranks[trace.has_step].astype(int)
+    for path, chances in opened(states.astype(np.int16), 4).items():
+        here = states[(states[:, : len(path)] == path).all(1)][:, len(path)]
+        tried = here[here != -2]
+        if len(tried):
+            assert chances == pytest.approx([np.mean(tried == rank) for rank in range(4)])
+
+
+def test_strong_shrinkage_is_the_level_above():
+    rng = np.random.default_rng(0)
+    states = random_trace(rng, rng.integers(20, 40, 30), 3, 4).ranks
+    states = states[(states >= -1).all(1)]
+    strong = opened(states, 4, Strengths(1e12, 1e12, 1e12))
+    for path, chances in strong.items():
+        assert chances == pytest.approx(
+            [np.mean(states[:, len(path)] == rank) for rank in range(4)], abs=1e-6
+        )
+
+
+def test_strengths_find_out_whether_paths_matter():
+    """Ranks that depend on nothing ask for strong shrinkage, ranks that repeat the one before for weak."""
+    rng, n = np.random.default_rng(0), 6000
+    alone = np.minimum(rng.geometric(0.5, (n, 3)) - 1, 4).astype(np.int16)
+    alike = np.where(rng.random((n, 3)) < 0.8, alone[:, :1], alone).astype(np.int16)
+    part, grid = np.arange(n) % 5, [1.0, 10.0, 100.0, 1e3, 1e4]
+    assert fit_strengths(alone, part, 5, grid).previous >= 1e3
+    assert fit_strengths(alike, part, 5, grid).previous <= 10
+
+
+@pytest.mark.parametrize("objective", ["joint", "replay"])
+def test_shrunk_trees_are_better_on_answers_not_seen(objective):
+    """The trees of 128 rows from 12 answers, on 400 others; averaged over samples."""
+    gains = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        chance = rng.choice([0.3, 0.6], 440).repeat(60)[:, None]
+        ranks = np.minimum(rng.geometric(chance, (len(chance), 4)) - 1, 9).astype(np.int16)
+        ranks[59::60] = -2
+        whole = RankTrace(ranks, np.arange(0, len(ranks) + 1, 60), meta={"top_k": 10})
+        train, test = whole.select(np.arange(12)), whole.select(np.arange(40, 440))
+        grow = {"joint": grow_joint, "replay": grow_replay}[objective]
+        strengths = strengths_of(train, 10)
+        plain, shrunk = (grow(train, budget=128, strengths=s).tree(128) for s in (NONE, strengths))
+        gains.append(replay(test, shrunk).tokens_per_step / replay(test, plain).tokens_per_step - 1)
+    assert np.mean(gains) > 0.004
+
+
+def test_strengths_do_not_depend_on_how_often_a_conversation_is_repeated():
+    rng = np.random.default_rng(3)
+    trace = random_trace(rng, rng.integers(10, 30, 30), 3, 4)
+    numbered = RankTrace(trace.ranks, trace.starts, cluster=np.arange(30), meta=trace.meta)
+    once, twice = strengths_of(numbered, 4), strengths_of(numbered.select(np.tile(np.arange(30), 2)), 4)
+    assert (twice.depth, twice.previous, twice.path) == pytest.approx(
+        (2 * once.depth, 2 * once.previous, 2 * once.path)
+    )
+
+
+def test_a_single_conversation_has_plain_counts():
+    trace = random_trace(np.random.default_rng(0), np.array([30]), 2, 3)
+    assert strengths_of(trace, 3) == NONE
