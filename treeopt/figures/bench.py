@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = {  # colour, marker, hatch
+    "predicted, product": (GREY, "^", ""),
+    "predicted, joint": (GREY, "v", ""),
     "predicted": (ORANGE, "D", "///"),
     "replayed": (BLUE, "s", ""),
     "measured": (VERMILLION, "o", "..."),
@@ -154,6 +156,8 @@ def contenders_data(bench: Benchmark, *, chosen: str = "chosen", baseline: str =
         tuple(c.size for c in cs),
         tuple(bench.speedup(c.name, baseline) for c in cs),
         {
+            "predicted, product": tuple(c.predicted.get("product") for c in cs),
+            "predicted, joint": tuple(c.predicted.get("joint") for c in cs),
             "predicted": tuple(c.predicted_tokens_per_step for c in cs),
             "replayed": tuple(c.replayed_tokens_per_step for c in cs),
             "measured": tuple(c.tokens_per_step for c in cs),
@@ -176,7 +180,7 @@ def draw_contenders(data: ContendersData, figure: Figure | None = None) -> Figur
     _draw_ratios(left, labels, data.speedups)
     left.set(title="Speedup", xlabel="over plain decoding", ylabel="contender (rows per step)")
     for i, (kind, rates) in enumerate(data.tokens_per_step.items()):
-        shown = [(rate, row + (i - 1) * 0.2) for row, rate in enumerate(rates) if rate is not None]
+        shown = [(rate, row + (i - 2) * 0.14) for row, rate in enumerate(rates) if rate is not None]
         colour, marker, _ = KINDS[kind]
         if shown:
             right.plot(*zip(*shown, strict=True), marker, color=colour, label=kind)
