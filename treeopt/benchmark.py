@@ -156,7 +156,13 @@ class Benchmark:
     def document(self) -> dict[str, Any]:
         """What ``bench.json`` says."""
         contenders = [asdict(contender) for contender in self.contenders]
-        return {"contenders": contenders, "dtype": self.dtype, "rounds": self.rounds, **self.info}
+        return {
+            "schema": storage.schema("bench"),
+            "contenders": contenders,
+            "dtype": self.dtype,
+            "rounds": self.rounds,
+            **self.info,
+        }
 
     def save(self, path: Path) -> None:
         storage.write_json(path, "bench", self.document())

@@ -112,6 +112,7 @@ class Calibration:
     def document(self) -> dict[str, Any]:
         """What ``calibration.json`` says."""
         return {
+            "schema": storage.schema("calibration"),
             "num_heads": self.num_heads,
             "top_k": self.top_k,
             "hits": self.hits,

@@ -361,6 +361,7 @@ class LatencyProfile:
     def document(self) -> dict[str, Any]:
         """What ``profile.json`` says."""
         return {
+            "schema": storage.schema("profile"),
             "points": [_without_unknown(asdict(p)) for p in self.points],
             "autoregressive": [
                 {k: v for k, v in _without_unknown(asdict(p)).items() if k not in ("size", "depth")}

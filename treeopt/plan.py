@@ -101,7 +101,7 @@ class Plan:
 
     def document(self) -> dict[str, Any]:
         """What ``plan.json`` says."""
-        return {**asdict(self), "schedule": self.schedule()}
+        return {"schema": storage.schema("plan"), **asdict(self), "schedule": self.schedule()}
 
     def save(self, path: Path) -> None:
         storage.write_json(path, "plan", self.document())

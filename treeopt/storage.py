@@ -55,9 +55,18 @@ def write_text(path: Path, text: str) -> None:
         stream.write(text.encode())
 
 
+def schema(kind: str) -> str:
+    """The name that a JSON document of a kind begins with.
+
+    >>> schema("plan")
+    'treeopt.plan/1'
+    """
+    return f"treeopt.{kind}/{VERSION}"
+
+
 def write_json(path: Path, kind: str, document: Mapping[str, Any]) -> None:
     """Write ``document`` with its schema name first; NaN and infinities are refused."""
-    write_text(path, to_json({"schema": f"treeopt.{kind}/{VERSION}", **document}) + "\n")
+    write_text(path, to_json({"schema": schema(kind), **document}) + "\n")
 
 
 def to_json(document: Any) -> str:

@@ -35,12 +35,12 @@ def score(
     """
     from treeopt import pipeline
     from treeopt.console import note
-    from treeopt.storage import VERSION
+    from treeopt.storage import schema
 
     found = pipeline.score(run, tree, calibration=calibration, batch_size=batch_size)
     for text in found.notes:
         note(text)
-    document = {"schema": f"treeopt.score/{VERSION}", "tree": tree, **found.document()}
+    document = {"schema": schema("score"), "tree": tree, **found.document()}
     show_result(document, score_table(found, tree), as_json)
 
 
