@@ -19,6 +19,7 @@ from treeopt import demo
 from treeopt.benchmark import Answer, Benchmark, Block, Contender
 from treeopt.calibration import Calibration
 from treeopt.errors import TreeoptError
+from treeopt.importing import read_measurement
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline import read_tree
 from treeopt.plan import Plan
@@ -106,7 +107,30 @@ def write_tree(path):
     path.write_text(json.dumps({"medusa_choices": [[0], [1], [0, 0], [0, 1, 2]]}))
 
 
+MEASUREMENTS = {  # of other tools: name, the file, options
+    "hits.pt": ("medusa-pt", [torch.eye(12)[: 12 - 3 * k, :4].bool() for k in range(3)], {}),
+    "vector.pt": ("acceptance", torch.tensor([0, 0.5, 0.25, 0.25]), {"heads": 2, "trials": 8}),
+    "vector.json": ("acceptance", "[0, 0.5, 0.25, 0.25]", {"heads": 2, "trials": 8}),
+    "recall.json": ("recall", '{"recall": {"head_0": {"1": 0.5, "2": 0.75}}, "total_predictions": {"0": 8}}', {}),
+    "table.csv": ("csv", "head,rank,hits,trials\n0,0,5,9\n0,1,2,9\n1,0,3,8\n1,1,1,8\n", {}),
+    "ranks.jsonl": ("ranks", '{"ranks": [[0, 1], [2, null], [null, null]], "tokens": [1, 2, 3], "end": "eos"}\n' * 3, {}),
+}  # fmt: skip
+
+
+def write_measurement(path):
+    content = MEASUREMENTS[path.name][1]
+    torch.save(content, path) if path.suffix == ".pt" else path.write_text(content)
+
+
+def use_measurement(path):
+    kind, _, options = MEASUREMENTS[path.name]
+    found = read_measurement(path, kind, **options)[1].source
+    calibration = Calibration.from_trace(found) if isinstance(found, RankTrace) else found
+    assert np.isfinite(calibration.accept).all()
+
+
 READERS = {
+    **dict.fromkeys(MEASUREMENTS, (write_measurement, use_measurement)),
     "trace.npz": (write_trace, use_trace),
     "calibration.json": (write_calibration, Calibration.load),
     "profile.json": (write_profile, LatencyProfile.load),

@@ -5,6 +5,8 @@ Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 m
 options.py   options that commands share
 measure.py   run, calibrate, profile, search, bench
 deliver.py   export, convert, plot, show, report, list
+exchange.py  score
+importing.py import
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 import click
 
 from treeopt import __version__
-from treeopt.cli import deliver, measure
+from treeopt.cli import deliver, exchange, importing, measure
 from treeopt.errors import TreeoptError
 
 
@@ -62,8 +64,8 @@ def cli() -> None:
     """
 
 
-for _command in (measure.run, measure.calibrate, measure.profile, measure.search, measure.bench,
-                 deliver.export, deliver.convert, deliver.plot, deliver.show, deliver.report,
+for _command in (measure.run, measure.calibrate, importing.import_, measure.profile, measure.search, measure.bench,
+                 deliver.export, exchange.score, deliver.convert, deliver.plot, deliver.show, deliver.report,
                  deliver.list_):  # fmt: skip
     cli.add_command(_command)
 

@@ -1,0 +1,108 @@
+"""Our trees against the algorithms of others on small random tables (benchmarks/baselines.py)."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.growth import grow_independent
+
+from .test_growth import all_trees
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from baselines import expected, explore_graph, literal_table, sequoia, sequoia_loops
+
+SEEDS = st.integers(0, 2**32)
+
+
+def table(seed: int, depth: int = 3, ranks: int = 4, *, falling: bool = False):
+    """Acceptances that sum to less than one at every depth, in any order or falling."""
+    accept = np.random.default_rng(seed).dirichlet(np.ones(ranks + 1), depth)[:, :ranks]
+    return -np.sort(-accept, axis=1) if falling else accept
+
+
+def ours(accept, size: int, **limits):
+    family = grow_independent(accept, budget=size, **limits)
+    return family.tokens_per_step(len(family))
+
+
+@given(SEEDS, st.integers(2, 40))
+def test_medusas_growth_is_ours_on_falling_tables_node_by_node(seed, size):
+    accept = table(seed, falling=True)
+    assert list(grow_independent(accept, budget=size).paths[1:]) == explore_graph(accept, size)
+
+
+@given(SEEDS, st.integers(2, 40))
+def test_medusas_growth_never_beats_ours(seed, size):
+    accept = table(seed)
+    assert ours(accept, size) >= expected(accept, explore_graph(accept, size)) - 1e-12
+
+
+def test_medusas_growth_misses_what_lies_behind_an_unlikely_sibling():
+    accept = np.array([[0.1, 0.0, 0.6], [0.5, 0.3, 0.0]])
+    assert explore_graph(accept, 3) == [(0,), (0, 0)]
+    assert grow_independent(accept, budget=3).paths[1:] == ((2,), (2, 0))
+
+
+@given(SEEDS, st.integers(1, 25))
+def test_the_dynamic_programme_is_ours_on_falling_tables(seed, size):
+    accept = table(seed, falling=True)
+    assert sequoia(accept, size)[0] == pytest.approx(ours(accept, size))
+
+
+@given(SEEDS, st.integers(1, 25))
+def test_the_dynamic_programme_lies_between_our_trees_with_and_without_gaps(seed, size):
+    """It knows no gaps, and sees behind an unlikely sibling."""
+    accept = table(seed)
+    assert ours(accept, size, gap_free=True) - 1e-12 <= sequoia(accept, size)[0] <= ours(accept, size) + 1e-12
+
+
+@given(SEEDS, st.integers(2, 25))
+def test_the_dynamic_programmes_tree_is_worth_what_it_says(seed, size):
+    accept = table(seed)
+    value, choices = sequoia(accept, size)
+    assert len(set(choices)) == len(choices) == size - 1
+    assert expected(accept, choices) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_loops_and_arrays_are_one_programme(seed):
+    vector = table(seed, 1, 3)[0]
+    for size, levels in ((2, 2), (7, 3), (9, 4)):
+        accept = np.tile(vector, (levels - 1, 1))
+        looped = sequoia_loops(torch.tensor([0.0, *vector], dtype=torch.float64), size, levels)
+        assert looped == pytest.approx(sequoia(accept, size)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_of_them_are_brute_force_on_tiny_tables(seed):
+    accept = table(seed, 2, 3, falling=True)
+    for size in range(2, 6):
+        best = max(expected(accept, tree.paths[1:]) for tree in all_trees(size, 2, 3))
+        assert ours(accept, size) == pytest.approx(best)
+        assert expected(accept, explore_graph(accept, size)) == pytest.approx(best)
+        assert sequoia(accept, size)[0] == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ours_is_brute_force_in_any_order_of_ranks(seed):
+    accept = table(seed, 2, 3)
+    for size in range(2, 6):
+        best = max(expected(accept, tree.paths[1:]) for tree in all_trees(size, 2, 3))
+        assert ours(accept, size) == pytest.approx(best)
+
+
+def test_medusas_growth_inserts_its_nodes_by_falling_worth_on_falling_tables():
+    accept = table(3, falling=True)
+    worths = [expected(accept, [path]) - 1 for path in explore_graph(accept, 30)]
+    assert all(a >= b for a, b in pairwise(worths))
+
+
+def test_the_literal_divisor_is_right_for_805_prompts_of_20_steps_at_head_1_only():
+    hits = np.array([[8050], [7647.5]])  # half of 805 x 20 rows, and of 805 x 19
+    assert literal_table(hits).tolist() == [[0.5], [0.475]]

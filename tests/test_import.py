@@ -1,0 +1,375 @@
+"""Files of other tools, written as those tools write them, read back as the measurement they came from."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from treeopt.calibration import Calibration
+from treeopt.cli import cli
+from treeopt.errors import InvalidInput
+from treeopt.importing import KINDS, read_measurement
+from treeopt.importing.medusa_pt import NO_BLOCKS
+from treeopt.importing.rates import CUMULATIVE, PER_RANK
+from treeopt.plan import Plan
+from treeopt.replay import replay
+from treeopt.storage import sha256_of
+from treeopt.trace import End, RankTrace
+from treeopt.tree import Tree
+
+from .conftest import random_trace, traces
+
+FILE = Path("file")
+
+
+def treeopt(*arguments, code=0):
+    result = CliRunner().invoke(cli, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+def limited_trace(rng, prompts: int, steps: int, heads: int, ranks: int) -> RankTrace:
+    """Prompts that all go on for the same number of steps, as Medusa's script decodes them."""
+    blocks = rng.integers(-1, ranks, (prompts, steps + 1, heads))
+    state, head = np.indices((steps + 1, heads))
+    blocks[:, state + head + 2 > steps + 1] = -2
+    starts = np.arange(prompts + 1) * (steps + 1)
+    return RankTrace(blocks.reshape(-1, heads), starts, meta={"top_k": ranks})
+
+
+def medusa_tensors(trace: RankTrace) -> list[torch.Tensor]:
+    """Head by head, whether each candidate was the token that came, prompt after prompt."""
+    blocks = trace.ranks.reshape(trace.num_sequences, -1, trace.num_heads)
+    return [
+        torch.from_numpy(blocks[:, : -k - 1, k].reshape(-1, 1) == np.arange(trace.top_k))
+        for k in range(trace.num_heads)
+    ]
+
+
+def cumulative(calibration: Calibration) -> list[list[float]]:
+    return (calibration.hits.cumsum(1) / calibration.trials[:, None]).tolist()
+
+
+def write(path: Path, content) -> Path:
+    if path.suffix == ".pt":
+        torch.save(content, path)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+@st.composite
+def calibrations(draw) -> Calibration:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    heads, ranks = rng.integers(1, 5, 2)
+    trials = rng.integers(1, 5000, heads)
+    shares = rng.dirichlet(np.ones(ranks + 1), heads)
+    return Calibration(
+        np.stack([rng.multinomial(n, p)[:-1] for n, p in zip(trials, shares, strict=True)]), trials
+    )
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(4, 9), st.integers(2, 4))
+def test_medusa_hits_come_back_as_the_trace_they_were_taken_from(
+    tmp_path_factory, seed, prompts, steps, heads
+):
+    trace = limited_trace(np.random.default_rng(seed), prompts, steps, heads, 6)
+    path = write(tmp_path_factory.mktemp("m") / "v_heads_accuracy.pt", medusa_tensors(trace))
+    kind, found = read_measurement(path)
+    assert kind == "medusa-pt"
+    assert (found.source.ranks == trace.ranks).all()
+    assert (found.source.starts == trace.starts).all()
+    ours, theirs = Calibration.from_trace(found.source), Calibration.from_trace(trace)
+    assert (ours.hits == theirs.hits).all()
+    assert (ours.trials == theirs.trials).all()
+    assert ours.prefix_counts == theirs.prefix_counts
+
+
+def test_medusa_heads_by_name_are_taken_in_their_order(tmp_path):
+    trace = limited_trace(np.random.default_rng(0), 3, 8, 3, 4)
+    tensors = {f"head_{k}": tensor for k, tensor in enumerate(medusa_tensors(trace))}
+    path = write(tmp_path / "x.pt", dict(reversed(tensors.items())))
+    assert (read_measurement(path)[1].source.ranks == trace.ranks).all()
+
+
+@pytest.mark.parametrize("rows", [(40, 40), (41, 36), (40, 35, 31), (40,)])
+def test_medusa_rows_that_make_no_blocks_give_accuracies_over_each_heads_own_rows(tmp_path, rows):
+    hits = torch.eye(40).bool()[:, :5]
+    tensors = [torch.cat([hits, hits])[:n] for n in rows]
+    found = read_measurement(write(tmp_path / "x.pt", tensors))[1]
+    assert found.source.trials.tolist() == list(rows)
+    assert found.source.hits.tolist() == [tensor.sum(0).tolist() for tensor in tensors]
+    assert found.source.prefix_counts is None
+    assert NO_BLOCKS in found.notes
+
+
+def recall_files(table, trials):
+    by_k = [{str(r + 1): share for r, share in enumerate(row)} for row in table]
+    totals = [int(n) for n in trials]
+    return {
+        "fmtp": {"task": "gsm8k", "total_predictions": {str(k): n for k, n in enumerate(totals)},
+                 "recall": {f"head_{k}": row for k, row in enumerate(by_k)}},
+        "named": {"total": totals, "info": {"seed": 1},
+                  **{f"head_{k + 1}": {f"recall@{r}": v for r, v in row.items()} for k, row in enumerate(by_k)}},
+        "plain": {"recall": table, "trials": totals},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["fmtp", "named", "plain"])
+@given(calibrations())
+def test_recall_comes_back_as_the_counts_it_was_made_from(tmp_path_factory, form, calibration):
+    document = recall_files(cumulative(calibration), calibration.trials)[form]
+    path = write(tmp_path_factory.mktemp("r") / "recall.json", document)
+    kind, found = read_measurement(path)
+    assert kind == "recall"
+    assert found.source.hits.tolist() == calibration.hits.tolist()
+    assert found.source.trials.tolist() == calibration.trials.tolist()
+
+
+def test_recall_that_falls_is_of_single_ranks_and_that_is_said(tmp_path):
+    path = write(tmp_path / "r.json", {"recall": [[0.6, 0.2], [0.4, 0.1]], "trials": 100})
+    found = read_measurement(path)[1]
+    assert found.source.hits.tolist() == [[60, 20], [40, 10]]
+    assert found.notes == (PER_RANK,)
+
+
+def test_recall_that_rises_is_differenced_and_that_is_said(tmp_path):
+    path = write(tmp_path / "r.json", {"recall": [[0.6, 0.8], [0.4, 0.5]], "trials": 100})
+    found = read_measurement(path)[1]
+    assert found.source.hits.tolist() == [[60, 20], [40, 10]]
+    assert found.notes == (CUMULATIVE,)
+
+
+def test_recall_is_taken_up_to_where_k_leaps(tmp_path):
+    head = {"recall@1": 0.5, "recall@2": 0.6, "recall@5": 0.9}
+    found = read_measurement(write(tmp_path / "r.json", {"head_0": head, "trials": 10}))[1]
+    assert found.source.hits.tolist() == [[5, 1]]
+    assert "beyond 2 were left out" in found.notes[-1]
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".json"])
+def test_an_acceptance_vector_stands_for_every_depth(tmp_path, suffix):
+    vector = [0.0, 0.5, 0.25, 0.125, 0.125]
+    path = write(tmp_path / f"v{suffix}", torch.tensor(vector) if suffix == ".pt" else vector)
+    kind, found = read_measurement(path, heads=3, trials=1000)
+    assert kind == "acceptance"
+    assert found.source.accept.tolist() == [[0.5, 0.25, 0.125]] * 3
+    assert any("1000 trials a head were assumed" in note for note in found.notes)
+
+
+def test_an_acceptance_vector_without_its_last_entry_keeps_all_children(tmp_path):
+    path = write(tmp_path / "v.json", {"acceptance": [0.0, 0.5, 0.25, 0.125]})
+    found = read_measurement(path, heads=1, trials=8)[1]
+    assert found.source.hits.tolist() == [[4, 2, 1]]
+    assert any("sums to less than 1" in note for note in found.notes)
+
+
+def csv_files(calibration):
+    trials = calibration.trials.tolist()
+    exact, upto = calibration.hits.tolist(), calibration.hits.cumsum(1).tolist()
+    ranks = range(calibration.top_k)
+
+    def long(header, first, table, count):
+        lines = [f"{k},{r + first},{table[k][r] if count else table[k][r] / n!r},{n}"
+                 for r in ranks for k, n in enumerate(trials)]  # fmt: skip
+        return "\n".join([f"head,{header},trials", *lines])
+
+    return {
+        "rank,hits": long("rank,hits", 0, exact, True),
+        "rank,accuracy": long("rank,accuracy", 0, exact, False),
+        "top_k,hits": long("top_k,hits", 1, upto, True),
+        "top_k,accuracy": long("top_k,accuracy", 1, upto, False),
+        "wide": "\n".join([
+            ",".join(["head", *(f"top{r + 1}" for r in ranks), "trials"]),
+            *(",".join(map(repr, [k + 1, *(u / n for u in upto[k]), n])) for k, n in enumerate(trials)),
+        ]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["rank,hits", "rank,accuracy", "top_k,hits", "top_k,accuracy", "wide"])
+@given(calibrations())
+def test_a_table_comes_back_as_the_counts_it_was_made_from(tmp_path_factory, form, calibration):
+    path = write(tmp_path_factory.mktemp("c") / "table.csv", csv_files(calibration)[form])
+    kind, found = read_measurement(path)
+    assert kind == "csv"
+    assert found.source.hits.tolist() == calibration.hits.tolist()
+    assert found.source.trials.tolist() == calibration.trials.tolist()
+
+
+def logged(trace: RankTrace, *, beyond=None) -> str:
+    """The trace as an engine would log it: null for what it does not know."""
+    lines = []
+    for s in range(trace.num_sequences):
+        rows = trace.ranks[trace.starts[s] : trace.starts[s + 1]].tolist()
+        ranks = [[beyond if rank == -1 else None if rank == -2 else rank for rank in row] for row in rows]
+        lines.append(json.dumps({"ranks": ranks, "end": End(trace.end[s]).name.lower()}))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("beyond", [None, -1])
+@given(traces())
+def test_logged_ranks_come_back_as_the_trace(tmp_path_factory, beyond, trace):
+    assume((trace.ranks[trace.has_step] != -2).any(0).all())
+    path = write(tmp_path_factory.mktemp("l") / "log.jsonl", logged(trace, beyond=beyond))
+    kind, found = read_measurement(path)
+    assert kind == "ranks"
+    assert (found.source.ranks == trace.ranks).all()
+    assert (found.source.end == trace.end).all()
+    assert (
+        replay(found.source, Tree.dense([2, 2])).steps.tolist()
+        == replay(trace, Tree.dense([2, 2])).steps.tolist()
+    )
+
+
+def test_a_log_keeps_its_tokens_groups_and_conversations(tmp_path):
+    line = {"ranks": [[0], [None], [None]], "tokens": [5, 6, 7]}
+    lines = [
+        line | {"id": "a", "group": "x"},
+        line | {"id": "b", "group": "y"},
+        line | {"id": "a", "group": "x"},
+    ]
+    found = read_measurement(write(tmp_path / "l.jsonl", "\n".join(map(json.dumps, lines))))[1].source
+    assert found.tokens.tolist() == [5, 6, 7] * 3
+    assert found.clusters.tolist() == [0, 1, 0]
+    assert [found.group_names[g] for g in found.group] == ["x", "y", "x"]
+
+
+HITS = torch.eye(6).bool()
+RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("x.txt", "", {}, "empty"),
+        ("x.txt", "hello", {}, "looks like none"),
+        ("x.json", '{"a": 1}', {}, "looks like none"),
+        ("x.json", '{"recall": [[0.5]', {}, "valid JSON"),
+        ("x.json", '{"recall": [[NaN]]}', {}, "NaN"),
+        ("x.json", RANKS, {"kind": "eagle"}, "--from must be one of"),
+        ("x.json", RANKS, {"trials": 3}, "--trials does not go with"),
+        ("x.json", RANKS, {"kind": "medusa-pt"}, "one table of hits a head"),
+        ("x.json", RANKS, {"kind": "recall", "trials": 1}, "holds neither"),
+        ("x.json", RANKS, {"kind": "csv", "trials": 1}, "CSV"),
+        ("x.json", RANKS, {"kind": "acceptance", "trials": 1, "heads": 1}, "one vector of chances"),
+        ("x.json", "[1, 2]", {"kind": "ranks"}, "in every line"),
+        ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
+        ("x.pt", [torch.tensor([[1.5]])], {}, "other numbers"),
+        ("x.pt", [HITS[:0]], {}, "rows for every head"),
+        ("x.pt", [torch.ones(2, 9).bool()], {}, "look cumulative"),
+        ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
+        ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
+        ("x.pt", ["text"], {}, "plain tensors"),
+        ("x.json", {"recall": [[0.5, 0.6]]}, {}, "pass --trials"),
+        ("x.json", {"recall": [[0.5]], "trials": [9]}, {"trials": 5}, "leave --trials out"),
+        ("x.json", {"recall": [[0.5]], "trials": [0]}, {}, "at least 1"),
+        ("x.json", {"recall": [[0.5]], "trials": [5, 5]}, {}, "each of its 1 heads"),
+        ("x.json", {"recall": [[0.5], []], "trials": 5}, {}, "as many ranks"),
+        ("x.json", {"recall": [], "trials": 5}, {}, "as many ranks"),
+        ("x.json", {"recall": [[-0.5]], "trials": 5}, {}, "from 0 to 1"),
+        ("x.json", {"recall": [["a"]], "trials": 5}, {}, "valid number"),
+        ("x.json", {"recall": [[0.9, 0.8, 0.9]], "trials": 5}, {}, "sum to 2.6"),
+        ("x.json", {"head_0": {"recall@1": 0.5, "recall@2": 0.4}, "trials": 5}, {}, "never fall"),
+        ("x.json", {"head_0": {"recall@1": 0.5, "mean": 0.4}, "trials": 5}, {}, "'mean'"),
+        ("x.json", {"head_0": {"recall@2": 0.5}, "trials": 5}, {}, "must have recall@1"),
+        ("x.json", {"head_5": {"recall@1": 0.5}, "trials": 5}, {}, "number its heads"),
+        ("x.json", [0.0, 0.5, 0.5], {"trials": 5}, "say with --heads"),
+        ("x.json", [0.0, 0.5, 0.5], {"heads": 2}, "pass --trials"),
+        ("x.json", [0.5, 0.3, 0.2], {"heads": 2, "trials": 5}, "unused entry of 0"),
+        ("x.json", [0.0, 0.9, 0.5], {"heads": 2, "trials": 5}, "sum to 1.4"),
+        ("x.pt", torch.tensor([0.0, float("nan"), 0.5]), {"heads": 2, "trials": 5}, "is not as it should be|0 to 1"),
+        ("x.csv", "head,rank\n0,0", {"trials": 5}, "must have the columns"),
+        ("x.csv", "head,rank,hits,trials\n0,0,9,5", {}, "may not exceed its trials"),
+        ("x.csv", "head,rank,hits,trials\n0,0,1.5,5", {}, "whole numbers"),
+        ("x.csv", "head,rank,hits,trials\n0,0,1,5\n0,1,1,6", {}, "same trials"),
+        ("x.csv", "head,rank,accuracy,trials\n0,1,0.5,5", {}, "each rank from 0"),
+        ("x.csv", "head,rank,accuracy,trials\n0,0,nan,5", {}, "'nan'"),
+        ("x.csv", "head,rank,accuracy,trials\n0,0,62.5,5", {}, "from 0 to 1"),
+        ("x.csv", "head,rank,accuracy,trials\n0,0,0.9,5\n0,1,0.95,5", {}, "sum to 1.85"),
+        ("x.csv", "head,rank,hits\n", {"trials": 5}, "below its header"),
+        ("x.csv", "head,rank,hits\n0,0", {"trials": 5}, "lines of 3 cells"),
+        ("x.csv", "head,rank,top_k,hits\n0,0,1,1", {"trials": 5}, "but has both"),
+        ("x.jsonl", RANKS + '\n{"ranks": [[0]]}', {}, "sequence 2, must have one rank a head"),
+        ("x.jsonl", RANKS + "\n{broken", {}, "valid JSON"),
+        ("x.jsonl", '{"ranks": [[0, 1], [0, 1], [null, null]]}', {}, "head 2 has a rank for token 4"),
+        ("x.jsonl", '{"ranks": [[0, -3], [null, null]]}', {}, "ranks from 0 to"),
+        ("x.jsonl", '{"ranks": [[0, null], [null, null]]}', {}, "head 2 has not"),
+        ("x.jsonl", '{"ranks": []}', {}, "one rank a head"),
+        ("x.jsonl", '{"ranks": [["a"]]}', {}, "is not as it should be"),
+        ("x.jsonl", RANKS[:-1] + ', "end": "bored"}', {}, "limit, eos, context, loop"),
+        ("x.jsonl", RANKS[:-1] + ', "tokens": [1, 2]}', {}, "a token for every row"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_rule(tmp_path, name, content, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        read_measurement(write(tmp_path / name, content), **options)
+
+
+def test_a_pickle_that_would_run_something_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    path = write(tmp_path / "x.pt", [Evil()])
+    with pytest.raises(InvalidInput, match="not readable"):
+        read_measurement(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_imported_trace_is_searched_by_replay(tmp_path):
+    trace = limited_trace(np.random.default_rng(1), 20, 20, 3, 6)
+    path, run = write(tmp_path / "v_heads_accuracy.pt", medusa_tensors(trace)), tmp_path / "run"
+    document = json.loads(treeopt("import", path, "--run", run, "--json").stdout)
+    assert document["source"] == "imported"
+    assert document["provenance"]["imported"] == {
+        "file": path.name, "sha256": sha256_of(path), "kind": "medusa-pt",
+    }  # fmt: skip
+    treeopt("search", "--run", run, "--budget", "8")
+    plan = Plan.load(run / "plan.json")
+    assert plan.objective == "replay"
+    assert plan.entries[0].predicted["sequences"] == 20
+
+
+def test_imported_accuracies_are_searched_by_products(tmp_path):
+    path = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n2,0.4,0.5\n")
+    assert "rank 1" in treeopt("import", path, "--run", tmp_path / "run", "--trials", "100").stdout
+    treeopt("search", "--run", tmp_path / "run", "--budget", "3")
+    assert Plan.load(tmp_path / "run" / "plan.json").entries[0].medusa_choices == [[0], [0, 0]]
+
+
+def test_assumptions_are_said_and_kept(tmp_path):
+    path = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n")
+    said = treeopt("import", path, "--run", tmp_path / "run", "--trials", "100").stderr
+    kept = Calibration.load(tmp_path / "run" / "calibration.json").info["notes"]
+    assert any("100 trials a head were assumed" in note for note in kept)
+    assert "100 trials a head were assumed" in " ".join(said.split())
+
+
+def test_a_measured_run_is_not_replaced_unasked(tmp_path):
+    trace = random_trace(np.random.default_rng(0), [9] * 4, 2, 3)
+    trace.save(tmp_path / "trace.npz")
+    before = (tmp_path / "trace.npz").read_bytes()
+    path = write(tmp_path / "t.csv", "head,top1\n1,0.6\n")
+    error = treeopt("import", path, "--run", tmp_path, "--trials", "5", code=1).stderr
+    assert "--overwrite" in error
+    assert (tmp_path / "trace.npz").read_bytes() == before
+
+
+def test_overwriting_a_run_leaves_no_trace_of_other_numbers(tmp_path):
+    random_trace(np.random.default_rng(0), [9] * 4, 2, 3).save(tmp_path / "trace.npz")
+    path = write(tmp_path / "t.csv", "head,top1\n1,0.6\n")
+    treeopt("import", path, "--run", tmp_path, "--trials", "5", "--overwrite")
+    assert not (tmp_path / "trace.npz").exists()
+    assert Calibration.load(tmp_path / "calibration.json").hits.tolist() == [[3]]
+
+
+def test_the_help_names_every_kind():
+    said = treeopt("import", "-h").stdout
+    assert all(kind in said for kind in KINDS)

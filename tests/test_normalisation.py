@@ -1,0 +1,165 @@
+"""No estimate depends on how much was measured: not on prompts, steps, or the trials that a head happened to get.
+
+Medusa's gen_results.py divides every head's hits by the literal 16100, which is right for head 1 of 805
+prompts of 20 steps and for nothing else; the last tests compute what that does to the tree.
+"""
+
+import itertools
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from treeopt.calibration import Calibration
+from treeopt.growth import OBJECTIVES, grow, grow_independent
+from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.library import shipped
+from treeopt.planner import plan_trees
+from treeopt.replay import replay
+from treeopt.trace import RankTrace
+from treeopt.tree import Tree
+
+from .conftest import random_trace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from baselines import expected, explore_graph, literal_table
+
+BUDGET, CONVERSATIONS = 24, 20
+LIMITS = {"budget": BUDGET, "max_depth": 3, "max_rank": 5}
+TREE = Tree.dense([3, 2, 1])
+HEADS = ((0, 0, 0, 0, 1, 1, 2, -1), (0, 0, 0, 1, 1, 2, -1, -1), (0, 0, 1, 1, 2, -1, -1, -1))
+
+
+def repeated(trace: RankTrace, times: int) -> RankTrace:
+    """Longer answers of the same process: the states of each sequence so many times over, then its last one.
+
+    Nothing is guessed across the seams, where decoding stops by anyway, so that all rates are the same.
+    """
+    longer = []
+    for begin, end in itertools.pairwise(trace.starts):
+        block = trace.ranks[begin:end].copy()
+        state, head = np.indices(block.shape)
+        block[state + head + 2 > len(block)] = -2
+        longer.append(np.concatenate([*[block] * times, block[-1:]]))
+    return RankTrace(np.concatenate(longer), np.cumsum([0, *map(len, longer)]), meta=trace.meta)
+
+
+@cache
+def measured(*, times: int = 1) -> RankTrace:
+    rng = np.random.default_rng(4)
+    return repeated(random_trace(rng, rng.integers(15, 40, CONVERSATIONS), heads=3, ranks=6), times)
+
+
+@cache
+def factorial(*, equal_trials: bool) -> RankTrace:
+    """Every combination of three heads' ranks once in each conversation, so that heads are quite independent.
+
+    With unequal trials heads do not guess where an earlier one missed, which no tree could use.
+    """
+    rng = np.random.default_rng(5)
+    states = np.array(list(itertools.product(*HEADS)))
+    missed = np.logical_or.accumulate(states == -1, axis=1)
+    if not equal_trials:
+        states[:, 1:][missed[:, :-1]] = -2
+    sequence = [np.concatenate([rng.permutation(states), [[-2] * 3]]) for _ in range(CONVERSATIONS)]
+    starts = np.arange(CONVERSATIONS + 1) * len(sequence[0])
+    return RankTrace(np.concatenate(sequence), starts, meta={"top_k": 6})
+
+
+def duplicated() -> RankTrace:
+    """Every prompt three times."""
+    known = replace(measured(), cluster=np.arange(CONVERSATIONS))
+    return known.select(np.tile(np.arange(CONVERSATIONS), 3))
+
+
+PAIRS = {
+    "duplicated prompts": lambda: (measured(), duplicated()),
+    "doubled steps": lambda: (measured(), measured(times=2)),
+    "unequal trials": lambda: (factorial(equal_trials=True), factorial(equal_trials=False)),
+}
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request):
+    return PAIRS[request.param]()
+
+
+def test_the_amount_of_data_does_differ(pair):
+    before, after = (Calibration.from_trace(trace).trials.tolist() for trace in pair)
+    assert before != after
+
+
+def test_accuracies_stay(pair):
+    before, after = (Calibration.from_trace(trace).accept for trace in pair)
+    assert (before == after).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_families_stay_node_by_node(pair, objective):
+    before, after = (grow(trace, objective=objective, **LIMITS).paths for trace in pair)
+    assert before == after
+
+
+def test_replayed_tokens_per_step_stay(pair):
+    before, after = (replay(trace, TREE).tokens_per_step for trace in pair)
+    assert before == after
+
+
+def staircase() -> LatencyProfile:
+    """A step of 10 ms and 1 ms for every 8 rows begun."""
+    points = [
+        StepTiming(1, 99, n, d, (10.0 - n // -8,) * 3)
+        for n in range(2, BUDGET + 1)
+        for d in range(1, min(n, 4))
+    ]
+    return LatencyProfile(tuple(points), (StepTiming(1, 99, 1, 0, (11.0,) * 3),))
+
+
+def test_the_chosen_size_stays(pair):
+    before, after = (plan_trees(trace, staircase(), **LIMITS).entries[0] for trace in pair)
+    assert 1 < before.size < BUDGET
+    assert before.size == after.size
+    assert before.medusa_choices == after.medusa_choices
+    assert before.tokens_per_step == pytest.approx(after.tokens_per_step)
+
+
+# The literal divisor, computed as its authors do: their counts, their division, their growth.
+
+
+def medusa_hits(prompts: int, steps: int) -> np.ndarray:
+    """Hits of Medusa's Vicuna-7B heads: head k has a row for every step but the last k - 1."""
+    accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
+    rows = prompts * (steps - np.arange(len(accept)))
+    return np.rint(accept * rows[:, None])
+
+
+def loss(prompts: int, steps: int) -> float:
+    """Share of the tokens per step that the tree of 64 rows by the literal divisor forgoes."""
+    accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
+    best = grow_independent(accept, budget=64)
+    return 1 - expected(
+        accept, explore_graph(literal_table(medusa_hits(prompts, steps)), 64)
+    ) / best.tokens_per_step(64)
+
+
+def test_the_literal_divisor_changes_the_tree_when_prompts_are_duplicated():
+    hits = medusa_hits(300, 20)
+    once, thrice = (explore_graph(literal_table(n * hits), 64) for n in (1, 3))
+    assert set(once) != set(thrice)
+
+
+def test_the_literal_divisor_is_harmless_for_its_authors_alone():
+    assert loss(805, 20) < 0.001
+    assert loss(100, 20) > 0.003  # with five ranks a head; the narrow table hides most of it
+    assert loss(805, 128) > 0.1
+
+
+def test_the_right_divisor_gives_the_same_tree_for_all_of_them():
+    trees = set()
+    for prompts, steps in ((805, 20), (100, 20), (805, 128)):
+        rows = prompts * (steps - np.arange(5))
+        trees.add(frozenset(explore_graph(medusa_hits(prompts, steps) / rows[:, None], 32)))
+    assert len(trees) == 1

@@ -1,0 +1,113 @@
+"""What a file of another tool holds, before anything is made of it. Nothing is unpickled but tensors.
+
+a torch file   its tensors as arrays, in the list or dict that held them
+JSON           the document; of JSON lines a list with one document a line
+anything else  its text
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.storage import read_text
+from treeopt.trace import RankTrace
+
+TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was read: a trace where ranks are known state by state, else counts; and what to know of it."""
+
+    source: RankTrace | Calibration
+    notes: tuple[str, ...] = ()
+
+
+def load_file(path: Path) -> Any:
+    """Arrays, a JSON document, a list of JSON lines, or a text; InvalidInput where it is none of them."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(4)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from None
+    if start.startswith(TORCH):
+        return _arrays(path)
+    text = read_text(path).removeprefix("\ufeff").strip()
+    if not text:
+        raise InvalidInput(f"{path} must hold a measurement, but it is empty.")
+    return _documents(path, text) if text[0] in "{[" else text
+
+
+def quoted(value: object) -> str:
+    """``value`` as it may appear in a message: printable and short."""
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:56] + "...'"
+
+
+def head_order(names: Collection[str], path: Path) -> list[str]:
+    """Names of heads in their order: they end in numbers that count up from 0 or from 1.
+
+    >>> head_order(["head_2", "head_1"], Path("x.json"))
+    ['head_1', 'head_2']
+    """
+    numbers = {name: re.search(r"(\d{1,4})\Z", name, re.ASCII) for name in names}
+    ordered = sorted(names, key=lambda name: int(found[1]) if (found := numbers[name]) else -1)
+    counted = [int(found[1]) if (found := numbers[name]) else -1 for name in ordered]
+    if not counted or counted not in (list(range(len(counted))), list(range(1, len(counted) + 1))):
+        raise InvalidInput(
+            f"{path} must number its heads 0, 1, ... or 1, 2, ..., but has {quoted(list(names))}."
+        )
+    return ordered
+
+
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def _documents(path: Path, text: str) -> Any:
+    try:
+        try:
+            return json.loads(text, parse_constant=refuse_constant)
+        except json.JSONDecodeError as error:
+            if not error.msg.startswith("Extra data"):
+                raise
+        lines = text.splitlines()
+        return [json.loads(line, parse_constant=refuse_constant) for line in lines if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"{path} must be valid JSON, or one document a line, but it is not: {error}."
+        ) from None
+
+
+def _arrays(path: Path) -> Any:
+    import torch
+
+    def array(value: Any) -> NDArray[Any]:
+        plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+        # A pickle may describe a huge tensor over few bytes.
+        if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise InvalidInput(f"{path} must hold plain tensors, but holds {quoted(type(value).__name__)}.")
+        values = value.detach()
+        return np.array((values.double() if values.is_floating_point() else values).numpy())
+
+    try:
+        held = torch.load(path, weights_only=True, map_location="cpu")
+        if isinstance(held, list | tuple):
+            return [array(value) for value in held]
+        return {str(k): array(v) for k, v in held.items()} if isinstance(held, dict) else array(held)
+    except TreeoptError:
+        raise
+    except Exception:  # a flipped byte makes the parsers raise anything, from KeyError to MemoryError
+        raise InvalidInput(
+            f"{path} must be tensors saved by torch, but it is not readable as that: it may be cut off, or hold code."
+        ) from None

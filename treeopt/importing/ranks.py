@@ -1,0 +1,127 @@
+"""Ranks that an engine logged while it decoded: JSON lines, one emitted sequence each.
+
+{"ranks": [[0, 2, null], [1, null, null], ...], "tokens": [...], "id": "...", "group": "...", "end": "eos"}
+
+ranks   one row for each of the N emitted tokens: at state t, the rank of token t + 1 + k at head k,
+        counted from 0; null or -1 beyond what was logged; -2 where a head did not guess at all
+tokens  the N emitted tokens
+id      of the conversation: sequences with the same id are its turns, and stay together in folds
+group   to report by
+end     why the sequence ended: limit, eos, context or loop (or 0...3); limit where it is left out
+
+Past the end of a sequence there is nothing to log: those cells must be null. They are no trials, but
+misses behind an EOS, where a guess is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput
+from treeopt.importing.files import Found
+from treeopt.storage import typed
+from treeopt.trace import MISS, NO_TRIAL, End, RankTrace
+from treeopt.tree import MOST_RANK
+
+ENDS = {end.name.lower(): end for end in End}
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A line of the file."""
+
+    ranks: list[list[int | None]]
+    tokens: list[int] | None = None
+    id: str | int | None = None
+    group: str | None = None
+    end: str | int | None = None
+
+
+def matches(content: Any) -> bool:
+    first = content[0] if isinstance(content, list) and content else content
+    return isinstance(first, dict) and "ranks" in first
+
+
+def read(content: Any, path: Path) -> Found:
+    """The trace of logged ranks."""
+    if not matches(content):
+        raise InvalidInput(
+            f'{path} must hold {{"ranks": [[...], ...]}} in every line, but its first has none.'
+        )
+    lines = typed(list[Logged], content if isinstance(content, list) else [content], path)
+    heads = len(lines[0].ranks[0]) if lines[0].ranks else 0
+    blocks = [sequence_ranks(line, heads, f"{path}, sequence {s + 1},") for s, line in enumerate(lines)]
+    names = list(dict.fromkeys(line.group or "" for line in lines))
+    ids: dict[Any, int] = {}
+    trace = RankTrace(
+        ranks=np.concatenate(blocks),
+        starts=np.cumsum([0, *map(len, blocks)]),
+        tokens=_tokens(lines, path),
+        end=np.array([_end(line, str(path)) for line in lines]) if any(line.end is not None for line in lines) else None,
+        group=np.array([names.index(line.group or "") for line in lines]) if any(names) else None,
+        cluster=np.array([
+            ids.setdefault(s if line.id is None else (type(line.id), line.id), len(ids)) for s, line in enumerate(lines)
+        ]),
+        meta={"group_names": names if any(names) else []},
+    )  # fmt: skip
+    tried = (trace.ranks[trace.has_step] != NO_TRIAL).sum(0)
+    if tried.min() < 1:
+        raise InvalidInput(
+            f"{path} must have something to guess for every head, but head {tried.argmin() + 1} has not."
+        )
+    return Found(trace)
+
+
+def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
+    """(N, K) ranks of one sequence, with misses and states without a trial.
+
+    >>> sequence_ranks(Logged([[0, 2], [None, None], [None, None]]), 2, "x").tolist()
+    [[0, 2], [-1, -2], [-2, -2]]
+    """
+    if heads < 1 or not line.ranks or any(len(row) != heads for row in line.ranks):
+        raise InvalidInput(f"{where} must have one rank a head in every row, {heads} as in the file's first.")
+    if any(rank is not None and not NO_TRIAL <= rank <= MOST_RANK for row in line.ranks for rank in row):
+        raise InvalidInput(f"{where} must have ranks from 0 to {MOST_RANK}, null, -1 or -2, but has others.")
+    ranks = np.array([[MISS if rank is None else rank for rank in row] for row in line.ranks])
+    state, head = np.indices(ranks.shape)
+    past = state + head + 2 > len(ranks)
+    if (ranks[past] >= 0).any():
+        t, k = np.argwhere(past & (ranks >= 0))[0]
+        raise InvalidInput(
+            f"{where} emitted {len(ranks)} tokens, but at state {t} head {k + 1} has a rank for token {t + k + 2}: "
+            "it must be null."
+        )
+    ranks[past] = MISS if _end(line, where) is End.EOS else NO_TRIAL
+    ranks[-1] = NO_TRIAL
+    return ranks
+
+
+def _end(line: Logged, where: str) -> End:
+    if line.end is None:
+        return End.LIMIT
+    if isinstance(line.end, str) and line.end.lower() in ENDS:
+        return ENDS[line.end.lower()]
+    if isinstance(line.end, int) and line.end in list(End):
+        return End(line.end)
+    raise InvalidInput(f"{where} must end by {', '.join(ENDS)}, but got {line.end!r}.")
+
+
+def _tokens(lines: list[Logged], path: Path) -> NDArray[np.int32] | None:
+    """(P,) the emitted tokens, where every line has them."""
+    if all(line.tokens is None for line in lines):
+        return None
+    for s, line in enumerate(lines):
+        if line.tokens is None or len(line.tokens) != len(line.ranks):
+            raise InvalidInput(
+                f"{path} must have a token for every row of ranks, in all lines or in none, but sequence {s + 1} "
+                f"has {len(line.tokens or [])} for {len(line.ranks)}."
+            )
+    tokens = [token for line in lines for token in line.tokens or []]
+    if min(tokens) < 0 or max(tokens) >= 2**31:
+        raise InvalidInput(f"{path} must have tokens from 0 to {2**31 - 1}, but has others.")
+    return np.array(tokens, dtype=np.int32)

@@ -1,0 +1,55 @@
+"""Import: what another tool measured, as the run's trace and calibration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from treeopt import __version__
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput
+from treeopt.importing import read_measurement
+from treeopt.provenance import Provenance
+from treeopt.rundir import RunDirectory
+from treeopt.storage import sha256_of
+from treeopt.trace import RankTrace
+
+
+def import_file(
+    run: RunDirectory,
+    path: Path,
+    *,
+    kind: str | None = None,
+    overwrite: bool = False,
+    trials: int | None = None,
+    heads: int | None = None,
+) -> Calibration:
+    """Make a file of another tool the run's calibration, and its trace where ranks are known state by state.
+
+    Raises InvalidInput where the run has been calibrated already, unless it is to be overwritten; then a
+    trace that the new numbers do not have is deleted, so that the two files are always of one origin.
+    """
+    there = [file for file in (run.trace, run.calibration) if file.exists()]
+    if there and not overwrite:
+        raise InvalidInput(
+            f"An import does not replace measurements unasked, but {there[0]} exists: pass another --run, or "
+            "--overwrite."
+        )
+    kind, found = read_measurement(path, kind, trials=trials, heads=heads)
+    # On which machine and by which versions it was measured the file does not say.
+    record = Provenance(versions={"treeopt": __version__}).record() | {
+        "machine": None,
+        "imported": {"file": path.name, "sha256": sha256_of(path), "kind": kind},
+    }
+    source = found.source
+    if isinstance(source, RankTrace):
+        source = replace(source, meta={**source.meta, "provenance": record})
+        calibration = Calibration.from_trace(source)
+        source.save(run.trace)
+    else:
+        calibration = source
+        calibration.info["provenance"] = record
+        run.trace.unlink(missing_ok=True)
+    calibration.info.update(source="imported", notes=list(found.notes))
+    calibration.save(run.calibration)
+    return calibration
