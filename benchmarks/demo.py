@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache
 
 from treeopt import pipeline
-from treeopt.pipeline.measure import timing_trees
+from treeopt.pipeline.placement import timing_trees, tree_families
 from treeopt.provenance import cpu
 from treeopt.rundir import RunDirectory
 from treeopt.runtime.collect import collect_trace
@@ -194,8 +194,8 @@ def speedups(session: Session) -> dict[int, Tree]:
         ratio = result.speedup("chosen", baseline)
         assert ratio is not None
         report(f"chosen tree / {baseline}, tokens/s  [{ratio.low:.2f}, {ratio.high:.2f}]", ratio.value, bar)
-    families = timing_trees(run, session.heads.num_heads, (16, 64))
-    return {n: next(t for t in reversed(families) if len(t) == n) for n in (16, 64)}
+    trees = timing_trees(tree_families(run.read_trace(), session.heads.num_heads, 64), (16, 64), given=True)
+    return {n: next(t for t in reversed(trees) if len(t) == n) for n in (16, 64)}
 
 
 def main() -> None:

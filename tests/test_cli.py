@@ -47,10 +47,36 @@ def test_the_line_writes_its_files_and_predicts(line):
     for entry in plan.entries:
         assert 1 <= entry.size <= 16
         assert entry.tokens_per_step_stderr is not None
-        assert set(entry.predicted) == {"product", "joint", "replayed", "sequences", "conversations", "steps"}
+        assert {"product", "joint", "replayed", "sequences", "conversations", "steps"} <= set(entry.predicted)
     provenance = json.loads((line / "profile.json").read_text())["provenance"]
     assert provenance["model"] == "treeopt demo model"
     assert provenance["dataset_fingerprint"]
+
+
+def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line):
+    treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1", "--verify", "2", "--json")
+    entry = Plan.load(line / "plan.json").entries[0]
+    verified = entry.verified
+    assert verified is not None
+    assert (entry.size, entry.depth) == (verified["size"], verified["depth"])
+    by_speed = {f["size"]: f["speedup"]["value"] for f in verified["finalists"]}
+    assert entry.size == max(by_speed, key=by_speed.get)
+    assert verified["afresh"]["size"] == entry.size
+    assert verified["afresh"]["tokens_per_s"] not in [f["tokens_per_s"] for f in verified["finalists"]]
+    treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1,2")
+
+
+def test_search_for_a_mix_of_loads_gives_one_tree(line, tmp_path):
+    document = json.loads(treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1:0.7,2:0.3", "--json"))
+    assert document["constraint"]["mix"] == {"1": 0.7, "2": 0.3}
+    assert document["entries"][0]["medusa_choices"] == document["entries"][1]["medusa_choices"]
+    assert "positive share" in treeopt("search", "--run", line, "--batch-size", "1:0,2:1", code=2)
+    treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1,2")
+
+
+def test_verify_needs_what_it_decodes_with(line, tmp_path):
+    message = treeopt("search", "--run", line, "--calibration", "vicuna-7b-medusa1", "--verify", "1", code=1)
+    assert "needs the run's own trace" in message
 
 
 def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 
     from treeopt.benchmark import Benchmark
     from treeopt.calibration import Calibration
-    from treeopt.latency import LatencyProfile
+    from treeopt.latency import LatencyProfile, StepTiming
     from treeopt.plan import Plan, PlanEntry
     from treeopt.tree import Choice, Tree
 
 Advance = Callable[[float], None]
+
+PARTS = ("draft", "target", "verify", "commit")  # of a step, in their order
 
 CONTENDERS = {
     "plain": "plain decoding",
@@ -123,13 +125,13 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
     from rich.table import Table
 
     table = Table(title="Latency of one decoding step (median)", title_justify="left")
-    for name in ("batch", "context", "rows", "depth", "ms", "over plain", "samples"):
+    for name in ("batch", "context", "rows", "depth", "ms", "over plain", "samples", *PARTS):
         table.add_column(name, justify="right")
     for batch, context in profile.settings:
         plain = profile.plain(batch, context)
-        samples = sum(len(p.step_ms) for p in profile.autoregressive if p.batch_size == batch)
+        timed = [p for p in profile.autoregressive if (p.batch_size, p.context_tokens) == (batch, context)]
         table.add_row(str(batch), str(context), "1", "plain", f"{plain.ms:.2f} ±{plain.stderr_ms:.2f}",
-                      "1.00", str(samples))  # fmt: skip
+                      "1.00", str(sum(len(p.step_ms) for p in timed)), *_parts(timed[0]))  # fmt: skip
         deepest: dict[int, Any] = {}
         for point in profile.points:
             here = (point.batch_size, point.context_tokens) == (batch, context)
@@ -140,26 +142,72 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
             if latency is not None:
                 table.add_row(str(batch), str(context), str(size), str(point.depth),
                               f"{latency.ms:.2f} ±{latency.stderr_ms:.2f}", f"{latency.ms / plain.ms:.2f}",
-                              str(len(point.step_ms)))  # fmt: skip
+                              str(len(point.step_ms)), *_parts(point))  # fmt: skip
         table.add_section()
     return table
 
 
+def _parts(timing: StepTiming) -> list[str]:
+    """Median share of each part in the sum of all; they are timed in steps of their own."""
+    from statistics import median
+
+    ms = {part: median(samples) for part, samples in (timing.parts_ms or {}).items()}
+    return [f"{ms[part] / sum(ms.values()):.0%}" if part in ms else "–" for part in PARTS]
+
+
 def plan_table(plan: Plan) -> RenderableType:
-    """One row per batch size: the chosen tree and what to expect of it."""
+    """One row per batch size: the chosen tree and what to expect of it; then how sure the choice is."""
     from rich.table import Table
 
-    table = Table(title="The best tree for each batch size", title_justify="left")
-    for name in ("batch", "rows", "depth", "widths", "tokens/step", "step ms", "tokens/s", "speedup"):
+    mix = (plan.constraint or {}).get("mix")
+    title = "The best tree for the mix of loads" if mix else "The best tree for each batch size"
+    table = Table(title=title, title_justify="left", caption="\n".join(map(certainty, plan.entries)),
+                  caption_justify="left")  # fmt: skip
+    for name in ("batch", "rows", "depth", "widths", "tokens/step\nproduct", "\njoint", "\nreplayed", "step ms",
+                 "tokens/s", "speedup"):  # fmt: skip
         table.add_column(name, justify="right")
     for e in plan.entries:
         widths = "do not speculate" if e.size == 1 else " ".join(map(str, e.tree.widths()))
         table.add_row(
             str(e.batch_size), str(e.size), str(e.depth), widths,
-            pm(e.tokens_per_step, e.tokens_per_step_stderr), pm(e.step_ms, e.step_ms_stderr),
+            pm(e.predicted.get("product"), None), pm(e.predicted.get("joint"), None),
+            pm(e.predicted.get("replayed"), e.tokens_per_step_stderr), pm(e.step_ms, e.step_ms_stderr),
             pm(e.tokens_per_s, e.tokens_per_s_stderr, 0), pm(e.speedup, e.speedup_stderr),
         )  # fmt: skip
     return table
+
+
+def certainty(entry: PlanEntry) -> str:
+    """Which sizes are as good as the chosen one, and what it would take to tell; empty where nothing is known."""
+    runner, tied = entry.runner_up, entry.tied_sizes
+    if runner is None or not entry.interval95:
+        return ""
+    said = f"Batch size {entry.batch_size}: "
+    others = [size for size in tied if size != entry.size]
+    said += f"sizes {_ranges(tied)} are tied" if others else "no other size is tied"
+    ahead, error = 100 * runner["behind"], 100 * runner["behind_stderr"]
+    which = "behind" if ahead >= 0 else "ahead"
+    said += f"; the next best, {runner['size']} rows, is {abs(ahead):.1f} ±{error:.1f} % {which}"
+    prompts = runner.get("prompts_to_separate")
+    if others and prompts:
+        said += f", which some {prompts:,} prompts would settle"
+    verified = entry.verified
+    if verified and verified["afresh"]["speedup"]:
+        fresh = verified["afresh"]["speedup"]
+        said += f". Verified by decoding: fastest of {len(verified['finalists']) - 1}, and on fresh prompts "
+        said += f"{fresh['value']:.2f} times as fast as plain"
+    return said + "."
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """1, 2, 3, 7 as 1-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def bench_table(bench: Benchmark) -> RenderableType:
@@ -172,16 +220,18 @@ def bench_table(bench: Benchmark) -> RenderableType:
     table = Table(title=title, title_justify="left")
     table.add_column("contender")
     table.columns[0].no_wrap = True
-    for name in ("rows", "tokens/step\npredicted", "\nreplayed", "\nmeasured", "tokens/s",
+    for name in ("rows", "tokens/step\nproduct", "\njoint", "\nreplay", "replayed\non these", "\nmeasured", "tokens/s",
                  "speedup\n[95 % interval]", "same text\nas plain"):  # fmt: skip
         table.add_column(name, justify="right")
     for c in bench.contenders:
         ratio = bench.speedup(c.name)
-        rates = (c.predicted_tokens_per_step, c.replayed_tokens_per_step, c.tokens_per_step)
+        predicted = [c.predicted.get(name) for name in ("product", "joint", "replayed")]
+        rates = (*predicted, c.replayed_tokens_per_step)
         table.add_row(
             CONTENDERS.get(c.name, c.name),
             str(c.size),
-            *("–" if rate is None else f"{rate:.3f}" for rate in rates),
+            *("–" if rate is None else f"{rate:.2f}" for rate in rates),
+            pm(c.tokens_per_step, c.stderr),
             "–" if c.tokens_per_s is None else f"{c.tokens_per_s:.0f}",
             "–" if ratio is None else str(ratio),
             f"{c.identical}/{c.compared}",
@@ -213,9 +263,12 @@ def closing(entry: PlanEntry, bench: Benchmark) -> str:
     if speedup is None or over is None:
         return "Too few prompts for a full batch: nothing was timed. Pass more to bench."
     predicted = pm(entry.speedup, entry.speedup_stderr)
+    overhead = bench.overhead("chosen")
+    expected = entry.tokens_per_step / entry.speedup if entry.speedup else None
     return (
         f"With the chosen tree ({entry.size} rows a step) decoding is {speedup.value:.2f} times as fast as "
-        f"without ({predicted} predicted), and {over.value:.2f} times as fast as with the published 64-node tree."
+        f"without ({predicted} predicted), and {over.value:.2f} times as fast as with the published 64-node tree. "
+        f"A step takes {'–' if overhead is None else f'{overhead.value:.2f}'} times a plain one ({pm(expected, None)} predicted)."
     )
 
 

@@ -11,8 +11,10 @@ import click
 from treeopt.cli.options import (
     BATCH_SIZES,
     Integers,
+    Loads,
     demo_dtype,
     model_options,
+    open_random_session,
     open_session,
     positive,
     resolve,
@@ -67,8 +69,7 @@ def run(
         )
         steps.append({"step": "calibrate"})
     if steps.finished() < 2:
-        sizes = [size for size in pipeline.SIZES if size < budget] + [budget]
-        pipeline.profile(run, session, batch_sizes=batch_size, sizes=sizes, time_limit_s=time_limit)
+        pipeline.profile(run, session, batch_sizes=batch_size, budget=budget, time_limit_s=time_limit)
         steps.append({"step": "profile"})
     plan = pipeline.search(run, batch_sizes=batch_size, budget=budget)
     results = [
@@ -131,53 +132,94 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
 @model_options
 @run_directory
 @BATCH_SIZES
-@click.option("--sizes", type=Integers(), help="Tree sizes to time, root included.  [default: 2 ... 64]")
-@click.option("--time-limit", **positive(60), help="Seconds for all batch sizes together.")
+@click.option("--context", "contexts", type=Integers(), help="Hold rows at these lengths: 512,4096.  [default: the prompts']")
+@click.option("--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]")
+@click.option("--budget", **positive(64), help="Largest size to place, root included.")
+@click.option("--precision", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
+              help="Percent to know every latency to (95 % interval).")  # fmt: skip
+@click.option("--time-limit", **positive(60), help="Seconds for all batch sizes and contexts together.")
+@click.option("--calibration", help="What timed trees are grown on, a file or a name.  [default: the run's]")
+@click.option("--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights.")
+@click.option("--heads", **positive(), help="Heads of --random-weights.  [default: 4]")
+@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), metavar="GB_PER_S",
+              help="Memory bandwidth to compare plain steps with.")  # fmt: skip
+@click.option("--compile", "compiled", is_flag=True, help="Compile the target (on CUDA with CUDA graphs).")
 def profile(
-    run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], sizes: tuple[int, ...] | None,
-    time_limit: int, as_json: bool,
+    run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], contexts: tuple[int, ...] | None,
+    precision: float, time_limit: int, random_weights: str | None, heads: int | None, bandwidth: float | None,
+    compiled: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Time real decoding steps with trees of each size, and plain ones.
+    """Time real decoding steps with trees of chosen sizes and depths, and plain ones.
+
+    Batch sizes and contexts are added to what the run's profile knows of the same model. The sizes are
+    placed at the edges of tiles; those that a plan would choose between are timed for themselves.
+
+    With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how
+    many guesses are accepted is drawn from --calibration.
 
     \b
     Example:
         treeopt profile --batch-size 1,4 --time-limit 120
+        treeopt profile --context 512,4096 --precision 1
+        treeopt profile --random-weights config.json --dtype bfloat16 --bandwidth 3350
     """
     from treeopt import pipeline
-    from treeopt.console import profile_table
+    from treeopt.console import note, profile_table
 
-    session = open_session(resolve(run, source))
-    result = pipeline.profile(run, session, batch_sizes=batch_size, sizes=sizes or pipeline.SIZES,
-                              time_limit_s=time_limit)  # fmt: skip
+    if heads is not None and random_weights is None:
+        raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
+    session = (open_random_session(random_weights, source, heads) if random_weights is not None
+               else open_session(resolve(run, source)))  # fmt: skip
+    if compiled:
+        from treeopt.runtime.compiled import compile_target, compiled_note
+
+        compile_target(session.target)
+    result = pipeline.profile(run, session, batch_sizes=batch_size, contexts=contexts or (),
+                              precision=precision / 100, time_limit_s=time_limit, gb_per_s=bandwidth, **options)  # fmt: skip
+    if compiled:
+        note(compiled_note(session.target))
     show_result(result.document(), profile_table(result), as_json)
 
 
 @click.command()
 @run_directory
 @click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
-@BATCH_SIZES
+@click.option("--batch-size", type=Loads(), default="1", show_default=True,
+              help="Sequences decoded at once: 1,4,8; or one tree for a mix of loads, 1:0.5,4:0.3,8:0.2.")  # fmt: skip
+@click.option("--context", **positive(), help="Tokens that a sequence has.  [default: as in the trace]")
 @click.option(
     "--max-rank", type=click.IntRange(min=0), default=9, show_default=True, help="Largest rank of a node."
 )
 @click.option("--max-depth", **positive(), help="Deepest node.  [default: the number of heads]")
 @click.option("--objective", default="replay", show_default=True, help="independent, joint or replay.")
+@click.option("--measured-only", is_flag=True, help="Choose among sizes that were timed, without estimates between.")
+@click.option("--verify", type=click.IntRange(min=0), default=0, metavar="N",
+              help="Decode for real with the N best sizes and the chosen one's neighbours, and take the fastest.")  # fmt: skip
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
 @click.option("--profile", "profile_path", help="A profile, or the name of a shipped one.")
-def search(run: RunDirectory, as_json: bool, batch_size: tuple[int, ...], **options: Any) -> None:
+def search(
+    run: RunDirectory, as_json: bool, batch_size: tuple[int, ...] | dict[int, float], verify: int, **options: Any
+) -> None:  # fmt: skip
     """Choose the tree with the best throughput for each batch size.
+
+    Figures are held out, with error bars over conversations and over rounds of timing. Sizes that the
+    data cannot tell apart are named as tied; of those that cost at most 0.5 % the smallest is chosen.
 
     \b
     Example:
         treeopt search --budget 64 --batch-size 4
-        treeopt search --calibration medusa-vicuna-7b-v1.3 --budget 39
+        treeopt search --batch-size 1:0.5,4:0.3,8:0.2
+        treeopt search --verify 3
+        treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
     from treeopt import pipeline
     from treeopt.console import note, plan_table
 
-    plan = pipeline.search(run, batch_sizes=batch_size, **options)
-    for entry in plan.entries:
-        for warning in entry.warnings:
-            note(f"Batch size {entry.batch_size}: {warning}")
+    session = open_session(resolve(run, {})) if verify else None
+    plan = pipeline.search(run, batch_sizes=batch_size, session=session, verify=verify, **options)
+    for warning in dict.fromkeys(warning for entry in plan.entries for warning in entry.warnings):
+        which = [str(entry.batch_size) for entry in plan.entries if warning in entry.warnings]
+        note(warning if len(which) == len(plan.entries) else f"Batch size {', '.join(which)}: {warning}")
     show_result(plan.document(), plan_table(plan), as_json)
 
 

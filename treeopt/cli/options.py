@@ -33,6 +33,29 @@ class Integers(click.ParamType):  # type: ignore[type-arg]  # generic from click
         return numbers
 
 
+class Loads(Integers):
+    """Batch sizes, or batch sizes with the share of the time that each takes."""
+
+    name = "N,N,... | N:SHARE,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, dict) or ":" not in str(value):
+            return value if isinstance(value, dict) else super().convert(value, param, ctx)
+        shares: dict[int, float] = {}
+        for part in str(value).split(","):
+            number, _, share = part.partition(":")
+            (batch_size,) = super().convert(number, param, ctx)
+            try:
+                shares[batch_size] = float(share)
+            except ValueError:
+                shares[batch_size] = -1.0
+            if not 0 < shares[batch_size] < float("inf"):
+                self.fail(
+                    f"must have a positive share behind every batch size, but got {part!r}.", param, ctx
+                )
+        return shares
+
+
 class Words(click.ParamType):  # type: ignore[type-arg]
     """A comma-separated list of names."""
 
@@ -136,6 +159,20 @@ def open_session(source: dict[str, Any]) -> Session:
     for text in session.notes:
         note(text)
     return session
+
+
+def open_random_session(config: str, source: dict[str, Any], num_heads: int | None) -> Session:
+    """A model of random weights; of the options that say what is measured only --dtype and --device go with it."""
+    from treeopt.console import progress
+    from treeopt.runtime.random_weights import NUM_HEADS, open_random_session
+
+    other = sorted(source.keys() - {"dtype", "device"})
+    if other:
+        raise click.UsageError(
+            f"--random-weights needs no weights, tokenizer or prompts: leave out --{other[0].replace('_', '-')}."
+        )
+    with progress("Making random weights", None):
+        return open_random_session(config, num_heads=num_heads or NUM_HEADS, **source)
 
 
 def demo_dtype() -> str:

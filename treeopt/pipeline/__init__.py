@@ -1,14 +1,30 @@
 """The steps of the line, each reading the run directory and writing one file to it.
 
-measure.py   calibrate -> trace.npz, calibration.json · profile -> profile.json
+measure.py   calibrate -> trace.npz, calibration.json
+profile.py   profile -> profile.json, with placement.py
 decide.py    search -> plan.json
 prove.py     bench -> bench.json
 deliver.py   export -> export/ · convert -> a checkpoint
+exchange.py  score: a given tree beside the best
+importing.py import -> trace.npz, calibration.json
 """
 
 from treeopt.pipeline.decide import search
 from treeopt.pipeline.deliver import convert, export, read_tree
-from treeopt.pipeline.measure import SIZES, calibrate, profile
+from treeopt.pipeline.exchange import score
+from treeopt.pipeline.importing import import_file
+from treeopt.pipeline.measure import calibrate
+from treeopt.pipeline.profile import profile
 from treeopt.pipeline.prove import bench
 
-__all__ = ["SIZES", "bench", "calibrate", "convert", "export", "profile", "read_tree", "search"]
+__all__ = [
+    "bench",
+    "calibrate",
+    "convert",
+    "export",
+    "import_file",
+    "profile",
+    "read_tree",
+    "score",
+    "search",
+]

@@ -1,6 +1,6 @@
-"""Measure: ranks of the heads on answers, latencies of decoding steps.
+"""Calibrate: ranks of the heads on answers.
 
-Both go block by block and keep every finished block in a journal, so that a killed run continues.
+It goes block by block and keeps every finished block in a journal, so that a killed run continues.
 """
 
 from __future__ import annotations
@@ -16,21 +16,17 @@ import numpy as np
 from treeopt.calibration import Calibration, prefix_states
 from treeopt.console import note, progress
 from treeopt.errors import InvalidInput
-from treeopt.growth import MAX_RANK, grow, grow_independent
+from treeopt.growth import MAX_RANK
+from treeopt.heldout import crossfit
 from treeopt.journal import Journal, discard
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.planner import crossfit
 from treeopt.rundir import RunDirectory
 from treeopt.trace import RankTrace
-from treeopt.tree import Tree, TreeFamily
 
 if TYPE_CHECKING:
     from treeopt.runtime.prompts import Conversation, PromptSet
     from treeopt.runtime.session import Session
 
-SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # rows that a profile measures
-# Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
-TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
+GROUP_BUDGET = 64  # rows of the trees that groups are compared by
 # Conversations of a block, per row of the batch: a killed run loses one block at most, and at its end
 # fewer rows than the batch are live.
 BLOCK_WAVES = 8
@@ -65,7 +61,7 @@ def calibrate(
             f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
         )
     if trace.group_names and trace.clusters.max() > 0:
-        whole = crossfit(trace, objective="joint", budget=SIZES[-1], gap_free=True)
+        whole = crossfit(trace, objective="joint", budget=GROUP_BUDGET, gap_free=True)
         for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
             calibration.info["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     calibration.info["examples"] = examples(session, trace, calibration)
@@ -188,83 +184,3 @@ def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
         "prompt_sha256": [sha for block in blocks for sha in block.meta["prompt_sha256"]],
         "skipped": [*meta["skipped"], *(turn for block in blocks for turn in block.meta["skipped"])],
     })  # fmt: skip
-
-
-def profile(
-    run: RunDirectory,
-    session: Session,
-    *,
-    batch_sizes: Sequence[int],
-    sizes: Sequence[int] = SIZES,
-    time_limit_s: float = 60.0,
-    max_new_tokens: int = 128,
-) -> LatencyProfile:
-    """Time decoding steps with trees of each size and depth at each batch size.
-
-    A batch size that does not fit into memory is halved, unless that one is measured anyway.
-    """
-    from treeopt.runtime.memory import with_less_memory
-    from treeopt.runtime.timing import measure_steps, timings
-
-    if min([*batch_sizes, *sizes]) < 1:
-        raise InvalidInput("--batch-size and --sizes must be at least 1.")
-    trees = timing_trees(run, session.heads.num_heads, sizes)
-    prompts = [conversation.first for conversation in session.prompts.conversations[:64]]
-    points: list[StepTiming] = []
-    plain: dict[int, StepTiming] = {}
-    share = time_limit_s / len(set(batch_sizes))
-    options = {
-        "trees": [tree.choices for tree in trees],
-        "time_limit_s": share,
-        "max_new_tokens": max_new_tokens,
-    }
-    known = {**session.provenance(seed=0).record(), "time": None, "command": None, **options}
-    journals: list[Journal] = []
-    for wanted in sorted(set(batch_sizes)):
-
-        def attempt(batch_size: int) -> None:
-            if batch_size in plain:
-                return
-            folder = run.partial("profile") / f"batch-size-{batch_size}"
-            journals.append(Journal(folder, {**known, "batch_size": batch_size}))
-            with progress(f"Timing {len(trees)} trees, batch size {batch_size}", share) as advance:
-                rounds = measure_steps(
-                    session.target, session.heads, prompts, trees, batch_size=batch_size,
-                    stop=session.stop(max_new_tokens), time_limit_s=share,
-                    finished=journals[-1].documents(), keep=journals[-1].append, progress=advance,
-                )  # fmt: skip
-            measured, plain[batch_size] = timings(rounds, trees, batch_size)
-            points.extend(measured)
-
-        with_less_memory(attempt, wanted, note)
-    info = {"measures": "step", "provenance": session.provenance(seed=0).record()}
-    reference = tuple(plain[batch_size] for batch_size in sorted(plain))
-    result = LatencyProfile(tuple(points), reference, session.runtime(), info)
-    result.save(run.profile)
-    discard(run.partial("profile"))
-    return result
-
-
-def timing_trees(run: RunDirectory, num_heads: int, sizes: Sequence[int]) -> list[Tree]:
-    """Trees of the wanted sizes for every depth, and a chain of each depth to begin from.
-
-    They are the run's own trees where it has a trace, else those of typical accuracies: what a step
-    costs depends on size and depth, hardly on the shape.
-    """
-    trace = run.read_trace() if run.trace.exists() else None
-    budget = max(sizes)
-    trees = {Tree.chain(depth) for depth in range(1, min(num_heads, budget - 1) + 1)}
-    for depth in range(1, num_heads + 1):
-        family = _family(trace, budget, depth) if budget > 1 else None
-        for size in sizes:
-            if family is not None and 1 < size <= len(family):
-                tree = family.tree(size)
-                if tree.depth == depth:
-                    trees.add(tree)
-    return sorted(trees, key=lambda tree: (len(tree), tree.depth))
-
-
-def _family(trace: RankTrace | None, budget: int, depth: int) -> TreeFamily:
-    if trace is None:
-        return grow_independent(TYPICAL_ACCEPT, budget=budget, max_depth=depth)
-    return grow(trace, objective="replay", budget=budget, max_depth=depth, max_rank=MAX_RANK)

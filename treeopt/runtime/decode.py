@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,11 +135,16 @@ def accept_greedy(
     return last, tree.depths[last]
 
 
+# An acceptance rule: tree, tokens and choices to the last accepted node and the guesses accepted of each row.
+Accept = Callable[[Tree, NDArray[np.int64], NDArray[np.int64]], tuple[IntArray, IntArray]]
+
+
 class Decoder:
     """Decodes prompts with up to ``batch_size`` live rows; the tree may change from step to step.
 
     capacity is the longest sequence, prompt and answer, that rows have room for. With
     ``keep_states`` the hidden state of every state is kept for calibration (plain steps only).
+    ``accept`` replaces the verdict over a tree, for timing a model whose guesses mean nothing.
 
     Use: ``start(prompts)``, then ``refill()`` and ``step(tree)`` while ``live`` or ``waiting``.
     """
@@ -154,8 +159,10 @@ class Decoder:
         stop: StopRule,
         keep_states: bool = False,
         most_nodes: int = 64,
+        accept: Accept = accept_greedy,
     ) -> None:
         self.target, self.heads, self.stop, self.keep_states = target, heads, stop, keep_states
+        self.accept = accept
         self.cache = TreeCache(target.num_layers, batch_size, capacity + most_nodes, target.layer_devices)
         self.batch_size, self.most_nodes = batch_size, most_nodes
         self.waiting: deque[tuple[int, Sequence[int]]] = deque()
@@ -270,7 +277,7 @@ class Decoder:
         choices = target.logits(hidden).argmax(-1)  # (b, T)
         self._mark("target")
         known, chosen = torch.stack([tokens, choices]).cpu().numpy()
-        last, accepted = accept_greedy(tree, known, chosen)
+        last, accepted = self.accept(tree, known, chosen)
         self._mark("verify")
         paths = plan.paths[last]  # (b, D+1)
         cache.commit(paths, accepted)

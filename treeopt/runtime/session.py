@@ -29,6 +29,7 @@ class Session:
     prompts: PromptSet
     given: bool = False  # whether the prompts come with answers
     notes: tuple[str, ...] = ()  # what loading repaired, left out, or found strange
+    weights: str = "checkpoint"  # or "random weights"
 
     def stop(self, max_new_tokens: int) -> StopRule:
         return StopRule(self.target.eos_ids, max_new_tokens)
@@ -58,13 +59,15 @@ class Session:
     def runtime(self) -> dict[str, Any]:
         """Whose latencies a profile holds."""
         from treeopt import __version__
+        from treeopt.runtime.compiled import uses_cuda_graphs
 
         return {
             "name": "treeopt",
             "version": __version__,
             "attention": self.target.config._attn_implementation,
-            "compiled": False,
-            "cuda_graphs": False,
+            "compiled": self.target.compiled,
+            "cuda_graphs": uses_cuda_graphs(self.target),
+            **({} if self.weights == "checkpoint" else {"weights": self.weights}),
         }
 
 

@@ -48,6 +48,7 @@ class Target:
         self.context = context_limit(config)
         self.eos_ids = eos_ids(model, tokenizer)
         self.passes = 0  # forwards of the decoder so far
+        self.compiled = False
 
     def hidden(self, tokens: Tensor, positions: Tensor, cache: TreeCache, mask: Any) -> Tensor:
         """Last hidden states, after the final norm: (n, T) tokens to (n, T, d)."""
@@ -102,21 +103,14 @@ def load_target(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if dtype is not None and dtype not in DTYPES:
-        raise InvalidInput(f"--dtype must be one of {', '.join(DTYPES)}, but got {dtype!r}.")
     if device_map is not None:
         if device is not None:
             raise InvalidInput("--device and --device-map exclude each other.")
         if importlib.util.find_spec("accelerate") is None:
             raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    on_cpu = device == "cpu" and device_map is None
-    wanted = DTYPES[dtype] if dtype else torch.float32 if on_cpu else "auto"
+    device = check_device(device)
+    wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidInput(f"--device must be one that torch has here, but {device}: {error}") from None
     try:
         placed = {} if device_map is None else {"device_map": device_map}
         model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=wanted, **placed, **common)
@@ -128,6 +122,23 @@ def load_target(
         raise InvalidInput(f"--model must be a loadable {where}, but {path_or_id}: {reason}") from None
     model.eval().requires_grad_(False)
     return Target(model, tokenizer, name=path_or_id, revision=revision)
+
+
+def check_device(device: str | None) -> str:
+    """The device, by default a CUDA one where there is one; InvalidInput where torch does not have it."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidInput(f"--device must be one that torch has here, but {device}: {error}") from None
+    return device
+
+
+def wanted_dtype(dtype: str | None, device: str) -> torch.dtype | None:
+    """One of `DTYPES` by name; without a name float32 on a CPU, and None, the checkpoint's own, elsewhere."""
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidInput(f"--dtype must be one of {', '.join(DTYPES)}, but got {dtype!r}.")
+    return DTYPES[dtype] if dtype else torch.float32 if device == "cpu" else None
 
 
 def layer_devices(model: Any, num_layers: int) -> list[torch.device] | None:

@@ -4,6 +4,10 @@ The same `Decoder` as in calibration and benchmark; a whole step (propose, verif
 timed with the device synchronised around it. What is compared is interleaved in random order, so that
 a slow minute of the machine falls on all alike. A round visits everything once and is a block of the
 profile's journal.
+
+The rule for outliers: none is thrown away. A tree's latency is the plain one's median times the median over
+rounds of the ratio of the two within a round (`latency.paired_latency`): an interruption is one sample of a
+round's median, a slow round one ratio of many. Rounds go on until that is known well enough.
 """
 
 from __future__ import annotations
@@ -17,15 +21,20 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.latency import StepTiming
-from treeopt.runtime.decode import Decoder, StopRule, capacity_for, synchronize
+from treeopt.latency import StepTiming, median_latency, paired_latency
+from treeopt.runtime.decode import Accept, Decoder, StopRule, accept_greedy, capacity_for, synchronize
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.target import Target
 from treeopt.tree import Tree
 
-STEPS_PER_VISIT = 3  # timed steps each time a point has its turn, after one that is not
+# Steps each time a point has its turn. The first ones find the caches full of what the step before needed,
+# which is no part of what a step costs where one follows the other; the last of them is timed by its parts.
+UNTIMED_STEPS, TIMED_STEPS = 4, 6
 PLAIN_VISITS = 3  # turns of the plain step per round: every speedup is against it
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 30
+FEWEST_ROUNDS = 3  # however short the time
+FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in how many it has to be small
+PRECISION = 0.02  # half of a 95 % interval over its median
+SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
 
 Round = dict[str, Any]  # {"seconds", "lengths", "points": [{"step_ms", "accepted", "parts_ms"}]}, as JSON
 
@@ -57,6 +66,8 @@ def measure_steps(
     batch_size: int,
     stop: StopRule,
     time_limit_s: float,
+    precision: float = PRECISION,
+    accept: Accept = accept_greedy,
     finished: Sequence[Round] = (),
     keep: Callable[[Round], None] = lambda round_: None,
     seed: int = 0,
@@ -64,22 +75,25 @@ def measure_steps(
 ) -> list[Round]:
     """Time steps with each tree, and plain ones, at one batch size, round by round.
 
-    Every round visits all trees in a new random order; rounds go on until the time limit, but at
-    least three. Rows that end are refilled between steps, so all are live in every timed step.
+    Every round visits all trees in a new random order. Rounds go on until every latency is known to
+    ``precision`` (at least five), or until the time limit (at least three). Rows that end are refilled
+    between steps, so all are live in every timed step.
     ``finished`` are rounds of an earlier run, ``keep`` takes every new one, ``progress`` its seconds.
 
     Raises InvalidInput where no answer is longer than its first token.
     """
     decoder = Decoder(target, heads, batch_size=batch_size, capacity=capacity_for(prompts, stop, target),
-                      stop=stop, most_nodes=max(map(len, trees), default=1))  # fmt: skip
+                      stop=stop, most_nodes=max(map(len, trees), default=1), accept=accept)  # fmt: skip
     decoder.start([])
     supply = enumerate(itertools.cycle(prompts))
     rounds = list(finished)
     for round_ in rounds:
         progress(round_["seconds"])
-    while len(rounds) < MOST_ROUNDS:
-        if len(rounds) >= FEWEST_ROUNDS and sum(r["seconds"] for r in rounds) > time_limit_s:
-            break
+    while not is_enough(rounds, trees, batch_size, time_limit_s=time_limit_s, precision=precision):
+        if len(rounds) == len(finished):  # warm up
+            for tree in (*trees, None):
+                refill_all(decoder, supply, tries=len(prompts))
+                timed_step(decoder, tree)
         rng = np.random.default_rng([seed, len(rounds)])
         points: list[dict[str, Any]] = [
             {"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)
@@ -87,27 +101,73 @@ def measure_steps(
         lengths, started = [], time.perf_counter()
         for i in rng.permutation([*range(len(trees)), *[len(trees)] * PLAIN_VISITS]).tolist():
             tree, point = trees[i] if i < len(trees) else None, points[i]
-            for n in range(1 + STEPS_PER_VISIT):
+            for n in range(UNTIMED_STEPS + TIMED_STEPS):
                 refill_all(decoder, supply, tries=len(prompts))
                 lengths.append(sum(decoder.cache.lengths) // batch_size)
+                if n == UNTIMED_STEPS - 1:
+                    for part, ms in step_parts(decoder, tree).items():
+                        point["parts_ms"].setdefault(part, []).append(round(ms, 5))
+                    continue
                 seconds, accepted = timed_step(decoder, tree)
-                if n:
+                if n >= UNTIMED_STEPS:
                     point["step_ms"].append(round(1e3 * seconds, 5))
                     point["accepted"].append(float(accepted.mean()))
-            refill_all(decoder, supply, tries=len(prompts))
-            for part, ms in step_parts(decoder, tree).items():
-                point["parts_ms"].setdefault(part, []).append(round(ms, 5))
         rounds.append({"seconds": time.perf_counter() - started, "lengths": lengths, "points": points})
         keep(rounds[-1])
         progress(rounds[-1]["seconds"])
     return rounds
 
 
+def is_enough(
+    rounds: Sequence[Round],
+    trees: Sequence[Tree],
+    batch_size: int,
+    *,
+    time_limit_s: float,
+    precision: float,
+) -> bool:
+    """Whether the rounds used up the time, or every latency is known to ``precision``.
+
+    The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
+    """
+    if len(rounds) < FEWEST_ROUNDS:
+        return False
+    if sum(round_["seconds"] for round_ in rounds) > time_limit_s:
+        return True
+    if len(rounds) < FEWEST_SAMPLES:
+        return False
+    return all(
+        interval95(point, plain) <= precision
+        for n in range(len(rounds) - IN_A_ROW + 1, len(rounds) + 1)
+        for points, plain in [timings(rounds[:n], trees, batch_size, context_tokens=1)]
+        for point in (plain, *points)
+    )
+
+
+def interval95(timing: StepTiming, plain: StepTiming) -> float:
+    """Half of the 95 % interval of a latency, over the latency itself; of the ratio to plain for a tree.
+
+    >>> timing = StepTiming(1, 9, size=1, depth=0, step_ms=(2.0, 2.0, 2.0))
+    >>> interval95(timing, timing)
+    0.0
+    """
+    latency = median_latency(timing.step_ms) if timing.size == 1 else paired_latency(timing, plain)
+    return 1.96 * latency.stderr_ms / latency.ms
+
+
 def timings(
-    rounds: Sequence[Round], trees: Sequence[Tree], batch_size: int
+    rounds: Sequence[Round],
+    trees: Sequence[Tree],
+    batch_size: int,
+    *,
+    context_tokens: int | None = None,
+    first_round: int = 0,
 ) -> tuple[list[StepTiming], StepTiming]:
-    """The trees' timings and the plain one. The context is the median length of rows over all steps."""
-    context = int(median([length for round_ in rounds for length in round_["lengths"]]))
+    """The trees' timings and the plain one, their rounds counted from ``first_round``.
+
+    The context is ``context_tokens``, or else the median length of rows over all steps.
+    """
+    context = context_tokens or int(median([length for round_ in rounds for length in round_["lengths"]]))
 
     def timing(i: int, size: int, depth: int) -> StepTiming:
         points = [round_["points"][i] for round_ in rounds]
@@ -119,12 +179,35 @@ def timings(
             depth,
             step_ms=tuple(ms for point in points for ms in point["step_ms"]),
             accepted_mean=round(sum(accepted) / len(accepted), 4),
-            round=tuple(n for n, point in enumerate(points) for _ in point["step_ms"]),
+            round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
             parts_ms={part: tuple(ms for point in points for ms in point["parts_ms"][part])
                       for part in points[0]["parts_ms"]},
         )  # fmt: skip
 
     return [timing(i, len(t), t.depth) for i, t in enumerate(trees)], timing(len(trees), 1, 0)
+
+
+def rows_at(
+    context_tokens: int, prompts: Sequence[Sequence[int]], target: Target
+) -> tuple[list[list[int]], StopRule]:
+    """Prompts repeated and cut, and where their rows end, so that rows stay about a context length.
+
+    They begin at different lengths, as rows of real prompts do, and end 1/16 beyond the context; neither
+    EOS nor a loop ends them before. Raises InvalidInput for a context that the model does not reach.
+    """
+    if not SHORTEST_CONTEXT <= context_tokens <= target.context:
+        raise InvalidInput(
+            f"--context must be {SHORTEST_CONTEXT} to {target.context}, the context of the model, but got "
+            f"{context_tokens}."
+        )
+    half = max(SHORTEST_CONTEXT // 2, context_tokens // 16)
+    end = min(context_tokens + half, target.context)
+    found = []
+    for i, prompt in enumerate(prompts):
+        length = max(1, end - 2 * half + round(i * 0.618 % 1 * (half // 2)))
+        found.append([token for token, _ in zip(itertools.cycle(prompt), range(length), strict=False)])
+    longest = max(map(len, found))
+    return found, StopRule(frozenset(), end - longest, at_loops=False)
 
 
 def refill_all(decoder: Decoder, supply: Iterator[tuple[int, Sequence[int]]], tries: int) -> None:

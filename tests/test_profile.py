@@ -1,0 +1,315 @@
+"""Profiling: where it stops, where sizes are placed, what is added to a file, contexts, kills."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt import pipeline
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput
+from treeopt.journal import Journal
+from treeopt.latency import LatencyProfile, StepTiming, drift
+from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
+from treeopt.planner import plan_trees
+from treeopt.rundir import RunDirectory
+from treeopt.runtime import timing
+from treeopt.runtime.decode import Decoder, StopRule
+from treeopt.runtime.session import Session
+from treeopt.runtime.target import Target
+from treeopt.runtime.timing import measure_steps, rows_at, step_parts, timed_step, timings
+from treeopt.tree import Tree
+
+from .conftest import CONTEXT, HEADS, asked, tiny_heads, tiny_model
+
+NEVER = StopRule(frozenset(), 20, at_loops=False)
+CALIBRATION = Calibration(np.array([[50, 20, 10], [40, 15, 8], [30, 10, 5], [20, 8, 4]]), np.full(4, 100))
+
+
+# Where it stops: steps whose latencies are known, on a clock of their own.
+
+
+class Clock:
+    """Steps of known latency; a round takes a second."""
+
+    def __init__(self, monkeypatch, latency):
+        self.now, self.latency, self.visit = 0.0, latency, 0
+        monkeypatch.setattr(timing, "refill_all", lambda *arguments, **options: None)
+        monkeypatch.setattr(timing, "step_parts", lambda decoder, tree: self.end_visit())
+        monkeypatch.setattr(
+            timing, "timed_step", lambda decoder, tree: (self.latency(self, tree), np.zeros(1))
+        )
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+
+    def end_visit(self):
+        self.visit += 1
+        self.now += 0.25
+        return {"target": 1.0}
+
+
+@pytest.fixture
+def measured(monkeypatch, target, heads):
+    def run(latency, n_trees=1, **options):
+        Clock(monkeypatch, latency)
+        here = [Tree.chain(d + 1) for d in range(n_trees)]
+        options = {"time_limit_s": 1e9, **options}
+        rounds = measure_steps(target, heads, [[1, 2]], here, batch_size=1, stop=NEVER, **options)
+        points, plain = timings(rounds, here, 1, context_tokens=9)
+        return rounds, points, plain
+
+    return run
+
+
+def test_without_noise_five_rounds_are_enough(measured):
+    rounds, *_ = measured(lambda clock, tree: 1e-3)
+    assert len(rounds) == 5
+
+
+def test_rounds_grow_with_the_square_of_the_noise(measured):
+    """A round's ratio has 4 % noise, its median 1.2533 x 4 % / sqrt(n): 2 % needs about (1.96 x 2.5)^2 = 24."""
+    rng = np.random.default_rng(0)
+    noise = {}
+
+    def latency(clock, tree):
+        if tree is None:
+            return 1e-3
+        return 1e-3 * noise.setdefault(clock.visit, 2 + 2 * 0.04 * rng.standard_normal())
+
+    rounds, points, plain = measured(latency, n_trees=4)
+    assert 20 <= len(rounds) <= 60
+    assert all(timing.interval95(point, plain) <= 0.02 for point in points)
+    noise.clear()
+    many, *_ = measured(latency, n_trees=4, precision=0.01)
+    assert len(many) > 2 * len(rounds)
+
+
+def test_time_ends_it_after_three_rounds_at_least(measured):
+    wild = np.random.default_rng(0).lognormal(0.0, 1.0, 10_000).tolist()
+    rounds, *_ = measured(lambda clock, tree: 1e-3 * wild.pop(), time_limit_s=0.0)
+    assert len(rounds) == 3
+    rounds, *_ = measured(lambda clock, tree: 1e-3 * wild.pop(), time_limit_s=7.5)
+    assert len(rounds) == 8
+
+
+def test_interruptions_do_not_reach_the_latency_and_stay_in_the_file(measured):
+    rng = np.random.default_rng(0)
+
+    def latency(clock, tree):
+        return (10.0 if rng.random() < 0.1 else 1.0) * (1e-3 if tree is None else 2e-3)
+
+    rounds, (point,), plain = measured(latency)
+    assert len(rounds) <= 10
+    assert LatencyProfile((point,), (plain,)).step(1, 9, 2, 1).ms == pytest.approx(2.0, rel=0.02)
+    assert max(point.step_ms) == pytest.approx(20.0)
+
+
+def test_a_machine_that_slows_down_is_told_and_corrected(measured):
+    def latency(clock, tree):
+        return (1.0 + 0.01 * clock.now) * (1e-3 if tree is None else 2e-3)
+
+    _, (point,), plain = measured(latency, precision=1e-9, time_limit_s=40.0)
+    assert drift(plain) > 0.2
+    profile = LatencyProfile((point,), (plain,))
+    assert profile.step(1, 9, 2, 1).ms / profile.plain(1, 9).ms == pytest.approx(2.0, rel=0.01)
+
+
+# Which sizes.
+
+
+@given(st.sampled_from([1, 2, 3, 4, 7, 8, 16, 32, 64, 128]), st.integers(2, 256))
+def test_placed_sizes_are_few_and_begin_and_end_right(batch_size, budget):
+    sizes = placed_sizes(batch_size, budget)
+    assert list(sizes) == sorted(set(sizes))
+    assert {size for size in (2, 3, 4, budget) if size <= budget} <= set(sizes) <= set(range(2, budget + 1))
+    assert min(12, budget - 1) <= len(sizes) <= 16
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(40, 200))
+def test_tiles_end_between_neighbouring_sizes(batch_size, budget):
+    """At least three of the placed sizes fill a tile of 8 rows, with the first size of the next beside them."""
+    sizes = placed_sizes(batch_size, budget)
+    pairs = [size for size in sizes if size * batch_size % 8 == 0 and size + 1 in sizes]
+    assert len(pairs) >= 3
+
+
+def test_all_sizes_at_the_full_depth_and_three_at_each_other():
+    families = tree_families(None, 4, 64)
+    found = [(len(tree), tree.depth) for tree in timing_trees(families, placed_sizes(1, 64))]
+    assert [size for size, depth in found if depth == 4] == [5, *(s for s in placed_sizes(1, 64) if s > 5)]
+    for depth, largest in ((1, 11), (2, 64), (3, 64)):
+        here = [size for size, d in found if d == depth]
+        assert len(here) == 3
+        assert (here[0], here[-1]) == (depth + 1, largest)
+
+
+def test_given_sizes_are_exactly_what_is_timed():
+    families = tree_families(None, 3, 20)
+    found = timing_trees(families, (3, 20), given=True)
+    assert [(len(tree), tree.depth) for tree in found] == [(3, 1), (3, 2), (20, 2), (20, 3)]
+
+
+@given(st.integers(0, 50))
+def test_timed_trees_have_their_size_and_depth_and_no_gaps(seed):
+    accept = np.random.default_rng(seed).dirichlet(np.ones(6), 4)[:, :5]
+    families = tree_families(Calibration((1000 * accept).astype(int), np.full(4, 1000)), 4, 24)
+    for tree in timing_trees(families, placed_sizes(1, 24)):
+        known = set(tree.paths)
+        assert all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in known for path in tree.paths[1:])
+    assert (len(shaped(families[3], 7, 4)), shaped(families[3], 7, 4).depth) == (7, 4)
+
+
+def flat_profile(sizes, depth, batch_sizes=(1,), context=9):
+    plain = [StepTiming(b, context, 1, 0, (1.0, 1.0)) for b in batch_sizes]
+    points = [StepTiming(b, context, s, depth, (1.0 + 0.02 * s,) * 2) for b in batch_sizes for s in sizes]
+    return LatencyProfile(tuple(points), tuple(plain))
+
+
+def test_what_a_plan_would_choose_between_is_timed_for_itself():
+    entry = plan_trees(CALIBRATION, flat_profile(range(5, 33), 4), budget=32).entries[0]
+    curve = {point["size"]: point["depth"] for point in entry.curve}
+    found = candidates(entry, set())
+    assert {entry.size} | ({entry.size - 1, entry.size + 1} & set(curve)) <= {size for size, _ in found}
+    assert 3 <= len(found) <= 5
+    assert all(depth == curve[size] for size, depth in found if size != entry.size)
+    assert candidates(entry, set(found)) == []
+
+
+# The command's function, on a model of 20 lines.
+
+
+@pytest.fixture(scope="module")
+def session():
+    target = Target(tiny_model(eos=(3,)), name="tiny")
+    prompts = asked([[1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 11, 12]])
+    return Session(target, tiny_heads(target), {"kind": "medusa", "id": "tiny", "num_heads": HEADS}, prompts)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "run")
+
+
+QUICK = {"time_limit_s": 0.0, "max_new_tokens": 24}
+
+
+def settings_of(run):
+    return LatencyProfile.load(run.profile).settings
+
+
+def test_batch_sizes_are_added_and_measured_again(run, session):
+    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2, 5), **QUICK)
+    first = LatencyProfile.load(run.profile)
+    pipeline.profile(run, session, batch_sizes=(2,), sizes=(2, 5), **QUICK)
+    both = LatencyProfile.load(run.profile)
+    assert both.batch_sizes == [1, 2]
+    assert [p for p in both.points if p.batch_size == 1] == list(first.points)
+    assert {place["batch_size"] for place in both.info["drift"]} == {1, 2}
+    assert both.info["precision"]["timings"] == len(both.points) + 2
+    pipeline.profile(run, session, batch_sizes=(1,), sizes=(3,), **QUICK)
+    again = LatencyProfile.load(run.profile)
+    assert {p.size for p in again.points if p.batch_size == 1} == {3}
+    assert again.batch_sizes == [1, 2]
+
+
+def test_another_model_replaces_the_profile_and_says_so(run, session, capsys):
+    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), **QUICK)
+    other = replace(session, drafter={**session.drafter, "id": "other"})
+    pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), **QUICK)
+    assert LatencyProfile.load(run.profile).batch_sizes == [2]
+    assert "another drafter and is replaced" in capsys.readouterr().err
+
+
+def test_contexts_are_nominal_and_added(run, session):
+    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), contexts=(32, 64), **QUICK)
+    assert settings_of(run) == [(1, 32), (1, 64)]
+    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), contexts=(64, 80), **QUICK)
+    assert settings_of(run) == [(1, 32), (1, 64), (1, 80)]
+    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), **QUICK)
+    assert len(settings_of(run)) == 4  # rows of real prompts are a setting of their own
+
+
+@pytest.mark.parametrize("context", [16, 64, CONTEXT])
+def test_rows_stay_about_the_context(session, context):
+    target, heads = session.target, session.heads
+    prompts, stop = rows_at(context, [c.first for c in session.prompts.conversations], target)
+    rounds = measure_steps(
+        target, heads, prompts, [Tree.dense([2, 2])], batch_size=2, stop=stop, time_limit_s=0.0
+    )
+    half = max(8, context // 16)
+    top = min(context + half, CONTEXT)
+    lengths = [length for round_ in rounds for length in round_["lengths"]]
+    assert top - 2 * half <= min(lengths)
+    assert max(lengths) <= top
+    assert len({len(prompt) for prompt in prompts}) > 1 or context == 16
+
+
+def test_contexts_beyond_the_model_are_refused(session):
+    for context in (8, CONTEXT + 1):
+        with pytest.raises(InvalidInput, match=f"must be 16 to {CONTEXT}, the context of the model"):
+            rows_at(context, [[1]], session.target)
+
+
+def test_sizes_that_no_tree_has_are_named(run, session, capsys):
+    one = replace(session, heads=tiny_heads(session.target, num_heads=1))
+    pipeline.profile(run, one, batch_sizes=(1,), sizes=(2, 12, 30), **QUICK)
+    assert "sizes 12, 30" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="at most 11 with 1 heads"):
+        pipeline.profile(run, one, batch_sizes=(1,), sizes=(12,), **QUICK)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatch):
+    run.path.mkdir()
+    CALIBRATION.save(run.calibration)
+    append, written = Journal.append, []
+
+    def dies(journal, document):
+        append(journal, document)
+        written.append(journal.folder.name)
+        if written.count("batch-size-1-refined") == 2:
+            raise Killed
+
+    monkeypatch.setattr(Journal, "append", dies)
+    with pytest.raises(Killed):
+        pipeline.profile(run, session, batch_sizes=(1,), budget=16, **QUICK)
+    assert not run.profile.exists()
+    kept = {name: (run.partial("profile") / name / "000000.json").read_text() for name in set(written)}
+    monkeypatch.setattr(
+        Journal, "append", lambda journal, document: (append(journal, document), written.append("+"))
+    )
+    result = pipeline.profile(run, session, batch_sizes=(1,), budget=16, **QUICK)
+    assert written.count("+") == 1  # two of the three rounds were there
+    assert len(kept) == 2
+    assert not run.partial("profile").exists()
+    later = [point for point in result.points if min(point.round) == 3]
+    assert later
+    assert set(result.autoregressive[0].round) == set(range(6))
+    first = json.loads(kept["batch-size-1-refined"])["points"][0]["step_ms"]
+    assert list(later[0].step_ms[:6]) == first
+
+
+def test_the_file_says_how_well_latencies_are_known(run, session, capsys):
+    result = pipeline.profile(run, session, batch_sizes=(1,), sizes=(2, 3), precision=1e-9, **QUICK)
+    known = result.info["precision"]
+    assert not known["reached"]
+    assert known["worst"] > known["wanted"]
+    assert "a longer --time-limit helps" in capsys.readouterr().err
+
+
+def test_parts_add_up_to_the_step(session):
+    """The fastest of thirty, so that a busy machine does not matter: within a half."""
+    decoder = Decoder(session.target, session.heads, batch_size=1, capacity=90,
+                      stop=StopRule(frozenset(), 80, at_loops=False))  # fmt: skip
+    decoder.start([(0, [1, 2, 3])])
+    decoder.refill()
+    tree, whole, parts = Tree.dense([2, 2]), [], []
+    for _ in range(30):
+        whole.append(1e3 * timed_step(decoder, tree)[0])
+        parts.append(sum(step_parts(decoder, tree).values()))
+    assert min(parts) == pytest.approx(min(whole), rel=0.5)

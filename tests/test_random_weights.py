@@ -1,0 +1,174 @@
+"""Random weights, what their steps accept and must read, and compiled targets."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt import pipeline
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.growth import product_values
+from treeopt.latency import StepTiming
+from treeopt.rundir import RunDirectory
+from treeopt.runtime.compiled import compile_target
+from treeopt.runtime.decode import Decoder, StopRule, accept_greedy, decode
+from treeopt.runtime.random_weights import drawn_acceptance, last_node_shares, open_random_session
+from treeopt.runtime.target import Target
+from treeopt.runtime.timing import rows_at
+from treeopt.runtime.traffic import bandwidth_floor, weight_bytes
+from treeopt.tree import Tree
+
+from .conftest import HEADS, VOCABULARY, tiny_heads, tiny_model, trees
+from .test_profile import CALIBRATION, NEVER, QUICK
+
+LLAMA = {"model_type": "llama", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 96, "eos_token_id": 2}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+@given(trees(), st.integers(0, 100))
+def test_shares_of_last_nodes_give_the_products_at_every_depth(tree, seed):
+    accept = np.random.default_rng(seed).dirichlet(np.ones(7), HEADS)[:, :6]
+    shares = last_node_shares(tree, accept)
+    assert shares.min() > -1e-12
+    assert shares.sum() == pytest.approx(1.0)
+    for depth in range(tree.depth + 1):
+        products = product_values(accept, tuple(p for p in tree.paths if len(p) == depth))
+        assert shares[tree.depths >= depth].sum() == pytest.approx(products.sum())
+
+
+def test_random_weights_accept_as_the_calibration_says(config):
+    """4 standard errors of 1,600 draws: one false alarm in 16,000."""
+    session, tree = open_random_session(str(config), dtype="float32"), Tree.dense([3, 2, 1])
+    shares = last_node_shares(tree, CALIBRATION.accept)
+    expected = float(shares @ tree.depths)
+    spread = float(np.sqrt(shares @ tree.depths**2 - expected**2))
+    decoder = Decoder(session.target, session.heads, batch_size=4, capacity=90, most_nodes=16,
+                      stop=StopRule(frozenset(), 10**6, at_loops=False),
+                      accept=drawn_acceptance(CALIBRATION.accept, np.random.default_rng(0)))  # fmt: skip
+    found = []
+    while len(found) < 400:
+        decoder.start(enumerate([[1, 2, 3]] * 4))
+        decoder.refill()
+        for _ in range(20):
+            found.append(decoder.step(tree).mean())
+    assert abs(np.mean(found) - expected) < 4 * spread / np.sqrt(4 * len(found))
+
+
+def test_random_weights_are_profiled_and_named(config, tmp_path, capsys):
+    run = RunDirectory(tmp_path / "run")
+    session = open_random_session(str(config), num_heads=3)
+    CALIBRATION.save(config / "calibration.json")
+    result = pipeline.profile(run, session, batch_sizes=(2,), contexts=(48,), sizes=(2, 8), gb_per_s=10.0,
+                              calibration=str(config / "calibration.json"), **QUICK)  # fmt: skip
+    assert result.settings == [(2, 48)]
+    assert result.runtime["weights"] == "random weights"
+    assert result.info["provenance"]["model"].startswith("random weights of")
+    assert result.info["inputs"].keys() == {"calibration.json"}
+    assert result.info["bandwidth_floor"][0]["plain_over_floor"] > 0
+    assert "Weights: 0.00 GB" in capsys.readouterr().err
+
+
+def test_random_weights_never_end_at_eos(config):
+    session = open_random_session(str(config))
+    _, stop = rows_at(64, [[1, 2]], session.target)
+    assert session.target.eos_ids == {2}
+    assert stop.eos_ids == frozenset()
+    assert not stop.at_loops
+
+
+@pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts"])
+def test_experts_are_refused(config, key):
+    (config / "config.json").write_text(json.dumps({**LLAMA, "model_type": "mixtral", key: 8}))
+    with pytest.raises(Unsupported, match=f"dense models, but .* has {key} = 8"):
+        open_random_session(str(config))
+    (config / "config.json").write_text(json.dumps({**LLAMA, "model_type": "x", "text_config": {key: 8}}))
+    with pytest.raises(Unsupported, match="dense models"):
+        open_random_session(str(config / "config.json"))
+
+
+def test_what_is_no_config_is_refused(config):
+    (config / "config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="with a model_type"):
+        open_random_session(str(config))
+    (config / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(InvalidInput, match="config of a causal LM"):
+        open_random_session(str(config))
+
+
+def test_decoding_without_the_hook_is_greedy_acceptance(target, heads):
+    """The hook's default is the rule itself, and passing it changes nothing."""
+    decoder = Decoder(target, heads, batch_size=1, capacity=40, stop=NEVER)
+    assert decoder.accept is accept_greedy
+    prompts, tree, calls = [[1, 2, 3], [4, 5]], Tree.dense([2, 2]), []
+
+    def watched(*arguments):
+        calls.append(1)
+        return accept_greedy(*arguments)
+
+    plain = decode(target, heads, prompts, None, batch_size=2, stop=NEVER, accept=watched)
+    assert not calls
+    texts = [[row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER, **options)]
+             for options in ({}, {"accept": watched})]  # fmt: skip
+    assert calls
+    assert texts[0] == texts[1] == [row.tokens for row in plain]
+
+
+# Traffic and compilation.
+
+
+def test_bytes_of_a_plain_step_leave_out_the_embedding(target, heads):
+    found = weight_bytes(target, heads)
+    embedding = VOCABULARY * 32 * 8
+    assert found["target"] == sum(p.nbytes for p in target.model.parameters())
+    assert found["plain_step"] == found["target"] - embedding
+    plain = StepTiming(2, 10, 1, 0, (3.0, 3.0))
+    floor = bandwidth_floor(target, plain, weights=10**6, gb_per_s=1.0)
+    assert (
+        floor["cache_bytes"] == 2 * 3 * 2 * 8 * 8 * 2 * 10
+    )  # k and v, layers, heads, width, bytes, rows, tokens
+    assert floor["plain_over_floor"] == pytest.approx(3.0 / (1e3 * (10**6 + 15360) / 1e9))
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(Unsupported, match=r"--compile needs a C\+\+ compiler"):
+        compile_target(Target(tiny_model()))
+
+
+def compiled_texts(device, dtype):
+    target = Target(tiny_model(dtype=dtype).to(device))
+    heads = tiny_heads(target)
+    prompts = [[1, 2, 3], [4, 5]]
+    texts = []
+    for compiled in (False, True):
+        if compiled:
+            compile_target(target)
+        texts.append([[row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER)]
+                      for tree in (None, Tree.dense([2, 2]))])  # fmt: skip
+    return texts
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_compiled_decoding_gives_the_same_text():
+    before, after = compiled_texts("cpu", torch.float64)
+    assert before == after
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_graphs_give_the_same_text():
+    before, after = compiled_texts("cuda", torch.float32)
+    assert before == after

@@ -1,0 +1,379 @@
+"""Profile: latencies of decoding steps, in two stages, added to what the run has measured before.
+
+stage one   trees at the edges of tiles and of every depth (`placement`)
+stage two   what a plan on those latencies would choose, and its rivals, timed for themselves
+setting     a batch size at a context length; None is that of the prompts as they are
+
+Every setting and stage has a journal of its rounds, and what is done next depends on those rounds alone, so
+a killed run goes on to what it would have done.
+
+No sample is thrown away. A tree's latency is the plain step's median times the median over rounds of its
+ratio to the plain steps of the same round (`latency.paired_latency`); so neither interruptions nor drift,
+which is recorded all the same, reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treeopt import library
+from treeopt.calibration import Calibration
+from treeopt.console import note, progress
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.journal import Journal, discard
+from treeopt.latency import LatencyProfile, StepTiming, drift
+from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
+from treeopt.planner import plan_trees
+from treeopt.rundir import RunDirectory, digests
+from treeopt.trace import RankTrace
+from treeopt.tree import Tree, TreeFamily
+
+if TYPE_CHECKING:
+    from treeopt.runtime.decode import Accept
+    from treeopt.runtime.session import Session
+
+STAGE_ONE = 0.75  # share of the time limit
+TOLD_DRIFT = 0.05
+RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
+RANDOM_CONTEXT = 512
+SAME = ("model", "revision", "drafter", "device", "dtype", "machine")  # of profiles that can be one
+
+Measurable = tuple[int, int | None]  # batch size, nominal context
+
+
+@dataclass
+class Measured:
+    """The rounds of a setting: those of stage one and, on other trees, of stage two."""
+
+    batch_size: int
+    nominal: int | None  # context
+    trees: list[Tree]
+    rounds: list[dict[str, Any]]
+    refined: list[Tree] = field(default_factory=list)
+    more_rounds: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(round_["seconds"] for round_ in (*self.rounds, *self.more_rounds)))
+
+    def timings(self) -> tuple[list[StepTiming], StepTiming]:
+        """All trees' timings and the plain one of both stages."""
+        from treeopt.runtime.timing import timings
+
+        points, plain = timings(self.rounds, self.trees, self.batch_size, context_tokens=self.nominal)
+        if not self.more_rounds:
+            return points, plain
+        more, again = timings(self.more_rounds, self.refined, self.batch_size, context_tokens=plain.context_tokens,
+                              first_round=len(self.rounds))  # fmt: skip
+        assert plain.parts_ms is not None
+        assert again.parts_ms is not None
+        parts = {part: (*ms, *again.parts_ms[part]) for part, ms in plain.parts_ms.items()}
+        both = replace(plain, step_ms=plain.step_ms + again.step_ms, parts_ms=parts,
+                       round=(plain.round or ()) + (again.round or ()))  # fmt: skip
+        return [*points, *more], both
+
+
+def profile(
+    run: RunDirectory,
+    session: Session,
+    *,
+    batch_sizes: Sequence[int],
+    contexts: Sequence[int] = (),
+    sizes: Sequence[int] | None = None,
+    budget: int = 64,
+    precision: float = 0.02,
+    time_limit_s: float = 60.0,
+    max_new_tokens: int = 128,
+    calibration: str | None = None,
+    gb_per_s: float | None = None,
+) -> LatencyProfile:
+    """Time decoding steps at each batch size and context, until every latency is known to ``precision``.
+
+    sizes        exactly these and no second stage; by default placed up to ``budget`` rows
+    contexts     lengths [tokens] that rows are held at; by default rows are as long as the prompts make them
+    calibration  what trees are grown on, a path or a name; by default the run's own
+    gb_per_s     memory bandwidth to compare a plain step with
+
+    A batch size that does not fit into memory is halved, unless that one is measured anyway. What the run's
+    profile knows of the same model on the same machine is kept, but for the settings measured again.
+    """
+    if min([*batch_sizes, *(sizes or ()), budget]) < 1:
+        raise InvalidInput("--batch-size, --sizes and --budget must be at least 1.")
+    if not contexts and session.weights != "checkpoint":
+        contexts = (RANDOM_CONTEXT,)
+    source, used = calibrated(run, session, calibration)
+    families = tree_families(source, session.heads.num_heads, max(sizes or [budget]))
+    check_sizes(sizes or (), families)
+    measure = Stages(run, session, precision, time_limit_s, max_new_tokens, _accept(session, source))
+    held: list[int | None] = [*sorted(set(contexts))] or [None]
+    settings = [(batch_size, context) for batch_size in sorted(set(batch_sizes)) for context in held]
+    found = measure.first(settings, families, sizes, budget)
+    if sizes is None and source is not None:
+        measure.second(found, families, source, budget)
+    points, plain = [], []
+    for measured in found:
+        trees, reference = measured.timings()
+        points += trees
+        plain.append(reference)
+    result = LatencyProfile(
+        tuple(points), tuple(plain), session.runtime(), _info(session, found, plain, gb_per_s)
+    )
+    result.info["precision"] = reached(result, precision)
+    result.info["inputs"] = digests(used) if used else {}
+    tell(result)
+    whole = with_earlier(run, result)
+    whole.save(run.profile)
+    discard(run.partial("profile"))
+    return whole
+
+
+def calibrated(
+    run: RunDirectory, session: Session, calibration: str | None
+) -> tuple[RankTrace | Calibration | None, Path | None]:
+    """What trees are grown on, and its file: by path or name, the run's own, or none; random weights need some."""
+    used = run.trace if run.trace.exists() else run.calibration
+    if calibration is not None or (not used.exists() and session.weights != "checkpoint"):
+        used = library.find("calibration", calibration or RANDOM_CALIBRATION)
+    if not used.exists():
+        return None, None
+    return (RankTrace.load(used) if used.suffix == ".npz" else Calibration.load(used)), used
+
+
+def check_sizes(sizes: Sequence[int], families: Sequence[TreeFamily]) -> None:
+    """Name the sizes that no tree has; InvalidInput where none is left."""
+    most = max(map(len, families))
+    beyond = sorted({size for size in sizes if size > most})
+    if beyond and len(beyond) == len(set(sizes)):
+        raise InvalidInput(
+            f"--sizes must be at most {most} with {len(families)} heads and the ranks that are known, but got "
+            f"{', '.join(map(str, beyond))}."
+        )
+    if beyond:
+        note(f"Not timed: sizes {', '.join(map(str, beyond))}, since the largest tree of {len(families)} heads and "
+             f"the ranks that are known has {most} rows.")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The two stages of a measurement, and what both need."""
+
+    run: RunDirectory
+    session: Session
+    precision: float
+    time_limit_s: float
+    max_new_tokens: int
+    accept: Accept
+
+    def first(
+        self,
+        settings: Sequence[Measurable],
+        families: Sequence[TreeFamily],
+        sizes: Sequence[int] | None,
+        budget: int,
+    ) -> list[Measured]:
+        """Stage one at every setting, or at half its batch size where memory runs out."""
+        from treeopt.runtime.memory import with_less_memory
+
+        found: dict[Measurable, Measured] = {}
+        limit = self.time_limit_s * (STAGE_ONE if sizes is None else 1.0)
+        for i, (wanted, context) in enumerate(settings):
+            left = limit - sum(measured.seconds for measured in found.values())
+
+            def attempt(
+                batch_size: int, context: int | None = context, share: float = left / (len(settings) - i)
+            ) -> None:
+                if (batch_size, context) not in found:
+                    trees = timing_trees(
+                        families, sizes or placed_sizes(batch_size, budget), given=bool(sizes)
+                    )
+                    rounds = self._rounds(batch_size, context, trees, share)
+                    found[batch_size, context] = Measured(batch_size, context, trees, rounds)
+
+            with_less_memory(attempt, wanted, note)
+        return list(found.values())
+
+    def second(
+        self,
+        found: Sequence[Measured],
+        families: Sequence[TreeFamily],
+        source: RankTrace | Calibration,
+        budget: int,
+    ) -> None:
+        """Stage two: at every setting the trees that a plan on stage one would choose between."""
+        if isinstance(source, RankTrace) and source.clusters.max() < 1:
+            source = Calibration.from_trace(source)  # one conversation: nothing to hold out
+        for nominal in dict.fromkeys(measured.nominal for measured in found):
+            here = [measured for measured in found if measured.nominal == nominal]
+            with progress("Planning", None):
+                entries = planned(here, source, budget)
+            for measured in here:
+                known = {(len(tree), tree.depth) for tree in measured.trees}
+                measured.refined = [
+                    shaped(families[depth - 1], size, depth)
+                    for size, depth in candidates(entries[measured.batch_size], known)
+                    if depth <= len(families) and size <= len(families[depth - 1])
+                ]
+        waiting = [measured for measured in found if measured.refined]
+        for i, measured in enumerate(waiting):
+            left = self.time_limit_s - sum(other.seconds for other in found)
+            measured.more_rounds = self._rounds(measured.batch_size, measured.nominal, measured.refined,
+                                                left / (len(waiting) - i), stage="-refined")  # fmt: skip
+
+    def _rounds(
+        self, batch_size: int, context: int | None, trees: list[Tree], share: float, stage: str = ""
+    ) -> list[dict[str, Any]]:
+        """The rounds of one setting and stage, through its journal."""
+        from treeopt.runtime.timing import measure_steps, rows_at
+
+        session = self.session
+        prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
+        stop = session.stop(self.max_new_tokens)
+        if context is not None:
+            prompts, stop = rows_at(context, prompts, session.target)
+        known = {**session.provenance(seed=0).record(), "time": None, "command": None,
+                 "compiled": session.target.compiled, "batch_size": batch_size, "context": context,
+                 "trees": [tree.choices for tree in trees], "precision": self.precision,
+                 "time_limit_s": self.time_limit_s, "max_new_tokens": self.max_new_tokens}  # fmt: skip
+        held = "" if context is None else f"-context-{context}"
+        journal = Journal(self.run.partial("profile") / f"batch-size-{batch_size}{held}{stage}", known)
+        title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
+        with progress(title, max(share, 0.0)) as advance:
+            return measure_steps(
+                session.target, session.heads, prompts, trees, batch_size=batch_size, stop=stop,
+                time_limit_s=share, precision=self.precision, accept=self.accept,
+                finished=journal.documents(), keep=journal.append, progress=advance,
+            )  # fmt: skip
+
+
+def planned(found: Sequence[Measured], source: RankTrace | Calibration, budget: int) -> dict[int, Any]:
+    """Batch size to the entry of a quick plan on what was measured."""
+    timed = [measured.timings() for measured in found]
+    latencies = LatencyProfile(
+        tuple(p for points, _ in timed for p in points), tuple(plain for _, plain in timed)
+    )
+    plan = plan_trees(
+        source, latencies, batch_sizes=[m.batch_size for m in found], budget=budget, objective="joint"
+    )
+    return {entry.batch_size: entry for entry in plan.entries}
+
+
+def _accept(session: Session, source: RankTrace | Calibration | None) -> Accept:
+    """The acceptance rule; that of random weights is drawn."""
+    from treeopt.runtime.decode import accept_greedy
+
+    if session.weights == "checkpoint" or source is None:
+        return accept_greedy
+    from treeopt.runtime.random_weights import drawn_acceptance
+
+    rates = Calibration.from_trace(source) if isinstance(source, RankTrace) else source
+    return drawn_acceptance(rates.accept, np.random.default_rng(0))
+
+
+def _info(
+    session: Session, found: Sequence[Measured], plain: Sequence[StepTiming], gb_per_s: float | None
+) -> dict[str, Any]:
+    """What the file says beside the timings."""
+    from treeopt.runtime.traffic import bandwidth_floor, weight_bytes
+
+    weights = weight_bytes(session.target, session.heads)
+    info: dict[str, Any] = {
+        "measures": "step",
+        "drift": [{"batch_size": p.batch_size, "context_tokens": p.context_tokens, "drift": round(drift(p), 4),
+                   "nominal": measured.nominal is not None}
+                  for p, measured in zip(plain, found, strict=True)],
+        "weight_bytes": weights,
+        "provenance": session.provenance(seed=0).record(),
+    }  # fmt: skip
+    if gb_per_s is not None:
+        info["bandwidth_floor"] = [
+            bandwidth_floor(session.target, p, weights=weights["plain_step"], gb_per_s=gb_per_s)
+            for p in plain
+        ]
+    return info
+
+
+def reached(result: LatencyProfile, wanted: float) -> dict[str, Any]:
+    """How well the latencies are known: halves of 95 % intervals, relative, of trees' ratios to plain."""
+    from treeopt.runtime.timing import interval95
+
+    plain = {(p.batch_size, p.context_tokens): p for p in result.autoregressive}
+    found = [interval95(p, plain[p.batch_size, p.context_tokens]) for p in (*result.points, *plain.values())]
+    missed = sum(interval > wanted for interval in found)
+    return {"wanted": wanted, "reached": not missed, "worst": round(max(found), 5), "missed": missed,
+            "timings": len(found)}  # fmt: skip
+
+
+def tell(result: LatencyProfile) -> None:
+    """Notes on what the reader of the table should know."""
+    known = result.info["precision"]
+    if not known["reached"]:
+        note(f"{known['missed']} of {known['timings']} latencies are not known to {known['wanted']:.1%} yet, the worst "
+             f"to {known['worst']:.1%}: a longer --time-limit helps.")  # fmt: skip
+    for place in result.info["drift"]:
+        if abs(place["drift"]) > TOLD_DRIFT:
+            note(f"Plain steps at batch size {place['batch_size']} became {abs(place['drift']):.0%} "
+                 f"{'slower' if place['drift'] > 0 else 'faster'} while they were timed. Trees are compared with "
+                 "plain steps of their own round, so that this is corrected.")  # fmt: skip
+    floors = result.info.get("bandwidth_floor") or []
+    if floors or "weights" in result.runtime:
+        weights = result.info["weight_bytes"]
+        note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
+    for floor in floors:
+        note(f"Batch size {floor['batch_size']}: a plain step takes {floor['plain_over_floor']:.2f} times the "
+                 f"{floor['floor_ms']:.2f} ms that {floor['gb_per_s']:g} GB/s need for weights and cache.")  # fmt: skip
+
+
+def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
+    """The result with the settings of the run's profile that it does not have, if they are of the same thing."""
+    if not run.profile.exists():
+        return result
+    try:
+        earlier = run.read_profile()
+    except TreeoptError as error:
+        note(f"The run's profile could not be read and is replaced: {error}")
+        return result
+    ours, theirs = (p.info.get("provenance") or {} for p in (result, earlier))
+    other = [key for key in SAME if ours.get(key) != theirs.get(key)]
+    other += ["runtime"] if result.runtime != earlier.runtime else []
+    if other:
+        note(f"The run's profile was of another {', '.join(other)} and is replaced.")
+        return result
+    return joined(earlier, result)
+
+
+def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
+    """Both profiles as one; of a setting that both measured, the later.
+
+    Rows of real prompts are of about the same length each time, so at a batch size they are one setting.
+    """
+    places = earlier.info.get("drift") or []
+    nominal = {(p["batch_size"], p["context_tokens"]) for p in places if p.get("nominal")}
+    again = {p["batch_size"] for p in later.info["drift"] if not p["nominal"]}
+    kept = {s for s in earlier.settings if s not in later.settings and (s in nominal or s[0] not in again)}
+
+    def keep(records: Sequence[Any]) -> list[Any]:
+        return [r for r in records if _setting(r) in kept]
+
+    info = {**later.info}
+    for key in ("drift", "bandwidth_floor"):
+        if key in earlier.info or key in later.info:
+            info[key] = sorted(
+                [*keep(earlier.info.get(key) or []), *(later.info.get(key) or [])], key=_setting
+            )
+    points = sorted([*keep(earlier.points), *later.points], key=lambda p: (_setting(p), p.size, p.depth))
+    plain = sorted([*keep(earlier.autoregressive), *later.autoregressive], key=_setting)
+    whole = LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
+    info["precision"] = reached(whole, later.info["precision"]["wanted"])
+    return whole
+
+
+def _setting(record: Any) -> tuple[int, int]:
+    """Batch size and context of a timing or of a record of the file."""
+    if isinstance(record, StepTiming):
+        return record.batch_size, record.context_tokens
+    return record["batch_size"], record["context_tokens"]

@@ -1,0 +1,147 @@
+"""A model's shape with random weights: what a step costs depends on shapes, not on what the weights say.
+
+Nothing is read but a config.json. The heads' guesses mean nothing, so how many of them a step accepts is
+drawn from a calibration's accuracies instead; decoding runs as ever.
+
+accept : (K, R)  P(head k has the true token at rank r)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from treeopt import storage
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.growth import product_values
+from treeopt.runtime.chat import ChatFormat
+from treeopt.runtime.decode import Accept
+from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.prompts import Conversation, PromptSet
+from treeopt.runtime.session import Session
+from treeopt.runtime.target import Target, check_device, wanted_dtype
+from treeopt.tree import IntArray, Tree
+
+RANDOM = "random weights"
+NUM_HEADS = 4
+# How configs say that a layer has experts: which of them a token takes, and so what is read, is up to weights.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+NUM_PROMPTS, PROMPT_TOKENS = 64, 256  # repeated and cut to the wanted context
+SPREAD = 0.02  # standard deviation of the heads' weights
+
+
+def open_random_session(
+    config: str,
+    *,
+    num_heads: int = NUM_HEADS,
+    dtype: str | None = None,
+    device: str | None = None,
+    seed: int = 0,
+) -> Session:
+    """A dense model of a ``config.json`` (the file or its folder) with Medusa-1 heads, all weights random.
+
+    Raises InvalidInput for a config that transformers does not know, Unsupported for one with experts.
+    """
+    if num_heads < 1:
+        raise InvalidInput(f"--heads must be at least 1, but got {num_heads}.")
+    target = random_target(config, dtype=dtype, device=device, seed=seed)
+    heads = random_heads(target, num_heads, seed=seed)
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, target.vocab_size, (NUM_PROMPTS, PROMPT_TOKENS))
+    chat = ChatFormat(None, frozenset(), target.vocab_size, None)
+    prompts = PromptSet(tuple(Conversation(tuple(row), ()) for row in tokens.tolist()), "random token ids",
+                        f"seed {seed}", chat)  # fmt: skip
+    drafter = {"kind": heads.kind, "id": RANDOM, "num_heads": num_heads, "num_layers": heads.num_layers}
+    return Session(target, heads, drafter, prompts, weights=RANDOM)
+
+
+def random_target(config: str, *, dtype: str | None, device: str | None, seed: int) -> Target:
+    """The model of a config, initialised on the device in the dtype."""
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    transformers.logging.set_verbosity_error()
+    path = Path(config)
+    file = path / "config.json" if path.is_dir() else path
+    refuse_experts(storage.load_json(file), file)
+    device = check_device(device)
+    try:
+        known = AutoConfig.from_pretrained(str(file))
+        wanted = wanted_dtype(dtype, device) or getattr(known, "dtype", None) or torch.float32
+        with torch.random.fork_rng(), torch.device(device):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(known, dtype=wanted)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InvalidInput(
+            f"--random-weights must be the config of a causal LM, but {file}: {reason}"
+        ) from None
+    model.eval().requires_grad_(False)
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return Target(model, name=f"{RANDOM} of {name}")
+
+
+def refuse_experts(config: Any, file: Path) -> None:
+    """Raise Unsupported for the config of a mixture of experts, InvalidInput for what is no config."""
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise InvalidInput(f"--random-weights must be a config.json with a model_type, but {file} has none.")
+    nested = [value for value in config.values() if isinstance(value, dict)]
+    for part in (config, *nested):
+        for key in EXPERTS:
+            if isinstance(part.get(key), int) and part[key] > 1:
+                raise Unsupported(
+                    f"--random-weights is for dense models, but {file} has {key} = {part[key]}: which experts a "
+                    "token takes depends on real weights, so load those with --model."
+                )
+
+
+def random_heads(target: Target, num_heads: int, *, seed: int = 0) -> MedusaHeads:
+    """Medusa-1 heads of one block each on the target's own lm_head."""
+    if target.lm_head.bias is not None:
+        raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
+    heads = MedusaHeads(num_heads, 1, target.width, target.vocab_size, shared=target.lm_head.weight,
+                        dtype=target.dtype, device=target.device)  # fmt: skip
+    rng = torch.Generator(target.device).manual_seed(seed)
+    with torch.no_grad():
+        heads.blocks.normal_(0.0, SPREAD, generator=rng)
+    return heads.eval().requires_grad_(False)
+
+
+def drawn_acceptance(accept: NDArray[np.float64], rng: np.random.Generator) -> Accept:
+    """A verdict by chance, as if heads erred independently of each other.
+
+    A node is the last accepted one with the product of the accuracies along its path, less those of its
+    children; so P(d guesses or more are accepted) is the sum of the products of the nodes at depth d.
+
+    >>> draw = drawn_acceptance(np.array([[0.6, 0.2]]), np.random.default_rng(0))
+    >>> last, accepted = draw(Tree.dense([2]), np.zeros((10_000, 3)), np.zeros((10_000, 3)))
+    >>> round(float(accepted.mean()), 2)
+    0.8
+    """
+    known: dict[Tree, NDArray[np.float64]] = {}
+
+    def draw(tree: Tree, tokens: NDArray[Any], choices: NDArray[Any]) -> tuple[IntArray, IntArray]:
+        if tree not in known:
+            known[tree] = np.cumsum(last_node_shares(tree, accept))
+        last = np.searchsorted(known[tree], rng.random(len(tokens)), side="right")
+        last = np.minimum(last, len(tree) - 1)
+        return last, tree.depths[last]
+
+    return draw
+
+
+def last_node_shares(tree: Tree, accept: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(T,) P(node is the last accepted one); a rank or head that ``accept`` does not know is never right.
+
+    >>> last_node_shares(Tree.chain(2), np.array([[0.6], [0.5]])).round(3).tolist()
+    [0.4, 0.3, 0.3]
+    """
+    table = np.zeros((max(tree.depth, len(accept)), max([accept.shape[1], *(tree.ranks + 1)])))
+    table[: len(accept), : accept.shape[1]] = accept
+    shares = product_values(table, tree.paths)
+    np.subtract.at(shares, tree.parents[1:], shares[1:].copy())
+    return shares
