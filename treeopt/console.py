@@ -65,7 +65,12 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
     from rich.table import Table
 
     info = calibration.info
-    title = f"Head accuracy over {info.get('positions', '?')} states of {info.get('sequences', '?')} answers"
+    counted = [
+        f"{info[key]:,} {what}"
+        for key, what in (("positions", "states"), ("sequences", "answers"))
+        if info.get(key)
+    ]
+    title = "Head accuracy" + (f" over {' of '.join(counted)}" if counted else "")
     table = Table(title=title, title_justify="left", caption=_caption(info), caption_justify="left")
     table.add_column("head")
     ranks = min(ranks, calibration.top_k)

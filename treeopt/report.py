@@ -188,6 +188,7 @@ def render(*, marks: list[Mark], **content: Any) -> str:
     environment = Environment(loader=PackageLoader("treeopt"), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     environment.filters["pm"] = console.pm
+    environment.globals["certainty"] = console.certainty
     return environment.get_template("report.html.j2").render(
         tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
         style=Markup(style), script=Markup(script), script_hash=f"sha256-{digest}", svg=Markup,

@@ -52,7 +52,7 @@ def bench(
                 f"Contenders need names of their own, but {file.stem!r} is taken: rename {file}."
             )
         contenders[file.stem] = tree = read_tree(file)
-        predicted[file.stem] = rate_tree(trace, tree).document()
+        predicted[file.stem] = _fixed(trace, tree)
     limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     reference = None
     if on_trace:
@@ -212,10 +212,15 @@ def _contenders(
     return trees, {
         "plain": {"product": 1.0, "joint": 1.0, "replayed": 1.0, "replayed_stderr": 0.0},
         "chosen": {**chosen, "replayed_stderr": entry.tokens_per_step_stderr},
-        "mc_sim_7b_63": rate_tree(trace, published).document(),
-        "chain": rate_tree(trace, chain).document(),
+        "mc_sim_7b_63": _fixed(trace, published),
+        "chain": _fixed(trace, chain),
         "budget": whole.rates(len(whole.family)).document(),
     }
+
+
+def _fixed(trace: RankTrace, tree: Tree) -> dict[str, Any]:
+    """Predictions of a tree that was not grown here; none where it has ranks that the trace does not tell apart."""
+    return {} if max(tree.ranks) >= trace.top_k else rate_tree(trace, tree).document()
 
 
 def _predicted_accepted(
