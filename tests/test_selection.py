@@ -1,8 +1,11 @@
 """The choice under noise, against the choice by the truth."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from treeopt.calibration import Calibration
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.library import shipped
 from treeopt.planner import plan_trees
@@ -148,9 +151,47 @@ def test_a_mix_of_one_load_is_that_load(trace):
 
 
 def test_a_published_profile_chooses_smaller_trees_for_larger_batches():
-    from treeopt.calibration import Calibration
-
     calibration = Calibration.load(shipped("calibration")["vicuna-33b-medusa1"])
     profile = LatencyProfile.load(shipped("profiles")["a100-80gb--llama-33b-linear-layers"])
     sizes = [e.size for e in plan_trees(calibration, profile, batch_sizes=(1, 4, 8, 32), budget=112).entries]
     assert sizes == sorted(sizes, reverse=True)
+
+
+RECORDED = "demo--amd-epyc-2-cores-bfloat16"
+
+
+def again(profile: LatencyProfile, seed: int) -> LatencyProfile:
+    """The recording as it might have been: its rounds drawn again, the same for all trees of a setting."""
+
+    def drawn(point: StepTiming) -> StepTiming:
+        rounds: dict[int, list[float]] = {}
+        for number, ms in zip(point.round, point.step_ms, strict=True):
+            rounds.setdefault(number, []).append(ms)
+        known = list(rounds.values())
+        rng = np.random.default_rng([point.batch_size, point.context_tokens, len(known), seed])
+        samples = [
+            (i, ms) for i, pick in enumerate(rng.integers(0, len(known), len(known))) for ms in known[pick]
+        ]
+        return replace(
+            point, step_ms=tuple(ms for _, ms in samples), round=tuple(i for i, _ in samples), parts_ms=None
+        )
+
+    return LatencyProfile(tuple(map(drawn, profile.points)), tuple(map(drawn, profile.autoregressive)))
+
+
+@pytest.mark.slow
+def test_the_choice_from_recorded_latencies_drawn_again_is_nearly_the_best():
+    """200 trials on the shipped profile of the demo model, at each of its batch sizes."""
+    recorded, calibration = (load(shipped(kind)[name]) for kind, name, load in (
+        ("profiles", RECORDED, LatencyProfile.load), ("calibration", "demo", Calibration.load)))  # fmt: skip
+    batch_sizes = recorded.batch_sizes
+    exact = plan_trees(calibration, recorded, batch_sizes=batch_sizes, budget=32)
+    lost = []
+    for seed in range(200):
+        plan = plan_trees(calibration, again(recorded, seed), batch_sizes=batch_sizes, budget=32)
+        for entry, truth in zip(plan.entries, exact.entries, strict=True):
+            step = recorded.step(entry.batch_size, truth.context_tokens, entry.size, entry.depth)
+            reached = 1e3 * entry.batch_size * entry.tokens_per_step / step.ms
+            lost.append(1 - reached / max(point["tokens_per_s"] for point in truth.curve))
+    assert np.median(lost) <= 0.005
+    assert np.quantile(lost, 0.95) <= 0.02

@@ -6,6 +6,8 @@ joint         gain of a node = share of all states whose ranks begin with its pa
 replay        gain of a node = tokens per step it adds at the states that decoding with the current
               tree really visits (Hydra, section 4); decoding jumps over the easy runs
 
+Counts of rare paths are noise: `joint` and `replay` mix them with those of commoner ones (`shrinkage`).
+
 With ``gap_free`` a node's children have ranks 0...c-1 without a gap, which several engines need; ranks
 are nearly always in order, and where they are not it is noise more often than not.
 
@@ -127,10 +129,7 @@ def grow_replay(
     known = PathCounts(trace.ranks[trace.has_step][:, :depth], top, strengths)
     paths: list[Choice] = [()]
     index: dict[Choice, int] = {(): 0}
-    parents, above = (
-        [0],
-        [known.chances(())],
-    )  # of every node: its parent, its children's chances over all states
+    parents, above = [0], [known.chances(())]  # of every node its parent, its children's chances
     tokens, steps = int((trace.lengths - 1).sum()), [walk.steps()]
     while len(paths) < len(joint):
         saved = _saved(walk, paths, parents, np.array(above), strengths.path)
@@ -188,7 +187,7 @@ OBJECTIVES: dict[str, Callable[..., TreeFamily]] = {
 
 
 def grow(trace: RankTrace, *, objective: str, **limits: Any) -> TreeFamily:
-    """The family of one of `OBJECTIVES` on the whole trace (in-sample; see `planner.crossfit`).
+    """The family of one of `OBJECTIVES` on the whole trace (in-sample; see `heldout.crossfit`).
 
     Rare paths are shrunk as much as held-out conversations of the trace ask for.
     """

@@ -184,8 +184,8 @@ def profile(
 @click.command()
 @run_directory
 @click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
-@click.option("--batch-size", type=Loads(), default="1", show_default=True,
-              help="Sequences decoded at once: 1,4,8; or one tree for a mix of loads, 1:0.5,4:0.3,8:0.2.")  # fmt: skip
+@click.option("--batch-size", type=Loads(), help="Sequences decoded at once: 1,4,8; or one tree for a mix of loads, "
+              "1:0.5,4:0.3,8:0.2.  [default: the profile's]")  # fmt: skip
 @click.option("--context", **positive(), help="Tokens that a sequence has.  [default: as in the trace]")
 @click.option(
     "--max-rank", type=click.IntRange(min=0), default=9, show_default=True, help="Largest rank of a node."
@@ -198,7 +198,7 @@ def profile(
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
 @click.option("--profile", "profile_path", help="A profile, or the name of a shipped one.")
 def search(
-    run: RunDirectory, as_json: bool, batch_size: tuple[int, ...] | dict[int, float], verify: int, **options: Any
+    run: RunDirectory, as_json: bool, batch_size: tuple[int, ...] | dict[int, float] | None, verify: int, **options: Any
 ) -> None:  # fmt: skip
     """Choose the tree with the best throughput for each batch size.
 

@@ -29,7 +29,7 @@ VERIFY_ROUNDS = 2
 def search(
     run: RunDirectory,
     *,
-    batch_sizes: Sequence[int] | Mapping[int, float],
+    batch_sizes: Sequence[int] | Mapping[int, float] | None = None,
     budget: int,
     max_rank: int = MAX_RANK,
     max_depth: int | None = None,
@@ -43,7 +43,7 @@ def search(
 ) -> Plan:
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
 
-    With ``verify`` the session decodes with so many of the best candidates, and the fastest is taken.
+    By default for all batch sizes of the profile. With ``verify`` the session decodes with so many of the best candidates, and the fastest is taken.
     """
     used, source = run.read_source(calibration)
     latencies, files = None, [used]
@@ -54,6 +54,8 @@ def search(
         files.append(run.profile)
         latencies = run.read_profile()
         check_same_model(source, latencies, run)
+    if batch_sizes is None:
+        batch_sizes = latencies.batch_sizes if latencies else (1,)
     options: dict[str, Any] = {
         "budget": budget, "max_rank": max_rank, "max_depth": max_depth, "objective": objective,
         "context": context, "measured_only": measured_only, "inputs": digests(*files),
