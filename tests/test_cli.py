@@ -67,7 +67,9 @@ def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line):
 
 
 def test_search_for_a_mix_of_loads_gives_one_tree(line, tmp_path):
-    document = json.loads(treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1:0.7,2:0.3", "--json"))
+    document = json.loads(
+        treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1:0.7,2:0.3", "--json")
+    )
     assert document["constraint"]["mix"] == {"1": 0.7, "2": 0.3}
     assert document["entries"][0]["medusa_choices"] == document["entries"][1]["medusa_choices"]
     assert "positive share" in treeopt("search", "--run", line, "--batch-size", "1:0,2:1", code=2)
@@ -228,9 +230,7 @@ def test_a_model_and_heads_of_ones_own(tmp_path):
 
 
 def test_planning_needs_no_model(tmp_path):
-    out = treeopt(
-        "search", "--run", tmp_path, "--calibration", "vicuna-7b-medusa1", "--budget", 39, "--json"
-    )
+    out = treeopt("search", "--run", tmp_path, "--calibration", "vicuna-7b-medusa1", "--budget", 39, "--json")
     entry = json.loads(out)["entries"][0]
     assert len(entry["growth_order"]) == 38
     assert entry["growth_order"][0][0] == [0]

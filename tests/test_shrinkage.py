@@ -95,3 +95,12 @@ def test_strengths_do_not_depend_on_how_often_a_conversation_is_repeated():
 def test_a_single_conversation_has_plain_counts():
     trace = random_trace(np.random.default_rng(0), np.array([30]), 2, 3)
     assert strengths_of(trace, 3) == NONE
+
+
+def test_two_heads_have_no_deeper_level_and_take_the_strength_above():
+    """Otherwise the strongest of the grid would win by default, and replay would be joint."""
+    rng = np.random.default_rng(0)
+    ranks = np.minimum(rng.geometric(0.5, (3000, 2)) - 1, 4).astype(np.int16)
+    found = fit_strengths(ranks, np.arange(3000) % 5, 5, [1.0, 100.0, 1e6])
+    assert found.path == found.previous
+    assert fit_strengths(ranks[:, :1], np.arange(3000) % 5, 5, [1.0, 1e6]) == NONE

@@ -15,7 +15,7 @@ import numpy as np
 
 from treeopt import storage
 from treeopt.errors import InvalidInput
-from treeopt.statistics import conversation_draws, drawn_rates, interval95, stderr
+from treeopt.statistics import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95, stderr
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 
@@ -138,8 +138,20 @@ class Benchmark:
         return _over_blocks(self._paired(name, baseline, group))
 
     def overhead(self, name: str) -> Ratio | None:
-        """Latency of a step over that of a plain one (Medusa, appendix B), paired in the same way."""
-        return _over_blocks(self._paired("plain", name, per="steps"))
+        """Latency of a step over that of a plain one (Medusa, appendix B): the median over blocks.
+
+        A block's plain steps were timed next to its others, so a disturbed block is one ratio of many.
+        """
+        pairs = self._paired(name, "plain", per="steps")
+        if not len(pairs):
+            return None
+        ratios = 1 / _ratio(pairs)
+        value = float(np.median(ratios))
+        if len(ratios) < FEWEST_BLOCKS:
+            return Ratio(value=value, low=None, high=None)
+        picks = np.random.default_rng(SEED).integers(0, len(ratios), (BOOTSTRAPS, len(ratios)))
+        low, high = interval95(np.median(ratios[picks], axis=1), len(ratios))
+        return Ratio(value=value, low=low, high=high)
 
     def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
         """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds added up."""

@@ -196,6 +196,8 @@ def certainty(entry: PlanEntry) -> str:
     prompts = runner.get("prompts_to_separate")
     if others and prompts:
         said += f", which some {prompts:,} prompts would settle"
+    elif others:
+        said += ", which more prompts would not settle; a longer profile may"
     verified = entry.verified
     if verified and verified["afresh"]["speedup"]:
         fresh = verified["afresh"]["speedup"]

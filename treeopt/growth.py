@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.shrinkage import NONE, PathCounts, Strengths, mixed, strengths_of
 from treeopt.trace import RankTrace
 from treeopt.tree import Choice, TreeFamily
@@ -192,6 +192,10 @@ def grow(trace: RankTrace, *, objective: str, **limits: Any) -> TreeFamily:
     Rare paths are shrunk as much as held-out conversations of the trace ask for.
     """
     check_objective(objective)
+    if not trace.has_step.any():
+        raise OutOfRange(
+            "Growing needs answers of more than one token, but the trace has none: calibrate on others."
+        )
     if objective != "independent" and "strengths" not in limits:
         top = min(limits.get("max_rank", MAX_RANK) + 1, trace.top_k)
         limits["strengths"] = strengths_of(trace, top, limits.get("max_depth"))

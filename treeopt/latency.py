@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from treeopt import storage
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.staircase import fit_staircase
 
 Anchor = tuple[int, int, int, int]  # batch_size, context_tokens, size, depth of something measured
 Weights = dict[Anchor, float]  # an estimate is a weighted mean of anchors
-SMOOTHNESS = 1e-3  # of the pooled curve; it only decides what overlapping rows leave open
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def paired_latency(point: StepTiming, plain: StepTiming) -> Latency:
 
     A sample is compared with plain steps of its own round only, and a round that was disturbed is one
     ratio among many, so that neither drift nor interruptions reach the median. Without common rounds
-    it is the median of the samples.
+    it is the median of the samples. The standard error is that of the ratio; the plain step's is its own.
 
     >>> point = StepTiming(1, 128, size=8, depth=2, step_ms=(3.0, 6.0), round=(0, 1))
     >>> plain = StepTiming(1, 128, size=1, depth=0, step_ms=(2.0, 4.0), round=(0, 1))
@@ -137,6 +137,11 @@ class LatencyProfile:
             raise InvalidInput("A profile must have at least one autoregressive timing.")
         known = set(self.settings)
         for point in self.points:
+            if point.size == 1 and point.step_ms not in [p.step_ms for p in self.autoregressive]:
+                raise InvalidInput(
+                    "A point of size 1 must have the samples of the plain step, which is what size 1 costs, but "
+                    f"that of batch size {point.batch_size} has others: leave it out."
+                )
             if (point.batch_size, point.context_tokens) not in known:
                 raise InvalidInput(
                     "Every point of a profile must have a plain timing beside it, but batch size "
@@ -273,28 +278,12 @@ class LatencyProfile:
 
     @cached_property
     def _staircase(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        from scipy.optimize import isotonic_regression
-
-        measured = [(a, self.anchors[a]) for a in self._pooled if a[3] > 0 or self._has_lone_root(a)]
-        if not measured:
-            return np.array([0.0, 1.0]), np.array([0.0, 0.0])
-        knots, at = np.unique([a[0] * a[2] for a, _ in measured], return_inverse=True)
-        parallel = sorted({(a[0], a[1]) for a, _ in measured})
-        depths = sorted({a[3] for a, _ in measured})
-        table = np.zeros((len(measured), len(knots) + len(parallel) + len(depths)))
-        wanted = np.array([latency.ms for _, latency in measured])
-        for i, (anchor, _) in enumerate(measured):
-            table[i, at[i]] = 1.0
-            table[i, len(knots) + parallel.index(anchor[:2])] = 1.0
-            table[i, len(knots) + len(parallel) + depths.index(anchor[3])] = 1.0
-        bends = np.zeros((max(len(knots) - 2, 0), table.shape[1]))
-        for i in range(len(bends)):
-            before, after = np.diff(np.log(knots[i : i + 3]))
-            bends[i, i : i + 3] = [1 / before, -1 / before - 1 / after, 1 / after]
-        table = np.vstack([table / wanted[:, None], SMOOTHNESS * bends / wanted.mean()])
-        found = np.linalg.lstsq(table, np.concatenate([np.ones(len(wanted)), np.zeros(len(bends))]))[0]
-        curve = np.asarray(isotonic_regression(found[: len(knots)]).x, dtype=float)
-        return knots.astype(float), curve
+        measured = [a for a in self._pooled if a[3] > 0 or self._has_lone_root(a)]
+        return fit_staircase(
+            rows=[a[0] * a[2] for a in measured],
+            offsets=[[a[:2] for a in measured], [a[3] for a in measured]],
+            step_ms=np.array([self.anchors[a].ms for a in measured]),
+        )
 
     def _has_lone_root(self, anchor: Anchor) -> bool:
         """Whether a lone root was timed as a tree, so that size 1 is an end to go from."""
@@ -303,11 +292,10 @@ class LatencyProfile:
     def _between(
         self, batch_size: int, context_tokens: int, at: Callable[[int], Weights | None]
     ) -> Weights | None:
-        contexts = [context for batch, context in self.settings if batch == batch_size]
-        low = max((c for c in contexts if c <= context_tokens), default=None)
-        high = min((c for c in contexts if c >= context_tokens), default=None)
-        if low is None or high is None:
+        enclosing = self._enclosing(batch_size, context_tokens)
+        if enclosing is None:
             return None
+        low, high = enclosing
         ends = at(low), at(high)
         if ends[0] is None or ends[1] is None or low == high:
             return ends[0] if low == high else None
@@ -316,13 +304,21 @@ class LatencyProfile:
             anchor: w * part for anchor, part in ends[1].items()
         }
 
-    def largest(self, batch_size: int) -> int:
-        """The largest size measured."""
-        return max((p.size for p in self.points if p.batch_size == batch_size), default=1)
+    def _enclosing(self, batch_size: int, context_tokens: int) -> tuple[int, int] | None:
+        """The measured contexts next to a length on either side; None where there is none."""
+        contexts = [context for batch, context in self.settings if batch == batch_size]
+        low = max((c for c in contexts if c <= context_tokens), default=None)
+        high = min((c for c in contexts if c >= context_tokens), default=None)
+        return None if low is None or high is None else (low, high)
 
-    def deepest(self, batch_size: int) -> int:
-        """The largest depth measured."""
-        return max((p.depth for p in self.points if p.batch_size == batch_size), default=0)
+    def reach(self, batch_size: int, context_tokens: int) -> tuple[int, int]:
+        """The largest size and the largest depth measured; between two contexts the smaller of both."""
+        ends = self._enclosing(batch_size, context_tokens) or ()
+        found = []
+        for context in ends:
+            here = [p for p in self.points if (p.batch_size, p.context_tokens) == (batch_size, context)]
+            found.append((max((p.size for p in here), default=1), max((p.depth for p in here), default=0)))
+        return (min(size for size, _ in found), min(depth for _, depth in found)) if found else (1, 0)
 
     @cached_property
     def anchors(self) -> dict[Anchor, Latency]:
@@ -330,7 +326,15 @@ class LatencyProfile:
         found = {}
         for anchor, timing in self._pooled.items():
             plain = self._pooled[(*anchor[:2], 1, 0)]
-            found[anchor] = median_latency(plain.step_ms) if anchor[2] == 1 else paired_latency(timing, plain)
+            reference = median_latency(plain.step_ms)
+            by_round = list(_by_round(plain).values())
+            if by_round:  # samples of a round are alike
+                reference = Latency(reference.ms, median_latency(by_round).stderr_ms)
+            found[anchor] = reference
+            if anchor[2] > 1:
+                step = paired_latency(timing, plain)
+                shared = reference.stderr_ms * step.ms / reference.ms if len(_ratios(timing, plain)) else 0.0
+                found[anchor] = Latency(step.ms, float(np.hypot(step.stderr_ms, shared)))
         return found
 
     @cached_property

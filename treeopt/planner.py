@@ -13,15 +13,15 @@ import numpy as np
 
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
-from treeopt.growth import MAX_RANK, check_objective
+from treeopt.growth import MAX_RANK, check_objective, product_values
 from treeopt.heldout import HeldOut, crossfit, from_calibration
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan, PlanEntry
 from treeopt.replay import replay
 from treeopt.selection import Candidates, Selection, candidates_of, common, runner_up, select
-from treeopt.statistics import interval95, stderr
+from treeopt.statistics import BOOTSTRAPS, interval95, stderr
 from treeopt.trace import RankTrace
-from treeopt.tree import Choice, Tree
+from treeopt.tree import Tree
 
 
 def plan_trees(
@@ -84,7 +84,7 @@ def plan_trees(
     constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix}
     return Plan(
         entries=tuple(
-            _entry(candidates, selection, families, trace, profile, budget, measured_only)
+            _entry(candidates, selection, families, source, profile, budget, measured_only, context)
             for candidates, selection in zip(options, selections, strict=True)
         ),
         objective=objective,
@@ -108,15 +108,17 @@ def _entry(
     c: Candidates,
     selection: Selection,
     families: list[HeldOut],
-    trace: RankTrace | None,
+    source: RankTrace | Calibration,
     profile: LatencyProfile | None,
     budget: int,
     measured_only: bool,
+    wanted: float | None,
 ) -> PlanEntry:
+    trace = source if isinstance(source, RankTrace) else None
     i = selection.chosen
     noisy = trace is not None or (c.ms_stderr is not None and c.ms_stderr.max() > 0)
     best, size, depth = c.held_out[i], int(c.sizes[i]), int(c.depths[i])
-    tree, n = best.family.tree(size), max(best.conversations, 2)
+    tree, n = best.family.tree(size), best.conversations or BOOTSTRAPS
     rate, throughput = float(c.rates[i]), float(c.throughput[i]) if c.ms is not None else None
     intervals: dict[str, list[float]] = {}
     if trace is not None:
@@ -157,26 +159,34 @@ def _entry(
         runner_up=runner_up(c, selection),
         accepted=best.accepted(size, trace).tolist(),
         verified=None,
-        best_chain=_best_chain(trace, families, profile, c, budget, measured_only),
-        warnings=_warnings(c, families, trace, profile),
+        best_chain=_best_chain(source, len(families), profile, c, budget, measured_only),
+        warnings=_warnings(c, families, trace, profile, wanted),
         groups=_groups(best, size, trace, (speedup or 0.0) / rate),
         curve=_curve(c),
     )
 
 
 def _warnings(
-    c: Candidates, families: list[HeldOut], trace: RankTrace | None, profile: LatencyProfile | None
+    c: Candidates,
+    families: list[HeldOut],
+    trace: RankTrace | None,
+    profile: LatencyProfile | None,
+    wanted: float | None,
 ) -> list[str]:
     warnings = []
-    if profile is None:
+    if profile is None or c.context is None:
         warnings.append("No profile was used: this is the largest tree of the budget, whatever a step costs.")
     else:
-        most, largest = max(len(f.family) for f in families), profile.largest(c.batch_size)
+        most = max(len(f.family) for f in families)
+        largest, deepest = profile.reach(c.batch_size, c.context)
+        if wanted is not None and wanted != c.context:
+            warnings.append(
+                f"The profile has no context of {wanted} tokens: this is for {c.context}, the nearest measured."
+            )
         if largest < most:
             warnings.append(
                 f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out."
             )
-        deepest = profile.deepest(c.batch_size)
         if deepest < len(families):
             warnings.append(
                 f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
@@ -213,8 +223,8 @@ def _curve(c: Candidates) -> list[dict[str, Any]]:
 
 
 def _best_chain(
-    trace: RankTrace | None,
-    families: list[HeldOut],
+    source: RankTrace | Calibration,
+    max_depth: int,
     profile: LatencyProfile | None,
     c: Candidates,
     budget: int,
@@ -222,11 +232,11 @@ def _best_chain(
 ) -> dict[str, Any] | None:
     """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
     chains: list[dict[str, Any]] = []
-    for depth in range(1, min(len(families), budget - 1) + 1):
-        if trace is not None:
-            rate = replay(trace, Tree.chain(depth)).tokens_per_step
+    for depth in range(1, min(max_depth, budget - 1) + 1):
+        if isinstance(source, RankTrace):
+            rate = replay(source, Tree.chain(depth)).tokens_per_step
         else:
-            rate = 1.0 + sum(_gain(families[depth - 1], (0,) * d) for d in range(1, depth + 1))
+            rate = float(product_values(source.accept, Tree.chain(depth).paths).sum())
         latency = None
         if profile is not None and c.context is not None:
             latency = profile.step(c.batch_size, c.context, depth + 1, depth, measured_only=measured_only)
@@ -236,9 +246,3 @@ def _best_chain(
         chains.append({"size": depth + 1, "depth": depth, "tokens_per_step": rate,
                        "step_ms": latency.ms if latency else None, "tokens_per_s": tokens_per_s})  # fmt: skip
     return max(chains, key=lambda chain: chain["tokens_per_s"] or chain["tokens_per_step"], default=None)
-
-
-def _gain(held_out: HeldOut, path: Choice) -> float:
-    """The gain of a node by its family; 0 for one that the budget has no room for."""
-    index = {known: i for i, known in enumerate(held_out.family.paths)}.get(path)
-    return 0.0 if index is None else float(held_out.family.gains[index])

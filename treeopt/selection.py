@@ -22,6 +22,7 @@ from treeopt.statistics import BOOTSTRAPS, SEED
 from treeopt.tree import IntArray
 
 NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
+POWER = 1.96 + 0.84  # standard errors between two trees that 95 % intervals separate in 80 % of the cases
 ASKED = 1e5  # conversations that nobody will collect to separate two trees
 
 Floats = NDArray[np.float64]
@@ -99,7 +100,7 @@ def candidates_of(
     measured_only: bool,
 ) -> Candidates:
     """What can be chosen; without a profile every size of the deepest family."""
-    held_out, sizes, depths, weights = [], [], [], []
+    held_out, sizes, depths, weights, straight = [], [], [], [], []
     for limit, family in enumerate(families, 1):
         if profile is None and limit < len(families):
             continue
@@ -111,6 +112,7 @@ def candidates_of(
                 if found is None:
                     continue
                 weights.append(found)
+                straight.append(profile.weights(batch_size, context, size, depth, pooled=False) or found)
             held_out.append(family)
             sizes.append(size)
             depths.append(depth)
@@ -120,14 +122,20 @@ def candidates_of(
     if profile is not None and context is not None:
         anchors = sorted({anchor for found in weights for anchor in found})
         place = {anchor: i for i, anchor in enumerate(anchors)}
-        table = np.zeros((len(weights), len(anchors)))  # (n, anchors)
-        for i, found in enumerate(weights):
-            for anchor, weight in found.items():
-                table[i, place[anchor]] = weight
-        known = [profile.anchors[anchor] for anchor in anchors]
-        draws = profile.draws(anchors, BOOTSTRAPS, np.random.default_rng([SEED, batch_size]))
-        ms, ms_draws = table @ [latency.ms for latency in known], table @ draws.T
-        ms_stderr = table @ [latency.stderr_ms for latency in known]
+        table, lines = np.zeros((2, len(weights), len(anchors)))  # (n, anchors), pooled and straight
+        for i, pair in enumerate(zip(weights, straight, strict=True)):
+            for which, found in zip((table, lines), pair, strict=True):
+                for anchor, weight in found.items():
+                    which[i, place[anchor]] = weight
+        known = np.array([profile.anchors[anchor].ms for anchor in anchors])
+        rng = np.random.default_rng([SEED, batch_size])
+        count = rate_draws.shape[1] if rate_draws.shape[1] > 1 else BOOTSTRAPS
+        ms, ms_draws = table @ known, table @ profile.draws(anchors, count, rng).T
+        unsure = np.abs(ms - lines @ known) / 2  # as much as the two ways between measured sizes differ
+        ms_draws = np.maximum(
+            ms_draws + unsure[:, None] * rng.standard_normal(ms_draws.shape), ms[:, None] / 4
+        )
+        ms_stderr = ms_draws.std(axis=1)
         lone = sizes.index(1)
         plain = np.append(ms[lone], ms_draws[lone])
     return Candidates(batch_size, context, held_out, np.array(sizes), np.array(depths), rates, rate_draws,
@@ -154,7 +162,7 @@ def select(
     first = options[0]
     total = np.sum([w * c.throughput for w, c in zip(shares, options, strict=True)], axis=0)
     if first.ms is None:  # nothing says what a step costs: the whole budget
-        chosen = int(first.sizes.argmax())
+        chosen = _place(first, take) if take else int(first.sizes.argmax())
         return Selection(chosen, np.array([chosen]), None, [int(first.sizes[chosen])] * 2)
     draws = np.sum([w * c.throughput_draws for w, c in zip(shares, options, strict=True)], axis=0)
     fastest = int(total.argmax())
@@ -162,7 +170,7 @@ def select(
     good = [i for i in tied.tolist() if total[i] >= (1 - NEGLIGIBLE) * total[fastest]]
     chosen = min(good, key=lambda i: (first.sizes[i], -total[i]))
     if take is not None:
-        chosen = int(np.flatnonzero((first.sizes == take[0]) & (first.depths == take[1]))[0])
+        chosen = _place(first, take)
     others = np.flatnonzero(first.sizes != first.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
     winners = np.sort(first.sizes[draws.argmax(0)])
@@ -170,10 +178,16 @@ def select(
     return Selection(chosen, tied, runner_up, ends)
 
 
+def _place(c: Candidates, wanted: tuple[int, int]) -> int:
+    """Which candidate has the wanted size and depth."""
+    return int(np.flatnonzero((c.sizes == wanted[0]) & (c.depths == wanted[1]))[0])
+
+
 def runner_up(c: Candidates, selection: Selection) -> dict[str, Any] | None:
     """The fastest tree of another size, how far behind it is, and how many conversations would tell.
 
-    More conversations make tokens per step surer, not the latencies: those need a longer profile.
+    So many tell two trees apart in four of five cases. None where there are as many already: more would make
+    tokens per step surer, but not the latencies, which need a longer profile.
     """
     i, j = selection.chosen, selection.runner_up
     if j is None or c.ms is None:
@@ -182,12 +196,12 @@ def runner_up(c: Candidates, selection: Selection) -> dict[str, Any] | None:
     noise = np.log(c.throughput_draws[i] / c.throughput_draws[j])
     of_prompts = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
     n = c.held_out[i].conversations
-    needed = n * (1.96 * of_prompts / behind) ** 2 if behind else np.inf
+    needed = n * (POWER * of_prompts / behind) ** 2 if behind else np.inf
     return {
         "size": int(c.sizes[j]),
         "depth": int(c.depths[j]),
         "tokens_per_s": float(c.throughput[j]),
         "behind": behind,
         "behind_stderr": float(noise.std()),
-        "prompts_to_separate": int(np.ceil(needed)) if n and needed <= ASKED else None,
+        "prompts_to_separate": int(np.ceil(needed)) if n and n < needed <= ASKED else None,
     }

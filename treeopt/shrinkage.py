@@ -158,6 +158,9 @@ def fit_strengths(ranks: NDArray[np.int16], part: IntArray, top: int, grid: Sequ
     above = [mixed(_others(tables[0][0]), 0.0, np.zeros(top)) for tables in depths]  # (F, 1, R)
     for number, level in enumerate(LEVELS, 1):
         first = 2 if level == "path" else 1  # up to there a level has the counts of the one above it
+        if first >= len(depths):  # nothing to tell its strength by
+            chosen[level] = chosen[LEVELS[number - 2]] if number > 1 else 0.0
+            continue
         scores = {}
         for strength in grid:
             scores[strength] = sum(

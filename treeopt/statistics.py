@@ -8,23 +8,30 @@ C conversations · B bootstrap draws
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.tree import IntArray
+from treeopt.tree import IntArray, read_only
 
 BOOTSTRAPS, SEED = 2000, 0
 LEVEL = 0.95
+MOST_DRAWN = 40_000_000  # conversations in all draws together
 
 
+@functools.lru_cache(maxsize=8)
 def conversation_draws(n: int, *, count: int = BOOTSTRAPS, seed: int = SEED) -> NDArray[np.float64]:
     """(B, C) how often each of ``n`` conversations is drawn; the same for the same n and seed.
+
+    Of more than 20,000 conversations fewer draws than ``count``, but at least 200, so that memory is bounded.
 
     >>> conversation_draws(3).sum(1)[:2].tolist()
     [3.0, 3.0]
     """
+    count = min(count, max(200, MOST_DRAWN // n))
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=count)
-    return draws.astype(np.float64)
+    return read_only(draws, np.float64)
 
 
 def drawn_rates(

@@ -132,14 +132,23 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
 @model_options
 @run_directory
 @BATCH_SIZES
-@click.option("--context", "contexts", type=Integers(), help="Hold rows at these lengths: 512,4096.  [default: the prompts']")
-@click.option("--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]")
+@click.option(
+    "--context",
+    "contexts",
+    type=Integers(),
+    help="Hold rows at these lengths: 512,4096.  [default: the prompts']",
+)
+@click.option(
+    "--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]"
+)
 @click.option("--budget", **positive(64), help="Largest size to place, root included.")
 @click.option("--precision", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
               help="Percent to know every latency to (95 % interval).")  # fmt: skip
 @click.option("--time-limit", **positive(60), help="Seconds for all batch sizes and contexts together.")
 @click.option("--calibration", help="What timed trees are grown on, a file or a name.  [default: the run's]")
-@click.option("--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights.")
+@click.option(
+    "--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights."
+)
 @click.option("--heads", **positive(), help="Heads of --random-weights.  [default: 4]")
 @click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), metavar="GB_PER_S",
               help="Memory bandwidth to compare plain steps with.")  # fmt: skip
@@ -192,7 +201,9 @@ def profile(
 )
 @click.option("--max-depth", **positive(), help="Deepest node.  [default: the number of heads]")
 @click.option("--objective", default="replay", show_default=True, help="independent, joint or replay.")
-@click.option("--measured-only", is_flag=True, help="Choose among sizes that were timed, without estimates between.")
+@click.option(
+    "--measured-only", is_flag=True, help="Choose among sizes that were timed, without estimates between."
+)
 @click.option("--verify", type=click.IntRange(min=0), default=0, metavar="N",
               help="Decode for real with the N best sizes and the chosen one's neighbours, and take the fastest.")  # fmt: skip
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")

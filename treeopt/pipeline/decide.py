@@ -63,10 +63,11 @@ def search(
     with progress("Searching", None):
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, **options)
     if verify:
-        if session is None or not isinstance(source, RankTrace) or isinstance(batch_sizes, Mapping):
+        mixed = isinstance(batch_sizes, Mapping)
+        if session is None or latencies is None or mixed or not isinstance(source, RankTrace):
             raise InvalidInput(
-                "--verify decodes for real, one batch size at a time: it needs the run's own trace, and "
-                "batch sizes without shares."
+                "--verify decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
+                "and batch sizes without shares."
             )
         proofs = {
             entry.batch_size: _verified(run, session, plan, entry, source, verify) for entry in plan.entries
@@ -104,16 +105,15 @@ def _verified(
     for size, depth in finalists(entry, count):
         family = grow(trace, objective=plan.objective or "replay", max_depth=depth, **limits)
         trees[f"{size} rows, depth {depth}"] = family.tree(size)
-    wanted = 2 * max(24, 10 * entry.batch_size)
-    conversations = held_out_conversations(run, session, trace, wanted)
-    half = len(conversations) // 2
+    conversations = held_out_conversations(run, session, trace, len(session.prompts.conversations))
+    half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
     if half < 1:
         raise InvalidInput(
             "--verify needs at least 2 held-out prompts, one to choose by and one to measure on."
         )
     options: dict[str, Any] = {"batch_size": entry.batch_size, "rounds": VERIFY_ROUNDS, "reference": None}
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
-    contest = decode(run, session, trace, trees, conversations[half:], folder=folder / "contest", **options)
+    contest = decode(run, session, trace, trees, conversations[-half:], folder=folder / "contest", **options)
     ranking = [(ratio.value, name) for name in trees if (ratio := contest.speedup(name)) is not None]
     if not ranking:
         raise InvalidInput("--verify timed nothing: the held-out prompts never fill a batch of this size.")
@@ -125,7 +125,7 @@ def _verified(
         "size": len(tree) if tree else 1,
         "depth": tree.depth if tree else 0,
         "finalists": [_result(contest, name) for name in trees],
-        "prompts": len(conversations) - half,
+        "prompts": half,
         "afresh": {**_result(proof, winner), "prompts": half},
     }
 

@@ -45,14 +45,14 @@ def bench(
     if run.is_stale(plan):
         note(STALE)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-    contenders, predicted = _contenders(plan, entry, trace, session.heads.num_heads)
+    contenders, predicted, accepted = _contenders(plan, entry, trace, session.heads.num_heads)
     for file in trees:
         if file.stem in contenders:
             raise InvalidInput(
                 f"Contenders need names of their own, but {file.stem!r} is taken: rename {file}."
             )
         contenders[file.stem] = tree = read_tree(file)
-        predicted[file.stem] = _fixed(trace, tree)
+        predicted[file.stem], accepted[file.stem] = _fixed(trace, tree)
     limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     reference = None
     if on_trace:
@@ -74,7 +74,7 @@ def bench(
     result = decode(
         run, session, trace, contenders, conversations, batch_size=entry.batch_size, rounds=rounds,
         folder=run.partial("bench"), max_new_tokens=limit, reference=reference, predicted=predicted,
-        predicted_accepted=_predicted_accepted(entry, trace, contenders),
+        predicted_accepted=accepted,
         info={"prompts": "trace" if on_trace else "held out", "inputs": digests(run.plan, run.trace)},
     )  # fmt: skip
     if result.contender("plain").tokens_per_s is None:
@@ -191,8 +191,9 @@ def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversati
 
 def _contenders(
     plan: Plan, entry: PlanEntry, trace: RankTrace, num_heads: int
-) -> tuple[dict[str, Tree | None], dict[str, dict[str, Any]]]:
-    """Who is decoded, and the tokens per step that the calibration predicts for each in three ways.
+) -> tuple[dict[str, Tree | None], dict[str, dict[str, Any]], dict[str, list[float]]]:
+    """Who is decoded, and what the calibration predicts for each: tokens per step in three ways, and the
+    share of the steps that emit 0, 1, ... guesses.
 
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
@@ -200,38 +201,30 @@ def _contenders(
     limits |= {name: value for name, value in (plan.constraint or {}).items() if name in limits}
     published = published_tree().cut(max_depth=num_heads)
     whole = crossfit(trace, objective=plan.objective or "replay", **limits)
+    most = len(whole.family)
     chain = Tree.chain((entry.best_chain or {}).get("depth", num_heads))
     trees: dict[str, Tree | None] = {
         "plain": None,
         "chosen": entry.tree if entry.size > 1 else None,
         "mc_sim_7b_63": published,
         "chain": chain,
-        "budget": whole.family.tree(len(whole.family)),
+        "budget": whole.family.tree(most),
     }
-    chosen = {name: entry.predicted.get(name) for name in ("product", "joint", "replayed")}
-    return trees, {
+    predicted: dict[str, dict[str, Any]] = {
         "plain": {"product": 1.0, "joint": 1.0, "replayed": 1.0, "replayed_stderr": 0.0},
-        "chosen": {**chosen, "replayed_stderr": entry.tokens_per_step_stderr},
-        "mc_sim_7b_63": _fixed(trace, published),
-        "chain": _fixed(trace, chain),
-        "budget": whole.rates(len(whole.family)).document(),
-    }
+        "chosen": {**{name: entry.predicted.get(name) for name in ("product", "joint", "replayed")},
+                   "replayed_stderr": entry.tokens_per_step_stderr},
+        "budget": whole.rates(most).document(),
+    }  # fmt: skip
+    accepted = {"chosen": entry.accepted, "budget": whole.accepted(most, trace).tolist()}
+    for name, tree in (("mc_sim_7b_63", published), ("chain", chain)):
+        predicted[name], accepted[name] = _fixed(trace, tree)
+    return trees, predicted, accepted
 
 
-def _fixed(trace: RankTrace, tree: Tree) -> dict[str, Any]:
+def _fixed(trace: RankTrace, tree: Tree) -> tuple[dict[str, Any], list[float]]:
     """Predictions of a tree that was not grown here; none where it has ranks that the trace does not tell apart."""
-    return {} if max(tree.ranks) >= trace.top_k else rate_tree(trace, tree).document()
-
-
-def _predicted_accepted(
-    entry: PlanEntry, trace: RankTrace, contenders: Mapping[str, Tree | None]
-) -> dict[str, list[float]]:
-    """Share of the calibration's steps that emit 0, 1, ... guesses; cross-fitted for the chosen tree."""
-    shares: dict[str, list[float]] = {}
-    for name, tree in contenders.items():
-        if name == "chosen":
-            shares[name] = entry.accepted
-        elif tree is not None and max(tree.ranks) < trace.top_k:
-            counts = accepted_counts(trace, tree.paths)
-            shares[name] = (counts / max(counts.sum(), 1)).tolist()
-    return shares
+    if max(tree.ranks) >= trace.top_k:
+        return {}, []
+    counts = accepted_counts(trace, tree.paths)
+    return rate_tree(trace, tree).document(), (counts / max(counts.sum(), 1)).tolist()
