@@ -24,7 +24,7 @@ CONTENDERS = {
     "chosen": "chosen by treeopt",
     "mc_sim_7b_63": "published mc_sim_7b_63",
     "chain": "best top-1 chain",
-    "budget": "best tree of full budget",
+    "budget": "best of full budget",
 }
 
 
@@ -227,19 +227,19 @@ def bench_table(bench: Benchmark) -> RenderableType:
     table = Table(title=title, title_justify="left")
     table.add_column("contender")
     table.columns[0].no_wrap = True
-    for name in ("rows", "tokens/step\nproduct", "\njoint", "\nreplay", "replayed\non these", "\nmeasured", "tokens/s",
-                 "speedup\n[95 % interval]", "same text\nas plain"):  # fmt: skip
+    for name in ("rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured", "\ntokens/s",
+                 "speedup\n[95 % interval]", "same\ntext"):  # fmt: skip
         table.add_column(name, justify="right")
     for c in bench.contenders:
         ratio = bench.speedup(c.name)
         predicted = [c.predicted.get(name) for name in ("product", "joint", "replayed")]
-        rates = (*predicted, c.replayed_tokens_per_step)
         table.add_row(
             CONTENDERS.get(c.name, c.name),
             str(c.size),
-            *("–" if rate is None else f"{rate:.2f}" for rate in rates),
+            " / ".join(pm(rate, None) for rate in predicted) if any(predicted) else "–",
+            pm(c.replayed_tokens_per_step, None),
             pm(c.tokens_per_step, c.stderr),
-            "–" if c.tokens_per_s is None else f"{c.tokens_per_s:.0f}",
+            pm(c.tokens_per_s, None, 0),
             "–" if ratio is None else str(ratio),
             f"{c.identical}/{c.compared}",
             style="bold green" if c.name == "chosen" else None,
