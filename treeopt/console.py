@@ -195,7 +195,7 @@ def certainty(entry: PlanEntry) -> str:
     said += f"; the next best, {runner['size']} rows, is {abs(ahead):.1f} ±{error:.1f} % {which}"
     prompts = runner.get("prompts_to_separate")
     if others and prompts:
-        said += f", which some {prompts:,} prompts would settle"
+        said += f", which some {prompts:,} prompts would settle, latencies aside"
     elif others:
         said += ", which more prompts would not settle; a longer profile may"
     verified = entry.verified
