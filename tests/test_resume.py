@@ -27,8 +27,10 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def start(folder, *arguments):
+    """A command that can be interrupted: shells start what runs in the background with SIGINT ignored."""
     return subprocess.Popen([sys.executable, "-m", "treeopt.cli", *arguments], cwd=folder, env=ONE_THREAD,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
 
 
 def finish(folder, *arguments):

@@ -102,7 +102,7 @@ def grow_joint(
             yield (float(counts[rank]), float(products[rank])), rank
 
     found, values = _best_first(children, (len(ranks), 1.0), budget)
-    return TreeFamily(found, np.array([count for count, _ in values]) / len(ranks))
+    return TreeFamily(found, np.array([count for count, _ in values]) / max(len(ranks), 1))
 
 
 def grow_replay(
