@@ -198,3 +198,12 @@ def test_the_choice_from_recorded_latencies_drawn_again_is_nearly_the_best():
             lost.append(1 - reached / max(point["tokens_per_s"] for point in truth.curve))
     assert np.median(lost) <= 0.005
     assert np.quantile(lost, 0.95) <= 0.02
+
+
+def test_only_measured_sizes_of_the_shipped_profile_can_be_chosen():
+    """Measured at one depth only: the way between others must not be asked for."""
+    profile = LatencyProfile.load(shipped("profiles")[RECORDED])
+    calibration = Calibration.load(shipped("calibration")["demo"])
+    entry = plan_trees(calibration, profile, batch_sizes=(4,), budget=20, measured_only=True).entries[0]
+    timed = {(point.size, point.depth) for point in profile.points if point.batch_size == 4}
+    assert {point["size"] for point in entry.curve} <= {1, *(size for size, _ in timed)}

@@ -166,7 +166,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
     mix = (plan.constraint or {}).get("mix")
     title = "The best tree for the mix of loads" if mix else "The best tree for each batch size"
-    table = Table(title=title, title_justify="left", caption="\n".join(map(certainty, plan.entries)),
+    table = Table(title=title, title_justify="left", caption="\n".join(filter(None, map(certainty, plan.entries))) or None,
                   caption_justify="left")  # fmt: skip
     for name in ("batch", "rows", "depth", "widths", "tokens/step\nproduct", "\njoint", "\nreplayed", "step ms",
                  "tokens/s", "speedup"):  # fmt: skip
@@ -185,7 +185,7 @@ def plan_table(plan: Plan) -> RenderableType:
 def certainty(entry: PlanEntry) -> str:
     """Which sizes are as good as the chosen one, and what it would take to tell; empty where nothing is known."""
     runner, tied = entry.runner_up, entry.tied_sizes
-    if runner is None or not entry.interval95:
+    if runner is None or "tokens_per_step" not in (entry.interval95 or {}):
         return ""
     said = f"Batch size {entry.batch_size}: "
     others = [size for size in tied if size != entry.size]

@@ -112,7 +112,12 @@ def candidates_of(
                 if found is None:
                     continue
                 weights.append(found)
-                straight.append(profile.weights(batch_size, context, size, depth, pooled=False) or found)
+                straight.append(
+                    profile.weights(
+                        batch_size, context, size, depth, measured_only=measured_only, pooled=False
+                    )
+                    or found
+                )
             held_out.append(family)
             sizes.append(size)
             depths.append(depth)

@@ -102,8 +102,9 @@ def read_text(path: Path) -> str:
 
 def load_json(path: Path) -> Any:
     """Any JSON at ``path``, NaN and infinities refused."""
+    text = read_text(path)
     try:
-        return json.loads(read_text(path), parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise InvalidInput(
             f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt import library
 from treeopt.calibration import Calibration
-from treeopt.console import progress
+from treeopt.console import note, progress
 from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK, grow
 from treeopt.journal import discard
@@ -54,6 +54,10 @@ def search(
         files.append(run.profile)
         latencies = run.read_profile()
         check_same_model(source, latencies, run)
+    elif run.profile.exists():
+        note(f"Planning without latencies; to use the run's, pass --profile {run.profile}.")
+    if latencies is not None and latencies.info.get("measures", "step") != "step":
+        note(f"The profile measures {latencies.info['measures']} alone: the speedups are upper bounds.")
     if batch_sizes is None:
         batch_sizes = latencies.batch_sizes if latencies else (1,)
     options: dict[str, Any] = {
