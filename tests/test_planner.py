@@ -93,7 +93,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
                 best = max(best, 1e3 * entry.batch_size * rate / cost(entry.batch_size * size))
         assert entry.tokens_per_s == pytest.approx(best)
         assert entry.size * entry.batch_size % 8 == 0  # the end of a stair: one node more is not free
-    assert plan.schedule() == [{"from": 1, "to": 3, "entry": 0}, {"from": 4, "to": None, "entry": 1}]
+    assert [(s["from"], s["to"], s["entry"]) for s in plan.schedule] == [(1, 3, 0), (4, None, 1)]
 
 
 def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):

@@ -62,7 +62,12 @@ class PlanEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The trees that a search chose, and what it knew when it did."""
+    """The trees that a search chose, and what it knew when it did.
+
+    schedule : ranges {"from", "to", "entry", "loss"} of batch sizes, from 1 on without a gap; the last has
+               "to" None. A range's tree is that of entries[entry]; loss is the largest share of the
+               throughput that it costs at a batch size of the range, None where there is no profile
+    """
 
     entries: tuple[PlanEntry, ...]
     objective: str | None = None
@@ -71,10 +76,14 @@ class Plan:
     constraint: dict[str, Any] | None = None
     runtime: dict[str, Any] | None = None  # whose latencies these are
     inputs: dict[str, str] = field(default_factory=dict)  # file: sha256
+    schedule: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.entries:
             raise InvalidInput("A plan must have at least one entry.")
+        if not self.schedule:
+            object.__setattr__(self, "schedule", each_its_own([e.batch_size for e in self.entries]))
+        check_schedule(self.schedule, len(self.entries))
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
         """The entry of a batch size, which may be left out where there is only one.
@@ -90,18 +99,9 @@ class Plan:
         asked = "none was named" if batch_size is None else f"{batch_size} was asked"
         raise OutOfRange(f"The plan has trees for batch sizes {have}, but {asked}: pass --batch-size.")
 
-    def schedule(self) -> list[dict[str, int | None]]:
-        """Which entry serves which batch sizes: from its own up to the next entry's."""
-        sizes = [e.batch_size for e in self.entries]
-        ends = [*(size - 1 for size in sizes[1:]), None]
-        return [
-            {"from": begin, "to": end, "entry": i}
-            for i, (begin, end) in enumerate(zip(sizes, ends, strict=True))
-        ]
-
     def document(self) -> dict[str, Any]:
         """What ``plan.json`` says."""
-        return {"schema": storage.schema("plan"), **asdict(self), "schedule": self.schedule()}
+        return {"schema": storage.schema("plan"), **asdict(self)}
 
     def save(self, path: Path) -> None:
         storage.write_json(path, "plan", self.document())
@@ -109,3 +109,31 @@ class Plan:
     @classmethod
     def load(cls, path: Path) -> Plan:
         return storage.typed(cls, storage.read_json(path, "plan", required=("entries",)), path)
+
+
+def each_its_own(batch_sizes: list[int]) -> list[dict[str, Any]]:
+    """The schedule in which every entry serves the batch sizes from its own up to the next one's.
+
+    >>> each_its_own([2, 8])
+    [{'from': 1, 'to': 7, 'entry': 0, 'loss': None}, {'from': 8, 'to': None, 'entry': 1, 'loss': None}]
+    """
+    begins = [1, *batch_sizes[1:]]
+    ends = [*(begin - 1 for begin in begins[1:]), None]
+    return [
+        {"from": begin, "to": end, "entry": i, "loss": None}
+        for i, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    ]
+
+
+def check_schedule(schedule: list[dict[str, Any]], n_entries: int) -> None:
+    """Raise InvalidInput where ranges overlap, leave a gap, or name no entry."""
+    begin: int | None = 1
+    for part in schedule:
+        first, last, entry = part.get("from"), part.get("to"), part.get("entry")
+        if first != begin or not isinstance(first, int) or not (last is None or (type(last) is int and last >= first)):
+            raise InvalidInput(f"A schedule must have ranges from 1 on that follow each other, but has {part!r}.")
+        if type(entry) is not int or not 0 <= entry < n_entries:
+            raise InvalidInput(f"A schedule must name entries 0 to {n_entries - 1}, but has {part!r}.")
+        begin = None if last is None else last + 1
+    if begin is not None:
+        raise InvalidInput("The last range of a schedule must be open: its 'to' is null.")

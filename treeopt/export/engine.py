@@ -1,0 +1,82 @@
+"""What the table of engines is made of (`treeopt.export.table`).
+
+engine   a serving engine, by the name that --to and --for take
+method   one way in which it speculates: a carrier for the tree, the chain length or the schedule, and its limits
+request  what is to be written · written  the files, the launch command and what the user has to know
+
+A tree method gets a tree; a chain method gets lengths by batch size, of which those without a schedule take one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from treeopt.tree import Tree
+
+Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to write. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate)."""
+
+    tree: Tree | None = None
+    lengths: Lengths = ()
+    batch_size: int = 1
+    num_heads: int
+    num_layers: int = 1
+    drafter: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """File name to text, the exact launch command with the flags that must match, and notes."""
+
+    files: Mapping[str, str]
+    command: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way in which an engine speculates.
+
+    drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
+    shape          one of `treeopt.shapes.SHAPES`
+    max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out
+    carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
+    derived        fields that follow from the tree, "max_draft_len = choices"
+    by_batch_size  whether it takes a schedule · rebuilds  whether another size needs another engine build
+    versions, status, source   which releases have it, whether they still do, and where that was read
+    write          the files, none where an engine takes two or three numbers on its command line
+    parse          a port of how the engine reads those files: the tree, or the lengths; None without files
+    """
+
+    name: str
+    drafters: tuple[str, ...]
+    shape: str
+    max_rank: int | None = None
+    max_depth: int | None = None
+    max_nodes: int | None = None
+    max_batch_size: int | None = None
+    carrier: str
+    syntax: str
+    derived: tuple[str, ...] = ()
+    by_batch_size: bool = False
+    rebuilds: bool = False
+    versions: str
+    status: str = "live"
+    source: str
+    write: Callable[[Request], Written]
+    parse: Callable[[Mapping[str, str]], Tree | Lengths] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A serving engine and its methods, the usual one first."""
+
+    name: str
+    title: str
+    methods: tuple[Method, ...]
