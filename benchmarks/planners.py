@@ -37,14 +37,14 @@ class Case:
     loops_to: int
 
 
-def ours(accept: Table, size: int, *, gap_free: bool = False) -> Result:
-    family = grow_independent(accept, budget=size, max_rank=accept.shape[1] - 1, gap_free=gap_free)
+def ours(accept: Table, size: int, *, shape: str = "any") -> Result:
+    family = grow_independent(accept, budget=size, max_rank=accept.shape[1] - 1, shape=shape)
     return list(family.tree(size).paths[1:])
 
 
 def no_gaps(accept: Table, size: int) -> Result:
     """As `treeopt search` grows them for engines."""
-    return ours(accept, size, gap_free=True)
+    return ours(accept, size, shape="sibling-closed")
 
 
 def dynamic_programme(accept: Table, size: int) -> Result:

@@ -10,7 +10,7 @@ import numpy as np
 
 from treeopt.growth import OBJECTIVES, grow, grow_independent
 from treeopt.provenance import cpu
-from treeopt.replay import replay_sizes
+from treeopt.replay import replay_trees
 from treeopt.trace import RankTrace
 
 
@@ -51,8 +51,9 @@ def main() -> None:
     limits = {"objective": "joint", "budget": 256, "max_depth": 5, "max_rank": 9}
     ms = milliseconds(lambda: grow(large, **limits), 1)
     print(f"joint family to 256 rows, 10^6 states: {ms / 1e3:.1f} s")
-    paths = grow(large, **limits).paths
-    ms = milliseconds(lambda: replay_sizes(large, paths, np.arange(1, 257)), 1)
+    family = grow(large, **limits)
+    members = family.members_of(family.sizes)
+    ms = milliseconds(lambda: replay_trees(large, family.paths, members), 1)
     print(f"replay of all 256 sizes, 10^6 states: {ms / 1e3:.1f} s")
 
 

@@ -231,7 +231,7 @@ def test_dense_widths_are_all_within_the_budget():
 def test_sizes_are_cross_fitted_and_dense_trees_replayed():
     trace = long_trace(3)
     data = figures.sizes_data(trace, budget=12, most_dense=15)
-    limits = {"budget": 12, "max_rank": 9, "max_depth": 3, "gap_free": True}
+    limits = {"budget": 12, "max_rank": 9, "max_depth": 3, "shape": "sibling-closed"}
     for objective, curve in data.curves.items():
         want = crossfit(trace, objective=objective, **limits).tokens_per_step
         assert curve.value == pytest.approx(want)

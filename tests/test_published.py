@@ -27,8 +27,8 @@ def table_of(record) -> np.ndarray:
 
 
 def grown(accept: np.ndarray, budget: int) -> list[tuple[int, ...]]:
-    """The nodes in the order of growth; its authors' search takes siblings by rank, as ``gap_free`` does."""
-    return list(grow_independent(accept, budget=budget, gap_free=True).paths[1:])
+    """The nodes in the order of growth; its authors' search takes siblings by rank, as sibling-closed trees do."""
+    return list(grow_independent(accept, budget=budget, shape="sibling-closed").paths[1:])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -48,7 +48,7 @@ def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
         pytest.skip(f"no {kind} table of {name} is known")
     accept = table_of(record)
     assert grown(accept, 64) == PUBLISHED[name].choices
-    family = grow_independent(accept, budget=64, gap_free=True)
+    family = grow_independent(accept, budget=64, shape="sibling-closed")
     wanted = record["check"]["expected_tokens_per_step"]
     assert family.tokens_per_step(64) == pytest.approx(wanted, abs=1e-4)
 
@@ -63,7 +63,7 @@ def test_published_accuracies_grow_the_nodes_of_mc_sim_that_they_cover_in_order(
 def test_accuracies_of_ten_ranks_grow_all_of_mc_sim_in_order():
     accept = table_of(shared_json("published_figures.json")["mc_sim_7b_63_from_csv"])
     assert grown(accept, 64) == PUBLISHED["mc_sim_7b_63"].choices
-    family = grow_independent(accept, budget=64, gap_free=True)
+    family = grow_independent(accept, budget=64, shape="sibling-closed")
     assert family.tokens_per_step(64) == pytest.approx(2.5141, abs=5e-5)
 
 

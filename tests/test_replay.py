@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.growth import grow_joint
-from treeopt.replay import replay, replay_sizes
+from treeopt.replay import replay, replay_trees
 from treeopt.tree import Tree
 
 from .conftest import random_trace, traces, trees
@@ -33,9 +33,9 @@ def test_replay_is_the_walk(trace, tree):
 
 @given(traces(), trees(depth=3, ranks=4, most_nodes=12))
 def test_all_sizes_at_once_are_one_by_one(trace, tree):
-    sizes = np.arange(1, len(tree) + 1)
-    steps = replay_sizes(trace, tree.paths, sizes)
-    for size in sizes:
+    nested = np.tri(len(tree), dtype=bool)
+    steps = replay_trees(trace, tree.paths, nested)
+    for size in range(1, len(tree) + 1):
         assert steps[size - 1].tolist() == slow_steps(trace, tree.paths[:size])
 
 
@@ -56,7 +56,7 @@ def test_long_sequences_and_many_sizes():
     rng = np.random.default_rng(0)
     trace = random_trace(rng, np.array([1000, 3, 700]), heads=3, ranks=6)
     family = grow_joint(trace, budget=150)
-    steps = replay_sizes(trace, family.paths, np.arange(1, len(family) + 1))
+    steps = replay_trees(trace, family.paths, np.tri(len(family), dtype=bool))
     for size in (1, 2, 63, 64, 65, 128, len(family)):
         assert steps[size - 1].tolist() == slow_steps(trace, family.paths[:size])
 
@@ -64,8 +64,8 @@ def test_long_sequences_and_many_sizes():
 @given(traces(sequences=5), st.integers(1, 300))
 def test_portions_change_nothing(trace, at_once):
     family = grow_joint(trace, budget=8)
-    sizes = np.arange(1, len(family) + 1)
-    whole = replay_sizes(trace, family.paths, sizes)
+    nested = np.tri(len(family), dtype=bool)
+    whole = replay_trees(trace, family.paths, nested)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("treeopt.replay.AT_ONCE", at_once)
-        assert (replay_sizes(trace, family.paths, sizes) == whole).all()
+        assert (replay_trees(trace, family.paths, nested) == whole).all()

@@ -8,8 +8,8 @@ replay        gain of a node = tokens per step it adds at the states that decodi
 
 Counts of rare paths are noise: `joint` and `replay` mix them with those of commoner ones (`shrinkage`).
 
-With ``gap_free`` a node's children have ranks 0...c-1 without a gap, which several engines need; ranks
-are nearly always in order, and where they are not it is noise more often than not.
+Within a ``shape`` (`shapes`) that an engine needs, `independent` and `joint` find the best tree of every size,
+which need not be nested (`knapsack`, `uniform`); `replay` adds only nodes that keep it.
 
 accept : (K, R)  P(head k has the true token at rank r)
 ranks  : (P, K)  rank of the true token at every state
@@ -19,7 +19,7 @@ budget           most nodes, root included
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.knapsack import best_trees, uniform_trees
+from treeopt.shapes import check_shape
 from treeopt.shrinkage import NONE, PathCounts, Strengths, mixed, strengths_of
 from treeopt.trace import RankTrace
 from treeopt.tree import Choice, TreeFamily
@@ -34,10 +36,11 @@ from treeopt.walk import Walk
 
 SAVINGS = 0.1  # strength for the mean saving of a node, as a share of that for its children
 DIGITS = 6  # of expected counts that are told apart, so that equal ones stay equal
+TIE = 1e-7  # weight of a tie-breaker: less than any difference of counts that are told apart
 MAX_RANK = 9  # Medusa, Hydra, EAGLE and Neuron look at ten candidates per head
 
 Value = tuple[float, float]  # compared in this order; a child's value never exceeds its parent's
-Children = Callable[[Choice, Value], Iterator[tuple[Value, int]]]
+Children = Callable[[Choice, Value], list[Value]]  # of a path and its value those of its ranks 0, 1, ...
 
 
 def grow_independent(
@@ -46,7 +49,7 @@ def grow_independent(
     budget: int,
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
-    gap_free: bool = False,
+    shape: str = "any",
 ) -> TreeFamily:
     """The trees that maximise expected tokens per step if heads erred independently.
 
@@ -56,19 +59,13 @@ def grow_independent(
     >>> grow_independent(np.array([[0.6, 0.2], [0.5, 0.1]]), budget=4).paths
     ((), (0,), (0, 0), (1,))
     """
-    accept = accept[:max_depth, : max_rank + 1]
-    best = np.argsort(-accept, axis=1, kind="stable")
-    order = (np.indices(accept.shape)[1] if gap_free else best).tolist()
-    table = accept.tolist()
+    table = accept[:max_depth, : _top(max_rank, shape)].tolist()
 
-    def children(path: Choice, value: Value) -> Iterator[tuple[Value, int]]:
-        depth = len(path)
-        if depth < len(table):
-            for rank in order[depth]:
-                yield (value[0] * table[depth][rank], 0.0), rank
+    def children(path: Choice, value: Value) -> list[Value]:
+        row = table[len(path)] if len(path) < len(table) else []
+        return [(value[0] * share, 0.0) for share in row]
 
-    paths, values = _best_first(children, (1.0, 0.0), budget)
-    return TreeFamily(paths, np.array([value for value, _ in values]))
+    return _best(children, (1.0, 0.0), budget, shape)
 
 
 def grow_joint(
@@ -77,7 +74,7 @@ def grow_joint(
     budget: int,
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
-    gap_free: bool = False,
+    shape: str = "any",
     strengths: Strengths = NONE,
 ) -> TreeFamily:
     """The trees that maximise tokens of a step averaged over all states of the trace.
@@ -87,22 +84,9 @@ def grow_joint(
     towards common ones (`treeopt.shrinkage`), which is better on answers not seen.
     Time O(P x K + budget x ranks), memory O(P x K).
     """
-    top = min(max_rank + 1, trace.top_k)
+    top = min(_top(max_rank, shape), trace.top_k)
     ranks = trace.ranks[trace.has_step][:, :max_depth]
-    paths = PathCounts(ranks, top, strengths)
-
-    def children(path: Choice, value: Value) -> Iterator[tuple[Value, int]]:
-        if len(path) == ranks.shape[1]:
-            return
-        reached = round(value[0] * paths.trial_share(path), DIGITS)
-        counts = np.round(reached * paths.chances(path), DIGITS)
-        products = value[1] * paths.marginals[len(path)]
-        for rank in range(top) if gap_free else np.lexsort((-products, -counts)).tolist():
-            paths.open(path, rank)
-            yield (float(counts[rank]), float(products[rank])), rank
-
-    found, values = _best_first(children, (len(ranks), 1.0), budget)
-    return TreeFamily(found, np.array([count for count, _ in values]) / max(len(ranks), 1))
+    return _best(_frequencies(ranks, top, strengths), (len(ranks), 1.0), budget, shape)
 
 
 def grow_replay(
@@ -111,22 +95,26 @@ def grow_replay(
     budget: int,
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
-    gap_free: bool = False,
+    shape: str = "any",
     strengths: Strengths = NONE,
 ) -> TreeFamily:
     """Trees grown node by node, each saving the most steps at the states visited with the tree so far.
 
     How often a child is accepted there is counted, and with ``strengths`` mixed with its chance over all
     states; what an accepted guess saves is a mean over its parent (`Walk.ends`). Where nothing would be
-    saved, nodes are added in the order of `grow_joint`. Nested by construction; the best trees of every
+    saved, nodes are added as `grow_joint` would. Nested by construction; the best trees of every
     size are not nested in general, so this is a heuristic (a test bounds its loss against brute force).
+    Trees that are level-uniform do not grow by nodes: they are those of `grow_joint`.
     Time O(budget x P) at most, memory O(P x K).
     """
-    limits: dict[str, Any] = {"max_depth": max_depth, "max_rank": max_rank, "gap_free": gap_free}
-    joint = grow_joint(trace, budget=budget, strengths=strengths, **limits)
-    depth, top = min(max_depth or trace.num_heads, trace.num_heads), min(max_rank + 1, trace.top_k)
+    if shape == "level-uniform":
+        return grow_joint(trace, budget=budget, max_depth=max_depth, max_rank=max_rank, shape=shape,
+                          strengths=strengths)  # fmt: skip
+    depth, top = min(max_depth or trace.num_heads, trace.num_heads), min(_top(max_rank, shape), trace.top_k)
+    ranks = trace.ranks[trace.has_step][:, :depth]
+    joint, _ = _best_first(_frequencies(ranks, top, strengths), (len(ranks), 1.0), budget, shape)
     walk = Walk(trace, depth, top)
-    known = PathCounts(trace.ranks[trace.has_step][:, :depth], top, strengths)
+    known = PathCounts(ranks, top, strengths)
     paths: list[Choice] = [()]
     index: dict[Choice, int] = {(): 0}
     parents, above = [0], [known.chances(())]  # of every node its parent, its children's chances
@@ -135,13 +123,16 @@ def grow_replay(
         saved = _saved(walk, paths, parents, np.array(above), strengths.path)
         for path, parent in zip(paths[1:], parents[1:], strict=True):
             saved[parent, path[-1]] = -1.0  # is there already
-        if gap_free:
+        if shape != "any":
             next_rank = np.bincount(parents[1:], minlength=len(paths))
             saved[np.arange(top) != next_rank[:, None]] = -1.0
+        if shape == "low-rank-expands":
+            waiting = [i for i, path in enumerate(paths) if (first := _needed(path)) and first not in index]
+            saved[waiting] = -1.0
         parent, rank = divmod(int(saved.argmax()), top)
         path = (*paths[parent], rank)
         if saved.max() <= 0:
-            path = next(p for p in joint.paths if p not in index)
+            path = next(p for p in joint if p not in index)
             parent, rank = index[path[:-1]], path[-1]
         index[path] = len(paths)
         walk.add(parent, rank, len(paths))
@@ -217,31 +208,111 @@ def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> ND
     return np.array([np.prod([accept[d, rank] for d, rank in enumerate(p)]) for p in paths])
 
 
-def _best_first(children: Children, root: Value, budget: int) -> tuple[tuple[Choice, ...], list[Value]]:
-    """Up to ``budget`` nodes in order of (value descending, depth, path), parents first.
+def _top(max_rank: int, shape: str) -> int:
+    """How many ranks a tree of the shape can have."""
+    check_shape(shape)
+    return 1 if shape == "chain" else max_rank + 1
 
-    ``children`` yields a node's children from the most valuable on (in order of rank where gaps are not
-    allowed, so a less likely sibling may hold a likelier one back); only the next sibling and the first
-    child of a taken node wait in the heap, so N nodes cost O(N log N).
+
+def _frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Children:
+    """Values of paths: how many states begin with them, and the product of marginals where that is equal."""
+    paths = PathCounts(ranks, top, strengths)
+
+    def children(path: Choice, value: Value) -> list[Value]:
+        if len(path) == ranks.shape[1]:
+            return []
+        if path:
+            paths.open(path[:-1], path[-1])
+        reached = round(value[0] * paths.trial_share(path), DIGITS)
+        counts = np.round(reached * paths.chances(path), DIGITS)
+        return list(zip(counts.tolist(), (value[1] * paths.marginals[len(path)]).tolist(), strict=True))
+
+    return children
+
+
+def _best(children: Children, root: Value, budget: int, shape: str) -> TreeFamily:
+    """The best trees of a shape up to ``budget`` nodes; gains are shares of the root's value."""
+    known: dict[Choice, list[Value]] = {}
+
+    def remembered(path: Choice, value: Value) -> list[Value]:
+        if path not in known:
+            known[path] = children(path, value)
+        return known[path]
+
+    def values(path: Choice) -> list[float]:
+        value = known[path[:-1]][path[-1]] if path else root
+        return [first + TIE * second for first, second in remembered(path, value)]
+
+    paths, pairs = _best_first(remembered, root, budget, "any")
+    scale = max(root[0], 1)
+    if shape not in ("any", "chain") and not _keeps(paths, shape):
+        if shape == "level-uniform":
+            found = uniform_trees(values, root[0], budget)
+        else:
+            paths, pairs = _best_first(remembered, root, budget, shape)
+            greedy = TreeFamily(paths, np.array([first + TIE * second for first, second in pairs]))
+            found = best_trees(values, greedy, low_rank_expands=shape == "low-rank-expands")
+        return TreeFamily(found.paths, found.gains / scale, found.members)
+    return TreeFamily(paths, np.array([first for first, _ in pairs]) / scale)
+
+
+def _needed(path: Choice) -> Choice | None:
+    """Under low-rank-expands the node that must be there before the first child of ``path`` is."""
+    return (*path[:-1], path[-1] - 1, 0) if path and path[-1] > 0 else None
+
+
+def _keeps(paths: tuple[Choice, ...], shape: str) -> bool:
+    """Whether every tree of nested ones has the shape."""
+    if shape == "level-uniform":
+        return len(paths) == 1
+    known = {paths[0]}
+    for path in paths[1:]:
+        before = (*path[:-1], path[-1] - 1)
+        needed = _needed(path[:-1]) if shape == "low-rank-expands" else None
+        if (path[-1] > 0 and before not in known) or (needed and needed not in known):
+            return False
+        known.add(path)
+    return True
+
+
+def _best_first(
+    children: Children, root: Value, budget: int, shape: str
+) -> tuple[tuple[Choice, ...], list[Value]]:
+    """Up to ``budget`` nodes in order of (value descending, depth, path), each after what it needs.
+
+    Only the next sibling and the first child of a taken node wait in the heap, so N nodes cost O(N log N).
+    Where gaps are not allowed siblings go in order of rank, so a less likely one may hold a likelier back.
     """
     if budget < 1:
         raise InvalidInput(f"--budget must be at least 1, but got {budget}.")
-    paths: list[Choice] = [()]
-    values = [root]
-    heap: list[tuple[float, float, int, Choice, Iterator[tuple[Value, int]]]] = []
+    paths: list[Choice] = []
+    found: list[Value] = []
+    parked: dict[Choice, list[Choice]] = {}  # first children that wait for another node to be there
+    siblings: dict[Choice, tuple[list[Value], list[int]]] = {}  # of a node its children's values, their order
+    heap: list[tuple[float, float, int, Choice, int]] = [(-root[0], -root[1], 0, (), 0)]
 
-    def offer(siblings: Iterator[tuple[Value, int]], parent: Choice) -> None:
-        for value, rank in siblings:
-            path = (*parent, rank)
-            heapq.heappush(heap, (-value[0], -value[1], len(path), path, siblings))
-            return
+    def offer(parent: Choice, place: int) -> None:
+        values, order = siblings[parent]
+        if place < len(order):
+            first, second = values[order[place]]
+            path = (*parent, order[place])
+            heapq.heappush(heap, (-first, -second, len(path), path, place))
 
-    offer(children((), root), ())
     while heap and len(paths) < budget:
-        first, second, _, path, siblings = heapq.heappop(heap)
-        value = (-first, -second)
+        first, second, _, path, place = heapq.heappop(heap)
         paths.append(path)
-        values.append(value)
-        offer(siblings, path[:-1])
-        offer(children(path, value), path)
-    return tuple(paths), values
+        found.append((-first, -second))
+        if path:
+            offer(path[:-1], place + 1)
+        values = children(path, (-first, -second))
+        ranks = range(len(values))
+        order = list(ranks) if shape != "any" else sorted(ranks, key=lambda r: (-values[r][0], -values[r][1], r))
+        siblings[path] = values, order
+        needed = _needed(path) if shape == "low-rank-expands" else None
+        if needed and needed not in siblings:
+            parked.setdefault(needed, []).append(path)
+        else:
+            offer(path, 0)
+        for waiting in parked.pop(path, []):
+            offer(waiting, 0)
+    return tuple(paths), found

@@ -3,7 +3,7 @@
 Trees are grown on all folds of conversations but one and replayed on that one, so that no figure is
 in-sample. The trees that are delivered are grown on all of them.
 
-S sequences · C conversations, of which they are the turns · N sizes (1...budget) · B bootstrap draws
+S sequences · C conversations, of which they are the turns · n sizes of a family · B bootstrap draws
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration, count_hits
 from treeopt.errors import OutOfRange
 from treeopt.growth import grow, grow_independent, product_values
-from treeopt.replay import accepted_counts, growth_index, replay, replay_sizes, tokens_per_step
+from treeopt.replay import accepted_counts, growth_index, replay, replay_trees, tokens_per_step
 from treeopt.statistics import conversation_draws, drawn_rates, stderr
 from treeopt.trace import RankTrace, fold_numbers
-from treeopt.tree import Choice, IntArray, Tree, TreeFamily
+from treeopt.tree import IntArray, Tree, TreeFamily
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +55,11 @@ class HeldOut:
     """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
 
     family  : grown on all sequences; its trees are the ones delivered
-    steps   : (N, C) cross-fitted replayed steps of every conversation, None without a trace
+    steps   : (n, C) cross-fitted replayed steps of every conversation, None without a trace
     tokens  : (C,)   tokens emitted by them
-    product : (N,)   tokens per step, sum of products of held-out marginals
-    joint   : (N,)   tokens per step averaged over all held-out states
-    grown   : of every fold the sequences held out, and the nodes grown on the others
+    product : (n,)   tokens per step, sum of products of held-out marginals
+    joint   : (n,)   tokens per step averaged over all held-out states
+    grown   : of every fold the sequences held out, and the trees grown on the others
     """
 
     family: TreeFamily
@@ -67,11 +67,11 @@ class HeldOut:
     tokens: IntArray | None
     product: NDArray[np.float64]
     joint: NDArray[np.float64] | None
-    grown: tuple[tuple[IntArray, tuple[Choice, ...]], ...] = ()
+    grown: tuple[tuple[IntArray, TreeFamily], ...] = ()
 
     @property
     def tokens_per_step(self) -> NDArray[np.float64]:
-        """(N,) the best figure at hand: replayed, or the product where there is no trace."""
+        """(n,) the best figure at hand: replayed, or the product where there is no trace."""
         if self.steps is None or self.tokens is None:
             return self.product
         rates: NDArray[np.float64] = self.tokens.sum() / np.maximum(self.steps.sum(1), 1)
@@ -84,33 +84,35 @@ class HeldOut:
 
     @cached_property
     def draws(self) -> NDArray[np.float64]:
-        """(N, B) tokens per step of resampled sets of conversations; (N, 1) without a trace."""
+        """(n, B) tokens per step of resampled sets of conversations; (n, 1) without a trace."""
         if self.steps is None or self.tokens is None:
             return self.product[:, None]
         return drawn_rates(self.tokens, self.steps, conversation_draws(len(self.tokens)))
 
     def rates(self, size: int) -> Rates:
         """The held-out figures of one size."""
+        i = self.family.index(size)
         if self.steps is None or self.joint is None:
-            return Rates(float(self.product[size - 1]), None, None, None, None)
+            return Rates(float(self.product[i]), None, None, None, None)
         return Rates(
-            product=float(self.product[size - 1]),
-            joint=float(self.joint[size - 1]),
-            replayed=float(self.tokens_per_step[size - 1]),
-            stderr=stderr(self.draws[size - 1], self.conversations),
-            steps=self.steps[size - 1],
+            product=float(self.product[i]),
+            joint=float(self.joint[i]),
+            replayed=float(self.tokens_per_step[i]),
+            stderr=stderr(self.draws[i], self.conversations),
+            steps=self.steps[i],
         )
 
     def accepted(self, size: int, trace: RankTrace | None) -> NDArray[np.float64]:
         """(D+1,) share of the held-out steps that emit 0, 1, ... guesses; by the product without a trace."""
-        depth = int(self.family.depths()[:size].max())
+        nodes, gains = self.family.nodes(size), self.family.gains_of(size)
+        depth = max(map(len, nodes))
         if trace is None:
-            reach = np.bincount(self.family.depths()[:size], self.family.gains[:size], minlength=depth + 1)
+            reach = np.bincount([len(path) for path in nodes], gains, minlength=depth + 1)
             shares: NDArray[np.float64] = reach - np.append(reach[1:], 0.0)
             return shares
         counts = np.zeros(trace.num_heads + 1, dtype=np.int64)
-        for test, paths in self.grown:
-            found = accepted_counts(trace.select(test), paths[:size])
+        for test, family in self.grown:
+            found = accepted_counts(trace.select(test), family.nodes(size))
             counts[: len(found)] += found
         return counts[: 1 + int(np.flatnonzero(counts).max(initial=depth))] / max(int(counts.sum()), 1)
 
@@ -123,7 +125,7 @@ class HeldOut:
         for g, name in enumerate(trace.group_names):
             among = np.flatnonzero(group == g)
             if len(among):
-                tokens, steps = self.tokens[among], self.steps[size - 1][among]
+                tokens, steps = self.tokens[among], self.steps[self.family.index(size)][among]
                 samples = drawn_rates(tokens, steps, conversation_draws(len(among)))
                 error = stderr(samples, len(among)) if len(among) > 1 else None
                 found[name] = (tokens_per_step(tokens.sum(), steps.sum()), error)
@@ -133,26 +135,26 @@ class HeldOut:
 def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
     """Grow on K-1 folds of sequences and replay on the rest, for every size up to the budget.
 
-    ``limits`` are those of `growth`: budget, max_depth, max_rank, gap_free.
+    ``limits`` are those of `growth`: budget, max_depth, max_rank, shape.
     """
     family = grow(trace, objective=objective, **limits)
-    n_sizes, grown = len(family), []
-    steps = np.zeros((n_sizes, trace.num_sequences), dtype=np.int64)
-    product, joint, n_states = np.zeros(n_sizes), np.zeros(n_sizes), 0
+    n, grown = len(family.sizes), []
+    steps = np.zeros((n, trace.num_sequences), dtype=np.int64)
+    product, joint, n_states = np.zeros(n), np.zeros(n), 0
     for train, test in folds(trace):
         held_out = trace.select(test)
-        paths = grow(trace.select(train), objective=objective, **limits).paths[:n_sizes]
-        grown.append((test, paths))
-        sizes = np.minimum(np.arange(1, n_sizes + 1), len(paths))
-        steps[:, test] = replay_sizes(held_out, paths, sizes)
+        trees = grow(trace.select(train), objective=objective, **limits)
+        grown.append((test, trees))
+        members = trees.members_of(family.sizes)
+        steps[:, test] = replay_trees(held_out, trees.paths, members)
         states = held_out.has_step
-        n = int(states.sum())
-        nodes = np.bincount(growth_index(held_out, paths)[states].ravel(), minlength=len(paths))
-        joint += (n + np.cumsum(nodes[: len(paths)]))[sizes - 1]
+        count = int(states.sum())
+        nodes = np.bincount(growth_index(held_out, trees.paths)[states].ravel(), minlength=len(trees.paths))
+        joint += count + members @ nodes[: len(trees.paths)]
         hits, trials = count_hits(held_out.ranks[states], trace.top_k)
         accept = hits / np.maximum(trials, 1)[:, None]
-        product += n * np.cumsum(product_values(accept, paths))[sizes - 1]
-        n_states += n
+        product += count * (members @ product_values(accept, trees.paths))
+        n_states += count
     clusters, tokens = trace.clusters, trace.lengths - 1
     pooled = np.stack([np.bincount(clusters, row) for row in steps]).astype(np.int64)
     return HeldOut(family, pooled, np.bincount(clusters, tokens).astype(np.int64), product / n_states,
@@ -177,7 +179,7 @@ def folds(trace: RankTrace) -> Iterator[tuple[IntArray, IntArray]]:
 def from_calibration(calibration: Calibration, **limits: Any) -> HeldOut:
     """The same from marginals alone (a published table): objective `independent`, nothing held out."""
     family = grow_independent(calibration.accept, **limits)
-    return HeldOut(family, None, None, np.cumsum(family.gains), None)
+    return HeldOut(family, None, None, family.members_of(family.sizes) @ family.gains, None)
 
 
 def rate_tree(trace: RankTrace, tree: Tree) -> Rates:

@@ -32,6 +32,7 @@ def plan_trees(
     budget: int = 64,
     max_rank: int = MAX_RANK,
     max_depth: int | None = None,
+    shape: str = "sibling-closed",
     objective: str = "replay",
     context: int | None = None,
     measured_only: bool = False,
@@ -59,7 +60,7 @@ def plan_trees(
             raise InvalidInput(f"{name} must be at least {least}, but got {value}.")
     check_objective(objective)
     depth_limit = min(source.num_heads, max_depth or source.num_heads)
-    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "gap_free": True}
+    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "shape": shape}
     if isinstance(source, RankTrace):
         families = [
             crossfit(source, objective=objective, max_depth=d, **limits) for d in range(1, depth_limit + 1)

@@ -3,7 +3,7 @@
 Greedy output does not depend on the tree, so decoding visits states t <- t + 1 + a(t), where a(t) is
 the number of guesses accepted at t (Hydra, section 4, simulates the same with the model).
 
-P states · S sequences · D deepest node · n tree sizes asked for at once
+P states · S sequences · D deepest node · N nodes · n trees asked for at once
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput
 from treeopt.trace import RankTrace
-from treeopt.tree import Choice, IntArray, Tree
+from treeopt.tree import BoolArray, Choice, IntArray, Tree
 
-AT_ONCE = 2**26  # states x sizes that `replay_sizes` walks together, a bit each
+AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,7 @@ def replay(trace: RankTrace, tree: Tree) -> Replay:
     >>> replay(trace, Tree.chain(1)).steps.tolist()
     [2]
     """
-    steps = replay_sizes(trace, tree.paths, np.array([len(tree)]))
+    steps = replay_trees(trace, tree.paths, np.ones((1, len(tree)), dtype=bool))
     return Replay(steps[0], trace.lengths - 1)
 
 
@@ -71,24 +70,27 @@ def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
     return counts
 
 
-def replay_sizes(trace: RankTrace, paths: tuple[Choice, ...], sizes: IntArray) -> IntArray:
-    """(n, S) steps of every sequence with each of the nested trees paths[:size].
+def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray) -> IntArray:
+    """(n, S) steps of every sequence with each of n trees over the nodes ``paths``.
 
-    One walk for all sizes. Every state keeps, for each prefix of its rank path, the index of that node
-    in ``paths``: size n accepts those below n. The sizes that visit a state are one row of bits, and
-    the bits that accept exactly a guesses move on to the state t + 1 + a, all sequences at once.
+    members : (n, N)  which of the nodes each tree has; the parent of each too
+
+    One walk for all trees. Every state keeps, for each prefix of its rank path, the index of that node
+    in ``paths``. The trees that visit a state are one row of bits, and the bits that accept exactly a
+    guesses move on to the state t + 1 + a, all sequences at once.
     Time O(P x D x n / 64) in words of bits, memory O(P x D) for the indices and `AT_ONCE` bits.
+
+    >>> trace = RankTrace(np.array([[0], [1], [0], [-2]]), np.array([0, 4]))
+    >>> replay_trees(trace, ((), (0,), (1,)), np.array([[True, False, False], [True, False, True]])).tolist()
+    [[3], [2]]
     """
-    if (sizes[1:] < sizes[:-1]).any():
-        raise InvalidInput("sizes must not fall.")
     order = growth_index(trace, paths)
-    words = -(-len(sizes) // 64)
-    # below[i]: the bits of the sizes that are at most i, which do not have node i
-    below = np.zeros((len(paths) + 1, 64 * words), dtype=bool)
-    below[:, : len(sizes)] = sizes <= np.arange(len(paths) + 1)[:, None]
-    below[-1] = True
-    masks = np.packbits(below, axis=1, bitorder="little").view(np.uint64)  # (N+1, words)
-    steps = np.zeros((len(sizes), trace.num_sequences), dtype=np.int64)
+    n, words = len(members), -(-len(members) // 64)
+    lacking = np.zeros((len(paths) + 1, 64 * words), dtype=bool)  # the bits of the trees without node i
+    lacking[:-1, :n] = ~members.T
+    lacking[-1] = True
+    masks = np.packbits(lacking, axis=1, bitorder="little").view(np.uint64)  # (N+1, words)
+    steps = np.zeros((n, trace.num_sequences), dtype=np.int64)
     for first, end in _portions(trace, max(AT_ONCE // (64 * words), 1)):
         base, stop = trace.starts[first], trace.starts[end]
         starts, lengths = trace.starts[first:end] - base, trace.lengths[first:end]
@@ -108,7 +110,7 @@ def replay_sizes(trace: RankTrace, paths: tuple[Choice, ...], sizes: IntArray) -
                     visits[then] |= left & not_node
                     left &= ~not_node
         visits[starts + lengths - 1] = 0  # no step is taken at the last state
-        steps[:, first:end] = _column_sums(visits, starts)[:, : len(sizes)].T
+        steps[:, first:end] = _column_sums(visits, starts)[:, :n].T
     return steps
 
 

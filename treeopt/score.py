@@ -21,6 +21,7 @@ from treeopt.calibration import Calibration
 from treeopt.growth import MAX_RANK, product_values
 from treeopt.heldout import HeldOut, crossfit, from_calibration, rate_tree
 from treeopt.statistics import conversation_draws, stderr
+from treeopt.shapes import sibling_closed
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
 
@@ -98,7 +99,8 @@ def score_tree(source: RankTrace | Calibration, tree: Tree, *, grown_here: bool 
     >>> score.given.tokens_per_step, score.best.tree.choices, round(score.distance, 3)
     (1.8, [[0], [0, 0]], 0.022)
     """
-    limits = {"budget": len(tree), "gap_free": tree.gap_free, "max_depth": source.num_heads,
+    shape = "sibling-closed" if sibling_closed(tree) else "any"
+    limits = {"budget": len(tree), "shape": shape, "max_depth": source.num_heads,
               "max_rank": max(MAX_RANK, int(tree.ranks.max()))}  # fmt: skip
     known = tree.cut(max_depth=source.num_heads, max_rank=source.top_k - 1)
     notes = []
@@ -126,7 +128,7 @@ def score_tree(source: RankTrace | Calibration, tree: Tree, *, grown_here: bool 
     return Score(
         given=given,
         best=best,
-        smallest=_grown(curve, int(reached[0]) + 1) if len(reached) else None,
+        smallest=_grown(curve, int(curve.family.sizes[reached[0]])) if len(reached) else None,
         distance=1 - given.tokens_per_step / best.tokens_per_step,
         distance_stderr=distance_stderr,
         unknown_nodes=len(tree) - len(known),

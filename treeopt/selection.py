@@ -100,11 +100,12 @@ def candidates_of(
     measured_only: bool,
 ) -> Candidates:
     """What can be chosen; without a profile every size of the deepest family."""
-    held_out, sizes, depths, weights, straight = [], [], [], [], []
+    held_out, rows, sizes, depths, weights, straight = [], [], [], [], [], []
     for limit, family in enumerate(families, 1):
         if profile is None and limit < len(families):
             continue
-        for size, depth in enumerate(family.family.depths().tolist(), 1):
+        trees = zip(family.family.sizes.tolist(), family.family.depths().tolist(), strict=True)
+        for row, (size, depth) in enumerate(trees):
             if profile is not None and context is not None:
                 if max(depth, 1) != limit:
                     continue  # a shallower tree was seen under its own limit
@@ -119,10 +120,11 @@ def candidates_of(
                     or found
                 )
             held_out.append(family)
+            rows.append(row)
             sizes.append(size)
             depths.append(depth)
-    rates = np.array([h.tokens_per_step[size - 1] for h, size in zip(held_out, sizes, strict=True)])
-    rate_draws = np.stack([h.draws[size - 1] for h, size in zip(held_out, sizes, strict=True)])
+    rates = np.array([h.tokens_per_step[row] for h, row in zip(held_out, rows, strict=True)])
+    rate_draws = np.stack([h.draws[row] for h, row in zip(held_out, rows, strict=True)])
     ms = ms_draws = ms_stderr = plain = None
     if profile is not None and context is not None:
         anchors = sorted({anchor for found in weights for anchor in found})

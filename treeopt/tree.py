@@ -162,16 +162,6 @@ class Tree:
         """Indices of the nodes without children, in order."""
         return np.setdiff1d(np.arange(len(self)), self.parents[1:])
 
-    @property
-    def gap_free(self) -> bool:
-        """Whether the children of every node have the ranks 0...c-1.
-
-        >>> Tree.dense([2, 1]).gap_free, Tree.from_choices([[0], [2]]).gap_free
-        (True, False)
-        """
-        known = set(self.paths)
-        return all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in known for p in self.paths[1:])
-
     def widths(self) -> list[int]:
         """Number of nodes at depths 1, 2, ...
 
@@ -201,12 +191,14 @@ class Tree:
         return graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TreeFamily:
-    """Nested trees T1 < T2 < ...: nodes in the order in which they were added, root first.
+    """One tree for each of some sizes, usually nested: nodes in the order in which they were added.
 
-    paths : N paths, each after its parent; paths[0] = ()
-    gains : (N,)  tokens per step that each node added, by the objective's own count; gains[0] = 1
+    paths   : N paths, each after its parent; paths[0] = ()
+    gains   : (N,)    tokens per step that each node adds, by the objective's own count; gains[0] = 1
+    members : (n, N)  which nodes the trees have, the smallest tree first. By default they are nested: the
+                      tree of every size 1...N has the first nodes
 
     >>> family = TreeFamily(((), (0,), (1,)), np.array([1.0, 0.5, 0.2]))
     >>> family.tree(2).choices, round(family.tokens_per_step(3), 3)
@@ -215,29 +207,67 @@ class TreeFamily:
 
     paths: tuple[Choice, ...]
     gains: NDArray[np.float64]
+    members: BoolArray | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gains", read_only(self.gains, np.float64))
         if not self.paths or self.paths[0] != () or len(self.gains) != len(self.paths):
             raise InvalidInput("A family must begin with the root and have one gain per node.")
+        if self.members is not None:
+            object.__setattr__(self, "members", read_only(self.members, np.bool_))
+            if not len(self.members) or not self.members[:, 0].all() or (np.diff(self.sizes) < 1).any():
+                raise InvalidInput("The trees of a family must have the root, and each be larger than the last.")
+
+    @property
+    def nested(self) -> bool:
+        return self.members is None
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """(n,) sizes that there are trees of, rising."""
+        return np.arange(1, len(self.paths) + 1) if self.members is None else self.members.sum(1)
 
     def __len__(self) -> int:
         """Size of the largest tree."""
-        return len(self.paths)
+        return int(self.sizes[-1])
+
+    def index(self, size: int) -> int:
+        """Which tree is the largest of at most ``size`` nodes."""
+        return int(np.searchsorted(self.sizes, size, side="right")) - 1
 
     def tree(self, size: int) -> Tree:
-        """The tree of the first ``size`` nodes."""
-        if not 1 <= size <= len(self):
-            raise InvalidInput(f"The family has trees of 1 to {len(self)} nodes, but {size} was asked.")
-        return Tree.from_choices(self.paths[1:size])
+        """The tree of ``size`` nodes; InvalidInput where there is none of this size."""
+        if size not in self.sizes:
+            have = f"1 to {len(self)}" if self.nested else ", ".join(map(str, self.sizes))
+            raise InvalidInput(f"The family has trees of {have} nodes, but {size} was asked.")
+        return Tree.from_choices(self.nodes(size)[1:])
+
+    def nodes(self, size: int) -> tuple[Choice, ...]:
+        """The paths of the largest tree of at most ``size`` nodes, in order of growth."""
+        if self.members is None:
+            return self.paths[:size]
+        return tuple(self.paths[i] for i in np.flatnonzero(self.members[self.index(size)]))
+
+    def gains_of(self, size: int) -> NDArray[np.float64]:
+        """The gains of those nodes, in the same order."""
+        return self.gains[:size] if self.members is None else self.gains[self.members[self.index(size)]]
+
+    def members_of(self, sizes: IntArray) -> BoolArray:
+        """(n, N) which nodes the largest trees within some sizes have."""
+        if self.members is None:
+            return np.asarray(np.arange(len(self.paths)) < sizes[:, None])
+        return self.members[[self.index(size) for size in sizes.tolist()]]
 
     def tokens_per_step(self, size: int) -> float:
-        """The objective's own (in-sample) expectation for the tree of ``size`` nodes."""
-        return float(self.gains[:size].sum())
+        """The objective's own (in-sample) expectation for the largest tree of at most ``size`` nodes."""
+        return float(self.gains_of(size).sum())
 
     def depths(self) -> IntArray:
-        """(N,) the depth of the tree of each size 1...N."""
-        return np.maximum.accumulate([len(path) for path in self.paths])
+        """(n,) the depth of each tree."""
+        depths = np.array([len(path) for path in self.paths])
+        if self.members is None:
+            return np.maximum.accumulate(depths)
+        return np.asarray((self.members * depths).max(1))
 
 
 def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:

@@ -66,7 +66,7 @@ def sizes_data(
     budget: int = 64,
     max_rank: int = MAX_RANK,
     max_depth: int | None = None,
-    gap_free: bool = True,
+    shape: str = "sibling-closed",
     most_dense: int = MOST_DENSE,
     seed: int = 0,
 ) -> SizesData:
@@ -79,7 +79,7 @@ def sizes_data(
         "budget": budget,
         "max_rank": max_rank,
         "max_depth": depth,
-        "gap_free": gap_free,
+        "shape": shape,
     }
     curves = {}
     for name in OBJECTIVES:

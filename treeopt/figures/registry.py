@@ -140,7 +140,7 @@ def _groups(inputs: Inputs) -> Drawing:
 def _sizes(inputs: Inputs) -> Drawing:
     trace = inputs.trace
     plan = inputs.plan if inputs.run.plan.exists() else None
-    known = ("budget", "max_rank", "max_depth", "gap_free")
+    known = ("budget", "max_rank", "max_depth", "shape")
     limits = {k: v for k, v in ((plan and plan.constraint) or {}).items() if k in known}
     objective = (plan and plan.objective) or "replay"
     return planning.draw_sizes(planning.sizes_data(trace, objective=objective, **limits))

@@ -104,7 +104,7 @@ def _verified(
     from treeopt.pipeline.prove import decode, held_out_conversations
 
     constraint = plan.constraint or {}
-    limits = {name: constraint[name] for name in ("budget", "max_rank", "gap_free")}
+    limits = {name: constraint[name] for name in ("budget", "max_rank", "shape")}
     trees: dict[str, Tree | None] = {"plain": None}
     for size, depth in finalists(entry, count):
         family = grow(trace, objective=plan.objective or "replay", max_depth=depth, **limits)

@@ -61,7 +61,7 @@ def calibrate(
             f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
         )
     if trace.group_names and trace.clusters.max() > 0:
-        whole = crossfit(trace, objective="joint", budget=GROUP_BUDGET, gap_free=True)
+        whole = crossfit(trace, objective="joint", budget=GROUP_BUDGET, shape="sibling-closed")
         for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
             calibration.info["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     calibration.info["examples"] = examples(session, trace, calibration)

@@ -70,7 +70,7 @@ def tree_families(
     """The families of depth limits 1, 2, ...: grown on ``source``, or on typical accuracies without one."""
     known = source.num_heads if source else len(TYPICAL_ACCEPT)
     limits: list[dict[str, Any]] = [
-        {"budget": budget, "max_depth": depth, "max_rank": MAX_RANK, "gap_free": True}
+        {"budget": budget, "max_depth": depth, "max_rank": MAX_RANK, "shape": "sibling-closed"}
         for depth in range(1, min(num_heads, known) + 1)
     ]
     if isinstance(source, RankTrace):
@@ -109,7 +109,7 @@ def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
     if tree.depth == depth:
         return tree
     chain = Tree.chain(depth).paths[1:]
-    others = [path for path in family.paths[1:] if path not in chain]
+    others = [path for path in family.nodes(size)[1:] if path not in chain]
     return Tree.from_choices([*chain, *others[: size - 1 - depth]])
 
 

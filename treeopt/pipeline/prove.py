@@ -197,7 +197,7 @@ def _contenders(
 
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
-    limits = {"budget": entry.size, "max_rank": MAX_RANK, "max_depth": num_heads, "gap_free": True}
+    limits = {"budget": entry.size, "max_rank": MAX_RANK, "max_depth": num_heads, "shape": "sibling-closed"}
     limits |= {name: value for name, value in (plan.constraint or {}).items() if name in limits}
     published = published_tree().cut(max_depth=num_heads)
     whole = crossfit(trace, objective=plan.objective or "replay", **limits)
