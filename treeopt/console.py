@@ -166,7 +166,8 @@ def plan_table(plan: Plan) -> RenderableType:
 
     mix = (plan.constraint or {}).get("mix")
     title = "The best tree for the mix of loads" if mix else "The best tree for each batch size"
-    table = Table(title=title, title_justify="left", caption="\n".join(filter(None, map(certainty, plan.entries))) or None,
+    said = [*map(certainty, plan.entries), price(plan), *map(worth_building, plan.entries), schedule(plan)]
+    table = Table(title=title, title_justify="left", caption="\n".join(filter(None, said)) or None,
                   caption_justify="left")  # fmt: skip
     for name in ("batch", "rows", "depth", "widths", "tokens/step\nproduct", "\njoint", "\nreplayed", "step ms",
                  "tokens/s", "speedup"):  # fmt: skip
@@ -204,6 +205,52 @@ def certainty(entry: PlanEntry) -> str:
         said += f". Verified by decoding: fastest of {len(verified['finalists']) - 1}, and on fresh prompts "
         said += f"{fresh['value']:.2f} times as fast as plain"
     return said + "."
+
+
+def price(plan: Plan) -> str:
+    """What the shape or another limit costs; empty where it costs nothing, or every tree was allowed."""
+    from treeopt.selection import NEGLIGIBLE
+
+    parts = []
+    for e in plan.entries:
+        if (free := e.unconstrained) is None:
+            continue
+        ours, best = e.tokens_per_s or e.tokens_per_step, free["tokens_per_s"] or free["tokens_per_step"]
+        if (slower := 1 - ours / best) >= NEGLIGIBLE:
+            kind = "chain" if e.size == e.depth + 1 else f"{(plan.constraint or {}).get('shape')} tree"
+            parts.append(
+                f"best {kind} {e.tokens_per_step:.2f} tokens per step, best tree {free['tokens_per_step']:.2f} at batch "
+                f"size {e.batch_size} ({slower:.0%} slower)"
+            )
+    return f"The limits cost: {'; '.join(parts)}." if parts else ""
+
+
+def worth_building(entry: PlanEntry) -> str:
+    """The sizes to build an engine for; empty where none were asked for."""
+    if entry.rebuilds is None:
+        return ""
+    sizes = ", ".join(str(tree["size"]) for tree in entry.rebuilds["trees"])
+    return (
+        f"Worth building at batch size {entry.batch_size}: {sizes} rows. Over all ways in which a step may cost "
+        f"there, having only these loses {entry.rebuilds['mean_loss']:.1%} on average, "
+        f"{entry.rebuilds['worst_loss']:.0%} at worst."
+    )
+
+
+def schedule(plan: Plan) -> str:
+    """Which batch sizes get which tree, and what it costs to give several the same; empty for a single range."""
+    if len(plan.schedule) < 2 or (plan.constraint or {}).get("mix"):
+        return ""
+    parts = []
+    for part in plan.schedule:
+        entry, first, last = plan.entries[part["entry"]], part["from"], part["to"]
+        which = f"{first} on" if last is None else str(first) if last == first else f"{first}–{last}"
+        chain = entry.size == entry.depth + 1
+        tree = f"chain of {entry.depth}" if chain else f"{entry.size} rows, {entry.depth} deep"
+        parts.append(f"{which}: {'do not speculate' if entry.size == 1 else tree}")
+    most = max(part["loss"] or 0.0 for part in plan.schedule)
+    shared = f" Sharing trees costs at most {most:.1%}, within the noise." if most else ""
+    return f"Schedule by batch size: {'; '.join(parts)}.{shared}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

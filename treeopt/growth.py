@@ -306,7 +306,9 @@ def _best_first(
             offer(path[:-1], place + 1)
         values = children(path, (-first, -second))
         ranks = range(len(values))
-        order = list(ranks) if shape != "any" else sorted(ranks, key=lambda r: (-values[r][0], -values[r][1], r))
+        order = (
+            list(ranks) if shape != "any" else sorted(ranks, key=lambda r: (-values[r][0], -values[r][1], r))
+        )
         siblings[path] = values, order
         needed = _needed(path) if shape == "low-rank-expands" else None
         if needed and needed not in siblings:

@@ -17,7 +17,7 @@ class PlanEntry:
 
     tokens_per_step is held-out (cross-fitted replay) where the plan was made from a trace; step_ms,
     tokens_per_s and speedup are None where there was no profile. ``*_stderr`` are standard errors.
-    growth_order goes on to the whole budget; its first size - 1 paths are the chosen tree.
+    growth_order begins with the chosen tree, size - 1 paths, and goes on to the whole budget where trees are nested.
     """
 
     batch_size: int
@@ -41,6 +41,8 @@ class PlanEntry:
     accepted: list[float] = field(default_factory=list)  # share of the steps that emit 0, 1, ... guesses
     verified: dict[str, Any] | None = None
     best_chain: dict[str, Any] | None = None
+    unconstrained: dict[str, Any] | None = None  # what the best tree of any shape, rank and depth would reach
+    rebuilds: dict[str, Any] | None = None  # the few sizes worth building an engine for
     warnings: list[str] = field(default_factory=list)
     groups: dict[str, dict[str, float | None]] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)
@@ -130,8 +132,14 @@ def check_schedule(schedule: list[dict[str, Any]], n_entries: int) -> None:
     begin: int | None = 1
     for part in schedule:
         first, last, entry = part.get("from"), part.get("to"), part.get("entry")
-        if first != begin or not isinstance(first, int) or not (last is None or (type(last) is int and last >= first)):
-            raise InvalidInput(f"A schedule must have ranges from 1 on that follow each other, but has {part!r}.")
+        if (
+            first != begin
+            or not isinstance(first, int)
+            or not (last is None or (type(last) is int and last >= first))
+        ):
+            raise InvalidInput(
+                f"A schedule must have ranges from 1 on that follow each other, but has {part!r}."
+            )
         if type(entry) is not int or not 0 <= entry < n_entries:
             raise InvalidInput(f"A schedule must name entries 0 to {n_entries - 1}, but has {part!r}.")
         begin = None if last is None else last + 1

@@ -7,6 +7,7 @@ measured, so both have noise; `treeopt.selection` says what it cannot tell apart
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from treeopt.growth import MAX_RANK, check_objective, product_values
 from treeopt.heldout import HeldOut, crossfit, from_calibration
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan, PlanEntry
+from treeopt.rebuilds import worth_building
 from treeopt.replay import replay
+from treeopt.schedule import schedule_of
 from treeopt.selection import Candidates, Selection, candidates_of, common, runner_up, select
 from treeopt.statistics import BOOTSTRAPS, interval95, stderr
 from treeopt.trace import RankTrace
@@ -37,18 +40,22 @@ def plan_trees(
     context: int | None = None,
     measured_only: bool = False,
     take: Mapping[int, tuple[int, int]] | None = None,
+    rebuilds: int = 0,
+    engine: dict[str, Any] | None = None,
     inputs: dict[str, str] | None = None,
 ) -> Plan:
-    """The best tree within ``budget`` rows (root included) for each batch size.
+    """The best tree within ``budget`` rows (root included) for each batch size, and a schedule of them.
 
     With a profile: highest predicted throughput over all sizes and depths; ties inside the noise go to
     the smaller tree. Without: the whole budget. From a calibration the objective is always `independent`.
-    Siblings have ranks without gaps, so that every engine can take the tree.
 
+    shape         one of `shapes.SHAPES`; by default siblings have ranks without gaps, as nearly every engine needs
     batch_sizes   a mapping to shares of the time asks for one tree: that with the most tokens in all
     context       tokens that a sequence has, of the profile's range (default: as in the trace)
     measured_only consider only sizes that were timed at that batch size
     take          (size, depth) to take at a batch size instead of the best by prediction
+    rebuilds      how many sizes to name that are worth building an engine for, at each batch size
+    engine        what the limits stand for, for the record
 
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> plan_trees(calibration, budget=3).entries[0].medusa_choices
@@ -61,20 +68,17 @@ def plan_trees(
     check_objective(objective)
     depth_limit = min(source.num_heads, max_depth or source.num_heads)
     limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "shape": shape}
-    if isinstance(source, RankTrace):
-        families = [
-            crossfit(source, objective=objective, max_depth=d, **limits) for d in range(1, depth_limit + 1)
-        ]
-    else:
-        objective = "independent"
-        families = [from_calibration(source, max_depth=d, **limits) for d in range(1, depth_limit + 1)]
+    objective = objective if isinstance(source, RankTrace) else "independent"
+    families = _families(source, objective, depth_limit, limits)
     trace = source if isinstance(source, RankTrace) else None
     meta = source.meta if isinstance(source, RankTrace) else source.info
     wanted = context if context is not None else _usual_context(trace)
-    options = []
-    for batch_size in sorted(set(batch_sizes)):
+
+    def candidates(families: list[HeldOut], batch_size: int) -> Candidates:
         at = profile.context(batch_size, wanted) if profile else None
-        options.append(candidates_of(families, profile, batch_size, at, measured_only))
+        return candidates_of(families, profile, batch_size, at, measured_only)
+
+    options = [candidates(families, batch_size) for batch_size in sorted(set(batch_sizes))]
     mix = dict(batch_sizes) if isinstance(batch_sizes, Mapping) else None
     if mix is not None:
         options = common(options)
@@ -82,12 +86,22 @@ def plan_trees(
         selections = [select(options, shares)] * len(options)
     else:
         selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
-    constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix}
+    constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix,
+                  "engine": engine}  # fmt: skip
+    entries = [
+        _entry(c, selection, families, source, profile, budget, measured_only, context)
+        for c, selection in zip(options, selections, strict=True)
+    ]
+    free = {"budget": budget, "max_rank": max(max_rank, MAX_RANK), "shape": "sibling-closed"}
+    if limits != free or depth_limit < source.num_heads:
+        best = _families(source, objective, source.num_heads, free)
+        found = [candidates(best, c.batch_size) for c in options]
+        entries = [replace(e, unconstrained=_unconstrained(c)) for e, c in zip(entries, found, strict=True)]
+    if rebuilds:
+        entries = [replace(e, rebuilds=_rebuilds(families, e.batch_size, rebuilds)) for e in entries]
     return Plan(
-        entries=tuple(
-            _entry(candidates, selection, families, source, profile, budget, measured_only, context)
-            for candidates, selection in zip(options, selections, strict=True)
-        ),
+        entries=tuple(entries),
+        schedule=schedule_of(options, selections),
         objective=objective,
         drafter={**(meta.get("drafter") or {}), "num_heads": source.num_heads},
         acceptance=meta.get("acceptance"),
@@ -95,6 +109,35 @@ def plan_trees(
         runtime=profile.runtime if profile else None,
         inputs=inputs or {},
     )
+
+
+def _families(
+    source: RankTrace | Calibration, objective: str, max_depth: int, limits: dict[str, Any]
+) -> list[HeldOut]:
+    """The trees of every depth limit."""
+    depths = range(1, max_depth + 1)
+    if isinstance(source, RankTrace):
+        return [crossfit(source, objective=objective, max_depth=depth, **limits) for depth in depths]
+    return [from_calibration(source, max_depth=depth, **limits) for depth in depths]
+
+
+def _unconstrained(c: Candidates) -> dict[str, Any]:
+    """What the best tree of all would reach."""
+    i = select([c], [1.0]).chosen
+    return {"size": int(c.sizes[i]), "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
+            "tokens_per_s": None if c.ms is None else float(c.throughput[i])}  # fmt: skip
+
+
+def _rebuilds(families: list[HeldOut], batch_size: int, count: int) -> dict[str, Any]:
+    """The sizes worth building an engine for, with their trees, and what is lost with only them."""
+    c = candidates_of(families, None, batch_size, None, measured_only=False)
+    found = worth_building(c.rates, c.sizes, batch_size=batch_size, count=count)
+    trees = []
+    for size in found.sizes:
+        i = int(np.searchsorted(c.sizes, size))
+        trees.append({"size": size, "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
+                      "medusa_choices": c.held_out[i].family.tree(size).choices})  # fmt: skip
+    return {"trees": trees, "mean_loss": found.mean_loss, "worst_loss": found.worst_loss}
 
 
 def _usual_context(trace: RankTrace | None) -> float | None:
@@ -133,7 +176,8 @@ def _entry(
             intervals["speedup"] = interval95(speedup_draws, n)
             intervals["size"] = [float(end) for end in selection.sizes95]
     steps = best.steps
-    growth = zip(best.family.paths[1:], best.family.gains[1:], strict=True)
+    whole = len(best.family) if best.family.nested else size
+    growth = zip(best.family.nodes(whole)[1:], best.family.gains_of(whole)[1:], strict=True)
     return PlanEntry(
         batch_size=c.batch_size,
         context_tokens=c.context,
@@ -161,7 +205,7 @@ def _entry(
         accepted=best.accepted(size, trace).tolist(),
         verified=None,
         best_chain=_best_chain(source, len(families), profile, c, budget, measured_only),
-        warnings=_warnings(c, families, trace, profile, wanted),
+        warnings=_warnings(c, families, source, profile, wanted),
         groups=_groups(best, size, trace, (speedup or 0.0) / rate),
         curve=_curve(c),
     )
@@ -170,7 +214,7 @@ def _entry(
 def _warnings(
     c: Candidates,
     families: list[HeldOut],
-    trace: RankTrace | None,
+    source: RankTrace | Calibration,
     profile: LatencyProfile | None,
     wanted: float | None,
 ) -> list[str]:
@@ -192,7 +236,12 @@ def _warnings(
             warnings.append(
                 f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
             )
-    if trace is None:
+    if isinstance(source, Calibration) and source.info.get("source") == "engine log":
+        warnings.append(
+            f"An engine's log tells of chains only, here up to {source.num_heads} long, and of decoding with that "
+            "length: for other lengths it is an estimate."
+        )
+    elif isinstance(source, Calibration):
         warnings.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
     return warnings
 

@@ -20,8 +20,8 @@ import numpy as np
 from treeopt.calibration import Calibration
 from treeopt.growth import MAX_RANK, product_values
 from treeopt.heldout import HeldOut, crossfit, from_calibration, rate_tree
-from treeopt.statistics import conversation_draws, stderr
 from treeopt.shapes import sibling_closed
+from treeopt.statistics import conversation_draws, stderr
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
 

@@ -216,7 +216,9 @@ class TreeFamily:
         if self.members is not None:
             object.__setattr__(self, "members", read_only(self.members, np.bool_))
             if not len(self.members) or not self.members[:, 0].all() or (np.diff(self.sizes) < 1).any():
-                raise InvalidInput("The trees of a family must have the root, and each be larger than the last.")
+                raise InvalidInput(
+                    "The trees of a family must have the root, and each be larger than the last."
+                )
 
     @property
     def nested(self) -> bool:

@@ -1,4 +1,4 @@
-"""The commands that measure and decide: run, calibrate, profile, search, bench."""
+"""The commands that measure and decide: run, calibrate, search, bench."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import click
 
 from treeopt.cli.options import (
     BATCH_SIZES,
-    Integers,
     Loads,
     demo_dtype,
     model_options,
-    open_random_session,
     open_session,
     positive,
     resolve,
@@ -129,76 +127,18 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
 
 
 @click.command()
-@model_options
-@run_directory
-@BATCH_SIZES
-@click.option(
-    "--context",
-    "contexts",
-    type=Integers(),
-    help="Hold rows at these lengths: 512,4096.  [default: the prompts']",
-)
-@click.option(
-    "--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]"
-)
-@click.option("--budget", **positive(64), help="Largest size to place, root included.")
-@click.option("--precision", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
-              help="Percent to know every latency to (95 % interval).")  # fmt: skip
-@click.option("--time-limit", **positive(60), help="Seconds for all batch sizes and contexts together.")
-@click.option("--calibration", help="What timed trees are grown on, a file or a name.  [default: the run's]")
-@click.option(
-    "--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights."
-)
-@click.option("--heads", **positive(), help="Heads of --random-weights.  [default: 4]")
-@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), metavar="GB_PER_S",
-              help="Memory bandwidth to compare plain steps with.")  # fmt: skip
-@click.option("--compile", "compiled", is_flag=True, help="Compile the target (on CUDA with CUDA graphs).")
-def profile(
-    run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], contexts: tuple[int, ...] | None,
-    precision: float, time_limit: int, random_weights: str | None, heads: int | None, bandwidth: float | None,
-    compiled: bool, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
-    """Time real decoding steps with trees of chosen sizes and depths, and plain ones.
-
-    Batch sizes and contexts are added to what the run's profile knows of the same model. The sizes are
-    placed at the edges of tiles; those that a plan would choose between are timed for themselves.
-
-    With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how
-    many guesses are accepted is drawn from --calibration.
-
-    \b
-    Example:
-        treeopt profile --batch-size 1,4 --time-limit 120
-        treeopt profile --context 512,4096 --precision 1
-        treeopt profile --random-weights config.json --dtype bfloat16 --bandwidth 3350
-    """
-    from treeopt import pipeline
-    from treeopt.console import note, profile_table
-
-    if heads is not None and random_weights is None:
-        raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
-    session = (open_random_session(random_weights, source, heads) if random_weights is not None
-               else open_session(resolve(run, source)))  # fmt: skip
-    if compiled:
-        from treeopt.runtime.compiled import compile_target, compiled_note
-
-        compile_target(session.target)
-    result = pipeline.profile(run, session, batch_sizes=batch_size, contexts=contexts or (),
-                              precision=precision / 100, time_limit_s=time_limit, gb_per_s=bandwidth, **options)  # fmt: skip
-    if compiled:
-        note(compiled_note(session.target))
-    show_result(result.document(), profile_table(result), as_json)
-
-
-@click.command()
 @run_directory
 @click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
 @click.option("--batch-size", type=Loads(), help="Sequences decoded at once: 1,4,8; or one tree for a mix of loads, "
               "1:0.5,4:0.3,8:0.2.  [default: the profile's]")  # fmt: skip
 @click.option("--context", **positive(), help="Tokens that a sequence has.  [default: as in the trace]")
-@click.option(
-    "--max-rank", type=click.IntRange(min=0), default=9, show_default=True, help="Largest rank of a node."
-)
+@click.option("--for", "engine", help="Plan what this engine can take (treeopt list engines).")
+@click.option("--method", help="One of the engine's ways to speculate.  [default: the drafter's]")
+@click.option("--shape", help="any, sibling-closed, low-rank-expands, level-uniform or chain.  [default: "
+              "the engine's, or sibling-closed]")  # fmt: skip
+@click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank of a node.  [default: 9, or the engine's]")
+@click.option("--rebuilds", type=click.IntRange(min=0), default=0, metavar="N",
+              help="Name the N sizes worth building an engine for, where each needs a build.")  # fmt: skip
 @click.option("--max-depth", **positive(), help="Deepest node.  [default: the number of heads]")
 @click.option("--objective", default="replay", show_default=True, help="independent, joint or replay.")
 @click.option(
@@ -221,6 +161,7 @@ def search(
         treeopt search --budget 64 --batch-size 4
         treeopt search --batch-size 1:0.5,4:0.3,8:0.2
         treeopt search --verify 3
+        treeopt search --for vllm --batch-size 1,8,32
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
     from treeopt import pipeline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,13 @@ from treeopt import library
 from treeopt.calibration import Calibration
 from treeopt.console import note, progress
 from treeopt.errors import InvalidInput
-from treeopt.growth import MAX_RANK, grow
+from treeopt.growth import grow
 from treeopt.journal import discard
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan, PlanEntry
 from treeopt.planner import plan_trees
 from treeopt.rundir import RunDirectory, digests
+from treeopt.shapes import SHAPES, check_shape
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
 
@@ -31,8 +32,12 @@ def search(
     *,
     batch_sizes: Sequence[int] | Mapping[int, float] | None = None,
     budget: int,
-    max_rank: int = MAX_RANK,
+    max_rank: int | None = None,
     max_depth: int | None = None,
+    shape: str | None = None,
+    engine: str | None = None,
+    method: str | None = None,
+    rebuilds: int = 0,
     objective: str = "replay",
     context: int | None = None,
     measured_only: bool = False,
@@ -43,7 +48,8 @@ def search(
 ) -> Plan:
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
 
-    By default for all batch sizes of the profile. With ``verify`` the session decodes with so many of the best candidates, and the fastest is taken.
+    By default for all batch sizes of the profile. With ``verify`` the session decodes with so many of the best
+    candidates, and the fastest is taken. ``engine`` (and its ``method``) sets the limits to what it can take.
     """
     used, source = run.read_source(calibration)
     latencies, files = None, [used]
@@ -60,9 +66,11 @@ def search(
         note(f"The profile measures {latencies.info['measures']} alone: the speedups are upper bounds.")
     if batch_sizes is None:
         batch_sizes = latencies.batch_sizes if latencies else (1,)
+    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "max_depth": max_depth, "shape": shape}
+    limits, warnings = within_engine(limits, source, engine, method, batch_sizes)
     options: dict[str, Any] = {
-        "budget": budget, "max_rank": max_rank, "max_depth": max_depth, "objective": objective,
-        "context": context, "measured_only": measured_only, "inputs": digests(*files),
+        **limits, "objective": objective, "context": context, "measured_only": measured_only,
+        "rebuilds": rebuilds, "inputs": digests(*files),
     }  # fmt: skip
     with progress("Searching", None):
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, **options)
@@ -78,11 +86,54 @@ def search(
         }
         take = {batch: (proof["size"], proof["depth"]) for batch, proof in proofs.items()}
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, take=take, **options)
-        entries = [replace(entry, verified=proofs[entry.batch_size]) for entry in plan.entries]
-        plan = replace(plan, entries=tuple(entries))
+        proven = tuple(replace(entry, verified=proofs[entry.batch_size]) for entry in plan.entries)
+        plan = replace(plan, entries=proven)
         discard(run.partial("verify"))
+    entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
+    plan = replace(plan, entries=entries)
     plan.save(run.plan)
     return plan
+
+
+def within_engine(
+    limits: dict[str, Any],
+    source: RankTrace | Calibration,
+    engine: str | None,
+    method: str | None,
+    batch_sizes: Collection[int],
+) -> tuple[dict[str, Any], list[str]]:
+    """The given limits and an engine's together, as options of `plan_trees`; and what to warn of.
+
+    Raises InvalidInput for an engine that cannot run the calibrated drafter, or a shape it cannot take.
+    """
+    given = {name: value for name, value in limits.items() if value is not None}
+    if engine is None:
+        if method is not None:
+            raise InvalidInput("--method is one of an engine's: say which engine with --for.")
+        return given, []
+    from treeopt.export import method_of
+
+    drafter = (source.meta if isinstance(source, RankTrace) else source.info).get("drafter") or {}
+    way = method_of(engine, drafter.get("kind"), method)
+    names = list(SHAPES)
+    wanted = given.get("shape", way.shape)
+    check_shape(wanted)
+    if names.index(wanted) < names.index(way.shape):
+        raise InvalidInput(
+            f"--shape must be {way.shape} or stricter for {engine}, but got {wanted}: leave --shape out."
+        )
+    most = {"max_rank": way.max_rank, "max_depth": way.max_depth,
+            "budget": None if way.max_nodes is None else way.max_nodes + 1}  # fmt: skip
+    for name, limit in most.items():
+        if limit is not None:
+            given[name] = min(given.get(name, limit), limit)
+    warnings = []
+    if way.max_batch_size is not None and max(batch_sizes) > way.max_batch_size:
+        warnings.append(
+            f"{engine} decodes at most {way.max_batch_size} sequence at a time with {way.name}; larger batch sizes "
+            "are plans for elsewhere."
+        )
+    return {**given, "shape": wanted, "engine": {"name": engine, "method": way.name}}, warnings
 
 
 def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:

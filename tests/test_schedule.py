@@ -1,0 +1,145 @@
+"""Schedules: the fewest ranges, and never a tree that is known to be slower."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.calibration import Calibration
+from treeopt.console import plan_table, price, schedule
+from treeopt.errors import InvalidInput
+from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.plan import Plan
+from treeopt.planner import plan_trees
+from treeopt.rebuilds import overheads, worth_building
+from treeopt.schedule import schedule_of
+from treeopt.selection import Candidates, Selection
+
+SIZES = (1, 2, 4, 8)
+
+
+def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[Candidates, Selection]:
+    """Candidates of these throughputs; chosen is the best."""
+    n = len(throughput)
+    rates = np.array(throughput)
+    ms = np.full(n, 1e3 * batch_size)
+    c = Candidates(batch_size, 1, [], np.array(SIZES[:n]), np.arange(n), rates, rates[:, None], ms, ms[:, None],
+                   ms, ms[:2])  # fmt: skip
+    best = int(rates.argmax())
+    return c, Selection(best, np.array(sorted({best, *tied})), None, [1, 1])
+
+
+@given(
+    st.lists(
+        st.tuples(st.permutations([1.0, 1.1, 1.2, 1.3]), st.sets(st.integers(0, 3))), min_size=1, max_size=6
+    )
+)
+def test_ranges_are_the_fewest_that_tied_trees_allow(cases):
+    pairs = [option(2**i, list(t), sorted(tied)) for i, (t, tied) in enumerate(cases)]
+    options, selections = [c for c, _ in pairs], [s for _, s in pairs]
+    found = schedule_of(options, selections)
+    chosen = [s.chosen for s in selections]
+    allowed = [{i for i, key in enumerate(chosen) if key in s.tied} for s in selections]  # entries by option
+    assert [part["from"] for part in found] == sorted({1, *(part["from"] for part in found)})
+    for c, s, serving in zip(options, selections, allowed, strict=True):
+        part = next(p for p in found if p["from"] <= c.batch_size and (p["to"] or 1e9) >= c.batch_size)
+        assert part["entry"] in serving
+        cost = 1 - c.throughput[chosen[part["entry"]]] / c.throughput[s.chosen]
+        assert part["loss"] >= cost - 1e-12
+    fewest = next(
+        n for n in range(1, len(cases) + 1)
+        for cuts in itertools.combinations(range(1, len(cases)), n - 1)
+        if all(set.intersection(*allowed[a:b]) for a, b in itertools.pairwise([0, *cuts, len(cases)]))
+    )  # fmt: skip
+    assert len(found) == fewest
+
+
+def hardware(batch_sizes=(1, 2, 4, 8, 16, 32, 64)) -> LatencyProfile:
+    """Rows are free up to 64; exact latencies."""
+    points, plain = [], []
+    for batch in batch_sizes:
+        plain.append(StepTiming(batch, 128, 1, 0, (max(10.0, 10 * batch / 64),) * 3))
+        for depth in (1, 2, 3, 4):
+            points += [
+                StepTiming(batch, 128, size, depth, (max(10.0, 10 * batch * size / 64) + 0.1 * depth,) * 3)
+                for size in (depth + 1, 8, 16, 32, 64)
+            ]  # fmt: skip
+    return LatencyProfile(tuple(points), tuple(plain))
+
+
+def calibration() -> Calibration:
+    accept = np.outer([0.6, 0.4, 0.3, 0.2], [1.0, 0.3, 0.2, 0.1])
+    return Calibration((accept * 10**6).round().astype(int), np.full(4, 10**6))
+
+
+def test_chains_shorten_with_the_batch_until_none_pays():
+    profile = hardware()
+    plan = plan_trees(calibration(), profile, batch_sizes=profile.batch_sizes, shape="chain")
+    lengths = [plan.entries[part["entry"]].depth for part in plan.schedule]
+    assert lengths == sorted(lengths, reverse=True)
+    assert (lengths[0], lengths[-1]) == (3, 0)
+    assert all(entry.size == entry.depth + 1 for entry in plan.entries)
+    assert plan.schedule[-1]["to"] is None
+    assert "chain of 3" in schedule(plan)
+    for entry in plan.entries:
+        assert entry.unconstrained["tokens_per_s"] >= entry.tokens_per_s * 0.995
+    assert f"best tree {plan.entries[0].unconstrained['tokens_per_step']:.2f}" in price(plan)
+    plan_table(plan)
+
+
+def test_a_plan_keeps_its_schedule(tmp_path):
+    profile = hardware()
+    plan = plan_trees(calibration(), profile, batch_sizes=profile.batch_sizes)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").schedule == plan.schedule
+    document = json.loads((tmp_path / "plan.json").read_text())
+    document["schedule"][0]["from"] = 2
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidInput, match="ranges from 1 on"):
+        Plan.load(tmp_path / "plan.json")
+    del document["schedule"]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    assert [part["entry"] for part in Plan.load(tmp_path / "plan.json").schedule] == list(range(7))
+
+
+def test_without_a_limit_no_price_is_named():
+    plan = plan_trees(calibration(), hardware(), batch_sizes=[1])
+    assert plan.entries[0].unconstrained is None
+    assert price(plan) == ""
+
+
+@given(st.integers(1, 5), st.sampled_from([1, 3, 8, 40]))
+def test_sizes_worth_building_lose_little_and_more_of_them_less(count, batch_size):
+    sizes = np.arange(1, 65)
+    rates = 1 + np.log2(sizes) / 4
+    found = worth_building(rates, sizes, batch_size=batch_size, count=count)
+    assert len(found.sizes) == count
+    assert 1 not in found.sizes
+    values = rates / overheads(sizes, batch_size)
+    best = values.max(1)
+
+    def loss(chosen) -> float:
+        return 1 - (values[:, [0, *(size - 1 for size in chosen)]].max(1) / best).mean()
+
+    assert found.mean_loss == pytest.approx(loss(found.sizes))
+    others = [loss(pair) for pair in itertools.combinations(sizes[1:].tolist(), 2)] if count == 2 else []
+    plain = loss(())
+    assert all(plain - found.mean_loss >= (1 - 1 / np.e) * (plain - other) - 1e-12 for other in others)
+    assert (
+        worth_building(rates, sizes, batch_size=batch_size, count=count + 1).mean_loss
+        <= found.mean_loss + 1e-12
+    )
+
+
+def test_rebuilds_look_beyond_the_profile():
+    profile = hardware()
+    small = LatencyProfile(tuple(p for p in profile.points if p.size <= 8), profile.autoregressive)
+    plan = plan_trees(calibration(), small, batch_sizes=[1], rebuilds=3)
+    named = plan.entries[0].rebuilds
+    assert len(named["trees"]) == 3
+    assert named["trees"][-1]["size"] > 8
+    for tree in named["trees"]:
+        assert len(tree["medusa_choices"]) == tree["size"] - 1
