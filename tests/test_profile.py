@@ -15,12 +15,13 @@ from treeopt.journal import Journal
 from treeopt.latency import LatencyProfile, StepTiming, drift
 from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
 from treeopt.planner import plan_trees
+from treeopt.rounds import interval95, timings
 from treeopt.rundir import RunDirectory
 from treeopt.runtime import timing
 from treeopt.runtime.decode import Decoder, StopRule
 from treeopt.runtime.session import Session
 from treeopt.runtime.target import Target
-from treeopt.runtime.timing import measure_steps, rows_at, step_parts, timed_step, timings
+from treeopt.runtime.timing import measure_steps, rows_at, step_parts, timed_step
 from treeopt.tree import Tree
 
 from .conftest import CONTEXT, HEADS, asked, tiny_heads, tiny_model
@@ -80,7 +81,7 @@ def test_rounds_grow_with_the_square_of_the_noise(measured):
 
     rounds, points, plain = measured(latency, n_trees=4)
     assert 20 <= len(rounds) <= 60
-    assert all(timing.interval95(point, plain) <= 0.02 for point in points)
+    assert all(interval95(point, plain) <= 0.02 for point in points)
     noise.clear()
     many, *_ = measured(latency, n_trees=4, precision=0.01)
     assert len(many) > 2 * len(rounds)

@@ -14,12 +14,13 @@ import torch
 from treeopt import storage
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.journal import Journal, discard
+from treeopt.rounds import timings
 from treeopt.rundir import RunDirectory
 from treeopt.runtime.bench import decode_contenders
 from treeopt.runtime.collect import Prompt
 from treeopt.runtime.decode import Decoder, StopRule
 from treeopt.runtime.memory import with_less_memory
-from treeopt.runtime.timing import measure_steps, step_parts, timings
+from treeopt.runtime.timing import measure_steps, step_parts
 from treeopt.tree import Tree
 
 CALIBRATE = ("calibrate", "--num-prompts", "40", "--max-new-tokens", "32", "--batch-size", "1")

@@ -65,6 +65,8 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
     from rich.table import Table
 
     info = calibration.info
+    if info.get("source") == "engine log" and info.get("survival"):
+        return _survival_table(calibration)
     counted = [
         f"{info[key]:,} {what}"
         for key, what in (("positions", "states"), ("sequences", "answers"))
@@ -82,6 +84,27 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
         table.add_row(str(k + 1), *cells, str(calibration.trials[k]))
     groups = info.get("groups")
     return _together(table, _group_table(groups, calibration.num_heads)) if groups else table
+
+
+def _survival_table(calibration: Calibration) -> RenderableType:
+    """Survival of a chain depth by depth, as an engine counted it."""
+    from rich.table import Table
+
+    info, accept, stderr = calibration.info, calibration.accept[:, 0], calibration.stderr[:, 0]
+    title = "Survival of a chain, as an engine counted it"
+    if info.get("drafts"):
+        of = f" of {info['requests']:,} requests" if info.get("requests") else ""
+        title += f": {info['drafts']:,} drafts{of}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("depth")
+    for name in ("all right so far", "right, those before being", "trials"):
+        table.add_column(name, justify="right")
+    errors = info.get("survival_stderr") or [None] * calibration.num_heads
+    for k, (survival, error) in enumerate(zip(info["survival"], errors, strict=False)):
+        table.add_row(
+            str(k + 1), pm(survival, error, 3), pm(accept[k], stderr[k], 3), str(calibration.trials[k])
+        )
+    return table
 
 
 def _group_table(groups: dict[str, Any], num_heads: int) -> RenderableType:
@@ -135,7 +158,7 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
     for batch, context in profile.settings:
         plain = profile.plain(batch, context)
         timed = [p for p in profile.autoregressive if (p.batch_size, p.context_tokens) == (batch, context)]
-        table.add_row(str(batch), str(context), "1", "plain", f"{plain.ms:.2f} ±{plain.stderr_ms:.2f}",
+        table.add_row(str(batch), str(context or "–"), "1", "plain", f"{plain.ms:.2f} ±{plain.stderr_ms:.2f}",
                       "1.00", str(sum(len(p.step_ms) for p in timed)), *_parts(timed[0]))  # fmt: skip
         deepest: dict[int, Any] = {}
         for point in profile.points:
@@ -145,7 +168,7 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
         for size, point in sorted(deepest.items()):
             latency = profile.step(batch, context, size, point.depth)
             if latency is not None:
-                table.add_row(str(batch), str(context), str(size), str(point.depth),
+                table.add_row(str(batch), str(context or "–"), str(size), str(point.depth),
                               f"{latency.ms:.2f} ±{latency.stderr_ms:.2f}", f"{latency.ms / plain.ms:.2f}",
                               str(len(point.step_ms)), *_parts(point))  # fmt: skip
         table.add_section()

@@ -203,4 +203,6 @@ def analytical_profile(
         "roofline": {"device": asdict(device), "model": asdict(shape), "dtype": dtype, "num_heads": num_heads,
                      "efficiency": asdict(EFFICIENCY), "tile": list(TILE)},
     }  # fmt: skip
-    return LatencyProfile(tuple(points), tuple(plain), {"name": f"roofline of {device.name}"}, info)
+    return LatencyProfile(
+        tuple(points), tuple(plain), {"name": f"roofline of {device.name}, nothing measured"}, info
+    )

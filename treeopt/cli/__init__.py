@@ -3,7 +3,8 @@
 Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 misused.
 
 options.py   options that commands share
-measure.py   run, calibrate, profile, search, bench
+measure.py   run, calibrate, search, bench
+profile.py   profile
 deliver.py   export, convert, plot, show, report, list
 exchange.py  score
 importing.py import
@@ -19,7 +20,7 @@ from typing import Any
 import click
 
 from treeopt import __version__
-from treeopt.cli import deliver, exchange, importing, measure
+from treeopt.cli import deliver, exchange, importing, measure, profile
 from treeopt.errors import TreeoptError
 
 
@@ -64,7 +65,7 @@ def cli() -> None:
     """
 
 
-for _command in (measure.run, measure.calibrate, importing.import_, measure.profile, measure.search, measure.bench,
+for _command in (measure.run, measure.calibrate, importing.import_, profile.profile, measure.search, measure.bench,
                  deliver.export, exchange.score, deliver.convert, deliver.plot, deliver.show, deliver.report,
                  deliver.list_):  # fmt: skip
     cli.add_command(_command)

@@ -122,16 +122,21 @@ def show(run: RunDirectory, batch_size: int | None, file: Path | None, as_json: 
 
 
 @click.command("list")
+@click.argument("topic", required=False, metavar="[TOPIC]")
 @AS_JSON
-def list_(as_json: bool) -> None:
+def list_(topic: str | None, as_json: bool) -> None:
     """List shipped calibrations and profiles, published trees, engines, objectives, layouts and figures.
+
+    TOPIC is one of them. For engines there is a table: what each can take, where it goes, which releases.
 
     \b
     Example:
         treeopt list
+        treeopt list engines
     """
-    from treeopt.export import ENGINES
-    from treeopt.figures import FIGURES
+    from treeopt.export import listing
+    from treeopt.export.table import ENGINES
+    from treeopt.figures import FIGURES, STANDALONE
     from treeopt.growth import OBJECTIVES
     from treeopt.library import LAYOUTS, shipped
     from treeopt.published import PUBLISHED
@@ -143,6 +148,13 @@ def list_(as_json: bool) -> None:
         "engines": list(ENGINES),
         "objectives": list(OBJECTIVES),
         "layouts": list(LAYOUTS),
-        "figures": list(FIGURES),
+        "figures": [*FIGURES, *STANDALONE],
     }
-    show_result(found, "\n".join(f"{k}: {', '.join(v) or 'none'}" for k, v in found.items()), as_json)
+    if topic is None:
+        show_result(found, "\n".join(f"{k}: {', '.join(v) or 'none'}" for k, v in found.items()), as_json)
+    elif topic == "engines":
+        show_result({"engines": listing.records(ENGINES)}, listing.table(ENGINES), as_json)
+    elif topic in found:
+        show_result({topic: found[topic]}, "\n".join(found[topic]), as_json)
+    else:
+        raise click.BadParameter(f"must be one of {', '.join(found)}, but got {topic!r}.", param_hint="TOPIC")

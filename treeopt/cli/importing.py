@@ -15,30 +15,44 @@ if TYPE_CHECKING:
 
 @click.command("import")
 @run_directory
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--from", "kind", help="medusa-pt, recall, acceptance, csv or ranks.  [default: as the file tells]"
-)
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
+@click.option("--from", "kind", help="What FILE holds, by a name from above.  [default: as the file tells]")
 @click.option(
     "--trials", **positive(), help="Trials of every head to assume, where the file has shares only."
 )
 @click.option("--heads", **positive(), help="Depths that one acceptance vector stands for.")
+@click.option(
+    "--drafter",
+    help="What drafted, which no engine's file tells: medusa, hydra, eagle, eagle3, mtp, draft-model or ngram.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run's trace and calibration.")
-def import_(run: RunDirectory, file: Path, as_json: bool, **options: Any) -> None:
-    """Take head accuracies that another tool measured as the run's calibration.
+def import_(run: RunDirectory, files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
+    """Take what another tool measured as the run's calibration.
 
-    FILE holds hit tensors of Medusa's heads_accuracy.py, recall@k as JSON, an acceptance vector as
-    Sequoia keeps it, a CSV table, or ranks that an engine logged as JSON lines.
+    \b
+    FILE holds
+        medusa-pt      hit tensors of Medusa's heads_accuracy.py
+        recall         recall@k as JSON
+        acceptance     an acceptance vector as Sequoia keeps it
+        csv            a table of accuracies or hits
+        ranks          ranks that an engine logged, as JSON lines
+    or what an engine counted while it served chains
+        vllm-metrics   /metrics before and after, the log, vllm bench serve
+        vllm-requests  responses with draft metrics, or AIPerf's records
+        sglang         responses with meta_info or sglext
+        tensorrt-llm   /prometheus/metrics before and after, or responses
+        llama-cpp      the log, or /metrics before and after
 
     \b
     Example:
         treeopt import vicuna_heads_accuracy.pt
         treeopt import recall.json --trials 5000 --run other-run
+        treeopt import before.txt after.txt --drafter eagle3
     """
     from treeopt import pipeline
     from treeopt.console import calibration_table, note
 
-    calibration = pipeline.import_file(run, file, **options)
+    calibration = pipeline.import_file(run, files, **options)
     for text in calibration.info["notes"]:
         note(text)
     show_result(calibration.document(), calibration_table(calibration), as_json)

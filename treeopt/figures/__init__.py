@@ -8,6 +8,7 @@ accuracy.py   the heads: by rank, by group of prompts, along the answer
 planning.py   tokens per step and throughput over tree size
 latency.py    what a step costs and what it is made of
 bench.py      what real decoding measured
+roofline.py   what was computed before there is hardware
 style.py      one look for all, PNG and SVG
 registry.py   all of them by name, drawn from a run directory
 """
@@ -23,12 +24,14 @@ from treeopt.figures.accuracy import (
 from treeopt.figures.bench import accepted_data, contenders_data, draw_accepted, draw_contenders
 from treeopt.figures.latency import draw_latency, draw_parts, latency_data, parts_data
 from treeopt.figures.planning import draw_sizes, draw_throughput, sizes_data, throughput_data
-from treeopt.figures.registry import FIGURES, Figure, Picture, draw, pictures, svg_text
+from treeopt.figures.registry import FIGURES, STANDALONE, Figure, Picture, draw, pictures, svg_text
+from treeopt.figures.roofline import draw_roofline, draw_speedup, roofline_data, speedup_data
 from treeopt.figures.style import to_bytes, to_svg
 from treeopt.figures.tree import draw_tree, node_records, tree_data
 
 __all__ = [
     "FIGURES",
+    "STANDALONE",
     "Figure",
     "Picture",
     "accepted_data",
@@ -42,7 +45,9 @@ __all__ = [
     "draw_latency",
     "draw_parts",
     "draw_positions",
+    "draw_roofline",
     "draw_sizes",
+    "draw_speedup",
     "draw_throughput",
     "draw_tree",
     "groups_data",
@@ -51,7 +56,9 @@ __all__ = [
     "parts_data",
     "pictures",
     "positions_data",
+    "roofline_data",
     "sizes_data",
+    "speedup_data",
     "svg_text",
     "throughput_data",
     "to_bytes",

@@ -66,7 +66,6 @@ def sizes_data(
     budget: int = 64,
     max_rank: int = MAX_RANK,
     max_depth: int | None = None,
-    shape: str = "sibling-closed",
     most_dense: int = MOST_DENSE,
     seed: int = 0,
 ) -> SizesData:
@@ -79,7 +78,7 @@ def sizes_data(
         "budget": budget,
         "max_rank": max_rank,
         "max_depth": depth,
-        "shape": shape,
+        "shape": "sibling-closed",
     }
     curves = {}
     for name in OBJECTIVES:

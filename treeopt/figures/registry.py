@@ -12,7 +12,7 @@ from treeopt import library
 from treeopt.benchmark import Benchmark
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.figures import accuracy, bench, latency, planning, style, tree
+from treeopt.figures import accuracy, bench, latency, planning, roofline, style, tree
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan
 from treeopt.rundir import RunDirectory
@@ -140,7 +140,7 @@ def _groups(inputs: Inputs) -> Drawing:
 def _sizes(inputs: Inputs) -> Drawing:
     trace = inputs.trace
     plan = inputs.plan if inputs.run.plan.exists() else None
-    known = ("budget", "max_rank", "max_depth", "shape")
+    known = ("budget", "max_rank", "max_depth")  # objectives are compared on trees, whatever an engine takes
     limits = {k: v for k, v in ((plan and plan.constraint) or {}).items() if k in known}
     objective = (plan and plan.objective) or "replay"
     return planning.draw_sizes(planning.sizes_data(trace, objective=objective, **limits))
@@ -175,10 +175,27 @@ FIGURES: dict[str, Figure] = {
 }  # fmt: skip
 
 
+def _setting(inputs: Inputs) -> roofline.Setting:
+    file = inputs.run.profile
+    return roofline.setting_of(inputs.profile if file.exists() else None, file)
+
+
+# Drawn where they are asked for by name: they show what was computed or published, not what a run measured.
+STANDALONE: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure("roofline", "What operators reach below a device's roofs, computed and as the Medusa paper measured", (),
+               lambda i, b: roofline.draw_roofline(roofline.roofline_data(_setting(i)))),
+        Figure("roofline-speedup", "Computed latency and speedup over tree size, by batch size and context", (),
+               lambda i, b: roofline.draw_speedup(roofline.speedup_data(_setting(i)))),
+    )
+}  # fmt: skip
+
+
 def pictures(
     run: RunDirectory, *, names: Sequence[str] | None = None, batch_size: int | None = None
 ) -> Iterator[Picture | str]:
-    """Draw the named figures (all of them, if None), one after the other.
+    """Draw the named figures (all that a run measured, if None), one after the other.
 
     Yields a picture, or a sentence on one that was left out: why, and which command makes its input.
     Raises InvalidInput for a name that is not in `FIGURES`.
@@ -238,9 +255,10 @@ def svg_text(run: RunDirectory, name: str, *, batch_size: int | None = None, pre
 
 
 def _figure(name: str) -> Figure:
-    if name not in FIGURES:
-        raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.")
-    return FIGURES[name]
+    known = FIGURES | STANDALONE
+    if name not in known:
+        raise InvalidInput(f"A figure must be one of {', '.join(known)}, but got {name!r}.")
+    return known[name]
 
 
 def _require(file: Path, command: str) -> None:

@@ -22,6 +22,12 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.storage import read_text
 from treeopt.trace import RankTrace
 
+File = tuple[Any, Path]  # what a file holds, and its path
+LOGS = (
+    "'iterLatencyMS'",
+    "Decode batch",
+    "SpecDecoding metrics: ",
+)  # in logs whose lines may begin as JSON does
 TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
 
 
@@ -84,6 +90,8 @@ def _documents(path: Path, text: str) -> Any:
         lines = text.splitlines()
         return [json.loads(line, parse_constant=refuse_constant) for line in lines if line.strip()]
     except (ValueError, RecursionError) as error:
+        if any(mark in text for mark in LOGS):
+            return text
         raise InvalidInput(
             f"{path} must be valid JSON, or one document a line, but it is not: {error}."
         ) from None

@@ -2,6 +2,8 @@
 
 measure.py   calibrate -> trace.npz, calibration.json
 profile.py   profile -> profile.json, with placement.py
+timings.py   profile --from-csv, --analytical
+external.py  profile --command
 decide.py    search -> plan.json
 prove.py     bench -> bench.json
 deliver.py   export -> export/ · convert -> a checkpoint
@@ -12,10 +14,12 @@ importing.py import -> trace.npz, calibration.json
 from treeopt.pipeline.decide import search
 from treeopt.pipeline.deliver import convert, export, read_tree
 from treeopt.pipeline.exchange import score
+from treeopt.pipeline.external import profile_command
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.measure import calibrate
 from treeopt.pipeline.profile import profile
 from treeopt.pipeline.prove import bench
+from treeopt.pipeline.timings import profile_analytical, profile_from_file
 
 __all__ = [
     "bench",
@@ -24,6 +28,9 @@ __all__ = [
     "export",
     "import_file",
     "profile",
+    "profile_analytical",
+    "profile_command",
+    "profile_from_file",
     "read_tree",
     "score",
     "search",

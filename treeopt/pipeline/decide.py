@@ -15,6 +15,7 @@ from treeopt.journal import discard
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan, PlanEntry
 from treeopt.planner import plan_trees
+from treeopt.roofline import MEASURES as ANALYTICAL
 from treeopt.rundir import RunDirectory, digests
 from treeopt.shapes import SHAPES, check_shape
 from treeopt.trace import RankTrace
@@ -62,8 +63,8 @@ def search(
         check_same_model(source, latencies, run)
     elif run.profile.exists():
         note(f"Planning without latencies; to use the run's, pass --profile {run.profile}.")
-    if latencies is not None and latencies.info.get("measures", "step") != "step":
-        note(f"The profile measures {latencies.info['measures']} alone: the speedups are upper bounds.")
+    if latencies is not None and (caution := upper_bound(latencies)):
+        note(caution)
     if batch_sizes is None:
         batch_sizes = latencies.batch_sizes if latencies else (1,)
     limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "max_depth": max_depth, "shape": shape}
@@ -134,6 +135,24 @@ def within_engine(
             "are plans for elsewhere."
         )
     return {**given, "shape": wanted, "engine": {"name": engine, "method": way.name}}, warnings
+
+
+def upper_bound(latencies: LatencyProfile) -> str | None:
+    """Why the speedups are upper bounds; None where whole steps were measured.
+
+    >>> from treeopt.latency import StepTiming
+    >>> upper_bound(LatencyProfile((), (StepTiming(1, 1, 1, 0, (2.0,)),), info={"measures": "linear layers"}))
+    'The profile measures linear layers alone: the speedups are upper bounds.'
+    """
+    measures = latencies.info.get("measures", "step")
+    if measures == "step":
+        return None
+    if measures == ANALYTICAL:
+        return (
+            "Nothing was measured: the step latencies are computed, without scheduling, sampling and start of "
+            "kernels, so the speedups are upper bounds. Measure with: treeopt profile"
+        )
+    return f"The profile measures {measures} alone: the speedups are upper bounds."
 
 
 def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from treeopt import __version__
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.importing import read_measurement
+from treeopt.importing.survival import ENGINE_LOG
 from treeopt.provenance import Provenance
 from treeopt.rundir import RunDirectory
 from treeopt.storage import sha256_of
@@ -17,14 +19,17 @@ from treeopt.trace import RankTrace
 
 def import_file(
     run: RunDirectory,
-    path: Path,
+    paths: Path | Sequence[Path],
     *,
     kind: str | None = None,
     overwrite: bool = False,
     trials: int | None = None,
     heads: int | None = None,
+    drafter: str | None = None,
 ) -> Calibration:
-    """Make a file of another tool the run's calibration, and its trace where ranks are known state by state.
+    """Make files of another tool the run's calibration, and its trace where ranks are known state by state.
+
+    Several files are one measurement of an engine: two scrapes of its counters, or logs to be pooled.
 
     Raises InvalidInput where the run has been calibrated already, unless it is to be overwritten; then a
     trace that the new numbers do not have is deleted, so that the two files are always of one origin.
@@ -35,11 +40,13 @@ def import_file(
             f"An import does not replace measurements unasked, but {there[0]} exists: pass another --run, or "
             "--overwrite."
         )
-    kind, found = read_measurement(path, kind, trials=trials, heads=heads)
+    paths = [paths] if isinstance(paths, Path) else list(paths)
+    kind, found = read_measurement(paths, kind, trials=trials, heads=heads, drafter=drafter)
+    files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths]
     # On which machine and by which versions it was measured the file does not say.
     record = Provenance(versions={"treeopt": __version__}).record() | {
         "machine": None,
-        "imported": {"file": path.name, "sha256": sha256_of(path), "kind": kind},
+        "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
     source = found.source
     if isinstance(source, RankTrace):
@@ -50,6 +57,8 @@ def import_file(
         calibration = source
         calibration.info["provenance"] = record
         run.trace.unlink(missing_ok=True)
-    calibration.info.update(source="imported", notes=list(found.notes))
+    if calibration.info.get("source") != ENGINE_LOG:
+        calibration.info["source"] = "imported"
+    calibration.info["notes"] = list(found.notes)
     calibration.save(run.calibration)
     return calibration

@@ -29,6 +29,7 @@ from treeopt.journal import Journal, discard
 from treeopt.latency import LatencyProfile, StepTiming, drift
 from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
 from treeopt.planner import plan_trees
+from treeopt.rounds import interval95, timings
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree, TreeFamily
@@ -63,8 +64,6 @@ class Measured:
 
     def timings(self) -> tuple[list[StepTiming], StepTiming]:
         """All trees' timings and the plain one of both stages."""
-        from treeopt.runtime.timing import timings
-
         points, plain = timings(self.rounds, self.trees, self.batch_size, context_tokens=self.nominal)
         if not self.more_rounds:
             return points, plain
@@ -299,8 +298,6 @@ def _info(
 
 def reached(result: LatencyProfile, wanted: float) -> dict[str, Any]:
     """How well the latencies are known: halves of 95 % intervals, relative, of trees' ratios to plain."""
-    from treeopt.runtime.timing import interval95
-
     plain = {(p.batch_size, p.context_tokens): p for p in result.autoregressive}
     found = [interval95(p, plain[p.batch_size, p.context_tokens]) for p in (*result.points, *plain.values())]
     missed = sum(interval > wanted for interval in found)

@@ -15,13 +15,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.latency import StepTiming, median_latency, paired_latency
+from treeopt.rounds import PRECISION, Round, is_enough
 from treeopt.runtime.decode import Accept, Decoder, StopRule, accept_greedy, capacity_for, synchronize
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.target import Target
@@ -31,12 +30,7 @@ from treeopt.tree import Tree
 # which is no part of what a step costs where one follows the other; the last of them is timed by its parts.
 UNTIMED_STEPS, TIMED_STEPS = 4, 6
 PLAIN_VISITS = 3  # turns of the plain step per round: every speedup is against it
-FEWEST_ROUNDS = 3  # however short the time
-FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in how many it has to be small
-PRECISION = 0.02  # half of a 95 % interval over its median
 SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
-
-Round = dict[str, Any]  # {"seconds", "lengths", "points": [{"step_ms", "accepted", "parts_ms"}]}, as JSON
 
 
 def timed_step(decoder: Decoder, tree: Tree | None) -> tuple[float, Any]:
@@ -116,75 +110,6 @@ def measure_steps(
         keep(rounds[-1])
         progress(rounds[-1]["seconds"])
     return rounds
-
-
-def is_enough(
-    rounds: Sequence[Round],
-    trees: Sequence[Tree],
-    batch_size: int,
-    *,
-    time_limit_s: float,
-    precision: float,
-) -> bool:
-    """Whether the rounds used up the time, or every latency is known to ``precision``.
-
-    The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
-    """
-    if len(rounds) < FEWEST_ROUNDS:
-        return False
-    if sum(round_["seconds"] for round_ in rounds) > time_limit_s:
-        return True
-    if len(rounds) < FEWEST_SAMPLES:
-        return False
-    return all(
-        interval95(point, plain) <= precision
-        for n in range(len(rounds) - IN_A_ROW + 1, len(rounds) + 1)
-        for points, plain in [timings(rounds[:n], trees, batch_size, context_tokens=1)]
-        for point in (plain, *points)
-    )
-
-
-def interval95(timing: StepTiming, plain: StepTiming) -> float:
-    """Half of the 95 % interval of a latency, over the latency itself; of the ratio to plain for a tree.
-
-    >>> timing = StepTiming(1, 9, size=1, depth=0, step_ms=(2.0, 2.0, 2.0))
-    >>> interval95(timing, timing)
-    0.0
-    """
-    latency = median_latency(timing.step_ms) if timing.size == 1 else paired_latency(timing, plain)
-    return 1.96 * latency.stderr_ms / latency.ms
-
-
-def timings(
-    rounds: Sequence[Round],
-    trees: Sequence[Tree],
-    batch_size: int,
-    *,
-    context_tokens: int | None = None,
-    first_round: int = 0,
-) -> tuple[list[StepTiming], StepTiming]:
-    """The trees' timings and the plain one, their rounds counted from ``first_round``.
-
-    The context is ``context_tokens``, or else the median length of rows over all steps.
-    """
-    context = context_tokens or int(median([length for round_ in rounds for length in round_["lengths"]]))
-
-    def timing(i: int, size: int, depth: int) -> StepTiming:
-        points = [round_["points"][i] for round_ in rounds]
-        accepted = [a for point in points for a in point["accepted"]]
-        return StepTiming(
-            batch_size,
-            context,
-            size,
-            depth,
-            step_ms=tuple(ms for point in points for ms in point["step_ms"]),
-            accepted_mean=round(sum(accepted) / len(accepted), 4),
-            round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
-            parts_ms={part: tuple(ms for point in points for ms in point["parts_ms"][part])
-                      for part in points[0]["parts_ms"]},
-        )  # fmt: skip
-
-    return [timing(i, len(t), t.depth) for i, t in enumerate(trees)], timing(len(trees), 1, 0)
 
 
 def rows_at(

@@ -1,0 +1,239 @@
+"""What serving engines write of the same 1,000 drafts of 3 tokens: 800, 600 and 420 reached depth 1, 2 and 3.
+
+Accepted 1,820, drafted 3,000, 2.82 tokens a step; 10 requests of 100 drafts where requests are told apart.
+"""
+
+import json
+
+import pandas as pd
+
+DRAFTS, REACHED, HISTOGRAM = 1000, [800, 600, 420], [200, 200, 180, 420]
+SURVIVAL = [0.8, 0.6, 0.42]
+REQUEST = [20, 20, 18, 42]  # histogram of a request
+
+
+def exposition(
+    drafts=DRAFTS, reached=REACHED, drafted=None, accepted=None, engine=0, model="m", created=1.7e9
+):
+    labels = f'engine="{engine}",model_name="{model}"'
+    drafted = drafts * len(reached) if drafted is None else drafted
+    counts = {
+        "drafts": drafts,
+        "draft_tokens": drafted,
+        "accepted_tokens": sum(reached) if accepted is None else accepted,
+    }
+    lines = []
+    for name, count in counts.items():
+        lines += [
+            f"# HELP vllm:spec_decode_num_{name}_total Number of things.",
+            f"# TYPE vllm:spec_decode_num_{name}_total counter",
+            f"vllm:spec_decode_num_{name}_total{{{labels}}} {float(count)}",
+            f"# TYPE vllm:spec_decode_num_{name}_created gauge",
+            f"vllm:spec_decode_num_{name}_created{{{labels}}} {created}",
+        ]
+    for place, count in enumerate(reached):
+        lines.append(
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{place}"}} {float(count)}'
+        )
+    return "\n".join([*lines, 'vllm:inter_token_latency_seconds_sum{engine="0"} 16.9', ""])
+
+
+def vllm_line(drafts=DRAFTS, reached=REACHED, drafted=None, extra="", after=""):
+    accepted = sum(reached)
+    drafted = drafts * len(reached) if drafted is None else drafted
+    rates = ", ".join(f"{c / drafts:.3f}" for c in reached)
+    return (
+        f"INFO 05-21 21:11:56 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
+        f"Accepted throughput: 182.00 tokens/s, Drafted throughput: 300.00 tokens/s, Accepted: {accepted} tokens, "
+        f"Drafted: {drafted} tokens, Per-position acceptance rate: {rates}, {extra}"
+        f"Avg Draft acceptance rate: {100 * accepted / drafted:.1f}%{after}"
+    )
+
+
+NAN_LINE = (
+    "SpecDecoding metrics: Mean acceptance length: nan, Accepted throughput: 0.00 tokens/s, Drafted throughput: 0.00 "
+    "tokens/s, Accepted: 0 tokens, Drafted: 0 tokens, Per-position acceptance rate: nan, nan, nan, Avg Draft "
+    "acceptance rate: nan%"
+)
+
+
+def bench(drafts=DRAFTS, reached=REACHED, **others):
+    accepted, drafted = sum(reached), drafts * len(reached)
+    return {
+        "backend": "vllm", "max_concurrency": 8, "mean_tpot_ms": 6.0, "mean_itl_ms": 16.9, "request_rate": "inf",
+        "spec_decode_acceptance_rate": 100 * accepted / drafted, "spec_decode_acceptance_length": 1 + accepted / drafts,
+        "spec_decode_num_drafts": drafts, "spec_decode_draft_tokens": drafted, "spec_decode_accepted_tokens": accepted,
+        "spec_decode_per_position_acceptance_rates": [c / drafts for c in reached], **others,
+    }  # fmt: skip
+
+
+def sweep(*runs):
+    return pd.DataFrame.from_records([{**run, "run_number": r} for r, run in enumerate(runs)]).to_csv()
+
+
+def stats(histogram=REQUEST, **others):
+    """vLLM's own, of one request."""
+    steps, taken, k = sum(histogram), sum(a * n for a, n in enumerate(histogram)), len(histogram) - 1
+    return {
+        "mean_acceptance_length": 1 + taken / steps, "draft_acceptance_rate": taken / (k * steps),
+        "acceptance_histogram": histogram, "num_spec_steps": steps, "num_accepted_draft_tokens": taken,
+        "num_draft_tokens": k * steps, "num_spec_tokens": k, **others,
+    }  # fmt: skip
+
+
+def response(histogram=REQUEST, **others):
+    return {
+        "usage": {"completion_tokens": 283},
+        "metrics": {"time_to_first_token_ms": 41.0, "speculative_decoding": stats(histogram, **others)},
+    }
+
+
+def aiperf(histogram=REQUEST, phase="profiling", **others):
+    record = stats(histogram, engine="vllm", **others)
+    sparse = {str(a): n for a, n in enumerate(histogram) if n}
+    return {
+        "metadata": {"benchmark_phase": phase},
+        "metrics": {"spec_decode_mean_acceptance_length": {"value": 2.82}},
+        "spec_decode_acceptance": {**record, "acceptance_histogram": sparse},
+    }
+
+
+NEW = (
+    "spec_verify_ct",
+    "spec_num_correct_drafts",
+    "spec_num_proposed_drafts",
+    "spec_correct_drafts_histogram",
+)
+ALIASES = ("spec_verify_ct", "spec_accepted_drafts", "spec_proposed_drafts", "spec_accept_histogram")
+OLDER = ("spec_verify_ct", "spec_accept_token_num", "spec_draft_token_num", "spec_accept_histogram")
+
+
+def meta_info(histogram=REQUEST, names=NEW, k=None):
+    steps, taken = sum(histogram), sum(a * n for a, n in enumerate(histogram))
+    drafted = steps * (len(histogram) - 1 if k is None else k)
+    figures = dict(zip(names, (steps, taken, drafted, histogram), strict=True))
+    # both mislead: the prefill's token is in the length, and the rate has had two meanings
+    return {
+        "completion_tokens": steps + taken + 1,
+        "spec_accept_length": 9.9,
+        "spec_accept_rate": 0.99,
+        **figures,
+    }
+
+
+def trtllm(drafted=(1000, 1000, 1000), accepted=REACHED, worker=0):
+    lines = ["# TYPE trtllm_spec_decode_drafted_tokens_total counter"]
+    for what, counts in (("drafted", drafted), ("accepted", accepted)):
+        for place, count in enumerate(counts):
+            lines.append(
+                f'trtllm_spec_decode_{what}_tokens_total{{token_position="{place}",worker="{worker}"}} {float(count)}'
+            )
+            lines.append(
+                f'trtllm_spec_decode_{what}_tokens_created{{token_position="{place}",worker="{worker}"}} 1.7e9'
+            )
+    return "\n".join([*lines, "trtllm_spec_decode_acceptance_length 2.5", ""])
+
+
+def trtllm_choice(histogram=REQUEST, **others):
+    steps, taken, k = sum(histogram), sum(a * n for a, n in enumerate(histogram)), len(histogram) - 1
+    return {
+        "choices": [{
+            "avg_decoded_tokens_per_iter": 1 + taken / steps,
+            "speculative_decoding": {
+                "acceptance_rate": taken / (k * steps), "total_accepted_draft_tokens": taken, "total_draft_tokens": k * steps,
+                "num_spec_steps": steps, "acceptance_histogram": histogram, "num_spec_tokens": k, **others,
+            },
+        }]
+    }  # fmt: skip
+
+
+def iteration(drafted=24, accepted=15, requests=8):
+    spec = {"numDraftTokens": drafted, "numAcceptedTokens": accepted, "numRequestsWithDraftTokens": requests,
+            "acceptanceLength": 1 + accepted / requests, "iterLatencyMS": 3.1, "draftOverhead": 0.18}  # fmt: skip
+    return repr(
+        {
+            "iter": 57,
+            "iterLatencyMS": 16.9,
+            "numActiveRequests": 8,
+            "kvCacheStats": None,
+            "specDecodingStats": spec,
+        }
+    )
+
+
+def llama_request(drafts=100, reached=(80, 60, 42), drafted=None):
+    accepted = sum(reached)
+    drafted = drafts * len(reached) if drafted is None else drafted
+    rates = ", ".join(f"{c / drafts:.3f}" for c in reached)
+    return (
+        f"0.16.519.195 I slot print_timing: id  0 | task 42 | draft acceptance = {accepted / drafted:.5f} "
+        f"({accepted:5d} accepted / {drafted:5d} generated), mean acceptance length = {1 + accepted / drafts:5.2f}, "
+        f"acceptance rate per position = ({rates})"
+    )
+
+
+def llama_process(drafts=100, reached=(80, 60, 42), name="draft-eagle3"):
+    rates = ", ".join(f"{c / drafts:.3f}" for c in reached)
+    return (
+        f"0.42.130.640 I spec common_specu: statistics {name:>16}: #calls(b,g,a) =    1 {drafts:6d} {drafts:6d}, "
+        f"#gen drafts = {drafts:6d}, #acc drafts = {reached[0]:5d}, #gen tokens = {drafts * len(reached):6d}, "
+        f"#acc tokens = {sum(reached):5d}, #mean acc len = {1 + sum(reached) / drafts:.2f}, #acc rate/pos = ({rates}), "
+        "dur(b,g,a) = 0.005, 325.555, 0.114 ms"
+    )
+
+
+def lines(*documents):
+    return "\n".join(one if isinstance(one, str) else json.dumps(one) for one in documents) + "\n"
+
+
+def llama_metrics():
+    return (
+        exposition()
+        .replace("vllm:", "llamacpp:")
+        .replace('engine="0",model_name="m"', "")
+        .replace("{,", "{")
+        .replace("{}", "")
+    )
+
+
+# The same measurement in every format: the kind, and the text of each file.
+EVERYTHING = {
+    "vllm, two scrapes": ("vllm-metrics", [exposition(50, [40, 30, 20]), exposition(1050, [840, 630, 440])]),
+    "vllm, one scrape": ("vllm-metrics", [exposition()]),
+    "vllm, two engines": (
+        "vllm-metrics", [exposition(400, [300, 200, 20]) + exposition(600, [500, 400, 400], engine=1)],
+    ),
+    "vllm, log": ("vllm-metrics", [lines(vllm_line())]),
+    "vllm, log of intervals": (
+        "vllm-metrics", [lines(vllm_line(900, [780, 590, 415]), NAN_LINE, "noise", vllm_line(100, [20, 10, 5]))],
+    ),
+    "vllm, bench": ("vllm-metrics", [json.dumps(bench(), indent=1)]),
+    "vllm, bench lines": ("vllm-metrics", [lines(bench(400, [300, 200, 20]), bench(600, [500, 400, 400]))]),
+    "vllm, sweep": ("vllm-metrics", [sweep(bench(400, [300, 200, 20]), {"backend": "vllm"}, bench(600, [500, 400, 400]))]),
+    "vllm, responses": ("vllm-requests", [lines(*[response()] * 10)]),
+    "vllm, first revision": (
+        "vllm-requests",
+        [lines(*[{"choices": [{"speculative_decoding_stats": stats(acceptance_histogram={"0": 20, "1": 20, "2": 18, "3": 42})}]}] * 10)],
+    ),
+    "vllm, by length": (
+        "vllm-requests", [json.dumps([response(acceptance_histogram_by_draft_length={"3": REQUEST})] * 10)],
+    ),
+    "vllm, batch": ("vllm-requests", [lines(*[{"id": "x", "response": {"status_code": 200, "body": response()}}] * 10)]),
+    "aiperf": ("vllm-requests", [lines(*[aiperf()] * 10)]),
+    "aiperf, pooled": (
+        "vllm-requests",
+        [json.dumps({"pooled_spec_decode_acceptance_histogram": {str(a): n for a, n in enumerate(HISTOGRAM)}})],
+    ),
+    "sglang": ("sglang", [json.dumps([{"text": "x", "meta_info": meta_info()}] * 10)]),
+    "sglang, aliases": ("sglang", [lines(*[{"meta_info": meta_info(names=ALIASES)}] * 10)]),
+    "sglang, older": ("sglang", [lines(*[{"meta_info": meta_info(names=OLDER)}] * 10)]),
+    "sglang, openai": ("sglang", [lines(*[{"choices": [], "sglext": {"spec_tokens_details": meta_info()}}] * 10)]),
+    "sglang, choice": ("sglang", [lines(*[{"choices": [{"meta_info": meta_info()}]}] * 10)]),
+    "tensorrt-llm": ("tensorrt-llm", [trtllm([50] * 3, [40, 30, 20]), trtllm([1050] * 3, [840, 630, 440])]),
+    "tensorrt-llm, workers": ("tensorrt-llm", [trtllm([400] * 3, [300, 200, 20]) + trtllm([600] * 3, [500, 400, 400], 1)]),
+    "tensorrt-llm, choices": ("tensorrt-llm", [lines(*[trtllm_choice()] * 10)]),
+    "llama.cpp": ("llama-cpp", [lines(*[llama_request()] * 10)]),
+    "llama.cpp, statistics": ("llama-cpp", [lines(llama_process(), llama_process(1000, REACHED))]),
+    "llama.cpp, both": ("llama-cpp", [lines(*[llama_request(), llama_process()] * 10)]),
+    "llama.cpp, counters": ("llama-cpp", [llama_metrics()]),
+}  # fmt: skip

@@ -1,0 +1,400 @@
+"""Computed latencies: the Medusa paper's operators and its Tables 6 to 8, shapes of models, and what is refused."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt import figures
+from treeopt.cli import cli
+from treeopt.devices import DEVICES, Device, device_of
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.figures.roofline import Setting
+from treeopt.latency import LatencyProfile
+from treeopt.model_shape import KNOWN, SHAPES, shape_of
+from treeopt.pipeline import profile_analytical
+from treeopt.pipeline.deliver import export
+from treeopt.roofline import (
+    EFFICIENCY,
+    Efficiency,
+    analytical_profile,
+    attention_product,
+    compute_us,
+    linear,
+    operator_us,
+    step_ms,
+    step_operators,
+)
+from treeopt.roofline_tables import CANDIDATES, TFLOPS, operator_of, predicted_tflops
+from treeopt.rundir import RunDirectory
+
+from .conftest import shared_json
+
+A100, LLAMA = DEVICES["A100-80GB-PCIe"], SHAPES["llama-33b"]
+# Medusa (arXiv 2401.10774), Tables 6 to 8: table, row, candidates, operational intensity [FLOP/byte].
+PUBLISHED = [
+    (6, 128, 1, 0.98), (6, 128, 112, 40.73), (6, 1024, 64, 40.96), (6, 4096, 48, 34.61), (6, 8192, 112, 59.3),
+    (7, 1, 1, 0.99), (7, 8, 16, 14.03), (7, 64, 112, 56.44),
+    (8, 1, 1, 1.0), (8, 2, 80, 154.89), (8, 8, 48, 355.85), (8, 16, 64, 845.59), (8, 64, 112, 2893.91),
+]  # fmt: skip
+# The relative errors of the model's TFLOP/s that the documents state: median and worst, upper bounds.
+STATED = {6: (0.019, 0.067), 7: (0.024, 0.119), 8: (0.021, 0.231)}
+
+
+def config(tmp_path, **changed):
+    """The config.json of a small model with grouped heads."""
+    known = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
+             "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100, **changed}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
+    return str(path)
+
+
+def errors(table):
+    """Relative errors of the computed TFLOP/s at all 56 points."""
+    return np.array([
+        predicted_tflops(operator_of(table, row, candidates)) / measured - 1
+        for row, points in TFLOPS[table].items() for candidates, measured in zip(CANDIDATES, points, strict=True)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "row", "candidates", "intensity"), PUBLISHED)
+def test_published_intensities_come_out_to_the_last_digit(table, row, candidates, intensity):
+    assert round(operator_of(table, row, candidates).intensity, 2) == intensity
+
+
+def test_all_168_published_pairs_are_here_and_their_intensities_come_out():
+    published = shared_json("published_figures.json")
+    for table in TFLOPS:
+        block = published[f"medusa_table{table}"]
+        assert block["candidates"] == list(CANDIDATES)
+        assert {int(row) for row in block["rows"]} == TFLOPS[table].keys()
+        for row, pairs in block["rows"].items():
+            assert [tflops for tflops, _ in pairs] == list(TFLOPS[table][int(row)])
+            found = [operator_of(table, int(row), candidates).intensity for candidates in CANDIDATES]
+            assert found == pytest.approx([intensity for _, intensity in pairs], abs=0.005)
+
+
+@pytest.mark.parametrize("table", TFLOPS)
+def test_computed_speeds_are_as_near_the_measured_ones_as_stated(table):
+    found = np.abs(errors(table))
+    median, worst = STATED[table]
+    assert np.median(found) <= median
+    assert found.max() <= worst
+
+
+def test_the_efficiencies_are_those_that_fit_the_tables_best():
+    """The linear one is a median of ratios; the attention pair is the least sum of relative errors nearby."""
+
+    def total(efficiency, tables):
+        return sum(abs(math.log(predicted_tflops(operator_of(t, row, c), efficiency=efficiency) / measured))
+                   for t in tables for row, points in TFLOPS[t].items()
+                   for c, measured in zip(CANDIDATES, points, strict=True))  # fmt: skip
+
+    bare = Efficiency(1.0, 1.0, 0.0)
+    ratios = [measured / predicted_tflops(operator_of(8, row, c), efficiency=bare)
+              for row, points in TFLOPS[8].items() for c, measured in zip(CANDIDATES, points, strict=True)]  # fmt: skip
+    assert EFFICIENCY.linear == pytest.approx(float(np.median(ratios)), abs=5e-4)
+    best = total(EFFICIENCY, (6, 7))
+    for attention, start_us in (
+        (0.72, 32.5),
+        (0.81, 32.5),
+        (0.764, 26.0),
+        (0.764, 39.0),
+        (0.8, 36.0),
+        (0.73, 29.0),
+    ):
+        assert total(Efficiency(0.796, attention, start_us), (6, 7)) > best
+
+
+def test_the_errors_that_the_documents_state_are_the_tested_ones(request):
+    text = (request.config.rootpath / "docs" / "your-own-model.md").read_text(encoding="utf-8")
+    for table, (median, worst) in STATED.items():
+        assert f"| {table} |" in text
+        assert f"| {median:.1%} | {worst:.1%} |".replace("%", " %") in text
+
+
+def test_the_roofs_and_one_factor_alone_are_as_far_off_as_the_documents_say():
+    """Without tiles and without the start of a kernel: median and worst relative error of the TFLOP/s, a class a factor."""
+    found = {}
+    for tables in ((6, 7), (8,)):
+        points = [(table, min(A100.tflops, A100.tb_per_s * operator_of(table, row, c).intensity), measured)
+                  for table in tables for row, measured_all in TFLOPS[table].items()
+                  for c, measured in zip(CANDIDATES, measured_all, strict=True)]  # fmt: skip
+        factor = np.median([measured / roof for _, roof, measured in points])
+        for table in tables:
+            off = [abs(factor * roof / measured - 1) for at, roof, measured in points if at == table]
+            found[table] = (round(float(np.median(off)), 2), round(max(off), 2))
+    assert found == {6: (0.13, 1.26), 7: (0.16, 2.34), 8: (0.10, 0.58)}
+
+
+def test_the_overheads_that_the_documents_state():
+    for name, wanted in (("llama-7b", 1.19), ("llama-13b", 1.12), ("llama-33b", 1.07)):
+        common = {"batch_size": 1, "context_tokens": 512}
+        plain = step_ms(SHAPES[name], A100, size=1, **common)
+        assert round(step_ms(SHAPES[name], A100, size=64, num_heads=4, **common) / plain, 2) == wanted
+
+
+def test_published_points_are_below_the_roof():
+    for table, rows in TFLOPS.items():
+        for row, points in rows.items():
+            for candidates, measured in zip(CANDIDATES, points, strict=True):
+                intensity = operator_of(table, row, candidates).intensity
+                assert measured < min(A100.tflops, A100.tb_per_s * intensity)
+
+
+def test_operators_of_a_step_by_hand(tmp_path):
+    """8 heads of 8 on 2 key heads: qkv is 64 x 96, three layers; two sequences, trees of 5, 11 tokens before."""
+    shape, *_ = shape_of(config(tmp_path))
+    found = {
+        op.name: op for op in step_operators(shape, batch_size=2, size=5, context_tokens=11, num_heads=4)
+    }
+    assert found["qkv"].flops == 2 * 10 * 64 * 96
+    assert found["qkv"].moved_bytes == 2 * (10 * 64 + 64 * 96 + 10 * 96)
+    assert found["QK^T"].flops == found["PV"].flops == 2 * 2 * 8 * 5 * 16 * 8
+    assert found["QK^T"].moved_bytes == 2 * 2 * 2 * (20 * 8 + 16 * 8 + 20 * 16)  # 4 heads share a key head
+    assert found["softmax"].moved_bytes == 2 * 2 * (2 * 8 * 5 * 16)
+    assert found["down"].product == (10, 96, 64)
+    assert found["lm_head"].product == (10, 64, 100)
+    assert found["head lm_head"].product == (2, 64, 100)
+    assert (found["head block"].times, found["up"].times, found["lm_head"].times) == (4, 3, 1)
+    plain = step_operators(shape, batch_size=2, size=1, context_tokens=11)
+    assert not [op for op in plain if op.name.startswith("head")]
+
+
+def test_weights_are_those_of_the_linear_layers_of_a_plain_step():
+    for shape in SHAPES.values():
+        layers = [op for op in step_operators(shape, batch_size=1, size=1, context_tokens=9) if op.product]
+        assert shape.weights == sum(op.times * op.product[1] * op.product[2] for op in layers)
+    assert SHAPES["llama-7b"].weights == pytest.approx(6.6e9, rel=0.01)
+
+
+def test_a_step_is_the_sum_of_its_operators_at_the_roofs():
+    """One row of 7B on a device whose computing is free: weights and cache over the bandwidth."""
+    device = Device("memory", tflops=1e9, tb_per_s=2.0)
+    shape = SHAPES["llama-7b"]
+    found = step_ms(shape, device, batch_size=1, size=1, context_tokens=0)
+    assert found == pytest.approx(2 * shape.weights / 2e12 * 1e3 / EFFICIENCY.linear, rel=2e-3)
+
+
+@given(rows=st.integers(1, 4000), inner=st.integers(1, 64), columns=st.integers(1, 4000))
+def test_tiles_never_compute_less_than_the_product(rows, inner, columns):
+    op = linear("", rows, inner, columns)
+    for device in (A100, Device("no units", 312, 1.935)):
+        assert compute_us(op, device) >= op.flops / device.tflops / 1e6 * (1 - 1e-9)
+        assert compute_us(linear("", rows + 1, inner, columns), Device("", 312, 1.9)) >= compute_us(
+            op, Device("", 312, 1.9)
+        )
+
+
+def test_the_staircase_of_table_8_has_its_stairs():
+    """6656 x 17920 on 108 units: 128 rows are one wave, 256 and 384 two, 512 three (Table 8: 209, 363, 387, 552 us)."""
+    wave = compute_us(linear("", 1, 6656, 17920), A100)
+    waves = [
+        round(compute_us(linear("", rows, 6656, 17920), A100) / wave) for rows in (128, 129, 384, 385, 512)
+    ]
+    assert waves == [1, 2, 2, 3, 3]
+
+
+def test_only_attention_takes_a_start_and_only_where_asked():
+    op = attention_product("QK^T", 1, 1, 128, 128)
+    assert operator_us(op, A100, start=True) - operator_us(op, A100) == pytest.approx(EFFICIENCY.start_us)
+    layer = linear("", 1, 8, 8)
+    assert operator_us(layer, A100, start=True) == operator_us(layer, A100)
+
+
+def test_a_computed_profile_covers_every_size_and_depth():
+    found = analytical_profile(
+        LLAMA, A100, batch_sizes=(1, 4), contexts=(512, 1024), sizes=range(2, 17), num_heads=3
+    )
+    assert found.settings == [(1, 512), (1, 1024), (4, 512), (4, 1024)]
+    assert found.reach(4, 512) == (16, 3)
+    assert {(p.size, p.depth) for p in found.points} == {
+        (n, d) for n in range(2, 17) for d in range(1, min(4, n))
+    }
+    step = found.step(4, 512, 9, 2)
+    wanted = step_ms(LLAMA, A100, batch_size=4, size=9, context_tokens=512, num_heads=2)
+    assert step.ms == pytest.approx(wanted, abs=1e-5)
+    assert found.plain(1, 1024).ms > found.plain(1, 512).ms
+    assert found.info["measures"] == "step (analytical)"
+
+
+def test_a_computed_profile_comes_back_from_its_file(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    made = profile_analytical(run, "h100-sxm", "llama-7b", batch_sizes=(1,), budget=8)
+    read = LatencyProfile.load(run.profile)
+    assert (read.points, read.autoregressive) == (made.points, made.autoregressive)
+    assert read.runtime == {"name": "roofline of H100-SXM, nothing measured"}
+    assert read.info["provenance"]["machine"] is None
+
+
+def test_search_and_export_say_that_nothing_was_measured(tmp_path):
+    run = str(tmp_path / "run")
+    runner = CliRunner()
+
+    def said(*arguments):
+        result = runner.invoke(cli, [*arguments, "--run", run])
+        assert result.exit_code == 0, result.output
+        return result.stderr
+
+    told = said("profile", "--analytical", "L4", "--model", "llama-13b", "--budget", "16")
+    assert "Nothing was timed" in told
+    assert "26 GB do not fit into the 24 GB of L4" in told
+    assert "no L4 was measured" in told
+    assert "Nothing was measured: the step latencies are computed" in said(
+        "search", "--calibration", "vicuna-13b-medusa1", "--profile", f"{run}/profile.json", "--budget", "16"
+    )
+    _, notes = export(RunDirectory(run), "medusa")
+    assert any("roofline of L4, nothing measured" in note for note in notes)
+
+
+def test_the_command_needs_no_torch(tmp_path):
+    arguments = [
+        "profile",
+        "--analytical",
+        "H200-SXM",
+        "--model",
+        config(tmp_path),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    code = (
+        "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
+        f"result = CliRunner().invoke(cli, {arguments!r})\n"
+        "assert result.exit_code == 0, result.output\n"
+        "sys.exit(' '.join(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_configs_say_their_shape(tmp_path):
+    shape, file, dtype = shape_of(config(tmp_path, torch_dtype="float16"))
+    assert (shape.head_width, shape.kv_heads, shape.window, dtype) == (8, 2, None, "float16")
+    assert file.name == "config.json"
+    assert shape_of(str(tmp_path))[0] == shape
+    assert shape_of(config(tmp_path, num_key_value_heads=None))[0].kv_heads == 8
+    assert shape_of(config(tmp_path, model_type="qwen3"))[0].head_width == 128
+    assert shape_of(config(tmp_path, head_dim=16))[0].head_width == 16
+    assert shape_of(config(tmp_path, model_type="mistral", sliding_window=32))[0].window == 32
+    assert shape_of(config(tmp_path, model_type="qwen2", sliding_window=32))[0].window is None
+    assert shape_of("llama-33b")[0] == LLAMA
+
+
+def test_a_window_bounds_the_keys(tmp_path):
+    shape, *_ = shape_of(config(tmp_path, model_type="mistral", sliding_window=32))
+    near, far = (step_operators(shape, batch_size=1, size=4, context_tokens=n) for n in (32, 4000))
+    assert near == far
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"model_type": "mixtral"}, Unsupported, r"knows the operators of llama, .* is a mixtral"),
+        ({"quantization_config": {"bits": 4}}, Unsupported, "weights of 16 bits"),
+        ({"model_type": None}, InvalidInput, "model_type, but .* has none"),
+        ({"hidden_size": 0}, InvalidInput, "must have hidden_size, .* but it has 0"),
+        ({"vocab_size": "many"}, InvalidInput, "must have vocab_size"),
+        ({"intermediate_size": None}, InvalidInput, "must have intermediate_size"),
+        ({"num_key_value_heads": 3}, InvalidInput, "multiple of num_key_value_heads"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(tmp_path, changed, error, message):
+    with pytest.raises(error, match=message):
+        shape_of(config(tmp_path, **changed))
+
+
+def test_missing_configs_unknown_devices_and_other_dtypes_are_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="does not exist"):
+        shape_of(str(tmp_path / "none.json"))
+    for text in ("V100", "312", "312:x", "0:1", "nan:1", "1:2:3"):
+        with pytest.raises(InvalidInput, match=r"one of A100-80GB-PCIe, .*, or TFLOPS:TB_PER_S"):
+            device_of(text)
+    assert device_of("h200-sxm").tb_per_s == 4.8
+    with pytest.raises(Unsupported, match="bfloat16 and float16, not in float32"):
+        profile_analytical(
+            RunDirectory(tmp_path / "run"), "L4", "llama-7b", batch_sizes=(1,), dtype="float32"
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--analytical", "L4"), "--analytical needs the model's shape"),
+        (
+            ("--analytical", "L4", "--model", "llama-7b", "--compile"),
+            "--compile does not go with --analytical",
+        ),
+        (("--analytical", "L4", "--from-csv", "x"), "--analytical does not go with --from-csv"),
+        (("--runtime", "vllm"), "--runtime is for --from-csv and --command"),
+    ],
+)
+def test_options_that_would_not_be_heeded_are_refused(arguments, message, tmp_path):
+    result = CliRunner().invoke(cli, ["profile", "--run", str(tmp_path / "run"), *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr.replace("\n", " ")
+
+
+def test_devices_have_a_source_and_a_sane_ridge():
+    for name, device in DEVICES.items():
+        assert name == device.name
+        assert device.source
+        assert 50 < device.ridge < 450
+    assert [name for name, device in DEVICES.items() if device.fitted] == ["A100-80GB-PCIe"]
+
+
+def test_every_known_device_and_architecture_is_in_the_documents(request):
+    text = (request.config.rootpath / "docs" / "your-own-model.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in text for name in DEVICES)
+    assert all(f"`{name}`" in text for name in (*KNOWN, *SHAPES))
+
+
+def test_the_figures_show_the_paper_where_nothing_was_computed():
+    data = figures.roofline_data()
+    tables = [8, 6, 7]
+    for table, (_, _, curves) in zip(tables, data.panels, strict=True):
+        assert [tuple(curve.measured) for curve in curves] == list(TFLOPS[table].values())
+        row, curve = list(TFLOPS[table])[-1], curves[-1]
+        wanted = [operator_of(table, row, candidates) for candidates in CANDIDATES]
+        at = np.array(CANDIDATES) - 1
+        assert curve.intensity[at] == pytest.approx([op.intensity for op in wanted])
+        assert curve.tflops[at] == pytest.approx([predicted_tflops(op) for op in wanted])
+
+
+def test_the_curves_of_speedup_are_tokens_over_latency():
+    data = figures.speedup_data()
+    ms = [
+        step_ms(LLAMA, A100, batch_size=8, size=n, context_tokens=1024, num_heads=min(4, n - 1))
+        for n in (1, 64)
+    ]
+    assert data.by_batch["8"][63] == pytest.approx(ms[1] / ms[0])
+    assert data.speedup(data.by_batch["8"])[63] == pytest.approx(0.477 * 6 * ms[0] / ms[1])
+    assert sum(data.shares.values()) == pytest.approx(np.ones(128))
+
+
+def test_figures_of_a_computed_profile_show_its_device_and_measure_nothing(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    profile_analytical(run, "MI300X", config(tmp_path), batch_sizes=(1,), budget=4)
+    files, notes = figures.draw(run, names=["roofline", "roofline-speedup"], formats=["svg"])
+    assert notes == []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert "MI300X" in text
+        assert "nothing measured" in text
+    assert figures.roofline_data(Setting(DEVICES["L4"])).panels[0][2][0].measured is None
+
+
+def test_standalone_figures_are_in_the_gallery_and_not_drawn_unasked(request, tmp_path):
+    text = (request.config.rootpath / "docs" / "gallery.md").read_text(encoding="utf-8")
+    for name in figures.STANDALONE:
+        assert f"## {name}\n" in text
+        assert f"](images/{name}.png)" in text
+        assert (request.config.rootpath / "docs" / "images" / f"{name}.png").exists()
+    files, _ = figures.draw(RunDirectory(tmp_path / "empty"))
+    assert files == []

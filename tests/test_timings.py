@@ -1,0 +1,355 @@
+"""Latencies that others timed: tables, SGLang's JSON lines, and a user's own command."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt import pipeline
+from treeopt.cli import cli
+from treeopt.errors import InvalidInput
+from treeopt.latency import LatencyProfile
+from treeopt.pipeline.external import Template, deepest_trees, samples_of
+from treeopt.pipeline.placement import tree_families
+from treeopt.pipeline.timings import Row, ms_of_speed, profile_from_file, profile_of, read_rows
+from treeopt.rundir import RunDirectory
+from treeopt.storage import sha256_of
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "run")
+
+
+def table(tmp_path, text, name="steps.csv"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_table_by_hand(run, tmp_path):
+    file = table(
+        tmp_path,
+        "batch_size,context_tokens,size,depth,step_ms,round\n"
+        "1,512,1,,10.0,0\n1,512,8,3,12.0,0\n1,512,1,0,20.0,1\n1,512,8,3,26.0,1\n",
+    )
+    profile = profile_from_file(run, file, runtime="vllm 0.11")
+    assert profile.runtime == {"name": "vllm 0.11"}
+    assert profile.info["measures"] == "step"
+    assert profile.info["inputs"] == {"steps.csv": sha256_of(file)}
+    assert profile.info["provenance"]["machine"] is None
+    (point,) = profile.points
+    assert (point.size, point.depth, point.step_ms, point.round) == (8, 3, (12.0, 26.0), (0, 1))
+    assert profile.step(1, 512, 8, 3).ms == pytest.approx(
+        15.0 * (1.2 + 1.3) / 2
+    )  # plain's median by paired ratios
+    assert LatencyProfile.load(run.profile).points == profile.points
+
+
+def test_speeds_become_latencies_and_nodes_become_sizes(tmp_path):
+    file = table(tmp_path, "batch;choices;depth;tokens_per_s;tokens_per_step\n8;0;;800;1\n8;63;4;1600;2.5\n")
+    plain, tree = read_rows(file)
+    assert (plain.size, plain.step_ms) == (1, pytest.approx(10.0))
+    assert (tree.size, tree.depth, tree.step_ms) == (64, 4, pytest.approx(12.5))
+
+
+@given(batch=st.integers(1, 512), ms=st.floats(0.01, 1e4), tokens=st.floats(1, 20))
+def test_latency_to_speed_and_back(batch, ms, tokens):
+    assert ms_of_speed(batch, 1e3 * batch * tokens / ms, tokens) == pytest.approx(ms)
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.sampled_from([0, 128, 4096]), st.integers(2, 64),
+                          st.floats(0.1, 1e3)), min_size=1, max_size=20))  # fmt: skip
+def test_no_sample_is_lost_between_rows_and_profile(samples):
+    rows = [Row(batch, size, ms, context, min(size - 1, 4)) for batch, context, size, ms in samples]
+    rows += [Row(batch, 1, 1.0, context, 0) for batch, context in {(b, c) for b, c, *_ in samples}]
+    profile = profile_of(rows, "rows")
+    found = sorted((p.batch_size, p.context_tokens, p.size, ms) for p in profile.points for ms in p.step_ms)
+    assert found == sorted(samples)
+
+
+def test_lines_of_sglangs_bench_speculative(run, tmp_path):
+    """num_draft_tokens counts the root, step_time is in seconds, 0 steps are plain decoding."""
+    lines = [
+        {"batch_size": 8, "steps": 0, "topk": 0, "num_draft_tokens": 0, "acc_length": 1.0, "step_time": 0.010,
+         "speed": 100.0, "completion_tokens": 512.0},
+        {"batch_size": 8, "steps": 3, "topk": 1, "num_draft_tokens": 4, "acc_length": 2.82, "step_time": 0.01692,
+         "speed": 166.667, "completion_tokens": 512.0},
+        {"batch_size": 8, "steps": 3, "topk": 4, "num_draft_tokens": 16, "acc_length": 3.1, "step_time": 0.02,
+         "speed": 155.0, "completion_tokens": 512.0},
+    ]  # fmt: skip
+    file = table(tmp_path, "\n".join(map(json.dumps, lines)) + "\n", "sweep.jsonl")
+    profile = profile_from_file(run, file, contexts=(1024,))
+    assert [(p.size, p.depth, p.step_ms) for p in profile.points] == [
+        (4, 3, (pytest.approx(16.92),)), (16, 3, (20.0,)),
+    ]  # fmt: skip
+    assert profile.settings == [(8, 1024)]
+    assert profile.plain(8, 1024).ms == 10.0
+
+
+def test_depths_that_are_not_said_are_the_deepest_that_fit(run, tmp_path, capsys):
+    """All larger sizes have one depth then, and a plan may go between them."""
+    file = table(tmp_path, "batch,size,ms\n1,1,10\n1,2,11\n1,8,12\n1,16,14\n")
+    profile = profile_from_file(run, file, num_heads=3)
+    assert [(p.size, p.depth) for p in profile.points] == [(2, 1), (8, 3), (16, 3)]
+    assert profile.step(1, 0, 12, 3) is not None
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "The file says no depths" in said
+    assert "have one sample" in said
+    assert "contexts of some rows are not known" in said
+
+
+def test_a_plan_can_be_made_of_a_table(run, tmp_path):
+    text = "batch,context,size,depth,ms\n" + "".join(
+        f"{batch},256,{size},{min(size - 1, 4)},{10 + 0.01 * batch * size}\n"
+        for batch in (1, 8)
+        for size in (1, 2, 4, 8, 16, 32)
+    )
+    profile_from_file(run, table(tmp_path, text))
+    plan = pipeline.search(
+        run,
+        budget=32,
+        calibration="vicuna-7b-medusa1",
+        profile_path=str(run.profile),
+        objective="independent",
+    )
+    assert [entry.batch_size for entry in plan.entries] == [1, 8]
+    assert all(entry.speedup > 1 for entry in plan.entries)
+
+
+HEAD = "batch_size,size,step_ms"
+WRONG = [
+    ("", "must have rows of timings, but it has none"),
+    (HEAD + "\n", "must have rows of timings"),
+    ("size,step_ms\n1,2\n", "must have a column batch_size"),
+    ("batch_size,step_ms\n1,2\n", "must have a column size"),
+    ("batch,size,nodes,ms\n1,1,0,2\n", "must have a column size .* one of them"),
+    ("batch,size\n1,1\n", "must have a column step_ms, or tokens_per_s and tokens_per_step"),
+    ("batch,size,tokens_per_s\n1,1,3\n", "must have a column step_ms, or"),
+    ("batch,batch_size,size,ms\n1,1,1,2\n", "say a thing once, but it has the columns batch and batch_size"),
+    (HEAD + "\n1,1,10\n1,8\n", "line 3 must have 3 cells, but it has 2"),
+    (HEAD + "\n1,1,10\nx,8,12\n", "line 3: batch_size must be a whole number of at least 1, but got 'x'"),
+    (HEAD + "\n0,1,10\n", "line 2: batch_size must be a whole number of at least 1"),
+    (HEAD + "\n1,1.5,10\n", "line 2: size must be a whole number"),
+    (HEAD + "\n1,1,-3\n", "line 2: step_ms must be a number above 0, but got '-3'"),
+    (HEAD + "\n1,1,nan\n", "line 2: step_ms must be a number above 0"),
+    (HEAD + "\n1,1,inf\n", "line 2: step_ms must be a number above 0"),
+    (HEAD + "\n1,1,\n", "line 2: tokens_per_s must be a number above 0, but got nothing"),
+    (HEAD + ",depth\n1,1,10,\n1,4,11,4\n", "line 3: depth must be less than size"),
+    (HEAD + ",depth\n1,1,10,\n1,4,11,0\n", "line 3: depth must be a whole number of at least 1"),
+    (HEAD + ",round\n1,1,10,0\n1,4,11,\n", "must say the round of every row, or of none"),
+    (HEAD + "\n1,1,10\n4,8,12\n", "plain row, of size 1, .* batch size 4 has none: time plain decoding too"),
+    ('{"batch_size": 1, "size": 1, "ms": 2}\n{"batch', "line 2 must be one JSON object"),
+    ('{"batch_size": true, "size": 1, "ms": 2}\n', "line 1: batch_size must be a whole number"),
+    ('{"batch_size": 1, "ms": 2}\n', "line 1: a row must have a size or a number of nodes"),
+    ('{"batch_size": 1, "step_time": 0.1, "steps": 3, "num_draft_tokens": "a"}', "line 1: num_draft_tokens must be"),
+    ('{"batch_size": 1, "step_time": 0, "steps": 0, "num_draft_tokens": 0}', "line 1: step_time must be a number above"),
+    ('"a\n1,2', "line"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG)
+def test_wrong_tables_are_refused_in_one_sentence_with_the_line(run, tmp_path, text, message):
+    with pytest.raises(InvalidInput, match=message):
+        profile_from_file(run, table(tmp_path, text))
+    assert not run.profile.exists()
+
+
+@given(st.one_of(
+    st.text(max_size=80),
+    st.lists(st.lists(st.sampled_from(["1", "8", "", "x", '"', "-1", "1e9", "nan"]), min_size=1, max_size=4), max_size=6)
+    .map(lambda rows: "batch,size,ms\n" + "\n".join(map(",".join, rows))),
+    st.dictionaries(st.sampled_from(["batch_size", "size", "step_ms", "step_time", "steps", "num_draft_tokens"]),
+                    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3))).map(json.dumps),
+))  # fmt: skip
+def test_any_text_is_rows_or_a_sentence(tmp_path_factory, text):
+    file = tmp_path_factory.mktemp("any") / "any.csv"
+    file.write_bytes(text.encode("utf-8", "replace"))
+    try:
+        rows = read_rows(file)
+    except InvalidInput as error:
+        said, rows = str(error), []
+    else:
+        said = str(file)
+    assert str(file) in said
+    assert all(row.step_ms > 0 and row.batch_size >= 1 and row.size >= 1 for row in rows)
+
+
+def test_missing_and_binary_files_are_refused(run, tmp_path):
+    with pytest.raises(InvalidInput, match="does not exist"):
+        profile_from_file(run, tmp_path / "none.csv")
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        profile_from_file(run, tmp_path / "b.csv")
+    with pytest.raises(InvalidInput, match="one --context"):
+        profile_from_file(run, tmp_path / "b.csv", contexts=(1, 2))
+
+
+# A benchmark that knows what it costs, and keeps a log of what it was asked.
+BENCH = """
+import json, sys
+size, batch, depth, context, tree = sys.argv[1:6]
+choices = json.load(open(tree))
+assert len(choices) + 1 == int(size) and max(map(len, choices), default=0) == int(depth)
+with open(sys.argv[6], "a") as log:
+    print(size, batch, depth, context, file=log)
+print("warming up")
+print(10 + int(batch) * int(size) / 8 + int(depth) / 4 + int(context) / 1024)
+"""
+
+
+def bench(tmp_path, body=BENCH):
+    script = table(tmp_path, body, "bench.py")
+    return f"{shlex.quote(sys.executable)} {script} {{size}} {{batch_size}} {{depth}} {{context}} {{tree}} {tmp_path}/log"
+
+
+def test_a_command_is_run_for_every_tree_and_plain_decoding_in_every_round(run, tmp_path):
+    profile = pipeline.profile_command(
+        run,
+        bench(tmp_path),
+        batch_sizes=(1, 2),
+        contexts=(512,),
+        sizes=(2, 4, 8),
+        num_heads=2,
+        time_limit_s=1e-9,
+    )
+    assert {(p.size, p.depth) for p in profile.points} == {(2, 1), (4, 1), (4, 2), (8, 1), (8, 2)}
+    for p in (*profile.points, *profile.autoregressive):
+        assert p.step_ms == (10 + p.batch_size * p.size / 8 + p.depth / 4 + 0.5,) * 3  # three rounds at least
+        assert p.round == (0, 1, 2)
+    log = (tmp_path / "log").read_text().splitlines()
+    assert len(log) == 2 * 3 * 6
+    rounds = [log[i : i + 6] for i in range(0, 18, 6)]
+    assert all(sorted(r) == sorted(rounds[0]) for r in rounds)
+    assert len(set(map(tuple, rounds))) > 1  # in another order each
+    assert profile.info["precision"]["reached"]
+    assert profile.runtime["command"] == bench(tmp_path)
+    assert not run.partial("profile").exists()
+
+
+def test_rounds_go_on_until_latencies_are_known(run, tmp_path):
+    """A quiet command is believed after five rounds."""
+    pipeline.profile_command(run, bench(tmp_path), batch_sizes=(1,), contexts=(9,), sizes=(4,), num_heads=1,
+                             time_limit_s=600)  # fmt: skip
+    assert len((tmp_path / "log").read_text().splitlines()) == 5 * 2
+
+
+def test_another_batch_size_is_added_to_what_the_same_command_measured(run, tmp_path):
+    for batch_size in (1, 4):
+        pipeline.profile_command(run, bench(tmp_path), batch_sizes=(batch_size,), contexts=(9,), sizes=(4,),
+                                 num_heads=1, time_limit_s=1e-9)  # fmt: skip
+    assert LatencyProfile.load(run.profile).batch_sizes == [1, 4]
+
+
+def test_a_command_without_depth_or_tree_has_one_tree_of_each_size():
+    families = tree_families(None, 3, 16)
+    assert [(len(tree), tree.depth) for tree in deepest_trees(families, (1, 2, 3, 8, 16))] == [
+        (2, 1), (3, 2), (8, 3), (16, 3),
+    ]  # fmt: skip
+
+
+def test_a_killed_command_goes_on_behind_its_last_call(run, tmp_path):
+    """SIGTERM in the second round: what was finished is not run again, and the profile has three whole rounds."""
+    slow = BENCH + "import time; time.sleep(0.15)\n"
+    arguments = ["profile", "--run", str(run.path), "--command", bench(tmp_path, slow), "--context", "8", "--sizes",
+                 "2,4", "--heads", "1", "--time-limit", "1", "--precision", "0.001"]  # fmt: skip
+    log = tmp_path / "log"
+    with subprocess.Popen(
+        [sys.executable, "-m", "treeopt.cli", *arguments], stderr=subprocess.DEVNULL
+    ) as process:
+        for _ in range(400):
+            if log.exists() and len(log.read_text().splitlines()) >= 4:
+                break
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGTERM)
+        process.wait(timeout=30)
+    assert process.returncode == 1
+    blocks = sorted(run.partial("profile").rglob("0*.json"))
+    before = len(log.read_text().splitlines())
+    assert 3 <= len(blocks) <= before <= len(blocks) + 1
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    profile = LatencyProfile.load(run.profile)
+    calls = sum(len(p.step_ms) for p in (*profile.points, *profile.autoregressive))
+    assert len(log.read_text().splitlines()) == calls + before - len(blocks)
+
+
+FAILING = [
+    ("import sys; print('out of memory', file=sys.stderr); sys.exit(3)", r"exited with 3: out of memory"),
+    ("import sys; sys.exit(1)", "exited with 1: nothing on stderr"),
+    ("print('done')", "last line must be milliseconds per step, .* but it is 'done'"),
+    ("pass", "last line must be milliseconds .* but it is ''"),
+    ("print(0)", "step_ms must be a number above 0, but got 0"),
+    ("print('NaN')", "step_ms must be a number above 0, but got nan"),
+    ("print('{\"ms\": 3}')", "last line must be milliseconds"),
+    ("print('{\"tokens_per_s\": 3}')", "tokens_per_step must be a number above 0, but got nothing"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), FAILING)
+def test_a_failing_command_ends_with_one_sentence(run, tmp_path, body, message):
+    with pytest.raises(InvalidInput, match=message) as caught:
+        pipeline.profile_command(run, bench(tmp_path, body), batch_sizes=(1,), contexts=(9,), sizes=(4,))
+    assert "bench.py" in str(caught.value)
+    assert not run.profile.exists()
+
+
+def test_templates_are_checked_before_anything_is_run(run):
+    for command, message in (
+        ("bench {size", "exactly|neither"), ("bench '{size}", "No closing quotation"), ("bench", "neither"),
+        ("bench {sizes}", r"but got \{sizes\}"), ("/no/such/program {size}", "must be a program"),
+        ("bench {size} {context}", "needs --context"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput, match=message):
+            pipeline.profile_command(run, command, batch_sizes=(1,), sizes=(2,))
+    with pytest.raises(InvalidInput, match=r"place \{batch_size\}"):
+        pipeline.profile_command(run, "bench {size}", batch_sizes=(1, 2))
+    with pytest.raises(InvalidInput, match=r"place \{context\}"):
+        pipeline.profile_command(run, "bench {size}", batch_sizes=(1,), contexts=(1, 2))
+
+
+def test_no_shell_reads_the_command():
+    words = Template.parse("bench --tree {tree} '; rm -rf x' $HOME {size}0").filled(
+        size=4, batch_size=1, depth=1, context=0, tree="/a b/{size}.json"
+    )
+    assert words == ["bench", "--tree", "/a b/{size}.json", "; rm -rf x", "$HOME", "40"]
+
+
+def test_the_last_line_may_say_it_in_three_ways():
+    assert samples_of("12.5", 8) == [12.5]
+    assert samples_of('{"step_ms": 12.5, "tokens_per_s": 1}', 8) == [12.5]
+    assert samples_of('{"step_ms": [12, 13.5]}', 8) == [12.0, 13.5]
+    assert samples_of('{"tokens_per_s": 1600, "tokens_per_step": 2.5}', 8) == [12.5]
+
+
+def test_the_commands_of_the_help_are_understood(run, tmp_path):
+    file = table(tmp_path, "batch_size,size,step_ms\n1,1,10\n1,8,11\n")
+    result = CliRunner().invoke(cli, ["profile", "--run", str(run.path), "--from-csv", str(file), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["runtime"] == {"name": "steps"}
+    command = f"{shlex.quote(sys.executable)} -c 'print({{size}} + 9)'"
+    result = CliRunner().invoke(
+        cli,
+        [
+            "profile",
+            "--run",
+            str(run.path),
+            "--command",
+            command,
+            "--sizes",
+            "2,4",
+            "--time-limit",
+            "1",
+            "--json",
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert {p["size"]: p["step_ms"][0] for p in json.loads(result.stdout)["points"]} == {2: 11, 4: 13}

@@ -1,0 +1,143 @@
+"""Chain lengths by batch size, and what the exports of chains share.
+
+lengths : ranges (from, to, K) of batch sizes, from 1 on without a gap, the last without end;
+          K guesses a step, 0 for none
+rule    : batch size to K, as an engine looks it up
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.export.engine import Lengths, Request, Written
+
+LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
+NO_SPECULATION: Lengths = ((1, None, 0),)
+COMMANDS = "commands.sh"
+
+
+def merged(lengths: Lengths) -> Lengths:
+    """The same lengths in the fewest ranges.
+
+    Raises InvalidInput where the ranges do not begin at 1, leave a gap or overlap.
+
+    >>> merged(((1, 4, 3), (5, 8, 3), (9, None, 0)))
+    ((1, 8, 3), (9, None, 0))
+    """
+    expected: int | None = 1
+    for begin, end, length in lengths:
+        if begin != expected or (end is not None and end < begin):
+            raise InvalidInput(
+                "A schedule must have ranges of batch sizes from 1 on, without gap or overlap, but has "
+                f"{begin} to {'the end' if end is None else end} where it must go on from {expected}."
+            )
+        if length < 0:
+            raise InvalidInput(f"A chain must have at least 0 guesses, but got {length}.")
+        expected = None if end is None else end + 1
+    if expected is not None:
+        raise InvalidInput("The last range of a schedule must be open, so that it serves every batch size.")
+    if lengths[-1][0] > LAST:
+        raise InvalidInput(f"A schedule may distinguish batch sizes up to {LAST}, but has {lengths[-1][0]}.")
+    found: list[tuple[int, int | None, int]] = []
+    for begin, end, length in lengths:
+        first = found.pop()[0] if found and found[-1][2] == length else begin
+        found.append((first, end, length))
+    return tuple(found)
+
+
+def ranges_of(rule: Callable[[int], int]) -> Lengths:
+    """What a look-up rule answers for batch sizes 1 to `LAST`; the last answer goes on.
+
+    >>> ranges_of(lambda batch_size: 4 if batch_size <= 8 else 0)
+    ((1, 8, 4), (9, None, 0))
+    """
+    lengths = [rule(batch_size) for batch_size in range(1, LAST + 1)]
+    begins = [i + 1 for i, length in enumerate(lengths) if i == 0 or length != lengths[i - 1]]
+    ends = [*(begin - 1 for begin in begins[1:]), None]
+    return tuple((begin, end, lengths[begin - 1]) for begin, end in zip(begins, ends, strict=True))
+
+
+def only_length(request: Request, engine: str) -> int:
+    """The one length for all batch sizes; InvalidInput where the schedule has several."""
+    lengths = merged(request.lengths)
+    if len(lengths) > 1:
+        raise InvalidInput(
+            f"{engine} takes one chain length for all batch sizes, but the schedule has {said(lengths)}: "
+            "export one of them with --batch-size."
+        )
+    return lengths[0][2]
+
+
+def said(lengths: Lengths) -> str:
+    """The ranges in words.
+
+    >>> said(((1, 8, 4), (9, None, 0)))
+    '1-8: 4, from 9 on: 0'
+    """
+    return ", ".join(f"{a}-{b}: {k}" if b is not None else f"from {a} on: {k}" for a, b, k in lengths)
+
+
+def within_heads(length: int, request: Request, engine: str) -> int:
+    """The length; InvalidInput where there are not as many heads, of which each makes one guess."""
+    if length > request.num_heads:
+        raise InvalidInput(
+            f"{engine} takes a chain up to the number of heads, {request.num_heads}, but this one has "
+            f"{length} guesses: search again with --max-depth {request.num_heads}."
+        )
+    return length
+
+
+def drafter_of(request: Request, kinds: Iterable[str], engine: str) -> str:
+    """The plan's drafter kind, the first of ``kinds`` where it names none; Unsupported for another."""
+    kinds = tuple(kinds)
+    drafter = request.drafter or kinds[0]
+    if drafter not in kinds:
+        raise Unsupported(f"{engine} runs {', '.join(kinds)} this way, but the drafter is {drafter}.")
+    return drafter
+
+
+def unnamed(request: Request, drafter: str) -> tuple[str, ...]:
+    """A note where the plan does not say which drafter it is for."""
+    if request.drafter is not None:
+        return ()
+    return (f"The plan does not name its drafter; this is written for {drafter}.",)
+
+
+def plain(command: str) -> Written:
+    """The base model alone, where no chain pays."""
+    return Written(
+        files={COMMANDS: f"# No chain pays: the base model without speculation.\n{command}\n"},
+        command=command,
+        notes=("No chain pays here: the command serves the base model.",),
+    )
+
+
+def flags(files: Mapping[str, str]) -> dict[str, str]:
+    """The launch command's ``--flag value`` or ``--flag=value`` pairs; "" for a flag without a value.
+
+    Raises InvalidInput for a text that the shell could not read either.
+
+    >>> flags({"commands.sh": "serve MODEL --eager --steps 3 # three"})
+    {'--eager': '', '--steps': '3'}
+    """
+    try:
+        words = shlex.split(files.get(COMMANDS, ""), comments=True)
+    except ValueError as error:
+        raise InvalidInput(f"A launch command must have its quotes closed: {error}.") from None
+    found: dict[str, str] = {}
+    for word, following in pairwise([*words, "--"]):
+        if word.startswith("--") and "=" in word:
+            name, _, found[name] = word.partition("=")
+        elif word.startswith("--"):
+            found[word] = "" if following.startswith("--") else following
+    return found
+
+
+def whole(text: str, name: str) -> int:
+    """A flag's whole number, at least 0."""
+    if not text.isdecimal():
+        raise InvalidInput(f"{name} must be a whole number, but got {text!r}.")
+    return int(text)

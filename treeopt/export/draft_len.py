@@ -1,0 +1,174 @@
+"""TensorRT-LLM's PyTorch backend: a chain length, or ``draft_len_schedule`` by batch size.
+
+Two meanings of the same keys have been released, and nothing in the file tells them apart:
+
+upper-bound   {4: 4, 8: 2}  up to 4: 4, 5 to 8: 2, above: 0      since PR #10860 of January 2026
+lower-bound   {1: 4, 4: 2}  from 1 on: 4, from 4 on: 2           before, since PR #8194
+
+So the file says in its first line for which it was written, and `parse` believes that line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
+
+from treeopt.errors import InvalidInput
+from treeopt.export.chains import (
+    COMMANDS,
+    LAST,
+    NO_SPECULATION,
+    drafter_of,
+    merged,
+    plain,
+    ranges_of,
+    said,
+    unnamed,
+)
+from treeopt.export.engine import Lengths, Request, Written
+
+FILE = "llm_api_options.yml"
+TYPES = {
+    "eagle3": "Eagle3",
+    "eagle": "Eagle",
+    "mtp": "MTP",
+    "draft-model": "Draft_Target",
+    "ngram": "NGram",
+}
+OWN_MODEL = ("eagle3", "eagle", "draft-model")
+UPPER, LOWER = "upper-bound", "lower-bound"
+
+
+def write(request: Request) -> Written:
+    """The options of ``trtllm-serve``; InvalidInput where the first range has not the longest chain."""
+    meaning = meaning_of(request.version)
+    drafter = drafter_of(request, TYPES, "TensorRT-LLM")
+    lengths = merged(request.lengths)
+    longest = max(length for _, _, length in lengths)
+    if longest == 0:
+        return plain("trtllm-serve MODEL")
+    if lengths[0][2] != longest:
+        raise InvalidInput(
+            "TensorRT-LLM needs max_draft_len at the smallest key of its draft_len_schedule, so no range may "
+            f"have a longer chain than the first, but the schedule has {said(lengths)}: export one length "
+            "with --batch-size."
+        )
+    lines = ["speculative_config:", f"  decoding_type: {TYPES[drafter]}", f"  max_draft_len: {longest}"]
+    if drafter in OWN_MODEL:
+        lines.append("  speculative_model: DRAFTER")
+    notes = list(unnamed(request, drafter))
+    if len(lengths) > 1:
+        schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
+        pairs = ", ".join(f"{key}: {length}" for key, length in schedule.items())
+        lines = [f"# draft_len_schedule: {meaning}", *lines, f"  draft_len_schedule: {{{pairs}}}"]
+        notes += _notes(lengths, meaning, drafter)
+    option = "--config" if meaning == UPPER else "--extra_llm_api_options"
+    command = f"trtllm-serve MODEL {option} {FILE}"
+    text = "\n".join(lines) + "\n"
+    return Written(files={FILE: text, COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
+
+
+def meaning_of(version: str | None) -> str:
+    """Which meaning of the keys a release has; the newest without one.
+
+    Which release switched is not known: pull request #10860 dates from after 1.2.0rc6.
+
+    >>> meaning_of(None), meaning_of("lower-bound"), meaning_of("1.1"), meaning_of("1.3")
+    ('upper-bound', 'lower-bound', 'lower-bound', 'upper-bound')
+    """
+    if version in (None, UPPER, LOWER):
+        return version or UPPER
+    release = re.match(r"v?(\d+)\.(\d+)", version or "")
+    if release is None:
+        raise InvalidInput(
+            f"A TensorRT-LLM version must be {UPPER}, {LOWER} or as in 1.2, but is {version!r}."
+        )
+    return LOWER if (int(release[1]), int(release[2])) <= (1, 2) else UPPER
+
+
+def upper_bounds(lengths: Lengths) -> dict[int, int]:
+    """Last batch size of a range to its length; a last range without speculation needs no key.
+
+    >>> upper_bounds(((1, 4, 4), (5, 8, 2), (9, None, 0)))
+    {4: 4, 8: 2}
+    """
+    return {end or LAST: length for _, end, length in lengths if end is not None or length}
+
+
+def parse(files: Mapping[str, str]) -> Lengths:
+    """The chain lengths as TensorRT-LLM looks them up; InvalidInput for what it refuses."""
+    text = files.get(FILE, "")
+    most = re.search(r"^ +max_draft_len: *(\d+) *$", text, re.M)
+    written = re.search(r"^ +draft_len_schedule: *(\{.*\}) *$", text, re.M)
+    if most is None:
+        return NO_SPECULATION
+    if written is None:
+        return ((1, None, int(most[1])),)
+    meaning = LOWER if f"draft_len_schedule: {LOWER}" in text.splitlines()[0] else UPPER
+    try:
+        keyed = json.loads(re.sub(r"(\d+) *:", r'"\1":', written[1]))
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"draft_len_schedule must map batch sizes to lengths: {error}.") from None
+    schedule = checked({int(key): length for key, length in keyed.items()}, int(most[1]), meaning)
+    look_up: Callable[[Mapping[int, int], int], int] = up_to if meaning == UPPER else from_on
+    return ranges_of(lambda batch_size: look_up(schedule, batch_size))
+
+
+def checked(schedule: Mapping[int, int], most: int, meaning: str) -> dict[int, int]:
+    """The schedule sorted by key; InvalidInput where TensorRT-LLM's own validation raises."""
+    if not schedule or min(schedule) < 1 or min(schedule.values()) < 0:
+        raise InvalidInput(f"draft_len_schedule needs keys from 1 and lengths from 0 on, but is {schedule}.")
+    if meaning == LOWER and 1 not in schedule:
+        raise InvalidInput(f"draft_len_schedule must have batch size 1 in this release, but is {schedule}.")
+    if schedule[min(schedule)] != most:
+        raise InvalidInput(
+            f"The smallest key of draft_len_schedule must have max_draft_len, {most}, but has "
+            f"{schedule[min(schedule)]}."
+        )
+    if max(schedule.values()) > most:
+        raise InvalidInput(f"draft_len_schedule must not exceed max_draft_len, {most}, but is {schedule}.")
+    return dict(sorted(schedule.items()))
+
+
+def up_to(schedule: Mapping[int, int], batch_size: int) -> int:
+    """The newer look-up: the first key not below the batch size; 0 above the last.
+
+    >>> [up_to({4: 4, 8: 2, 32: 1}, batch_size) for batch_size in (1, 4, 5, 32, 33)]
+    [4, 4, 2, 1, 0]
+    """
+    keys = sorted(schedule)
+    i = bisect_left(keys, batch_size)
+    return schedule[keys[i]] if i < len(keys) else 0
+
+
+def from_on(schedule: Mapping[int, int], batch_size: int) -> int:
+    """The older look-up: the largest key up to the batch size.
+
+    >>> [from_on({1: 4, 4: 2, 8: 0}, batch_size) for batch_size in (1, 3, 4, 8, 99)]
+    [4, 4, 2, 0, 0]
+    """
+    keys = sorted(schedule)
+    i = bisect_right(keys, batch_size)
+    return schedule[keys[i - 1]] if i else 0
+
+
+def _notes(lengths: Lengths, meaning: str, drafter: str) -> list[str]:
+    """What was written, how to get the other, and where the releases differ."""
+    other = LOWER if meaning == UPPER else UPPER
+    which = "up to" if meaning == UPPER else "from"
+    older = "since PR #10860" if meaning == UPPER else "before PR #10860"
+    notes = [
+        f"A key of draft_len_schedule means {which} that batch size, as in TensorRT-LLM {older}; releases on the "
+        f"other side of it silently read it otherwise: --engine-version {other}."
+    ]
+    if meaning == UPPER and lengths[-1][2]:
+        notes.append(f"Its last key is {LAST}: above it TensorRT-LLM does not speculate.")
+    if meaning == UPPER and drafter != "ngram" and any(length == 0 for _, _, length in lengths):
+        notes.append(
+            "Some releases silently draft one token where the schedule has 0, to keep the drafter warm."
+        )
+    if meaning == LOWER and drafter not in ("ngram", "draft-model"):
+        notes.append("The first releases with draft_len_schedule heed it for ngram and draft models only.")
+    return notes

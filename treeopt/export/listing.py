@@ -1,0 +1,120 @@
+"""The table of engines as people read it: in the terminal, as JSON, and on the page of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from treeopt.export.engine import Engine, Method
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LIMITS = {"max_rank": "rank", "max_depth": "depth", "max_nodes": "choices", "max_batch_size": "batch"}
+NONE = "–"
+WIDTHS = {"drafters": 2, "shape and limits": 2, "carrier": 4, "versions": 3}  # shares of the line
+LEFT_OUT = ("name", "write", "parse")  # of a method: functions, and what has another name
+BEGIN, END = "<!-- table of engines: begin -->", "<!-- table of engines: end -->"
+
+
+def records(engines: Mapping[str, Engine]) -> list[dict[str, Any]]:
+    """Every method with all that the table knows of it, JSON-ready.
+
+    reads_back  whether treeopt re-reads what it writes with a port of the engine's own rules
+    """
+    return [
+        {
+            "engine": engine.name,
+            "title": engine.title,
+            "method": method.name,
+            **{f.name: _plain(getattr(method, f.name)) for f in fields(method) if f.name not in LEFT_OUT},
+            "reads_back": method.parse is not None,
+        }
+        for engine in engines.values()
+        for method in engine.methods
+    ]
+
+
+def limits(method: Method) -> str:
+    """What bounds a tree or chain beside its shape.
+
+    >>> from treeopt.export.table import ENGINES
+    >>> limits(ENGINES["tgi"].methods[0])
+    '–'
+    """
+    bounds = [f"{word} ≤ {getattr(method, name)}" for name, word in LIMITS.items()
+              if getattr(method, name) is not None]  # fmt: skip
+    return ", ".join(bounds) or NONE
+
+
+def by_batch_size(method: Method) -> str:
+    """Whether the engine changes with the batch: by a schedule, by another build, or not at all."""
+    if method.by_batch_size:
+        return "schedule"
+    return "a build each" if method.rebuilds else NONE
+
+
+def available(method: Method) -> str:
+    """Which releases have it, and whether they still do."""
+    return method.versions if method.status == "live" else f"{method.versions}; {method.status}"
+
+
+def table(engines: Mapping[str, Engine]) -> RenderableType:
+    """One row a method, the usual one of each engine first."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(title="Engines that --for and --to take", title_justify="left",
+                  caption="Sources, fields that must match and syntax: treeopt list engines --json",
+                  caption_justify="left", expand=True)  # fmt: skip
+    for name in ("engine", "method", "drafters", "shape and limits", "carrier", "by batch", "versions"):
+        shown.add_column(name, min_width=15 if name.startswith("shape") else None, overflow="fold", ratio=WIDTHS.get(name),
+                         no_wrap=name == "engine")  # fmt: skip
+    for engine in engines.values():
+        for i, method in enumerate(engine.methods):
+            bounds = [method.shape, *([limits(method)] if limits(method) != NONE else [])]
+            cells = [engine.name if i == 0 else "", method.name, ", ".join(method.drafters), ", ".join(bounds),
+                     method.carrier, by_batch_size(method), available(method)]  # fmt: skip
+            shown.add_row(*map(escape, cells))
+        shown.add_section()
+    return shown
+
+
+def markdown(engines: Mapping[str, Engine]) -> str:
+    """The same for docs/engines.md, with syntax, matching fields and sources, between its two marks."""
+    lines = [
+        BEGIN,
+        "",
+        "| engine | method | drafters | shape | limits | by batch size | versions |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    details = [
+        "| method | carrier | syntax | must match | source |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for engine in engines.values():
+        for method in engine.methods:
+            cells = [f"`{engine.name}`", method.name, ", ".join(method.drafters), method.shape, limits(method),
+                     by_batch_size(method), available(method)]  # fmt: skip
+            lines.append(_row(cells))
+            cells = [f"`{engine.name}` {method.name}", method.carrier, f"`{method.syntax}`",
+                     "; ".join(method.derived) or NONE, method.source]  # fmt: skip
+            details.append(_row(cells))
+    return "\n".join([*lines, "", *details, "", END]) + "\n"
+
+
+def refreshed(page: str, engines: Mapping[str, Engine]) -> str:
+    """The page with its table made anew."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(f"{END}\n")
+    return before + markdown(engines) + after
+
+
+def _row(cells: list[str]) -> str:
+    escaped = [cell.replace("|", "\\|").replace("<=", "≤") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,173 @@
+"""SGLang: a chain by three flags, or by batch size from an adaptive config; it takes no tree.
+
+steps              length of the chain
+topk               1: more makes a tree, whose nodes SGLang itself picks at run time
+num-draft-tokens   rows verified, the root included; with topk 1 SGLang sets it to steps + 1 whatever is asked
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+
+from treeopt.errors import InvalidInput
+from treeopt.export.chains import (
+    COMMANDS,
+    NO_SPECULATION,
+    drafter_of,
+    flags,
+    merged,
+    only_length,
+    plain,
+    ranges_of,
+    unnamed,
+    whole,
+)
+from treeopt.export.engine import Lengths, Request, Written
+
+FILE = "adaptive.json"
+ALGORITHMS = {
+    "eagle3": "EAGLE3",
+    "eagle": "EAGLE",
+    "mtp": "NEXTN",
+    "draft-model": "STANDALONE",
+    "ngram": "NGRAM",
+}
+ADAPTIVE = ("eagle3", "eagle", "mtp")  # with any other SGLang logs a warning and stays static
+MOST_RUNNING = 48  # sequences that SGLang decodes at once with speculation, unless told otherwise
+SERVE = "python -m sglang.launch_server --model-path MODEL"
+
+
+def write(request: Request) -> Written:
+    """One length for all batch sizes: three flags."""
+    drafter = drafter_of(request, ALGORITHMS, "SGLang")
+    steps = only_length(request, f"SGLang with the drafter {drafter}")
+    if steps == 0:
+        return plain(SERVE)
+    command = f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}"
+    return Written(files={COMMANDS: f"{command}\n"}, command=command, notes=unnamed(request, drafter))
+
+
+def write_adaptive(request: Request) -> Written:
+    """A length for each range of batch sizes, as an adaptive config with one candidate each."""
+    drafter = drafter_of(request, ADAPTIVE, "SGLang's adaptive config")
+    lengths = merged(request.lengths)
+    if len(lengths) == 1:
+        return write(request)
+    steps = max(length for _, _, length in lengths)
+    config = {str(begin): {"candidate_steps": [length]} for begin, _, length in lengths}
+    command = (
+        f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)} "
+        f"--speculative-adaptive --speculative-adaptive-config {FILE}"
+    )
+    ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
+    notes = [
+        *unnamed(request, drafter),
+        "SGLang silently keeps one length with topk above 1, attention data parallelism or multi-layer EAGLE: "
+        'look for "speculative_adaptive disabled" in its log.',
+        "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "
+        f"batch sizes {ends}.",
+    ]
+    if drafter == "mtp":
+        notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
+    if lengths[-1][0] > MOST_RUNNING:
+        notes.append(
+            f"With speculation it decodes {MOST_RUNNING} sequences at once: pass --max-running-requests."
+        )
+    return Written(
+        files={FILE: f"{json.dumps(config)}\n", COMMANDS: f"{command}\n"},
+        command=command,
+        notes=tuple(notes),
+    )
+
+
+def parse(files: Mapping[str, str]) -> Lengths:
+    """The chain lengths as SGLang reads flags and config, its silent static fallback included.
+
+    Raises InvalidInput for what it refuses, and for topk above 1, which makes no chain.
+    """
+    given = flags(files)
+    algorithm = given.get("--speculative-algorithm")
+    if algorithm is None:
+        return NO_SPECULATION
+    if algorithm == "NGRAM":
+        rows = whole(given.get("--speculative-num-draft-tokens", "12"), "--speculative-num-draft-tokens")
+        return ((1, None, rows - 1),)
+    steps = whole(given.get("--speculative-num-steps", ""), "--speculative-num-steps")
+    topk = whole(given.get("--speculative-eagle-topk", ""), "--speculative-eagle-topk")
+    if "--speculative-adaptive" in given and is_adaptive(algorithm, topk):
+        slots = slots_of(files.get(FILE, ""))
+        if steps not in slots.values():
+            raise InvalidInput(f"--speculative-num-steps must be one of the candidate_steps, but is {steps}.")
+        return ranges_of(lambda batch_size: steps_at(slots, batch_size))
+    if topk != 1:
+        raise InvalidInput(f"A chain needs --speculative-eagle-topk 1, but got {topk}.")
+    return ((1, None, steps),)
+
+
+def is_adaptive(algorithm: str, topk: int) -> bool:
+    """Whether SGLang heeds ``--speculative-adaptive``; where not it warns in its log, and stays static.
+
+    NEXTN is another name of EAGLE.
+
+    >>> is_adaptive("EAGLE3", 1), is_adaptive("EAGLE3", 4), is_adaptive("STANDALONE", 1)
+    (True, False, False)
+    """
+    return algorithm in [ALGORITHMS[drafter] for drafter in ADAPTIVE] and topk == 1
+
+
+def slots_of(text: str) -> dict[int, int]:
+    """Lower bound of batch sizes to steps; InvalidInput where SGLang refuses, or would choose by itself.
+
+    >>> slots_of('{"8": {"candidate_steps": [1]}, "strategy": "ema", "1": {"candidate_steps": [3]}}')
+    {1: 3, 8: 1}
+    """
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"An adaptive config must be JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise InvalidInput(f"An adaptive config must be a JSON object, but is {config!r}.")
+    slots: dict[int, int] = {}
+    for key, entry in config.items():
+        if not key.isdigit():
+            continue  # a setting for all batch sizes
+        steps = entry.get("candidate_steps") if isinstance(entry, dict) else None
+        if not isinstance(steps, list) or not steps or not all(type(s) is int and s >= 0 for s in steps):
+            raise InvalidInput(f"Batch size {key} needs candidate_steps of at least 0, but has {steps!r}.")
+        if len(set(steps)) > 1:
+            raise InvalidInput(f"Of candidate_steps {steps} SGLang chooses at run time: leave one of them.")
+        slots[int(key)] = steps[0]
+    if not slots:
+        raise InvalidInput('An adaptive config needs a batch size, as in {"1": {"candidate_steps": [3]}}.')
+    return dict(sorted(slots.items()))
+
+
+def steps_at(slots: Mapping[int, int], batch_size: int, graph_sizes: Sequence[int] = ()) -> int:
+    """SGLang's look-up: the largest key up to the batch size, once that is padded to a CUDA graph's.
+
+    A batch below the smallest key gets that key's steps all the same.
+
+    >>> slots = {1: 5, 8: 2}
+    >>> steps_at(slots, 7), steps_at(slots, 7, graph_sizes=[1, 2, 4, 8]), steps_at({8: 2}, 1)
+    (5, 2, 2)
+    """
+    graph = bisect_left(graph_sizes, batch_size)
+    padded = graph_sizes[graph] if graph < len(graph_sizes) else batch_size
+    keys = sorted(slots)
+    return slots[keys[max(0, bisect_right(keys, padded) - 1)]]
+
+
+def _drafter_flags(drafter: str) -> str:
+    own = "" if drafter in ("mtp", "ngram") else " --speculative-draft-model-path DRAFTER"
+    return f" --speculative-algorithm {ALGORITHMS[drafter]}{own}"
+
+
+def _steps_flags(drafter: str, steps: int) -> str:
+    if drafter == "ngram":
+        return f" --speculative-num-draft-tokens {steps + 1} --speculative-ngram-max-bfs-breadth 1"
+    return (
+        f" --speculative-num-steps {steps} --speculative-eagle-topk 1"
+        f" --speculative-num-draft-tokens {steps + 1}"
+    )

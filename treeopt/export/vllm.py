@@ -1,0 +1,201 @@
+"""vLLM: ``--speculative-config``, a chain length or one for each range of batch sizes.
+
+A tree was possible for EAGLE drafters until May 2026: vLLM kept only how many children each level has.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from treeopt.errors import InvalidInput
+from treeopt.export.chains import (
+    COMMANDS,
+    LAST,
+    NO_SPECULATION,
+    drafter_of,
+    flags,
+    merged,
+    only_length,
+    plain,
+    ranges_of,
+    unnamed,
+    within_heads,
+)
+from treeopt.export.engine import Lengths, Request, Written
+from treeopt.shapes import level_uniform
+from treeopt.tree import Tree
+
+FILE = "speculative_config.json"
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+METHODS = {"eagle3": "eagle3", "eagle": "eagle", "mtp": "mtp", "draft-model": "draft_model", "ngram": "ngram"}
+IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
+TREE_DRAFTERS = ("eagle", "eagle3")
+
+
+def write_medusa(request: Request) -> Written:
+    """One chain length for all batch sizes: vLLM's proposer asserts that it never changes."""
+    drafter = drafter_of(request, ("medusa",), "vLLM's Medusa proposer")
+    length = within_heads(only_length(request, "vLLM with Medusa heads"), request, "vLLM")
+    if length == 0:
+        return plain("vllm serve MODEL")
+    config = {"method": "medusa", "model": "HEADS", "num_speculative_tokens": length}
+    note = "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS"
+    return _written(config, (*unnamed(request, drafter), note))
+
+
+def write_chain(request: Request) -> Written:
+    """One length, or a length for each range of batch sizes."""
+    drafter = drafter_of(request, METHODS, "vLLM")
+    lengths = merged(request.lengths)
+    longest = max(length for _, _, length in lengths)
+    if longest == 0:
+        return plain("vllm serve MODEL")
+    config: dict[str, Any] = {"method": METHODS[drafter]}
+    if drafter not in IN_THE_MODEL:
+        config["model"] = "DRAFTER"
+    config["num_speculative_tokens"] = longest
+    notes = list(unnamed(request, drafter))
+    if len(lengths) > 1:
+        config[SCHEDULE] = [[begin, end or LAST, length] for begin, end, length in lengths]
+        notes.append(f"The last range ends at {LAST}: above it vLLM carries its length forward.")
+        notes.append("Schedules run with full CUDA graphs from vLLM 0.25.0 on (PR #45953).")
+    return _written(config, tuple(notes))
+
+
+def write_tree(request: Request) -> Written:
+    """``speculative_token_tree``: a string of tuples, for trees as wide under every node of a level."""
+    tree = request.tree
+    if tree is None or len(tree) == 1:
+        return plain("vllm serve MODEL")
+    if not level_uniform(tree):
+        raise InvalidInput(
+            "vLLM drafts as many children for every node of a level, and would silently draft "
+            f"{drafted(tree.paths[1:])} nodes a level instead of {tree.widths()}: search again with "
+            "--for vllm --method token-tree."
+        )
+    drafter = drafter_of(request, TREE_DRAFTERS, "vLLM's token tree")
+    config = {
+        "method": METHODS[drafter],
+        "model": "DRAFTER",
+        "num_speculative_tokens": len(tree) - 1,
+        "speculative_token_tree": str([tuple(path) for path in tree.choices]),
+    }
+    notes = (
+        "vLLM removed token trees in May 2026 (PR #42121): this needs an older release, from about 0.10 on.",
+        "It needs the attention backend TREE_ATTN, as the command sets it.",
+    )
+    return _written(config, (*unnamed(request, drafter), *notes), "VLLM_ATTENTION_BACKEND=TREE_ATTN ")
+
+
+def parse(files: Mapping[str, str]) -> Lengths:
+    """The chain lengths as vLLM looks them up; none without a ``--speculative-config``.
+
+    Raises InvalidInput for a schedule that vLLM refuses, and where file and command differ.
+    """
+    config = _config(files)
+    if config is None:
+        return NO_SPECULATION
+    most = config.get("num_speculative_tokens")
+    if type(most) is not int or most < 1:
+        raise InvalidInput(f"vLLM needs num_speculative_tokens of at least 1, but got {most!r}.")
+    if config.get(SCHEDULE) is None:
+        return ((1, None, most),)
+    schedule = checked(config[SCHEDULE])
+    return ranges_of(lambda batch_size: length_at(schedule, most, batch_size))
+
+
+def checked(schedule: object) -> list[tuple[int, int, int]]:
+    """The sorted schedule; InvalidInput where vLLM's own validation raises, naming its rule."""
+    if not isinstance(schedule, list) or not schedule:
+        raise InvalidInput(f"{SCHEDULE} must be a list of [from, to, length], but got {schedule!r}.")
+    for item in schedule:
+        if not isinstance(item, list) or len(item) != 3 or not all(type(number) is int for number in item):
+            raise InvalidInput(f"{SCHEDULE} must have items [from, to, length], but has {item!r}.")
+        if not 1 <= item[0] <= item[1] or item[2] < 0:
+            raise InvalidInput(f"{SCHEDULE} needs 1 <= from <= to and a length of at least 0: {item!r}.")
+    ranges = sorted((begin, end, length) for begin, end, length in schedule)
+    if ranges[0][0] != 1:
+        raise InvalidInput(f"{SCHEDULE} must begin at batch size 1, but begins at {ranges[0][0]}.")
+    for (*_, end, _), (begin, _, _) in pairwise(ranges):
+        if begin <= end:
+            raise InvalidInput(f"{SCHEDULE} must not overlap, but two ranges have batch size {begin}.")
+    return ranges
+
+
+def length_at(schedule: list[tuple[int, int, int]], most: int, batch_size: int) -> int:
+    """vLLM's look-up: a gap and the tail carry the last length forward, and no length exceeds ``most``.
+
+    >>> [length_at([(1, 4, 5), (8, 16, 2)], 3, batch_size) for batch_size in (4, 6, 8, 99)]
+    [3, 3, 2, 2]
+    """
+    length = 0
+    for begin, _, ranges_length in schedule:
+        if batch_size >= begin:
+            length = ranges_length
+    return min(most, length)
+
+
+def parse_tree(files: Mapping[str, str]) -> Tree:
+    """The tree that vLLM drafts for a ``speculative_token_tree``, right or not: see `drafted`."""
+    config = _config(files)
+    if config is None:
+        return Tree.chain(0)
+    text = config.get("speculative_token_tree")
+    if text is None:
+        return Tree.chain(int(config["num_speculative_tokens"]))
+    try:
+        paths = sorted(ast.literal_eval(text), key=lambda path: (len(path), path))
+    except (ValueError, SyntaxError, TypeError):
+        paths = [()]
+    if not paths or not all(isinstance(path, tuple) and path for path in paths):
+        raise InvalidInput(f"speculative_token_tree must list tuples, as in [(0,), (0, 0)], but is {text!r}.")
+    known = set(paths)
+    for path in paths:
+        if len(path) > 1 and path[:-1] not in known:
+            raise InvalidInput(f"speculative_token_tree must have every parent, but {path} lacks its own.")
+    widths, nodes = [], 1
+    for level in drafted(paths):
+        widths.append(level // nodes)
+        nodes = level
+    return Tree.dense(widths)
+
+
+def drafted(paths: Any) -> list[int]:
+    """Nodes a level that vLLM drafts: under each node of a level as many as the counts of the levels give.
+
+    >>> drafted([(0,), (1,), (0, 0), (0, 1), (0, 2)])
+    [2, 2]
+    """
+    counts = Counter(len(path) for path in paths)
+    levels, before, nodes = [], 1, 1
+    for depth in range(1, max(counts, default=0) + 1):
+        nodes *= counts[depth] // before
+        before = counts[depth]
+        if nodes == 0:
+            break
+        levels.append(nodes)
+    return levels
+
+
+def _written(config: dict[str, Any], notes: tuple[str, ...], environment: str = "") -> Written:
+    text = json.dumps(config)
+    command = f"{environment}vllm serve MODEL --speculative-config {shlex.quote(text)}"
+    return Written(files={FILE: f"{text}\n", COMMANDS: f"{command}\n"}, command=command, notes=notes)
+
+
+def _config(files: Mapping[str, str]) -> dict[str, Any] | None:
+    """The speculative config of the file and of the command, which must agree; None without one."""
+    texts = [text for text in (files.get(FILE), flags(files).get("--speculative-config")) if text]
+    try:
+        configs = [json.loads(text) for text in texts]
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"A speculative config must be JSON: {error}.") from None
+    if not all(isinstance(config, dict) and config == configs[0] for config in configs):
+        raise InvalidInput(f"{FILE} and the command must have the same JSON object, but differ.")
+    return configs[0] if configs else None

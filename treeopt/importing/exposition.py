@@ -1,0 +1,113 @@
+"""Counters by position in Prometheus expositions: what an engine counted between two scrapes.
+
+Counters run since the start of the server, so one scrape holds its warm-up too. Series are told apart by
+their labels, subtracted one by one and then summed: data-parallel engines have a series each, and the
+restart of one would hide in the sum. The `_created` series are times, not counts; they tell a restart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treeopt.errors import InvalidInput
+from treeopt.importing.survival import MOST_DRAFTS
+
+Labels = tuple[tuple[str, str], ...]
+Scrape = dict[tuple[str, Labels], float]
+SINCE_START = (
+    "One scrape counts since the server's start, warm-up included: pass two, before and after, to measure what "
+    "was served between."
+)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Whole numbers that counters rose by, by name and labels; names without prefix and `_total`."""
+
+    series: dict[tuple[str, Labels], int]
+    path: Path
+    notes: tuple[str, ...] = ()
+
+    def sum(self, name: str) -> int | None:
+        """Over all engines; None where there is no such counter."""
+        found = [value for (series, _), value in self.series.items() if series == name]
+        return sum(found) if found else None
+
+    def by_position(self, name: str, label: str) -> list[int]:
+        """(K,) sums over all engines, position after position."""
+        found: dict[int, int] = {}
+        for (series, labels), value in self.series.items():
+            if series == name:
+                place = dict(labels).get(label, "")
+                if not re.fullmatch(r"\d{1,4}", place, re.ASCII):
+                    raise InvalidInput(
+                        f"{self.path} must number positions 0, 1, ... under {label!r}, but has {place!r:.40}."
+                    )
+                found[int(place)] = found.get(int(place), 0) + value
+        if sorted(found) != list(range(len(found))):
+            raise InvalidInput(
+                f"{self.path} must have every position from 0 on, but has {sorted(found)}: was it cut off?"
+            )
+        return [found[place] for place in sorted(found)]
+
+
+def read_counters(files: Sequence[tuple[str, Path]], prefix: str) -> Counters:
+    """The counters under ``prefix``, a regular expression, of one scrape, or between two of them."""
+    if len(files) > 2:
+        raise InvalidInput(
+            f"An exposition is read alone, or as two scrapes, before and after, but got {len(files)} files."
+        )
+    scrapes = [scrape(text, path, prefix) for text, path in files]
+    path = files[-1][1]
+    models = {
+        dict(labels)[name]
+        for one in scrapes for _, labels in one for name in ("model_name", "model") if name in dict(labels)
+    }  # fmt: skip
+    if len(models) > 1:
+        raise InvalidInput(f"{path} must be of one model, but has counters of {', '.join(sorted(models))}.")
+    before = scrapes[0] if len(scrapes) > 1 else {}
+    after = scrapes[-1]
+    series = {}
+    for key in {**before, **after}:
+        name, labels = key
+        old, new = before.get(key, 0.0), after.get(key, 0.0)
+        if name.endswith("_created"):
+            restarted = key in before and key in after and old != new
+        else:
+            restarted = new < old
+            if not (new - old).is_integer() or not 0 <= old <= MOST_DRAFTS or not 0 <= new <= MOST_DRAFTS:
+                raise InvalidInput(f"{path} must have whole counts, but {name} is {new:g}.")
+            series[key] = int(new - old)
+        if restarted:
+            raise InvalidInput(
+                f"{path} must be scraped after {files[0][1]} and without a restart between, but "
+                f"{name}{dict(labels) or ''} fell from {old:g} to {new:g}."
+                if not name.endswith("_created") else
+                f"{path} must be scraped without a restart since {files[0][1]}, but {name} has changed: the server "
+                "began to count anew."
+            )  # fmt: skip
+    return Counters(series, path, () if len(files) > 1 else (SINCE_START,))
+
+
+def scrape(text: str, path: Path, prefix: str) -> Scrape:
+    """The samples under ``prefix``, by name and labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    wanted = re.compile(prefix)
+    lines = [line.strip() for line in text.splitlines() if wanted.match(line.strip())]
+    found: Scrape = {}
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                name = wanted.sub("", sample.name)
+                if name.endswith(("_total", "_created")):  # gauges are of the last moment
+                    labels = tuple(sorted(sample.labels.items()))
+                    found[name.removesuffix("_total"), labels] = float(sample.value)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise InvalidInput(f"{path} must be a Prometheus exposition, but is not: {error}.") from None
+    if not all(abs(value) < float("inf") for value in found.values()):  # NaN is refused as well
+        raise InvalidInput(f"{path} must have finite counts, but has others.")
+    return found

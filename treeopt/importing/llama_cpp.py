@@ -1,0 +1,150 @@
+"""What llama.cpp's server logged of its drafts, since PR #24536 (June 2026), or shows under /metrics.
+
+draft acceptance = 0.60667 (  182 accepted /   300 generated), mean acceptance length =  2.82,
+    acceptance rate per position = (0.800, 0.600, 0.420)            a request
+statistics draft-eagle3: ..., #gen drafts = 100, #acc drafts = 80, #gen tokens = 300, #acc tokens = 182,
+    #mean acc len = 2.82, #acc rate/pos = (0.800, 0.600, 0.420)     the process so far: the last line counts
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total              counters, read as those of vLLM
+
+Rates are survivals over verified drafts, the mean has the target's own token in it. Lines of requests are
+read where there are some, since only they tell requests apart; both count the same drafts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import InvalidInput
+from treeopt.importing.exposition import read_counters
+from treeopt.importing.files import File, Found, quoted
+from treeopt.importing.printed import Printed
+from treeopt.importing.survival import BIASED, MOST_DRAFTS, Drafts, Histograms, to_calibration
+from treeopt.importing.vllm_metrics import from_counters
+
+PREFIX = r"llamacpp:spec_decode_"
+RATES = r"\(([^)]{1,20000})\)"
+REQUEST = re.compile(
+    r"draft acceptance(?: rate)? = ([\d.]+) \(\s*(\d+) accepted /\s*(\d+) generated\)"
+    rf"(?:, mean acceptance length =\s*([\d.]+), acceptance rate per position = {RATES})?"
+)
+PROCESS = re.compile(
+    r"statistics\s+(\S+): .*?#gen drafts =\s*(\d+), #acc drafts =\s*(\d+), #gen tokens =\s*(\d+), "
+    rf"#acc tokens =\s*(\d+)(?:, #mean acc len =\s*([\d.]+), #acc rate/pos = {RATES})?"
+)
+NEEDED = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+OLD_LINE = (
+    "only means of its drafts: survival needs 'acceptance rate per position', which llama.cpp prints since "
+    "PR #24536 of June 2026. Update it"
+)
+CUMULATIVE = "The lines 'statistics' count since the start of the process: only the last one was read."
+CUT = "Rates are not printed for all positions of the drafts: depths beyond were left out."
+
+
+def matches(content: Any) -> bool:
+    if isinstance(content, str):
+        return bool(
+            re.search(f"^{PREFIX}", content, re.MULTILINE)
+            or REQUEST.search(content)
+            or PROCESS.search(content)
+        )
+    return (
+        isinstance(content, dict)
+        and isinstance(content.get("timings"), dict)
+        and "draft_n" in content["timings"]
+    )
+
+
+def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+    """Survival of all files together: scrapes are subtracted, logs are pooled."""
+    path = files[-1][1]
+    for content, one in files:
+        if not matches(content):
+            raise InvalidInput(
+                f"{one} must hold log lines 'draft acceptance = ...' of llama.cpp, but holds none."
+            )
+        if not isinstance(content, str):
+            raise InvalidInput(
+                f"{one} has only means of its drafts, and survival needs rates by position: import the log."
+            )
+    texts = [(str(content), one) for content, one in files]
+    scrapes = [(c, p) for c, p in texts if re.search(f"^{PREFIX}", c, re.MULTILINE)]
+    if scrapes and len(scrapes) < len(texts):
+        raise InvalidInput(
+            "Files of one import must be of one form, but some are expositions and some are not."
+        )
+    if scrapes:
+        rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NEEDED)
+        return to_calibration(Drafts.of([rows]), path, drafter=drafter, notes=notes)
+    groups: list[Histograms] = []
+    said: list[str] = []
+    are_requests = True
+    for text, one in texts:
+        found, notes, of_requests = _from_log(text, one)
+        groups += found
+        said += notes
+        are_requests &= of_requests
+    return to_calibration(Drafts.of(groups, are_requests=are_requests), path, drafter=drafter, notes=said)
+
+
+def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]:
+    """Histograms of a log, notes, and whether they are of requests."""
+    requests = [found for line in text.splitlines() if (found := REQUEST.search(line))]
+    detailed = [found for found in requests if found[5] is not None]
+    if detailed:
+        lines = [
+            Printed(_rates(found[5], path), _whole(found[2]), _whole(found[3]), _number(found[4], path))
+            for found in detailed if _whole(found[3])
+        ]  # fmt: skip
+        notes = [f"{len(requests) - len(detailed)} lines without rates by position were left out."] * (
+            len(detailed) < len(requests)
+        )
+        return *_pooled(lines, path, notes), True
+    last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
+    used = {name: found for name, found in last.items() if found[7] is not None and _whole(found[2])}
+    if not used:
+        raise InvalidInput(f"{path} has {OLD_LINE}.")
+    if len(used) > 1:
+        raise InvalidInput(
+            f"{path} must be of one drafter, but has statistics of {', '.join(sorted(used))}: their drafts differ. "
+            "Serve with one of them."
+        )
+    found = next(iter(used.values()))
+    line = Printed(
+        _rates(found[7], path), _whole(found[5]), _whole(found[4]), _number(found[6], path), _whole(found[2])
+    )
+    if round(line.rates[0] * (line.drafts or 0)) != _whole(found[3]):
+        raise InvalidInput(
+            f"{path} must accept the first guess of as many drafts as it says, {found[3]}, but the rate is {line.rates[0]}."
+        )
+    return *_pooled([line], path, [CUMULATIVE]), False
+
+
+def _pooled(lines: Sequence[Printed], path: Path, notes: list[str]) -> tuple[list[Histograms], list[str]]:
+    """Histograms of lines, and what else to know of them."""
+    groups: list[Histograms] = []
+    for n, line in enumerate(lines, 1):
+        rows = line.histograms(f"{path}, draft line {n},")
+        drafts = sum(next(iter(rows.values())))
+        notes += [BIASED] * line.is_mixed(drafts) + [CUT] * line.is_cut(drafts)
+        groups.append(rows)
+    return groups, notes
+
+
+def _rates(text: str, path: Path) -> list[float]:
+    return [_number(part, path) for part in text.split(",")]
+
+
+def _number(text: str, path: Path) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(
+            f"{path} must have numbers in its lines of drafts, but has {quoted(text)}."
+        ) from None
+
+
+def _whole(digits: str) -> int:
+    return min(int(digits[:20]), MOST_DRAFTS + 1)

@@ -1,0 +1,102 @@
+"""Counts from the rounded rates by position that engines print in their logs.
+
+rates : (K,)  survival by position, three decimals
+mean  :       tokens of a draft, the target's own included: 1 + accepted / D, two decimals
+D     :       drafts, which are not printed; accepted and drafted tokens are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from treeopt.errors import InvalidInput
+from treeopt.importing.survival import MOST_DRAFTS, Histograms, check_counts, histogram_of
+
+RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
+MOST_TRIED = 2000  # numbers of drafts that are tried around the printed mean's
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A line: rates by position, and the totals beside them."""
+
+    rates: Sequence[float]
+    accepted: int
+    drafted: int
+    mean: float
+    drafts: int | None = None  # where they are printed
+    may_be_cut: bool = False  # whether drafts may have more positions than rates are printed for
+
+    def counts(self, where: str) -> tuple[int, list[int]]:
+        """Drafts, and the drafts that reached each depth, that print as this line.
+
+        >>> Printed([0.8, 0.6, 0.42], accepted=1820, drafted=3000, mean=2.82).counts("x")
+        (1000, [800, 600, 420])
+        """
+        if not self.rates or max(self.rates) > 1 or any(a < b for a, b in pairwise(self.rates)):
+            raise InvalidInput(f"{where} must have rates by position from 0 to 1 that never rise, but has {list(self.rates)}.")  # fmt: skip
+        if not self.accepted <= self.drafted <= MOST_DRAFTS:
+            raise InvalidInput(
+                f"{where} must accept at most what was drafted, but has {self.accepted} of {self.drafted}."
+            )
+        fitting = None
+        for drafts in filter(self._fits, self._numbers_of_drafts()):
+            fitting = fitting or drafts
+            # Rounding may move the sum, also of the right number, but seldom of few drafts.
+            if self.is_full(drafts) or sum(self._reached(drafts)) == self.accepted:
+                fitting = drafts
+                break
+        if fitting is None:
+            raise InvalidInput(
+                f"{where} must have rates by position that sum to the accepted tokens of a draft, but they sum to "
+                f"{sum(self.rates):.3f}, and the mean length is {self.mean:g} with {self.accepted} accepted of {self.drafted}."
+            )
+        reached = self._reached(fitting)
+        check_counts(fitting, reached, None, where)
+        return fitting, reached
+
+    def histograms(self, where: str) -> Histograms:
+        drafts, reached = self.counts(where)
+        return {len(reached): histogram_of(drafts, reached)}
+
+    def is_full(self, drafts: int) -> bool:
+        """Whether all drafts had as many tokens as there are positions."""
+        return self.drafted == drafts * len(self.rates)
+
+    def is_mixed(self, drafts: int) -> bool:
+        """Whether drafts were shorter than there are positions."""
+        return self.drafted < drafts * len(self.rates)
+
+    def is_cut(self, drafts: int) -> bool:
+        """Whether drafts were longer than there are positions."""
+        return self.drafted > drafts * len(self.rates)
+
+    def _reached(self, drafts: int) -> list[int]:
+        return [round(rate * drafts) for rate in self.rates]
+
+    def _numbers_of_drafts(self) -> Iterator[int]:
+        """Likely ones first: that printed, full drafts, then all around the printed mean's."""
+        if self.drafts is not None:
+            yield self.drafts
+            return
+        if self.drafted and self.drafted % len(self.rates) == 0:
+            yield self.drafted // len(self.rates)
+        if self.accepted and self.mean > 1:
+            middle = round(self.accepted / (self.mean - 1))
+            for step in range(MOST_TRIED // 2):
+                yield middle + step
+                if step:
+                    yield middle - step
+        elif self.drafted:
+            yield -(-self.drafted // len(self.rates))
+
+    def _fits(self, drafts: int) -> bool:
+        if not 0 < drafts <= self.drafted or abs(1 + self.accepted / drafts - self.mean) > MEAN:
+            return False
+        reached, rates = self._reached(drafts), self.rates
+        close = all(abs(c / drafts - rate) <= RATE for c, rate in zip(reached, rates, strict=True))
+        off = sum(reached) - self.accepted
+        slack = RATE * len(rates) * drafts + 1e-6
+        return close and (off <= slack if self.may_be_cut and self.is_cut(drafts) else abs(off) <= slack)

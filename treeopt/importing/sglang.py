@@ -1,0 +1,112 @@
+"""What SGLang says of each request: the only place where it counts by position.
+
+meta_info                     of /generate, or of a choice with "return_meta_info": true
+sglext.spec_tokens_details    of the OpenAI routes, with "return_spec_tokens_details": true
+
+The histogram ends at the most that was ever taken, and its index leaves the target's own token out.
+spec_accept_length is no mean of it (the prefill's first token is in it), the rate is of tree nodes where
+trees are drafted: neither is read. Log, Prometheus and benchmarks have means only, and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treeopt.calibration import Calibration
+from treeopt.errors import InvalidInput
+from treeopt.importing.files import File, Found
+from treeopt.importing.requests import bodies, choices, read_requests
+
+NAMES = {  # the newest first; the older ones are to be removed or have been
+    "acceptance_histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
+    "num_spec_steps": ("spec_verify_ct",),
+    "num_accepted_draft_tokens": ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"),
+    "num_draft_tokens": ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
+}
+MEANS = ("accept_length", "acc_length", "internal_states", "avg_spec_accept_length")
+MEANS_IN_TEXT = ("accept len: ", "accept rate: ", "sglang:spec_")
+ASK = (
+    "save the responses of /generate, whose meta_info has a histogram of each request, or ask the OpenAI routes for "
+    'it with "return_spec_tokens_details": true'
+)
+ADAPTIVE = (
+    "SGLang does not record how long each draft was. If the server adapted its number of steps, survival is biased "
+    "down and cannot be put right: measure with a fixed --speculative-num-steps."
+)
+UNLIKELY = 1e-6
+
+
+def matches(content: Any) -> bool:
+    if isinstance(content, str):
+        return any(mark in content for mark in MEANS_IN_TEXT)
+    return any(details(body) or any(name in body for name in MEANS) for body in bodies(content))
+
+
+def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+    """Survival over the requests of all files."""
+    records: list[dict[str, Any]] = []
+    skipped = 0
+    for content, path in files:
+        found = [] if isinstance(content, str) else [details(body) for body in bodies(content)]
+        if not any(found):
+            has = "only means of its drafts" if matches(content) else "no drafts of SGLang"
+            raise InvalidInput(f"{path} has {has}: survival needs counts by position. Instead, {ASK}.")
+        for one in found:
+            records += map(renamed, one)
+            skipped += not one
+    path = files[-1][1]
+    if not any("acceptance_histogram" in record for record in records):
+        raise InvalidInput(
+            f"{path} has no histograms (spec_correct_drafts_histogram): this SGLang, or its setting, counts means only. "
+            f"Update it, and {ASK}."
+        )
+    found_all = read_requests(
+        records, path, drafter=drafter, skipped=skipped, notes=[ADAPTIVE], is_sparse=True
+    )
+    if isinstance(found_all.source, Calibration):
+        refuse_trees(found_all.source, str(path))
+    return found_all
+
+
+def details(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a response says of drafts, once for each choice that says something."""
+    found = []
+    for one in (body, *choices(body)):
+        extension = one.get("sglext")
+        for place in (
+            one.get("meta_info"),
+            extension.get("spec_tokens_details") if isinstance(extension, dict) else None,
+        ):
+            if isinstance(place, dict) and any(name in place for names in NAMES.values() for name in names):
+                found.append(place)
+                break
+    return found
+
+
+def renamed(place: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a request under their common names; of several names the newest."""
+    found = {
+        ours: next((place[name] for name in names if place.get(name) is not None), None)
+        for ours, names in NAMES.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def refuse_trees(calibration: Calibration, path: str) -> None:
+    """InvalidInput where more was proposed a step than any chain could have hidden.
+
+    With --speculative-eagle-topk above 1 the proposed tokens are the nodes of a tree, which is less deep
+    than it has nodes, and accepted is a path of any ranks: not the survival of the first guesses.
+    """
+    last = calibration.num_heads - 1
+    tried, passed = int(calibration.trials[last]), int(calibration.hits[last, 0])
+    if passed or not last:
+        return
+    before = calibration.accept[last - 1, 0]
+    if (1 - before / 2) ** tried < UNLIKELY:
+        raise InvalidInput(
+            f"{path} must be of chains, but more tokens were proposed a step than depth {last}, and of {tried} steps "
+            "that accepted so much none went on: these look like trees, whose accepted depth does not say how good "
+            "the first guesses are. Measure with --speculative-eagle-topk 1 and a fixed --speculative-num-steps."
+        )

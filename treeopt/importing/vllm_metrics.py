@@ -1,0 +1,200 @@
+"""What a vLLM server counted of its drafts: /metrics, the log, and what its benchmarks save of them.
+
+/metrics                       counters since the start (vllm/v1/spec_decode/metrics.py): one scrape or two
+log line "SpecDecoding metrics" sums of an interval, as rates by position (same file)
+vllm bench serve               JSON, or JSON lines of --append-result: the difference of two scrapes
+vllm bench sweep serve         summary.json, or summary.csv with lists as strings: the same, run by run
+
+The acceptance length of all of them has the target's own token in it, accepted tokens have not, and of
+the rates only those by position are used: the plain acceptance rate is in percent here and a share there.
+Steps without a draft are not counted. Older log lines have means only.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import InvalidInput
+from treeopt.importing.exposition import Counters, read_counters
+from treeopt.importing.files import File, Found, quoted
+from treeopt.importing.printed import RATE, Printed
+from treeopt.importing.survival import (
+    BIASED,
+    MOST_DRAFTS,
+    Drafts,
+    Histograms,
+    check_counts,
+    histogram_of,
+    to_calibration,
+)
+from treeopt.storage import typed
+
+PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
+RATES = "spec_decode_per_position_acceptance_rates"
+TOTALS = ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens")
+LINE = re.compile(
+    r"SpecDecoding metrics: .*?Mean acceptance length: ([\d.]+|nan), .*?Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
+    r"Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
+)
+ANY_LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: ")
+OLD_LINE = (
+    "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
+    "'Per-position acceptance rate' since 2025; update it, or save /metrics"
+)
+NO_POSITIONS = (
+    "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
+)
+
+
+def matches(content: Any) -> bool:
+    if isinstance(content, str):
+        return bool(re.search(f"^{PREFIX}", content, re.MULTILINE) or ANY_LINE.search(content)) or _is_table(
+            content
+        )
+    return any("spec_decode_acceptance_length" in run or RATES in run for run in _objects(content))
+
+
+def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+    """Survival of all files together: scrapes are subtracted, logs and runs are pooled."""
+    for content, path in files:
+        if not matches(content):
+            raise InvalidInput(
+                f"{path} must hold vLLM's /metrics, its log lines 'SpecDecoding metrics', or results of vllm bench "
+                "serve with speculation, but holds none."
+            )
+    path = files[-1][1]
+    scrapes = [(c, p) for c, p in files if isinstance(c, str) and re.search(f"^{PREFIX}", c, re.MULTILINE)]
+    if scrapes and len(scrapes) < len(files):
+        raise InvalidInput(
+            "Files of one import must be of one form, but some are expositions and some are not."
+        )
+    if scrapes:
+        rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NO_POSITIONS)
+        return to_calibration(Drafts.of([rows]), path, drafter=drafter, notes=notes)
+    groups: list[Histograms] = []
+    said: list[str] = []
+    for content, one in files:
+        is_log = isinstance(content, str) and not _is_table(content)
+        found, notes = _from_log(content, one) if is_log else _from_runs(content, one)
+        groups += found
+        said += notes
+    return to_calibration(Drafts.of(groups), path, drafter=drafter, notes=said)
+
+
+def from_counters(counters: Counters, positions: str, needed: str) -> tuple[Histograms, list[str]]:
+    """The histogram of the counters that vLLM and llama.cpp name alike."""
+    path = counters.path
+    drafts = counters.sum("num_drafts")
+    reached = counters.by_position(f"num_{positions}", "position")
+    if drafts is None or not reached:
+        raise InvalidInput(f"{path} must have num_drafts and {needed}, but has not.")
+    if drafts == 0:
+        raise InvalidInput(f"{path} must hold drafts, but none was verified while it was measured.")
+    check_counts(drafts, reached, counters.sum("num_accepted_tokens"), path)
+    drafted = counters.sum("num_draft_tokens")
+    is_mixed = drafted is not None and drafted != drafts * len(reached)
+    notes = [*counters.notes, *([BIASED] if is_mixed else [])]
+    return {len(reached): histogram_of(drafts, reached)}, notes
+
+
+def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str]]:
+    """One histogram an interval; drafts are worked out from the rates."""
+    groups: list[Histograms] = []
+    old = is_mixed = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        found = LINE.search(line)
+        if found is None:
+            old += bool(ANY_LINE.search(line))
+        elif "nan" not in found[1] + found[4]:
+            rates = [float(rate) for rate in found[4].split(", ")]
+            printed = Printed(rates, _whole(found[2]), _whole(found[3]), _mean(found[1], path))
+            drafts, reached = printed.counts(f"{path}, line {number},")
+            is_mixed += printed.is_mixed(drafts)
+            groups.append({len(reached): histogram_of(drafts, reached)})
+    if not groups:
+        why = OLD_LINE if old else "no interval with drafts"
+        raise InvalidInput(f"{path} has {why}.")
+    notes = [BIASED] if is_mixed else []
+    if old:
+        notes.append(f"{old} lines without rates by position were left out.")
+    return groups, notes
+
+
+def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
+    """One histogram a run; runs without speculation are left out."""
+    runs = list(_rows(content, path) if isinstance(content, str) else _objects(content))
+    groups: list[Histograms] = []
+    is_mixed = 0
+    for r, run in enumerate(runs, 1):
+        where = f"{path}, run {r},"
+        if run.get(RATES) is None:
+            continue
+        rates = typed(list[float], run[RATES], path)
+        drafts, drafted, accepted = (_count(run.get(name), where, name) for name in TOTALS)
+        reached = [round(rate * drafts) if 0 <= rate <= 1 else -1 for rate in rates]
+        is_exact = all(
+            abs(c - rate * drafts) < 1e-6 * max(drafts, 1) for c, rate in zip(reached, rates, strict=True)
+        )
+        check_counts(drafts, reached, accepted if is_exact else None, where)
+        if abs(sum(reached) - accepted) > RATE * len(rates) * drafts:
+            raise InvalidInput(
+                f"{where} must have rates by position that sum to the accepted tokens, {accepted}, but they sum to "
+                f"{sum(reached)}."
+            )
+        is_mixed += drafted != drafts * len(reached)
+        groups.append({len(reached): histogram_of(drafts, reached)})
+    if not groups:
+        raise InvalidInput(
+            f"{path} must have {RATES} in some run, but has none: vllm bench serve leaves them out without "
+            "speculation, and where the server does not show it /metrics."
+        )
+    notes = [BIASED] if is_mixed else []
+    if len(groups) < len(runs):
+        notes.append(f"{len(runs) - len(groups)} of {len(runs)} runs have no drafts and were left out.")
+    return groups, notes
+
+
+def _objects(content: Any) -> list[dict[str, Any]]:
+    items = content if isinstance(content, list) else [content]
+    return [item for item in items if isinstance(item, dict)]
+
+
+def _is_table(text: str) -> bool:
+    return RATES in text.split("\n", 1)[0].split(",")
+
+
+def _rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
+    """The runs of a sweep's summary.csv, as objects; lists are strings in it and what is missing is empty."""
+    try:
+        for row in csv.DictReader(text.replace("\0", "").splitlines()):
+            rates = row.get(RATES) or ""
+            yield {**row, RATES: json.loads(rates) if rates.startswith("[") else None}
+    except (csv.Error, ValueError, RecursionError):
+        raise InvalidInput(f"{path} must be CSV with lists of rates under {RATES}, but is not.") from None
+
+
+def _count(value: Any, where: str, name: str) -> int:
+    """A whole number, which pandas writes as 5800.0 where a column has holes."""
+    try:
+        number = float(value)
+        if number.is_integer() and 0 <= number <= MOST_DRAFTS and not isinstance(value, bool):
+            return int(number)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidInput(f"{where} must have a whole number as {name}, but has {quoted(value)}.")
+
+
+def _whole(digits: str) -> int:
+    return min(int(digits[:20]), MOST_DRAFTS + 1)
+
+
+def _mean(text: str, path: Path) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"{path} must have a mean acceptance length, but has {quoted(text)}.") from None

@@ -1,0 +1,85 @@
+"""What vLLM says of each request (--per-request-spec-decode-metrics), and AIPerf's records of it.
+
+metrics.speculative_decoding        at the root of a response, or of the last chunk of a stream; null for n > 1
+speculative_decoding_stats          of every choice: the first revisions of the same (vLLM PR #48915)
+spec_decode_acceptance              lines of AIPerf's profile_export.jsonl, of vLLM or TensorRT-LLM; sparse
+pooled_spec_decode_acceptance_histogram   of AIPerf's profile_export_aiperf.json: all requests in one sum
+
+A response, a list of them, JSON lines, or the output of a batch. `..._by_draft_length`, where it is
+there, makes mixed lengths exact; so do the arrays of the level "detailed".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treeopt.errors import InvalidInput
+from treeopt.importing.files import File, Found
+from treeopt.importing.requests import bodies, choices, read_requests
+
+POOLED = "pooled_spec_decode_acceptance_histogram"
+RECORD = "spec_decode_acceptance"
+NO_LENGTH = (
+    "The pooled histogram does not tell the draft length: the most that was accepted was taken for it."
+)
+
+
+def matches(content: Any) -> bool:
+    return any(_says(body) for body in bodies(content))
+
+
+def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+    """Survival over the requests of all files."""
+    records: list[dict[str, Any]] = []
+    skipped = 0
+    for content, path in files:
+        if not matches(content):
+            raise InvalidInput(
+                f"{path} must hold responses with metrics.speculative_decoding, or AIPerf's records of them, but holds "
+                "none: serve with --per-request-spec-decode-metrics summary, and ask streams for "
+                "stream_options.include_usage."
+            )
+        pooled = [body[POOLED] for body in bodies(content) if body.get(POOLED)]
+        if pooled:
+            if len(files) > 1 or len(pooled) > 1:
+                raise InvalidInput(f"{path} is a sum over requests: import it alone.")
+            return read_requests(
+                [{"acceptance_histogram": pooled[0]}],
+                path,
+                drafter=drafter,
+                notes=[NO_LENGTH],
+                are_requests=False,
+            )
+        for body in bodies(content):
+            if is_warm_up(body):
+                continue
+            found = records_of(body)
+            records += found
+            skipped += not found
+    return read_requests(records, files[-1][1], drafter=drafter, skipped=skipped)
+
+
+def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a response says of drafts, once for each choice that says something."""
+    metrics = body.get("metrics")
+    found = [
+        body.get(RECORD),
+        metrics.get("speculative_decoding") if isinstance(metrics, dict) else None,
+        body.get("speculative_decoding_stats"),
+        *(choice.get("speculative_decoding_stats") for choice in choices(body)),
+    ]
+    return [one for one in found if isinstance(one, dict)]
+
+
+def is_warm_up(body: Mapping[str, Any]) -> bool:
+    """Whether AIPerf wrote the record while it warmed up."""
+    metadata = body.get("metadata")
+    return isinstance(metadata, dict) and "warmup" in (
+        metadata.get("benchmark_phase"),
+        metadata.get("phase_kind"),
+    )
+
+
+def _says(body: Mapping[str, Any]) -> bool:
+    return bool(records_of(body) or body.get(POOLED))
