@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from treeopt.importing import read_measurement
 from treeopt.runtime.chat import ChatFormat
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.prompts import Conversation, PromptSet
@@ -143,3 +144,18 @@ def asked(prompts) -> PromptSet:
     return PromptSet(
         tuple(conversations), "tokens", "0" * 64, ChatFormat(Letters(), frozenset({3, 5}), VOCABULARY, None)
     )
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Files of these texts, imported: calibration and notes."""
+
+    def read(*texts, kind=None, **options):
+        paths = []
+        for n, text in enumerate(texts):
+            paths.append(tmp_path / f"{n}.txt")
+            paths[-1].write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
+        found = read_measurement(paths, kind, **options)[1]
+        return found.source, found.notes
+
+    return read

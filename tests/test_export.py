@@ -1,145 +1,474 @@
-"""Exports: what the engines parse back is the tree, and what they would misread is refused."""
+"""Exports of trees: what the engines read back is the tree, and what they would misread is refused."""
 
-import ast
 import json
-from dataclasses import replace
+import shlex
 
+import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from treeopt.errors import InvalidInput, Unsupported
-from treeopt.export import ENGINES, export_entry
-from treeopt.plan import PlanEntry
-from treeopt.published import published_tree
+from treeopt.calibration import Calibration
+from treeopt.cli import cli
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.export import (
+    ENGINES,
+    Request,
+    eagle1,
+    export_plan,
+    export_request,
+    hydra,
+    method_of,
+    modelopt,
+    neuron,
+    read_choices,
+    tensorrt_llm,
+    triton,
+)
+from treeopt.export.buffers import decoded, medusa_buffers
+from treeopt.plan import Plan
+from treeopt.planner import plan_trees
+from treeopt.published import PUBLISHED, published_tree
+from treeopt.shapes import SHAPES
 from treeopt.tree import Tree
 
-from .conftest import trees
+from .conftest import shared_json, trees
+
+TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape != "chain"]
+MEDUSA = [name for name in PUBLISHED if name != "eagle_mc_sim_7b_63"]
+named = pytest.mark.parametrize(("engine", "method"), TREES, ids=[f"{e}-{m.name}" for e, m in TREES])
 
 
-def entry_of(tree: Tree, batch_size: int = 1) -> PlanEntry:
-    return PlanEntry(batch_size=batch_size, context_tokens=None, size=len(tree), depth=tree.depth,
-                     medusa_choices=tree.choices, tokens_per_step=1.0, step_ms=None, tokens_per_s=None,
-                     speedup=None)  # fmt: skip
+def export(tree, engine, method=None, *, num_heads=None, **options):
+    request = Request(tree=tree, num_heads=num_heads or max(tree.depth, 4), **options)
+    return export_request(request, engine, method=method and method.name)
 
 
-def medusa_buffers(choices, top_k=10):
-    """The golden values that FasterDecoding/Medusa's buffers have, from its published definition."""
-    paths = sorted(choices, key=lambda p: (len(p), p))
-    tree_indices = [0] + [p[-1] + top_k * (len(p) - 1) + 1 for p in paths]
-    leaves = [p for p in paths if not any(q[:-1] == p for q in paths)]
-    return len(paths), max(tree_indices), len(leaves)
+def allowed(tree: Tree, method) -> bool:
+    """By the row of the table alone."""
+    first = sorted(path[0] for path in tree.paths if len(path) == 1)
+    return (
+        SHAPES[method.shape](tree)
+        and len(tree) > 1
+        and max(tree.ranks) <= (method.max_rank if method.max_rank is not None else 999)
+        and tree.depth <= (method.max_depth or 999)
+        and len(tree) - 1 <= (method.max_nodes or 9999)
+        and (not method.first_depth_closed or first == list(range(len(first))))
+        and (method.write is not eagle1.write or tree.depth > 1)
+    )
 
 
-def test_the_published_tree_has_its_golden_buffers():
-    files = export_entry(entry_of(published_tree()), "medusa", num_heads=4).files
-    choices = ast.literal_eval(files["medusa_choices.py"].split("=")[1].strip())
-    assert medusa_buffers(choices) == (63, 32, 42)
-    assert json.loads(files["medusa_choices.json"]) == choices
+class TestContract:
+    """What every method of trees keeps."""
 
-
-@given(trees(ranks=3))
-def test_every_file_holds_the_same_canonical_tree(tree):
-    for name in (name for name, engine in ENGINES.items() if not engine.chain):
-        try:
-            files = export_entry(entry_of(tree), name, num_heads=4).files
-        except InvalidInput:
-            gap = name == "tensorrt-llm" and {p[0] for p in tree.paths if len(p) == 1} != set(
-                range(tree.widths()[0] if len(tree) > 1 else 0)
-            )
-            assert len(tree) == 1 or gap
-            continue
-        if len(tree) == 1:
-            assert "speculative_config:" not in "".join(files.values())
-            continue
-        if name == "medusa":
-            parsed = [ast.literal_eval(files["medusa_choices.py"].split("=")[1].strip())]
+    @named
+    @pytest.mark.parametrize("name", PUBLISHED)
+    def test_published_trees_come_back(self, engine, method, name):
+        tree = published_tree(name)
+        if allowed(tree, method):
+            assert method.parse(export(tree, engine, method).files) == tree
         else:
-            options = yaml.safe_load(files["llm_api_options.yml"])["speculative_config"]
-            assert options["max_draft_len"] == len(tree) - 1
-            assert options["num_medusa_heads"] == 4
-            literal = files["commands.sh"].split('--medusa_choices "')[1].split('"')[0]
-            parsed = [options["medusa_choices"], yaml.safe_load(files["medusa_choices.yml"]),
-                      ast.literal_eval(literal)]  # fmt: skip
-            assert f"--max_medusa_token_len {len(tree) - 1} " in files["commands.sh"]
-        for choices in parsed:
-            assert choices == tree.choices
-            assert all(isinstance(choice, list) for choice in choices)
+            with pytest.raises(TreeoptError):
+                export(tree, engine, method)
+
+    @named
+    def test_every_published_tree_that_is_at_hand(self, engine, method):
+        exported = 0
+        for record in shared_json("published_trees.json")["trees"]:
+            tree = Tree.from_choices([path for path in record["paths"] if path])
+            if allowed(tree, method):
+                assert method.parse(export(tree, engine, method).files) == tree, record["name"]
+                exported += 1
+            elif len(tree) > 1:
+                with pytest.raises(TreeoptError):
+                    pytest.fail(record["name"] + str(export(tree, engine, method).notes))
+        assert exported > 3
+
+    @named
+    @given(tree=trees(depth=4, ranks=11, most_nodes=25))
+    @settings(max_examples=40, deadline=None)
+    def test_any_tree_comes_back_or_is_refused(self, engine, method, tree):
+        if allowed(tree, method):
+            written = export(tree, engine, method)
+            assert method.parse(written.files) == tree
+            assert written.command
+        elif len(tree) > 1:
+            with pytest.raises(TreeoptError) as refusal:
+                export(tree, engine, method)
+            assert engine in str(refusal.value) or "EAGLE-1" in str(refusal.value)
+
+    @named
+    @given(seed=st.integers(0, 10**6))
+    @settings(max_examples=30, deadline=None)
+    def test_random_trees_of_the_shape_come_back(self, engine, method, seed):
+        tree = random_tree(np.random.default_rng(seed), method.shape)
+        assert allowed(tree, method)
+        assert method.parse(export(tree, engine, method).files) == tree
+
+    @named
+    def test_every_file_is_read_by_the_other_commands(self, engine, method):
+        tree = Tree.dense([3, 2, 1])
+        for name, text in export(tree, engine, method).files.items():
+            assert Tree.from_choices(read_choices(text)) == tree, name
+
+    @named
+    def test_numbers_that_follow_from_the_tree(self, engine, method):
+        tree = Tree.dense([3, 2, 1])
+        written = export(tree, engine, method, num_heads=5)
+        said = "".join([written.command, *written.files.values()])
+        n = len(tree) - 1
+        for field in method.derived:
+            for name, value in (("max_draft_len = choices", f"max_draft_len: {n}"),
+                                ("max_draft_len = depth", f"max_draft_len: {tree.depth}"),
+                                ("medusa_speculation_length", f"--medusa-speculation-length {n + 1}"),
+                                ("speculation_length", f"--speculation-length {n + 1}"),
+                                ("num_speculative_tokens", f'"num_speculative_tokens": {n}'),
+                                ("global_topk", "--global-topk 10"),
+                                ("medusa_num_heads", "medusa_num_heads: 5")):  # fmt: skip
+                if field.startswith(name) and engine != "triton":
+                    assert value in said
+
+    @named
+    def test_a_drafter_that_it_cannot_run_is_refused(self, engine, method):
+        with pytest.raises(InvalidInput, match="runs drafters of the kinds"):
+            export(Tree.dense([2, 2]), engine, method, drafter="ngram")
+
+    @named
+    def test_not_speculating_is_a_file_or_a_refusal(self, engine, method):
+        if engine in ("tensorrt-llm", "vllm") and method.name != "eagle":
+            written = export(Tree.chain(0), engine, method)
+            assert "medusa" not in written.command
+            assert all(read_choices(text) in ([], None) for text in written.files.values())
+        else:
+            with pytest.raises(InvalidInput, match="not to speculate"):
+                export(Tree.chain(0), engine, method)
+
+
+def random_tree(rng: np.random.Generator, shape: str) -> Tree:
+    """A tree of a shape, at least two deep, of up to some 30 nodes."""
+    if shape == "level-uniform":
+        return Tree.dense(rng.integers(1, 4, rng.integers(2, 4)).tolist())
+    paths = {(), (0,), (0, 0)}
+    for _ in range(int(rng.integers(1, 30))):
+        ordered = sorted(paths)
+        parent = ordered[rng.integers(len(ordered))]
+        grown = paths | {(*parent, sum(p[:-1] == parent for p in paths if p))}
+        if len(parent) < 4 and max(max(p, default=0) for p in grown) < 10:
+            tree = Tree.from_choices([p for p in grown if p])
+            paths = grown if SHAPES[shape](tree) else paths
+    return Tree.from_choices([p for p in paths if p])
+
+
+# Golden values, as the engines' own builders give them
+
+
+GOLDEN = {  # nodes per depth, leaves, largest tree index, whether leaves come last on every level
+    "mc_sim_7b_63": ([10, 28, 23, 2], 42, 32, False),
+    "vicuna_7b_stage2": ([10, 23, 23, 7], 42, 34, False),
+    "vicuna_7b_stage1_ablation": ([10, 21, 25, 7], 42, 34, False),
+    "vicuna_7b_stage1": ([10, 32, 20, 1], 44, 31, False),
+    "vicuna_13b_stage2": ([10, 19, 25, 9], 42, 34, False),
+    "vicuna_13b_stage1": ([10, 29, 23, 1], 44, 31, False),
+    "vicuna_33b_stage2": ([10, 24, 24, 5], 43, 33, False),
+    "vicuna_33b_stage1": ([10, 34, 19], 46, 29, False),
+    "zephyr_stage2": ([10, 27, 23, 3], 44, 32, False),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_medusas_buffers_have_their_golden_values(name):
+    widths, leaves, largest, leaf_last = GOLDEN[name]
+    tree = published_tree(name)
+    buffers = medusa_buffers([list(choice) for choice in PUBLISHED[name].choices])
+    assert np.bincount(buffers.position_ids)[1:].tolist() == widths
+    assert buffers.retrieve_indices.shape == (leaves, len(widths) + 1)
+    assert buffers.tree_indices.max() == largest
+    assert (buffers.attention_mask == tree.mask).all()
+    assert neuron.leaf_last(tree) == leaf_last
+    assert tensorrt_llm.topks(tree.choices) == ([10, 10, 10, 2] if name == "mc_sim_7b_63" else
+                                                 tensorrt_llm.topks(tree.choices))  # fmt: skip
+
+
+def test_eagles_tree_has_its_golden_values():
+    tree = published_tree("eagle_mc_sim_7b_63")
+    assert (len(tree) - 1, tree.widths(), neuron.leaf_last(tree)) == (25, [4, 8, 8, 3, 2], True)
+    assert eagle1.drafting_levels(tree.choices) == [4, 4, 1, 1]
+
+
+def test_the_small_case():
+    choices = [[0], [1], [0, 0], [0, 1]]
+    buffers = medusa_buffers(choices)
+    assert buffers.tree_indices.tolist() == [0, 1, 2, 11, 12]
+    assert buffers.attention_mask.shape == (5, 5)
+    assert buffers.retrieve_indices.shape == (3, 3)
+    files = export(Tree.from_choices(choices), "neuron-token-tree").files
+    assert json.loads(files["token_tree.json"]) == {"0": ["1", "2"], "1": ["3", "4"]}
+    assert tensorrt_llm.topks(choices) == [2, 2]
+    assert (
+        export(Tree.from_choices(choices), "triton").files["config.pbtxt"].count("{0},{1},{0, 0},{0, 1}") == 1
+    )
+
+
+def test_tensorrt_llm_writes_one_list_three_ways():
+    tree = published_tree()
+    files = export(tree, "tensorrt-llm", num_heads=5, num_layers=2).files
+    options = yaml.safe_load(files["llm_api_options.yml"])["speculative_config"]
+    assert options["medusa_choices"] == tree.choices == yaml.safe_load(files["medusa_choices.yml"])
+    assert (options["max_draft_len"], options["num_medusa_heads"]) == (63, 5)
+    words = shlex.split(files["commands.sh"], comments=True)
+    assert json.loads(words[words.index("--medusa_choices") + 1]) == tree.choices
+    assert "--num_medusa_heads 5 --num_medusa_layers 2 --max_medusa_token_len 63" in files["commands.sh"]
+
+
+# What is refused, each beside what an engine makes of it in silence
+
+
+def test_a_missing_parent_hangs_on_the_root_in_tensorrt_llm():
+    assert len(tensorrt_llm.in_cpp([[0], [1], [2, 3]], 63, 4)) == 4
+    assert [3] in tensorrt_llm.in_cpp([[0], [1], [2, 3]], 63, 4).choices
+    for engine in (medusa_buffers, eagle1.drafting_levels, modelopt.total_nodes):
+        with pytest.raises((ValueError, KeyError, InvalidInput)):
+            engine([[0], [1], [2, 3]])
+    with pytest.raises(InvalidInput, match="needs its parent"):
+        Tree.from_choices([[0], [1], [2, 3]])
+
+
+def test_a_duplicate_is_counted_twice():
+    assert len(medusa_buffers([[0], [0], [0, 0]]).tree_indices) == 4
+    assert modelopt.total_nodes([[0], [0], [0, 0]]) == 4
+    assert tensorrt_llm.eagle_choices([[0], [0]]) == [[0]]
+    with pytest.raises(InvalidInput, match="listed once"):
+        Tree.from_choices([[0], [0], [0, 0]])
+
+
+@pytest.mark.parametrize("engine", ["medusa", "hydra", "eagle1", "neuron-medusa", "modelopt"])
+def test_rank_10_is_the_next_heads_first_candidate(engine):
+    assert medusa_buffers([[0], [10], [0, 0]]).tree_indices.tolist() == [0, 1, 11, 11]
+    tree = Tree.from_choices([[rank] for rank in range(11)] + [[0, 0]])
+    with pytest.raises(InvalidInput, match="ranks up to 9, but the tree has 10"):
+        export(tree, engine)
+
+
+def test_rank_16_is_another_path_in_tensorrt_llm():
+    chain = [[rank] for rank in range(17)]
+    with pytest.raises(InvalidInput, match="listed once"):  # (16, 0) has the bits of (1, 0, 0)
+        tensorrt_llm.in_cpp([*chain, [0, 0], [16, 0], [0, 0, 0], [1, 0, 0], [16, 0, 0]], 63, 4)
+    with pytest.raises(InvalidInput, match="ranks up to 15, but the tree has 16"):
+        export(Tree.from_choices([*chain, [0, 0]]), "tensorrt-llm")
+
+
+def test_a_negative_rank_makes_wrong_buffers():
+    assert medusa_buffers([[0], [-1]]).tree_indices.tolist() == [0, 0, 1]
+    assert triton.vectors("{-1}") == [[-1]]
+    with pytest.raises(InvalidInput, match="ranks 0, 1"):
+        Tree.from_choices([[0], [-1]])
+
+
+def test_a_gap_at_depth_1_gives_two_nodes_one_place_in_tensorrt_llm():
+    with pytest.raises(InvalidInput, match="one place"):
+        tensorrt_llm.in_python([[0], [2], [0, 0], [2, 0]])
+    for engine in ("tensorrt-llm", "triton"):
+        with pytest.raises(InvalidInput, match=f"without gaps at depth 1.*--for {engine}"):
+            export(Tree.from_choices([[0], [2], [0, 0], [2, 0]]), engine)
+    assert export(Tree.from_choices([[0], [0, 1]]), "tensorrt-llm").files
+    assert export(Tree.from_choices([[1]]), "medusa").files
+
+
+@pytest.mark.parametrize("engine", ["hydra", "neuron-token-tree"])
+def test_a_gap_is_another_candidate_where_children_are_counted(engine):
+    assert neuron.token_tree({"0": ["1"], "1": ["2"]}).choices == [[0], [0, 0]]
+    assert hydra.drafted([[0], [0, 1]]).choices == [[0], [0, 0]]
+    with pytest.raises(InvalidInput, match=f"without a gap.*--for {engine}"):
+        export(Tree.from_choices([[0], [0, 1]]), engine)
+
+
+def test_a_list_with_some_parents_builds_more_than_it_counts_in_tensorrt_llm():
+    mixed = [[0], [0, 0], [1, 0, 0]]
+    assert len(tensorrt_llm.in_python(mixed)) - 1 == 5
+    with pytest.raises(InvalidInput, match="needs its parent"):
+        Tree.from_choices(mixed)
+
+
+def test_leaves_alone_are_two_trees_in_tensorrt_llms_two_runtimes():
+    leaves = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
+    assert len(tensorrt_llm.in_python(leaves)) - 1 == 9
+    with pytest.raises(InvalidInput):
+        Tree.from_choices(leaves)
+
+
+@pytest.mark.parametrize(("choices", "error"), [([], ValueError), ([[]], ValueError), ([[], [0]], ValueError),
+                                               ([[0], [0, 0, 0]], IndexError)])  # fmt: skip
+def test_lists_that_medusa_fails_on(choices, error):
+    with pytest.raises(error):
+        medusa_buffers(choices)
+    if choices:
+        with pytest.raises(InvalidInput):
+            Tree.from_choices(choices)
+    with pytest.raises(InvalidInput, match="not to speculate"):
+        export(Tree.chain(0), "medusa")
+
+
+@pytest.mark.parametrize("engine", ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt"])
+def test_a_tree_deeper_than_the_heads_is_refused(engine):
+    with pytest.raises(InvalidInput, match="2 deep, one per head, but this one is 3 deep"):
+        export(Tree.chain(3), engine, num_heads=2)
+
+
+def test_more_choices_than_were_built_are_refused_and_fewer_save_nothing():
+    with pytest.raises(InvalidInput, match="numChoices"):
+        tensorrt_llm.in_cpp(published_tree().choices, 31, 4)
+    with pytest.raises(InvalidInput, match=r"max_draft_len, 31, but this one has 63.*--budget 32"):
+        export(published_tree(), "tensorrt-llm", max_draft_len=31)
+    small = export(Tree.dense([2, 2]), "tensorrt-llm", max_draft_len=63)
+    assert any("save nothing" in note for note in small.notes)
+    assert "max_draft_len: 63" in small.files["llm_api_options.yml"]
+
+
+def test_hydra_expands_the_likelier_sibling_instead():
+    assert hydra.drafted([[0], [1], [1, 0]]).choices == [[0], [1], [0, 0]]
+    with pytest.raises(InvalidInput, match=r"likeliest siblings.*--for hydra"):
+        export(Tree.from_choices([[0], [1], [1, 0]]), "hydra")
+
+
+def test_vllm_drafts_another_tree_where_widths_differ():
+    with pytest.raises(InvalidInput, match="as wide under every node"):
+        export(published_tree("eagle_mc_sim_7b_63"), "vllm", method_of("vllm", method="token-tree"))
+
+
+def test_a_tree_of_depth_1_is_refused_for_eagle():
+    with pytest.raises(IndexError):
+        eagle1.drafting_levels([[0], [1]])
+    with pytest.raises(InvalidInput, match="depth 2 or more"):
+        export(Tree.dense([3]), "eagle1")
 
 
 @pytest.mark.parametrize(
-    ("choices", "engine", "message"),
+    ("text", "read"),
     [
-        ([], "medusa", "not to speculate"),
-        ([[10]], "medusa", "--max-rank 9"),
-        ([[16]], "tensorrt-llm", "--max-rank 15"),
-        ([[0], [2]], "tensorrt-llm", "without gaps at depth 1"),
-        ([[0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0, 0]], "medusa", "4 deep"),
+        ("{0},{0, 0},{1}", [[0], [0, 0], [1]]),
+        ("{0}, {0,0}, {1}", [[0], [0, 0], [1]]),
+        ("{0},\n{1}", [[0], [1]]),
+        ("{0},{1},", [[0], [1]]),
+        ("{ 0 , 1 }", [[0, 1]]),
+        ("{0},{0,0", [[0]]),
+        ("{0}{1},{2}", [[0], [2]]),
+        ("{0} {0,0}", [[0], [0]]),
+        ("{0.5}", [[0]]),
+        ("{-1}", [[-1]]),
+        (" {0}", None),
+        ("{{0},{0,0}}", None),
+        ("[[0],[0,0]]", None),
+        ("", None),
     ],
 )
-def test_what_an_engine_would_misread_is_refused(choices, engine, message):
-    with pytest.raises(InvalidInput, match=message):
-        export_entry(entry_of(Tree.from_choices(choices)), engine, num_heads=4)
+def test_tritons_parser_on_right_and_wrong_strings(text, read):
+    if read is None:
+        with pytest.raises(InvalidInput, match="default tree"):
+            triton.vectors(text)
+    elif text == "{0} {0,0}":
+        assert triton.vectors(text)[0] == [0]
+    else:
+        assert triton.vectors(text) == read
 
 
-def test_where_no_tree_pays_tensorrt_llm_is_built_without_one():
-    export = export_entry(entry_of(Tree.chain(0), 4), "tensorrt-llm", num_heads=4)
-    assert yaml.safe_load(export.files["llm_api_options.yml"]) == {}
-    assert "medusa" not in export.files["commands.sh"]
-    assert "without its heads" in export.notes[0]
+def test_a_comma_that_is_not_escaped_ends_the_value_in_fill_template():
+    written = export(Tree.dense([2, 1]), "triton")
+    assert triton.filled_in("medusa_choices:{0},{1}") == {"medusa_choices": "{0}"}
+    argument = shlex.split(written.command)[-1]
+    assert triton.filled_in(argument)["medusa_choices"] == "{0},{1},{0, 0},{1, 0}"
 
 
-def test_medusa_takes_gaps_and_trt_takes_them_below_the_first_level():
-    gap = Tree.from_choices([[0], [0, 1]])
-    for engine in ENGINES:
-        assert export_entry(entry_of(gap), engine, num_heads=4).files
-    assert export_entry(entry_of(Tree.from_choices([[1]])), "medusa", num_heads=4).files
+@pytest.mark.parametrize("broken", [
+    {}, {"0": []}, {"0": ["1", "2"], "1": ["4"], "2": ["3"]}, {"0": ["1", "3"]}, {"0": ["1", "2"], "1": ["3"], "2": ["3"]},
+    {"0": ["1"], "1": ["0"]}, {"1": ["2"]},
+])  # fmt: skip
+def test_token_trees_that_neuron_refuses(broken):
+    with pytest.raises(InvalidInput):
+        neuron.token_tree(broken)
 
 
-def test_notes_say_what_the_engine_cannot_do():
-    assert any(
-        "at most 1 row" in n for n in export_entry(entry_of(published_tree(), 4), "medusa", num_heads=4).notes
-    )
+# Warnings
+
+
+def test_notes_say_what_the_engine_cannot_do_or_may_get_wrong():
+    def notes(tree, engine, method=None, **options):
+        return " ".join(export(tree, engine, method, **options).notes)
+
+    assert "at most 1 sequence" in notes(published_tree(), "medusa", batch_size=4)
     full = Tree.from_choices(
         [[r] for r in range(8)] + [[0, r] for r in range(8)] + [[1, r] for r in range(16)]
     )
     assert len(full) == 33
-    assert any("32 or 64" in n for n in export_entry(entry_of(full), "tensorrt-llm", num_heads=4).notes)
+    assert "32 or 64" in notes(full, "tensorrt-llm")
+    assert "PR #15918" in notes(published_tree(), "tensorrt-llm")
+    assert "PR #858" in notes(published_tree(), "triton")
+    assert "PR #42121" in notes(Tree.dense([2, 2]), "vllm", method_of("vllm", method="token-tree"))
+    assert "leaf comes before an inner node" in notes(published_tree(), "neuron-token-tree")
+    assert "leaf comes" not in notes(published_tree("eagle_mc_sim_7b_63"), "neuron-token-tree")
 
 
-def test_unknown_engines_are_refused_with_the_known_ones():
-    with pytest.raises(Unsupported, match="medusa, tensorrt-llm"):
-        export_entry(entry_of(Tree.chain(1)), "other", num_heads=4)
+# Engines, methods and plans
 
 
-def chain_entry(plain_tokens_per_s, batch_size=1):
-    """A tree of 2.0 tokens per step, and a chain of depth 3 that makes 1.6 and 400 tokens/s."""
-    chain = {"size": 4, "depth": 3, "tokens_per_step": 1.6, "step_ms": 4.0, "tokens_per_s": 400.0}
-    curve = [{"size": 1, "tokens_per_s": plain_tokens_per_s}]
-    return replace(entry_of(Tree.dense([2, 2]), batch_size), best_chain=chain, curve=curve,
-                   tokens_per_step=2.0, tokens_per_s=450.0)  # fmt: skip
+def test_unknown_engines_and_methods_are_refused_with_the_known_ones():
+    with pytest.raises(Unsupported, match="medusa, hydra, eagle1"):
+        method_of("other")
+    with pytest.raises(Unsupported, match="medusa, eagle, draft-len"):
+        method_of("tensorrt-llm", method="other")
 
 
-def test_tgi_takes_the_best_chain_and_its_price_is_said():
-    export = export_entry(chain_entry(300.0), "tgi", num_heads=4)
-    assert "--speculate 3\n" in export.files["commands.sh"]
-    assert "the 4 heads" in export.files["commands.sh"]
-    assert "1.60 tokens per step instead of 2.00, 400 tokens/s instead of 450" in export.notes[0]
-    assert len(export.notes) == 1
+def test_the_drafter_picks_the_method():
+    assert method_of("tensorrt-llm", "medusa").name == "medusa"
+    assert method_of("tensorrt-llm", "eagle3").name == "draft-len"
+    assert method_of("vllm", "medusa").name == "medusa"
+    with pytest.raises(InvalidInput, match=r"medusa-tree runs|kinds medusa, but this is of eagle3"):
+        method_of("neuron-medusa", "eagle3")
 
 
-def test_tgi_serves_the_base_where_no_chain_pays():
-    for entry in (chain_entry(401.0), entry_of(Tree.chain(0))):
-        export = export_entry(entry, "tgi", num_heads=4)
-        assert "--speculate" not in export.files["commands.sh"]
-        assert "No chain pays" in export.notes[0]
+def plan_of(kind="medusa", **options) -> Plan:
+    accept = np.outer([0.6, 0.5, 0.4], [1.0, 0.3, 0.2])
+    calibration = Calibration((1000 * accept).round().astype(int), np.full(3, 1000),
+                              info={"drafter": {"kind": kind}})  # fmt: skip
+    return plan_trees(calibration, budget=16, **options)
 
 
-def test_tgi_is_said_to_stop_speculating_above_128_rows():
-    assert len(export_entry(chain_entry(300.0, 32), "tgi", num_heads=4).notes) == 1
-    assert "above 128 rows" in export_entry(chain_entry(300.0, 33), "tgi", num_heads=4).notes[1]
+def test_a_tree_is_no_chain_for_an_engine_of_chains():
+    for engine, kind in (
+        ("tgi", "medusa"),
+        ("vllm", "medusa"),
+        ("sglang", "eagle3"),
+        ("llama-cpp", "draft-model"),
+    ):
+        with pytest.raises(InvalidInput, match=f"takes chains only.*treeopt search --for {engine}"):
+            export_plan(plan_of(kind), engine)
 
 
-def test_tensorrt_llm_builds_with_the_heads_that_the_checkpoint_has():
-    files = export_entry(entry_of(Tree.dense([2, 2])), "tensorrt-llm", num_heads=3, num_layers=2).files
-    assert "--num_medusa_heads 3 --num_medusa_layers 2 --max_medusa_token_len 6" in files["commands.sh"]
+def test_a_plan_of_chains_becomes_a_length_or_a_schedule():
+    assert "--speculate 3" in export_plan(plan_of(shape="chain"), "tgi").command
+    plan = plan_of("eagle3", shape="chain", batch_sizes=(1, 8))
+    assert (
+        json.loads(export_plan(plan, "vllm").files["speculative_config.json"])["num_speculative_tokens"] == 3
+    )
+    assert export_plan(plan, "vllm", batch_size=8).command
+
+
+def test_a_command_exports_any_tree(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["export", "--to", "neuron-medusa", "--tree", "mc_sim_7b_63"])
+    assert result.exit_code == 0, result.output
+    assert "--medusa-speculation-length 64 --num-medusa-heads 4" in result.stdout
+    written = tmp_path / "treeopt-run" / "export" / "neuron-medusa" / "medusa_tree.json"
+    assert json.loads(written.read_text()) == published_tree().choices
+    assert decoded(medusa_buffers(json.loads(written.read_text()))) == published_tree()
+    refused = CliRunner().invoke(cli, ["export", "--to", "tgi", "--tree", "mc_sim_7b_63"])
+    assert refused.exit_code == 1
+    assert "takes chains only" in refused.output
+    assert not (tmp_path / "treeopt-run" / "export" / "tgi").exists()
+
+
+def test_nothing_is_written_that_would_be_read_as_something_else(monkeypatch):
+    monkeypatch.setattr("treeopt.export.triton.braces", lambda tree: "{0}{0, 0},{1}")
+    with pytest.raises(InvalidInput, match="Nothing was written"):
+        export(Tree.dense([2, 1]), "triton")

@@ -5,6 +5,7 @@
 
 import json
 import random
+import re
 import shutil
 from contextlib import suppress
 
@@ -30,6 +31,7 @@ from treeopt.runtime.target import load_target
 from treeopt.trace import RankTrace
 
 from .conftest import SHARED, random_trace
+from .engine_files import EVERYTHING
 
 ROWS = [{"prompt": f"def f{i}(x):\n    return", "category": "ab"[i % 2], "n": i} for i in range(6)]
 CHATS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -107,6 +109,12 @@ def write_tree(path):
     path.write_text(json.dumps({"medusa_choices": [[0], [1], [0, 0], [0, 1, 2]]}))
 
 
+def engine_file(name, text):
+    """A name whose suffix says how the text is mutated."""
+    suffix = ".txt" if text[0] not in "[{" else ".jsonl" if text[1:].count("\n{") else ".json"
+    return re.sub("[^a-z]+", "-", name) + suffix
+
+
 MEASUREMENTS = {  # of other tools: name, the file, options
     "hits.pt": ("medusa-pt", [torch.eye(12)[: 12 - 3 * k, :4].bool() for k in range(3)], {}),
     "vector.pt": ("acceptance", torch.tensor([0, 0.5, 0.25, 0.25]), {"heads": 2, "trials": 8}),
@@ -114,6 +122,7 @@ MEASUREMENTS = {  # of other tools: name, the file, options
     "recall.json": ("recall", '{"recall": {"head_0": {"1": 0.5, "2": 0.75}}, "total_predictions": {"0": 8}}', {}),
     "table.csv": ("csv", "head,rank,hits,trials\n0,0,5,9\n0,1,2,9\n1,0,3,8\n1,1,1,8\n", {}),
     "ranks.jsonl": ("ranks", '{"ranks": [[0, 1], [2, null], [null, null]], "tokens": [1, 2, 3], "end": "eos"}\n' * 3, {}),
+    **{engine_file(name, texts[-1]): (kind, texts[-1], {"drafter": "mtp"}) for name, (kind, texts) in EVERYTHING.items()},
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from treeopt import pipeline
 from treeopt.benchmark import Answer
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
-from treeopt.export import export_entry
+from treeopt.export import export_plan
 from treeopt.plan import Plan
 from treeopt.planner import plan_trees
 from treeopt.report import write_report
@@ -109,9 +109,11 @@ def test_do_not_speculate_is_said(tmp_path):
 def test_the_engines_files_are_those_of_export(tmp_path):
     run = make_run(tmp_path, batch_sizes=(4,))
     page = html.unescape(write_report(run).read_text())
-    for engine in ("medusa", "tensorrt-llm", "tgi"):
-        made = export_entry(run.read_plan().entries[0], engine, num_heads=4)
+    for engine in ("medusa", "tensorrt-llm", "triton"):
+        made = export_plan(run.read_plan(), engine)
         assert all(text in page for text in (*made.files.values(), *made.notes))
+    assert "treeopt search --for tgi" in page
+    assert "hydra" not in page
 
 
 def test_files_of_different_searches_are_told_apart(tmp_path):
@@ -346,10 +348,9 @@ def test_text_stands_out(visit, report, scheme):
 def test_the_engines_files_can_be_copied(visit, report):
     page = visit(report, permissions=["clipboard-read", "clipboard-write"])
     page.locator(".export summary").first.click()
-    text = (
-        export_entry(Plan.load(report.parent / "plan.json").entries[0], "medusa", num_heads=4)
-        .files["medusa_choices.json"]
-    )  # fmt: skip
+    plan = Plan.load(report.parent / "plan.json")
+    made = export_plan(plan, "medusa", batch_size=plan.entries[0].batch_size)
+    text = made.files["medusa_choices.json"]
     page.get_by_role("button", name="Copy medusa_choices.json").first.click()
     page.get_by_text("Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == text

@@ -10,7 +10,7 @@ from hypothesis import given
 from treeopt.calibration import Calibration
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.export import ENGINES, export_entry
+from treeopt.export import Request, export_request
 from treeopt.growth import grow_independent
 from treeopt.heldout import crossfit
 from treeopt.library import shipped
@@ -98,7 +98,9 @@ def test_a_lone_root_is_its_own_best(calibration, trace):
 def test_from_a_trace_the_tree_is_replayed_and_the_best_is_held_out(trace):
     tree = Tree.dense([3, 2])
     score = score_tree(trace, tree)
-    held_out = crossfit(trace, objective="replay", budget=len(tree), max_depth=4, max_rank=9, shape="sibling-closed")
+    held_out = crossfit(
+        trace, objective="replay", budget=len(tree), max_depth=4, max_rank=9, shape="sibling-closed"
+    )
     assert score.given.replayed == replay(trace, tree).tokens_per_step
     assert score.best.replayed == held_out.tokens_per_step[-1]
     assert score.given.replayed_stderr > 0
@@ -121,7 +123,9 @@ def test_the_distance_is_paired_by_conversation(trace):
 
 
 def test_the_tree_that_the_search_grows_gets_its_held_out_figure(trace):
-    family = crossfit(trace, objective="replay", budget=9, max_depth=4, max_rank=9, shape="sibling-closed").family
+    family = crossfit(
+        trace, objective="replay", budget=9, max_depth=4, max_rank=9, shape="sibling-closed"
+    ).family
     score = score_tree(trace, family.tree(9))
     assert score.distance == 0.0
     assert score.given.replayed == score.best.replayed
@@ -150,26 +154,12 @@ def test_one_conversation_cannot_be_held_out():
         score_tree(trace, Tree.chain(1))
 
 
-def test_every_file_that_export_writes_is_read_back(calibration, tmp_path):
-    plan = plan_trees(calibration, budget=12)
-    for name, engine in ENGINES.items():
-        entry = plan.entries[0]
-        wanted = Tree.chain(entry.best_chain["depth"]) if engine.chain else entry.tree
-        for file, text in export_entry(entry, name, num_heads=5).files.items():
-            path = tmp_path / name / file
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-            assert read_tree(path) == wanted, path
-
-
 def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tmp_path):
-    entry = plan_trees(calibration, budget=1).entries[0]
-    assert entry.best_chain is None
-    for name, engine in ENGINES.items():
-        for file, text in export_entry(entry, name, num_heads=5).files.items() if engine.plain else ():
-            path = tmp_path / f"{name}-{file}"
-            path.write_text(text)
-            assert len(read_tree(path)) == 1, path
+    plan = plan_trees(calibration, budget=1)
+    written = export_request(Request(tree=plan.entries[0].tree, num_heads=5), "tensorrt-llm")
+    for file, text in written.files.items():
+        (tmp_path / file).write_text(text)
+        assert len(read_tree(tmp_path / file)) == 1, file
 
 
 def test_a_plans_tree_is_picked_by_its_batch_size(calibration, tmp_path):

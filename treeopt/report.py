@@ -13,7 +13,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from treeopt import __version__, console, storage
 from treeopt.benchmark import Benchmark, Ratio
 from treeopt.errors import OutOfRange, TreeoptError
-from treeopt.export import ENGINES, export_entry
+from treeopt.export import export_plan, runners
 from treeopt.figures import FIGURES, pictures, to_svg, tree_data
 from treeopt.figures.registry import Inputs
 from treeopt.figures.style import SEQUENTIAL, Z95
@@ -144,6 +144,8 @@ def write_report(run: RunDirectory) -> Path:
         num_heads = num_heads if isinstance(num_heads, int) else inputs.calibration.num_heads
     except OutOfRange:
         pass  # what the plan was made from is not at hand
+    if isinstance(num_heads, int):
+        plan = replace(plan, drafter={**(plan.drafter or {}), "num_heads": num_heads})
     if run.profile.exists():
         add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
     add(run.plan, {"inputs": plan.inputs}, objective=plan.objective, constraint=plan.constraint,
@@ -161,7 +163,7 @@ def write_report(run: RunDirectory) -> Path:
             "entry": entry, "bench": bench, "missing": missing,
             "speedup": _speedup(bench, "plain"), "over_published": _speedup(bench, "mc_sim_7b_63"),
             "tree": _tree(inputs, entry, examples, f"tree-{i}"), "curve": _curve(run, entry, f"curve-{i}"),
-            "groups": _groups(entry, bench), "exports": list(_exports(run, plan, entry, num_heads)),
+            "groups": _groups(entry, bench), "exports": list(_exports(run, plan, entry)),
         })  # fmt: skip
     origin = origin_rows(records)
     drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
@@ -265,17 +267,14 @@ def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[dict[str, Any]]:
     return rows
 
 
-def _exports(run: RunDirectory, plan: Plan, entry: PlanEntry, num_heads: Any) -> Iterator[dict[str, Any]]:
-    """Each engine's files, or why there are none."""
-    num_layers = (plan.drafter or {}).get("num_layers") or 1
-    for engine in ENGINES:
-        words = ["treeopt", "export", "--to", engine, "--run", str(run.path)]
+def _exports(run: RunDirectory, plan: Plan, entry: PlanEntry) -> Iterator[dict[str, Any]]:
+    """The files of each engine that can run the drafter, or why there are none."""
+    for name in runners((plan.drafter or {}).get("kind")):
+        words = ["treeopt", "export", "--to", name, "--run", str(run.path)]
         words += ["--batch-size", str(entry.batch_size)] if len(plan.entries) > 1 else []
-        export: dict[str, Any] = {"engine": engine, "command": shlex.join(words), "refused": None}
+        export: dict[str, Any] = {"engine": name, "command": shlex.join(words), "refused": None}
         try:
-            if not isinstance(num_heads, int):
-                raise OutOfRange("The export needs the number of heads, which the plan does not tell.")
-            export["made"] = export_entry(entry, engine, num_heads=num_heads, num_layers=num_layers)
+            export["made"] = export_plan(plan, name, batch_size=entry.batch_size)
         except TreeoptError as reason:
             export["refused"] = str(reason)
         yield export

@@ -6,7 +6,7 @@ options.py   options that commands share
 measure.py   run, calibrate, search, bench
 profile.py   profile
 deliver.py   export, convert, plot, show, report, list
-exchange.py  score
+exchange.py  score, import-tree
 importing.py import
 """
 
@@ -66,7 +66,7 @@ def cli() -> None:
 
 
 for _command in (measure.run, measure.calibrate, importing.import_, profile.profile, measure.search, measure.bench,
-                 deliver.export, exchange.score, deliver.convert, deliver.plot, deliver.show, deliver.report,
+                 deliver.export, exchange.score, exchange.import_tree, deliver.convert, deliver.plot, deliver.show, deliver.report,
                  deliver.list_):  # fmt: skip
     cli.add_command(_command)
 

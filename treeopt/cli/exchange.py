@@ -1,12 +1,13 @@
-"""The commands for trees from elsewhere: score."""
+"""The commands for trees from elsewhere: score, import-tree."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.cli.options import positive, run_directory, show_result
+from treeopt.cli.options import AS_JSON, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,6 +43,40 @@ def score(
         note(text)
     document = {"schema": schema("score"), "tree": tree, **found.document()}
     show_result(document, score_table(found, tree), as_json)
+
+
+@click.command("import-tree")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path), help="Write the tree there.  [default: print it]")
+@click.option("--batch-size", **positive(), help="Which of a plan's trees, where FILE is a plan.")
+@AS_JSON
+def import_tree(file: Path, output: Path | None, batch_size: int | None, as_json: bool) -> None:
+    """Read a tree in any engine's format, and say what was silently wrong in it.
+
+    FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Triton's braces,
+    Neuron's lists of children, vLLM's tuples, or a plan. What has one obvious repair is repaired, and said;
+    so is what each engine would have made of the list as it stood.
+
+    \b
+    Example:
+        treeopt import-tree medusa_choices.py --output tree.json
+        treeopt import-tree config.pbtxt
+    """
+    from treeopt import pipeline
+    from treeopt.console import note
+    from treeopt.export.diagnosis import document
+    from treeopt.storage import schema, write_json
+
+    found = pipeline.import_tree(file, batch_size=batch_size)
+    for text in found.repaired:
+        note(text)
+    for reading in found.readings:
+        note(f"{reading.engine} reads {reading.reads}: {reading.why}")
+    tree = document(found)
+    if output is not None:
+        write_json(output, "tree", tree)
+    shown = {"schema": schema("tree"), **tree, **({"files": [str(output)]} if output is not None else {})}
+    show_result(shown, str(output) if output is not None else str(found.tree.choices), as_json)
 
 
 def score_table(score: Score, name: str) -> RenderableType:

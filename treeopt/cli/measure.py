@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from treeopt.cli.options import (
     run_directory,
     show_result,
 )
-from treeopt.errors import TreeoptError
 
 if TYPE_CHECKING:
     from treeopt.rundir import RunDirectory
@@ -50,7 +48,6 @@ def run(
     """
     from treeopt import figures, pipeline
     from treeopt.console import bench_table, closing, note, out, plan_table, progress
-    from treeopt.export import ENGINES
     from treeopt.journal import Journal, discard
     from treeopt.report import write_report
 
@@ -74,11 +71,7 @@ def run(
         pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts)
         for entry in plan.entries
     ]
-    for engine, entry in itertools.product(ENGINES, plan.entries):
-        try:
-            pipeline.export(run, engine, batch_size=entry.batch_size)
-        except TreeoptError as error:
-            note(f"Not exported for {engine}: {error}")
+    pipeline.export_all(run, plan)
     with progress("Drawing", None):
         figures.draw(run)
         write_report(run)
@@ -136,7 +129,9 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
 @click.option("--method", help="One of the engine's ways to speculate.  [default: the drafter's]")
 @click.option("--shape", help="any, sibling-closed, low-rank-expands, level-uniform or chain.  [default: "
               "the engine's, or sibling-closed]")  # fmt: skip
-@click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank of a node.  [default: 9, or the engine's]")
+@click.option(
+    "--max-rank", type=click.IntRange(min=0), help="Largest rank of a node.  [default: 9, or the engine's]"
+)
 @click.option("--rebuilds", type=click.IntRange(min=0), default=0, metavar="N",
               help="Name the N sizes worth building an engine for, where each needs a build.")  # fmt: skip
 @click.option("--max-depth", **positive(), help="Deepest node.  [default: the number of heads]")

@@ -193,11 +193,14 @@ def show_result(document: Any, table: Any, as_json: bool) -> None:
         out(table)
 
 
-def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool) -> None:
-    """Print what was written, and the notes to stderr."""
+def show_files(
+    paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, command: str | None = None
+) -> None:
+    """Print what was written and the command that uses it, and the notes to stderr."""
     from treeopt.console import note
 
     for text in notes:
         note(text)
     names = [str(path) for path in paths]
-    show_result({"files": names, "notes": list(notes)}, "\n".join(names), as_json)
+    document = {"files": names, "notes": list(notes)} | ({"command": command} if command else {})
+    show_result(document, "\n".join([*names, *([command] if command else [])]), as_json)

@@ -1,145 +1,197 @@
-"""Write a chosen tree as an engine's own configuration, after checking what that engine accepts.
+"""Write a chosen tree, chain or schedule as an engine's own configuration, after checking what it accepts.
 
-Engines check little, and several decode with another tree than the one they were given, silently:
-so every rule of `ENGINES` is checked here first.
+Engines check little, and several decode with another tree than the one they were given, silently. So every
+limit of the table is checked first, and what was written is read again by a port of the engine's own rules:
+nothing leaves here that would come back as something else.
+
+table.py    every engine: carrier, syntax, drafters, shape and limits · listing.py  the same, to be read
+engine.py   what the table is made of · buffers.py, lists.py, chains.py  what several engines share
+reading.py  trees from files of all of them
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.export import medusa, tensorrt_llm, tgi
-from treeopt.plan import PlanEntry
+from treeopt.export.chains import merged
+from treeopt.export.engine import Engine, Lengths, Method, Request, Written
+from treeopt.export.reading import read_choices
+from treeopt.export.table import ENGINES
+from treeopt.plan import Plan
+from treeopt.shapes import SHAPES
 from treeopt.tree import Tree
 
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Lengths",
+    "Method",
+    "Request",
+    "Written",
+    "export_plan",
+    "export_request",
+    "method_of",
+    "read_choices",
+    "runners",
+]
 
-@dataclass(frozen=True)
-class Engine:
-    """What an engine accepts, and how its files are written.
 
-    most_rank       largest rank; beyond it the engine reads another head's candidates
-    gap_free_depth  depths at which siblings must have ranks 0...c-1 without a gap (0: nowhere)
-    plain           whether its files can also say not to speculate
-    most_batch_size rows that the engine decodes with a tree at once; None for no bound
-    write           (entry, number of heads, of their layers) to file name and text
-    read            the text of such a file to its choices; None where it is not one
-    notes           what a user has to know, always
-    entry_notes     what this entry loses or risks
-    chain           whether it takes a chain only; then the entry's best chain is written
+def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:
+    """The method of an engine that runs a kind of drafter, or the one that is named.
+
+    Without a drafter the engine's usual one. Raises Unsupported for a name that is not known, InvalidInput for
+    a drafter that the engine or the method cannot run.
+
+    >>> method_of("vllm", "medusa").shape
+    'chain'
+    >>> method_of("tgi", "eagle3")
+    Traceback (most recent call last):
+    treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this is of eagle3, which \
+tensorrt-llm, vllm, sglang, lmdeploy, rtp-llm can run.
     """
-
-    most_rank: int
-    gap_free_depth: int
-    most_batch_size: int | None
-    write: Callable[[PlanEntry, int, int], Mapping[str, str]]
-    read: Callable[[str], list[Any] | None]
-    plain: bool = False
-    notes: tuple[str, ...] = ()
-    entry_notes: Callable[[PlanEntry], list[str]] = lambda entry: []
-    chain: bool = False
-
-
-ENGINES = {
-    "medusa": Engine(9, 0, 1, medusa.write, medusa.read),
-    "tensorrt-llm": Engine(
-        15,
-        1,
-        None,
-        tensorrt_llm.write,
-        tensorrt_llm.read,
-        plain=True,
-        notes=(
-            "TensorRT-LLM takes medusa_choices on its TensorRT engine path only, which releases after "
-            "1.2 no longer have.",
-            "Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with the "
-            "max_draft_len given here.",
-            "It reads the heads from medusa_lm_head.pt: treeopt convert DRAFTER --to medusa-pt --output HEADS",
-        ),
-    ),
-    "tgi": Engine(0, 0, None, tgi.write, tgi.read, plain=True, entry_notes=tgi.notes, chain=True),
-}
+    if engine not in ENGINES:
+        raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.")
+    methods = ENGINES[engine].methods
+    if method is not None:
+        named = {one.name: one for one in methods}
+        if method not in named:
+            raise Unsupported(f"--method of {engine} must be one of {', '.join(named)}, but got {method!r}.")
+        methods = (named[method],)
+    for one in methods:
+        if drafter is None or drafter in one.drafters:
+            return one
+    kinds = dict.fromkeys(kind for one in methods for kind in one.drafters)
+    others = [name for name, other in ENGINES.items() if any(drafter in m.drafters for m in other.methods)]
+    able = f", which {', '.join(others)} can run" if others else ""
+    way = engine if method is None else f"{engine} with {method}"
+    raise InvalidInput(
+        f"{way} runs drafters of the kinds {', '.join(kinds)}, but this is of {drafter}{able}."
+    )
 
 
-@dataclass(frozen=True)
-class Export:
-    """Files to write, by name, and what to tell the user."""
+def runners(drafter: str | None) -> dict[str, Method]:
+    """The engines that run a kind of drafter, and their usual method for it; all without a kind.
 
-    files: Mapping[str, str]
-    notes: tuple[str, ...]
-
-
-def export_entry(entry: PlanEntry, engine_name: str, *, num_heads: int, num_layers: int = 1) -> Export:
-    """The configuration of one entry for one engine.
-
-    Raises InvalidInput for a tree that the engine would read otherwise, Unsupported for an engine
-    that is not known.
+    >>> list(runners("redrafter"))
+    ['redrafter']
     """
-    if engine_name not in ENGINES:
-        raise Unsupported(f"--to must be one of {', '.join(ENGINES)}, but got {engine_name!r}.")
-    engine, tree = ENGINES[engine_name], entry.tree
-    if engine.chain:
-        paying = entry if chain_pays(entry) else replace(entry, best_chain=None)
-        return Export(
-            engine.write(paying, num_heads, num_layers), (*engine.notes, *engine.entry_notes(paying))
-        )
-    if len(tree) == 1 and engine.plain:
-        note = (
-            f"No tree pays at batch size {entry.batch_size}: these files serve the model without its heads."
-        )
-        return Export(engine.write(entry, num_heads, num_layers), (note,))
-    check(tree, engine, engine_name, num_heads)
-    notes = list(engine.notes)
-    if engine.most_batch_size is not None and entry.batch_size > engine.most_batch_size:
+    return {
+        name: method_of(name, drafter)
+        for name, engine in ENGINES.items()
+        if drafter is None or any(drafter in one.drafters for one in engine.methods)
+    }
+
+
+def export_request(request: Request, engine: str, *, method: str | None = None) -> Written:
+    """An engine's files for a tree or for chain lengths, as the request has them.
+
+    >>> written = export_request(Request(tree=Tree.chain(2), num_heads=4, drafter="medusa"), "medusa")
+    >>> written.files["medusa_choices.json"]
+    '[[0], [0, 0]]\\n'
+    """
+    way = method_of(engine, request.drafter, method)
+    notes: list[str] = []
+    if way.shape == "chain" and request.tree is not None:
+        check_shape_of(request.tree, way, engine)
+        request = replace(request, lengths=((1, None, request.tree.depth),), tree=None)
+    if request.tree is not None:
+        check(request.tree, way, engine, request)
+    if way.max_batch_size is not None and request.batch_size > way.max_batch_size:
         notes.append(
-            f"{engine_name} decodes at most {engine.most_batch_size} row at a time with a tree; this "
-            f"one was chosen for batch size {entry.batch_size}."
+            f"{engine} decodes at most {way.max_batch_size} sequence at a time with a tree; this one was chosen for "
+            f"batch size {request.batch_size}."
         )
-    if (len(tree) - 1) % 32 == 0 and engine_name == "tensorrt-llm":
-        notes.append("Trees of 32 or 64 choices are suspected to overrun its packed mask; prefer 31 or 63.")
-    return Export(engine.write(entry, num_heads, num_layers), tuple(notes))
+    if way.status != "live":
+        notes.append(f"{ENGINES[engine].title}, {way.name}: {way.status}. It is for {way.versions}.")
+    written = way.write(request)
+    if way.parse is not None:
+        try:
+            read = way.parse(written.files)
+        except (InvalidInput, LookupError, ValueError) as error:
+            raise InvalidInput(f"Nothing was written, since {engine} would not read it: {error}") from None
+        wanted = (request.tree or Tree.chain(0)) if isinstance(read, Tree) else merged(request.lengths)
+        if (read if isinstance(read, Tree) else merged(read)) != wanted:
+            raise InvalidInput(f"Nothing was written, since {engine} would read something else from it.")
+    return replace(written, notes=(*written.notes, *notes))
 
 
-def read_choices(text: str) -> list[Any] | None:
-    """The choices of any file that `export_entry` writes; None where the text is no such file.
+def export_plan(
+    plan: Plan,
+    engine: str,
+    *,
+    batch_size: int | None = None,
+    method: str | None = None,
+    version: str | None = None,
+    max_draft_len: int | None = None,
+) -> Written:
+    """An engine's files for a plan: its schedule where the engine takes one, else the entry of a batch size.
 
-    >>> read_choices("- [0]\\n- [1]\\n")
-    [[0], [1]]
+    Raises InvalidInput for a plan of trees and an engine of chains: the best chain is no path of the best tree.
     """
-    found = (engine.read(text) for engine in ENGINES.values())
-    return next((choices for choices in found if choices is not None), None)
+    drafter = plan.drafter or {}
+    num_heads = drafter.get("num_heads")
+    if not isinstance(num_heads, int):
+        raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
+    way = method_of(engine, drafter.get("kind"), method)
+    request = Request(
+        num_heads=num_heads, num_layers=drafter.get("num_layers") or 1, drafter=drafter.get("kind"), version=version,
+        max_draft_len=max_draft_len,
+    )  # fmt: skip
+    if way.by_batch_size and batch_size is None:
+        trees = [entry.tree for entry in plan.entries]
+        for tree in trees:
+            check_shape_of(tree, way, engine)
+        lengths = tuple((part["from"], part["to"], trees[part["entry"]].depth) for part in plan.schedule)
+        return export_request(replace(request, lengths=lengths), engine, method=way.name)
+    entry = plan.entry(batch_size)
+    return export_request(
+        replace(request, tree=entry.tree, batch_size=entry.batch_size), engine, method=way.name
+    )
 
 
-def chain_pays(entry: PlanEntry) -> bool:
-    """Whether the best chain is faster than not speculating; without a profile it is taken to be."""
-    plain = next((point.get("tokens_per_s") for point in entry.curve if point.get("size") == 1), None)
-    chain = entry.best_chain or {}
-    if not plain or not chain.get("tokens_per_s"):
-        return bool(chain)
-    return bool(chain["tokens_per_s"] > plain)
+def check_shape_of(tree: Tree, way: Method, engine: str) -> None:
+    """Raise InvalidInput for a tree that is not of the method's shape, with the command that finds one that is."""
+    if SHAPES[way.shape](tree):
+        return
+    what = {
+        "sibling-closed": "trees whose siblings have ranks without a gap",
+        "low-rank-expands": "trees in which the likeliest siblings have the children, without a gap",
+        "level-uniform": "trees as wide under every node of a level",
+        "chain": "chains",
+    }[way.shape]
+    raise InvalidInput(
+        f"{engine} takes {what} only, but this tree of {len(tree)} rows, {tree.depth} deep, is none: "
+        f"treeopt search --for {engine}"
+    )
 
 
-def check(tree: Tree, engine: Engine, name: str, num_heads: int) -> None:
+def check(tree: Tree, way: Method, engine: str, request: Request) -> None:
     """Raise InvalidInput where the engine would refuse the tree, or silently use another."""
+    search = f"treeopt search --for {engine}"
     if len(tree) == 1:
+        return  # the methods' own files, or their refusal
+    if tree.depth > request.num_heads:
         raise InvalidInput(
-            f"{name} needs at least one choice, but the plan says not to speculate at this batch size: "
-            "serve the model without its heads."
+            f"A tree may be {request.num_heads} deep, one per head, but this one is {tree.depth} deep."
         )
-    if tree.depth > num_heads:
-        raise InvalidInput(f"A tree may be {num_heads} deep, one per head, but this one is {tree.depth}.")
-    if max(tree.ranks) > engine.most_rank:
+    if way.max_depth is not None and tree.depth > way.max_depth:
         raise InvalidInput(
-            f"{name} takes ranks up to {engine.most_rank}, but the tree has {max(tree.ranks)}: "
-            f"search again with --max-rank {engine.most_rank}."
+            f"{engine} takes trees up to depth {way.max_depth}, but this one has {tree.depth}: {search}"
         )
-    known = set(tree.paths)
-    for path in tree.paths[1:]:
-        left = (*path[:-1], path[-1] - 1)
-        if len(path) <= engine.gap_free_depth and path[-1] > 0 and left not in known:
-            raise InvalidInput(
-                f"{name} needs ranks without gaps at depth {len(path)}, but the tree has {path} "
-                f"without {left}: calibrate on more prompts, so that ranks are in order."
-            )
+    if way.max_rank is not None and max(tree.ranks) > way.max_rank:
+        raise InvalidInput(
+            f"{engine} takes ranks up to {way.max_rank}, but the tree has {max(tree.ranks)}, which it would read as "
+            f"another candidate: {search}"
+        )
+    if way.max_nodes is not None and len(tree) - 1 > way.max_nodes:
+        raise InvalidInput(
+            f"{engine} takes up to {way.max_nodes} choices, but the tree has {len(tree) - 1}: {search}"
+        )
+    first = [path[0] for path in tree.paths[1:] if len(path) == 1]
+    if way.first_depth_closed and first != list(range(len(first))):
+        raise InvalidInput(
+            f"{engine} needs ranks without gaps at depth 1, but the tree has {first} there, of which it would give two "
+            f"one place: {search}"
+        )
+    check_shape_of(tree, way, engine)

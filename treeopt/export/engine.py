@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from treeopt.errors import InvalidInput
 from treeopt.tree import Tree
 
 Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
@@ -19,7 +20,10 @@ Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): f
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to write. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate)."""
+    """What to write. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
+
+    max_draft_len  of an engine that has been built already; None where it is built for this tree
+    """
 
     tree: Tree | None = None
     lengths: Lengths = ()
@@ -28,6 +32,16 @@ class Request:
     num_layers: int = 1
     drafter: str | None = None
     version: str | None = None
+    max_draft_len: int | None = None
+
+    def tree_of(self, engine: str) -> Tree:
+        """The tree; InvalidInput where there is none to speculate with."""
+        if self.tree is None or len(self.tree) == 1:
+            raise InvalidInput(
+                f"{engine} needs at least one choice, but the plan says not to speculate at this batch size: "
+                "serve the model without its heads."
+            )
+        return self.tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +62,7 @@ class Method:
     max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out
     carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
     derived        fields that follow from the tree, "max_draft_len = choices"
+    first_depth_closed  whether ranks must have no gap at depth 1, though they may further down
     by_batch_size  whether it takes a schedule · rebuilds  whether another size needs another engine build
     versions, status, source   which releases have it, whether they still do, and where that was read
     write          the files, none where an engine takes two or three numbers on its command line
@@ -64,6 +79,7 @@ class Method:
     carrier: str
     syntax: str
     derived: tuple[str, ...] = ()
+    first_depth_closed: bool = False
     by_batch_size: bool = False
     rebuilds: bool = False
     versions: str

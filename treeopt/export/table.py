@@ -5,16 +5,165 @@ A new engine is a row here and, where it reads a file, a module with ``write`` a
 
 from __future__ import annotations
 
-from treeopt.export import draft_len, numbers, sglang, tgi, vllm
+from treeopt.export import (
+    draft_len,
+    eagle1,
+    hydra,
+    medusa,
+    modelopt,
+    neuron,
+    numbers,
+    sglang,
+    tensorrt_llm,
+    tgi,
+    triton,
+    vllm,
+)
 from treeopt.export.engine import Engine, Method
 
 AUTOREGRESSIVE = ("eagle3", "eagle", "mtp", "draft-model", "ngram")
 
+# Medusa, Hydra, EAGLE and Neuron look at ten candidates a head; TensorRT-LLM packs a rank into four bits.
+TEN, FOUR_BITS = 9, 15
+
 _ROWS = (
+    Engine(
+        name="medusa",
+        title="Medusa",
+        methods=(
+            Method(
+                name="choices",
+                drafters=("medusa",),
+                shape="any",
+                max_rank=TEN,
+                max_batch_size=1,
+                carrier="medusa/model/medusa_choices.py, medusa_generate(medusa_choices=...), --medusa-choices",
+                syntax="[[0], [1], [0, 0]]",
+                versions="current",
+                source="FasterDecoding/Medusa medusa/model/utils.py, llm_judge/gen_model_answer_medusa.py",
+                write=medusa.write,
+                parse=medusa.parse,
+            ),
+        ),
+    ),
+    Engine(
+        name="hydra",
+        title="Hydra",
+        methods=(
+            Method(
+                name="choices",
+                drafters=("hydra",),
+                shape="low-rank-expands",
+                max_rank=TEN,
+                max_batch_size=1,
+                carrier="hydra/model/hydra_choices.py, hydra_generate(hydra_choices=...), --hydra-choices",
+                syntax="[[0], [1], [0, 0]]",
+                versions="current",
+                source="zankner/Hydra hydra/model/utils.py",
+                write=hydra.write,
+                parse=hydra.parse,
+            ),
+        ),
+    ),
+    Engine(
+        name="eagle1",
+        title="EAGLE-1",
+        methods=(
+            Method(
+                name="choices",
+                drafters=("eagle",),
+                shape="any",
+                max_rank=TEN,
+                max_batch_size=1,
+                carrier="eagle/model/choices.py, --tree-choices",
+                syntax="[[0], [1], [0, 0]]",
+                derived=("depth >= 2",),
+                versions="the static tree of EAGLE-1",
+                source="SafeAILab/EAGLE eagle/model/utils_c.py, eagle/model/utils.py",
+                write=eagle1.write,
+                parse=eagle1.parse,
+            ),
+        ),
+    ),
+    Engine(
+        name="neuron-medusa",
+        title="AWS Neuron, Medusa",
+        methods=(
+            Method(
+                name="medusa-tree",
+                drafters=("medusa",),
+                shape="any",
+                max_rank=TEN,
+                max_batch_size=1,
+                carrier="--medusa-tree-json, NeuronConfig(medusa_tree=...)",
+                syntax="[[0], [1], [0, 0]]",
+                derived=("medusa_speculation_length = choices + 1", "global_topk = 10"),
+                versions="current",
+                source="aws-neuron/neuronx-distributed-inference models/config.py, inference_demo.py",
+                write=neuron.write_medusa,
+                parse=neuron.parse_medusa,
+            ),
+        ),
+    ),
+    Engine(
+        name="neuron-token-tree",
+        title="AWS Neuron, EAGLE",
+        methods=(
+            Method(
+                name="token-tree",
+                drafters=("eagle",),
+                shape="sibling-closed",
+                max_batch_size=1,
+                carrier="--token-tree-json, NeuronConfig(token_tree_config=...)",
+                syntax='{"0": ["1", "2"], "1": ["3"]}',
+                derived=("speculation_length = choices + 1",),
+                versions="current; not with EAGLE-3",
+                source="aws-neuron/neuronx-distributed-inference modules/eagle/token_tree.py",
+                write=neuron.write_tree,
+                parse=neuron.parse_tree,
+            ),
+        ),
+    ),
     Engine(
         name="tensorrt-llm",
         title="TensorRT-LLM",
         methods=(
+            Method(
+                name="medusa",
+                drafters=("medusa",),
+                shape="any",
+                max_rank=FOUR_BITS,
+                max_depth=tensorrt_llm.MOST_DEPTH,
+                first_depth_closed=True,
+                carrier="medusa_choices: YAML of the LLM API, list of trtllm-bench, --medusa_choices",
+                syntax="[[0], [1], [0, 0]]",
+                derived=("max_draft_len = choices",),
+                rebuilds=True,
+                versions="TensorRT engines, up to 1.2",
+                status="removed upstream in PR #15918",
+                source="NVIDIA/TensorRT-LLM tensorrt_llm/runtime/medusa_utils.py, "
+                "cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp",
+                write=tensorrt_llm.write,
+                parse=tensorrt_llm.parse,
+            ),
+            Method(
+                name="eagle",
+                drafters=("eagle",),
+                shape="sibling-closed",
+                max_rank=FOUR_BITS,
+                max_depth=tensorrt_llm.MOST_DEPTH,
+                max_nodes=63,
+                carrier="eagle_choices: YAML of the LLM API, --eagle_choices",
+                syntax="[[0], [1], [0, 0]]",
+                derived=("max_draft_len = depth", "max_total_draft_tokens = choices"),
+                rebuilds=True,
+                versions="two-model EAGLE, before 1.4",
+                status="removed upstream in PR #18210",
+                source="NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, "
+                "tensorrt_llm/_torch/speculative/spec_tree_manager.py",
+                write=tensorrt_llm.write_eagle,
+                parse=tensorrt_llm.parse,
+            ),
             Method(
                 name="draft-len",
                 drafters=AUTOREGRESSIVE,
@@ -27,6 +176,51 @@ _ROWS = (
                 source="NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, PRs #8194, #10860, #12262",
                 write=draft_len.write,
                 parse=draft_len.parse,
+            ),
+        ),
+    ),
+    Engine(
+        name="triton",
+        title="Triton, TensorRT-LLM backend",
+        methods=(
+            Method(
+                name="medusa",
+                drafters=("medusa",),
+                shape="any",
+                max_rank=FOUR_BITS,
+                max_depth=tensorrt_llm.MOST_DEPTH,
+                first_depth_closed=True,
+                carrier="medusa_choices in tensorrt_llm/config.pbtxt",
+                syntax="{0},{1},{0, 0}",
+                derived=("max_draft_len = choices",),
+                rebuilds=True,
+                versions="with TensorRT engines, up to 1.2",
+                status="removed upstream in PR #858",
+                source="triton-inference-server/tensorrtllm_backend inflight_batcher_llm/src/utils.cc, "
+                "docs/model_config.md",
+                write=triton.write,
+                parse=triton.parse,
+            ),
+        ),
+    ),
+    Engine(
+        name="modelopt",
+        title="Model Optimizer, specdec_bench",
+        methods=(
+            Method(
+                name="specbench-medusa",
+                drafters=("medusa",),
+                shape="any",
+                max_rank=TEN,
+                max_batch_size=1,
+                carrier="engine_args in the YAML of --runtime_params",
+                syntax="medusa_choices: [[0], [1], [0, 0]]",
+                derived=("medusa_num_heads = heads",),
+                versions="current",
+                source="NVIDIA/Model-Optimizer examples/specdec_bench/specdec_bench/models/specbench_medusa.py, "
+                "modelopt/torch/speculative/utils.py",
+                write=modelopt.write,
+                parse=modelopt.parse,
             ),
         ),
     ),

@@ -1,80 +1,241 @@
-"""TensorRT-LLM (TensorRT engine path, releases up to 1.2): LLM API options, trtllm-bench, build flags.
+"""TensorRT-LLM's TensorRT engines, releases up to 1.2: Medusa's and EAGLE's trees.
 
-For Medusa ``max_draft_len`` is the number of choices, root left out, and every step verifies
-max_draft_len + 1 rows: build and tree must agree.
+A list goes three ways: in the YAML of the LLM API, as trtllm-bench's bare list, or literally on a command line.
+For Medusa ``max_draft_len`` is the number of choices, root left out, and every step verifies max_draft_len + 1
+rows: build and tree must agree. For EAGLE it is the depth.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treeopt.plan import PlanEntry
+import yaml
 
+from treeopt.errors import InvalidInput
+from treeopt.export.engine import Request, Written
+from treeopt.export.lists import listed, same
+from treeopt.tree import Choice, Tree
+
+OPTIONS, BENCH, COMMANDS = "llm_api_options.yml", "medusa_choices.yml", "commands.sh"
 PLAIN = "# No tree pays at batch size"  # begins the files for serving without speculation
+WORD = 32  # rows of a word of its packed mask
+MOST_DEPTH, RANK_BITS = 16, 4  # of a path, which it packs into 64 bits
 
 
-def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str]:
-    """The YAML of --extra_llm_api_options, the bare list of trtllm-bench, and the commands."""
-    choices, n = entry.medusa_choices, len(entry.medusa_choices)
-    if n == 0:
-        return _plain(entry)
-    literal = json.dumps(choices)
-    commands = f"""\
+def write(request: Request) -> Written:
+    """The YAML of --extra_llm_api_options, the bare list of trtllm-bench, and the commands to build and run."""
+    tree = request.tree
+    if tree is None or len(tree) == 1:
+        return _plain(request.batch_size)
+    built, notes = _draft_len(request, tree)
+    literal = listed(tree)
+    build = f"""\
 # Build for exactly this tree: a step costs max_draft_len + 1 rows, used or not.
 python examples/medusa/convert_checkpoint.py --model_dir MODEL --medusa_model_dir HEADS \\
-    --num_medusa_heads {num_heads} --num_medusa_layers {num_layers} --max_medusa_token_len {n} \\
+    --num_medusa_heads {request.num_heads} --num_medusa_layers {request.num_layers} --max_medusa_token_len {built} \\
     --output_dir CHECKPOINT
 trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE \\
-    --speculative_decoding_mode medusa --max_batch_size {entry.batch_size}
-# Run (greedy: temperature 1.0 and num_beams 1 are what the example asserts).
-python examples/run.py --engine_dir ENGINE --tokenizer_dir MODEL --temperature 1.0 \\
-    --medusa_choices "{literal}"
-# Or time it; trtllm-bench decodes one request at a time with Medusa.
-trtllm-bench --model MODEL latency --engine_dir ENGINE --medusa_choices medusa_choices.yml
+    --speculative_decoding_mode medusa --max_batch_size {request.batch_size}
 """
-    return {
-        "llm_api_options.yml": (
+    run = (
+        "python examples/run.py --engine_dir ENGINE --tokenizer_dir MODEL --temperature 1.0 "
+        f'--medusa_choices "{literal}"'
+    )
+    commands = f"""\
+{build if request.max_draft_len is None else ""}# Run (greedy: temperature 1.0 and num_beams 1 are what the example asserts).
+{run}
+# Or time it; trtllm-bench decodes one request at a time with Medusa.
+trtllm-bench --model MODEL latency --engine_dir ENGINE --medusa_choices {BENCH}
+"""
+    files = {
+        OPTIONS: (
             "speculative_config:\n"
             "  decoding_type: Medusa\n"
-            f"  max_draft_len: {n}\n"
-            f"  num_medusa_heads: {num_heads}\n"
+            f"  max_draft_len: {built}\n"
+            f"  num_medusa_heads: {request.num_heads}\n"
             "  speculative_model_dir: HEADS\n"
             f"  medusa_choices: {literal}\n"
         ),
-        "medusa_choices.yml": "".join(f"- {json.dumps(choice)}\n" for choice in choices),
-        "commands.sh": commands,
+        BENCH: "".join(f"- {json.dumps(choice)}\n" for choice in tree.choices),
+        COMMANDS: commands,
     }
+    notes.append(
+        "It reads the heads from medusa_lm_head.pt: treeopt convert DRAFTER --to medusa-pt --output HEADS"
+    )
+    return Written(files=files, command=run, notes=tuple(notes))
 
 
-def read(text: str) -> list[Any] | None:
-    """The choices of LLM API options, of trtllm-bench's list, or of a command; None for other text.
+def _draft_len(request: Request, tree: Tree) -> tuple[int, list[str]]:
+    """What max_draft_len is built, and notes; InvalidInput for a built engine that is too small."""
+    n, built = len(tree) - 1, request.max_draft_len or len(tree) - 1
+    if n > built:
+        raise InvalidInput(
+            f"A tree may have as many choices as the engine's max_draft_len, {built}, but this one has {n}: "
+            f"search again with --budget {built + 1}, or build the engine anew."
+        )
+    notes = [
+        "TensorRT-LLM takes trees on its TensorRT engine path only, which releases after 1.2 no longer have.",
+        f"Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with max_draft_len {n}.",
+    ]
+    if n < built:
+        notes[1] = (
+            f"The engine was built for {built} choices and pays for all of them: this tree's {n} save nothing."
+        )
+    if n % WORD == 0:
+        notes.append("Trees of 32 or 64 choices are suspected to overrun its packed mask; prefer 31 or 63.")
+    return built, notes
 
-    >>> read("- [0]\\n- [0, 0]\\n"), read('run.py --medusa_choices "[[0]]"')
-    ([[0], [0, 0]], [[0]])
+
+def write_eagle(request: Request) -> Written:
+    """``eagle_choices`` of the two-model EAGLE, in the YAML of the LLM API and on the command line."""
+    tree = request.tree_of("tensorrt-llm")
+    literal = listed(tree)
+    text = (
+        "speculative_config:\n"
+        "  decoding_type: Eagle\n"
+        "  eagle3_one_model: false\n"
+        f"  max_draft_len: {tree.depth}\n"
+        "  speculative_model_dir: DRAFTER\n"
+        f"  eagle_choices: {literal}\n"
+    )
+    run = f'python examples/run.py --engine_dir ENGINE --tokenizer_dir MODEL --eagle_choices "{literal}"'
+    notes = (
+        "eagle_choices works with two-model EAGLE only, and was removed in PR #18210 of August 2026.",
+        f"For EAGLE max_draft_len is the depth, {tree.depth}; the number of choices is max_total_draft_tokens, "
+        f"{len(tree) - 1}.",
+        f"The C++ runtime of examples/eagle needs an engine of num_eagle_layers {tree.depth}, --max_draft_len "
+        f"{len(tree) - 1} and every path to go down to that depth.",
+    )
+    return Written(files={OPTIONS: text, COMMANDS: f"{run}\n"}, command=run, notes=notes)
+
+
+def parse(files: Mapping[str, str]) -> Tree:
+    """The tree of every file, as both of its runtimes read it."""
+    if files[OPTIONS].startswith(PLAIN):
+        return Tree.chain(0)
+    config = yaml.safe_load(files[OPTIONS])["speculative_config"]
+    key = "medusa_choices" if config["decoding_type"] == "Medusa" else "eagle_choices"
+    lists = [config[key], *([yaml.safe_load(files[BENCH])] if BENCH in files else [])]
+    literal = re.search(rf"--{key} \"(.*)\"", files[COMMANDS])
+    lists += [json.loads(literal[1])] if literal else []
+    most = config["max_draft_len"] if key == "medusa_choices" else len(config[key])
+    heads = config.get("num_medusa_heads", MOST_DEPTH)
+    return same(tree for choices in lists for tree in (in_cpp(choices, most, heads), in_python(choices)))
+
+
+def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int) -> Tree:
+    """The tree that the C++ runtime decodes with (cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp).
+
+    Paths are packed four bits a rank. A node whose parent is missing hangs on the root, in silence, and rank
+    16 passes its check but not its bits. InvalidInput where it fails a check of its own.
+
+    >>> in_cpp([[0], [1], [0, 1]], 63, 4).choices
+    [[0], [1], [0, 1]]
+    >>> in_cpp([[0, 0], [1, 1]], 63, 4).choices  # no parents
+    [[0], [1]]
     """
-    if text.startswith(PLAIN):
-        return []
-    inline = re.search(r"medusa_choices[:=\s]+[\"']?(\[\s*\[[\d\s,\[\]]*\])", text)
-    listed = re.findall(r"^\s*-\s*(\[[\d\s,]*\])\s*$", text, re.M)
-    if not inline and not listed:
-        return None
-    try:
-        choices: list[Any] = json.loads(inline[1] if inline else f"[{', '.join(listed)}]")
-    except json.JSONDecodeError:
-        return None
-    return choices
+    if len(choices) > max_draft_len:
+        raise InvalidInput(
+            f"TensorRT-LLM checks numChoices <= {max_draft_len}, but there are {len(choices)}."
+        )
+
+    def packed(path: Sequence[int]) -> int:
+        found = 0
+        for rank in path:
+            found = (found << RANK_BITS) + rank
+        return found
+
+    before: dict[int, Choice] = {0: ()}
+    level: dict[int, Choice] = {}
+    found: list[Choice] = []
+    depth = 0
+    for path in sorted(choices, key=lambda path: (len(path), packed(path))):
+        if max(path) > 2**RANK_BITS or len(path) > MOST_DEPTH:
+            raise InvalidInput(f"TensorRT-LLM checks ranks and depths up to 16, but there is {list(path)}.")
+        if depth and len(path) > depth + 1:
+            raise InvalidInput(f"TensorRT-LLM checks that no depth is left out, but {depth + 1} is.")
+        if len(path) > num_heads:
+            raise InvalidInput(
+                f"TensorRT-LLM checks depths up to the heads, {num_heads}, but there is {list(path)}."
+            )
+        if len(path) != depth:
+            before, level, depth = (level if depth else {0: ()}), {}, len(path)
+        node = (*before.get(packed(path[:-1]), ()), path[-1])
+        level[packed(path)] = node
+        found.append(node)
+    return Tree.from_choices(found)
 
 
-def _plain(entry: PlanEntry) -> Mapping[str, str]:
+def in_python(choices: Sequence[Sequence[int]]) -> Tree:
+    """The tree of the Python runtime (tensorrt_llm/runtime/medusa_utils.py).
+
+    Where the first path longer than 1 has not its own first node in the list, the parents of all are added.
+    Nodes of depth 1 are numbered by rank, so a gap there gives two nodes one number: InvalidInput.
+
+    >>> in_python([[0, 0], [1]]).choices  # leaves alone
+    [[0], [1], [0, 0]]
+    """
+    paths = [tuple(path) for path in choices]
+    longer = next((path for path in paths if len(path) > 1), None)
+    if longer and longer[:1] not in paths:
+        paths = list({path[:depth]: None for path in paths for depth in range(1, len(path) + 1)})
+    ids = numbered(paths)
+    if len(set(ids.values())) < len(ids):
+        raise InvalidInput(
+            "TensorRT-LLM's Python runtime gives two nodes one place: ranks have a gap at depth 1."
+        )
+    return Tree.from_choices(ids)
+
+
+def numbered(paths: Sequence[Choice]) -> dict[Choice, int]:
+    """The number of every node: at depth 1 the ranks up to the largest, listed or not; then as many on as are listed.
+
+    >>> numbered([(0,), (2,), (0, 0), (2, 0)])  # 5 nodes for 4 choices, two of them in one place
+    {(0,): 0, (1,): 1, (2,): 2, (0, 0): 2, (2, 0): 3}
+    """
+    ids: dict[Choice, int] = {(rank,): rank for rank in range(1 + max(path[0] for path in paths))}
+    deeper = sorted(
+        {path[:depth] for path in paths for depth in range(2, len(path) + 1)},
+        key=lambda path: (len(path), path),
+    )
+    begin = len({path[0] for path in paths})
+    return ids | {path: begin + i for i, path in enumerate(deeper)}
+
+
+def topks(choices: Sequence[Sequence[int]]) -> list[int]:
+    """Candidates that the Python runtime asks of each head: the largest rank of its depth and one.
+
+    >>> topks([[0], [1], [0, 0], [0, 1]])
+    [2, 2]
+    """
+    depth = max(map(len, choices))
+    return [1 + max(path[d] for path in choices if len(path) > d) for d in range(depth)]
+
+
+def _plain(batch_size: int) -> Written:
     """The same files for serving without speculation."""
-    return {
-        "llm_api_options.yml": f"{PLAIN} {entry.batch_size}: no speculative_config.\n{{}}\n",
-        "commands.sh": (
-            f"{PLAIN} {entry.batch_size}: build the model without its heads, by its own convert script.\n"
-            "trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE "
-            f"--max_batch_size {entry.batch_size}\n"
-        ),
+    command = f"trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE --max_batch_size {batch_size}"
+    files = {
+        OPTIONS: f"{PLAIN} {batch_size}: no speculative_config.\n{{}}\n",
+        COMMANDS: f"{PLAIN} {batch_size}: build the model without its heads, by its own convert script.\n{command}\n",
     }
+    note = f"No tree pays at batch size {batch_size}: these files serve the model without its heads."
+    return Written(files=files, command=command, notes=(note,))
+
+
+def eagle_choices(value: Any) -> list[list[int]]:
+    """What ``check_eagle_choices`` (tensorrt_llm/llmapi/llm_args.py) makes of a list: sorted, without duplicates.
+
+    Raises InvalidInput for a choice without its parent, where the library asserts.
+
+    >>> eagle_choices([[0, 0], [0], [0]])
+    [[0], [0, 0]]
+    """
+    paths = sorted({tuple(path) for path in value}, key=lambda path: (len(path), path))
+    for path in paths:
+        if len(path) > 1 and path[:-1] not in paths:
+            raise InvalidInput(f"TensorRT-LLM finds that choice {list(path)} is not connected.")
+    return [list(path) for path in paths]

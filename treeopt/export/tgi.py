@@ -5,9 +5,7 @@ The launcher's --model-id names the folder of the heads, whose config.json names
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.export.chains import (
@@ -22,63 +20,9 @@ from treeopt.export.chains import (
     within_heads,
 )
 from treeopt.export.engine import Lengths, Request, Written
-from treeopt.plan import PlanEntry
-from treeopt.tree import Tree
 
-PLAIN = "# No chain pays at batch size"  # begins the command for serving without speculation
 MOST_ROWS = 128  # above batch x (1 + N) rows TGI silently stops speculating
 MODELS = {"medusa": "HEADS", "ngram": "BASE"}  # what --model-id names
-
-
-def write(entry: PlanEntry, num_heads: int, num_layers: int) -> Mapping[str, str]:
-    """The launch command with the chain length, or without speculation where no chain pays."""
-    chain = entry.best_chain
-    if chain is None:
-        return {
-            "commands.sh": (
-                f"{PLAIN} {entry.batch_size}: serve the base model itself.\n"
-                "text-generation-launcher --model-id BASE\n"
-            )
-        }
-    return {
-        "commands.sh": f"""\
-# HEADS holds medusa_lm_head.safetensors and a config.json with medusa_num_heads and
-# base_model_name_or_path, and without "architectures". Make it from any other layout with
-#   treeopt convert DRAFTER --to medusa --output HEADS
-# --speculate must not exceed the {num_heads} heads; left out, TGI uses all of them.
-text-generation-launcher --model-id HEADS --speculate {chain["depth"]}
-"""
-    }
-
-
-def read(text: str) -> list[Any] | None:
-    """The chain of a launch command as choices; None for other text.
-
-    >>> read("text-generation-launcher --model-id HEADS --speculate 2")
-    [[0], [0, 0]]
-    """
-    if text.startswith(PLAIN):
-        return []
-    length = re.search(r"^[^#\n]*--speculate[ =](\d{1,3})\b", text, re.M)
-    return Tree.chain(int(length[1])).choices if length else None
-
-
-def notes(entry: PlanEntry) -> list[str]:
-    """The price of a chain, and where TGI stops speculating."""
-    chain = entry.best_chain
-    if chain is None:
-        return [f"No chain pays at batch size {entry.batch_size}: the command serves the base model."]
-    rates = f"{chain['tokens_per_step']:.2f} tokens per step instead of {entry.tokens_per_step:.2f}"
-    if chain.get("tokens_per_s") and entry.tokens_per_s:
-        rates += f", {chain['tokens_per_s']:.0f} tokens/s instead of {entry.tokens_per_s:.0f}"
-    said = [f"TGI takes a chain only: the best one, {chain['depth']} deep, makes {rates} with the best tree."]
-    rows = entry.batch_size * (1 + chain["depth"])
-    if rows > MOST_ROWS:
-        said.append(
-            f"TGI silently stops speculating above {MOST_ROWS} rows, but {entry.batch_size} sequences "
-            f"x {1 + chain['depth']} rows are {rows}."
-        )
-    return said
 
 
 def write_chain(request: Request) -> Written:

@@ -20,7 +20,7 @@ from typing import Any
 from treeopt.errors import InvalidInput
 from treeopt.importing.exposition import read_counters
 from treeopt.importing.files import File, Found, quoted
-from treeopt.importing.printed import Printed
+from treeopt.importing.printed import RATE, Printed
 from treeopt.importing.survival import BIASED, MOST_DRAFTS, Drafts, Histograms, to_calibration
 from treeopt.importing.vllm_metrics import from_counters
 
@@ -95,7 +95,9 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]
     detailed = [found for found in requests if found[5] is not None]
     if detailed:
         lines = [
-            Printed(_rates(found[5], path), _whole(found[2]), _whole(found[3]), _number(found[4], path))
+            Printed(
+                _rates(found[5], path), _whole(found[2]), _whole(found[3]), _number(found[4], path), may_be_cut=True
+            )
             for found in detailed if _whole(found[3])
         ]  # fmt: skip
         notes = [f"{len(requests) - len(detailed)} lines without rates by position were left out."] * (
@@ -112,12 +114,18 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]
             "Serve with one of them."
         )
     found = next(iter(used.values()))
+    drafts, first = _whole(found[2]), _whole(found[3])
     line = Printed(
-        _rates(found[7], path), _whole(found[5]), _whole(found[4]), _number(found[6], path), _whole(found[2])
+        _rates(found[7], path),
+        _whole(found[5]),
+        _whole(found[4]),
+        _number(found[6], path),
+        drafts,
+        may_be_cut=True,
     )
-    if round(line.rates[0] * (line.drafts or 0)) != _whole(found[3]):
+    if abs(line.rates[0] * drafts - first) > RATE * drafts + 0.5:
         raise InvalidInput(
-            f"{path} must accept the first guess of as many drafts as it says, {found[3]}, but the rate is {line.rates[0]}."
+            f"{path} must accept the first guess of as many drafts as it says, {first}, but the rate is {line.rates[0]}."
         )
     return *_pooled([line], path, [CUMULATIVE]), False
 

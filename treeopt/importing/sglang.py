@@ -11,6 +11,7 @@ trees are drafted: neither is read. Log, Prometheus and benchmarks have means on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from treeopt.calibration import Calibration
@@ -65,7 +66,8 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
         records, path, drafter=drafter, skipped=skipped, notes=[ADAPTIVE], is_sparse=True
     )
     if isinstance(found_all.source, Calibration):
-        refuse_trees(found_all.source, str(path))
+        seen = max(len(record.get("acceptance_histogram", ())) - 1 for record in records)
+        refuse_trees(found_all.source, seen, path)
     return found_all
 
 
@@ -93,15 +95,17 @@ def renamed(place: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def refuse_trees(calibration: Calibration, path: str) -> None:
-    """InvalidInput where more was proposed a step than any chain could have hidden.
+def refuse_trees(calibration: Calibration, seen: int, path: Path) -> None:
+    """InvalidInput where more was proposed a step than was ever accepted, which chance does not explain.
+
+    seen : depth that the histograms have entries for
 
     With --speculative-eagle-topk above 1 the proposed tokens are the nodes of a tree, which is less deep
     than it has nodes, and accepted is a path of any ranks: not the survival of the first guesses.
     """
     last = calibration.num_heads - 1
     tried, passed = int(calibration.trials[last]), int(calibration.hits[last, 0])
-    if passed or not last:
+    if passed or not last or seen > last:
         return
     before = calibration.accept[last - 1, 0]
     if (1 - before / 2) ** tried < UNLIKELY:

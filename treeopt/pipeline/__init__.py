@@ -7,13 +7,13 @@ external.py  profile --command
 decide.py    search -> plan.json
 prove.py     bench -> bench.json
 deliver.py   export -> export/ · convert -> a checkpoint
-exchange.py  score: a given tree beside the best
+exchange.py  score: a given tree beside the best · import-tree: what is wrong with its file
 importing.py import -> trace.npz, calibration.json
 """
 
 from treeopt.pipeline.decide import search
-from treeopt.pipeline.deliver import convert, export, read_tree
-from treeopt.pipeline.exchange import score
+from treeopt.pipeline.deliver import convert, export, export_all, read_tree
+from treeopt.pipeline.exchange import import_tree, score
 from treeopt.pipeline.external import profile_command
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.measure import calibrate
@@ -26,7 +26,9 @@ __all__ = [
     "calibrate",
     "convert",
     "export",
+    "export_all",
     "import_file",
+    "import_tree",
     "profile",
     "profile_analytical",
     "profile_command",

@@ -2,41 +2,92 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treeopt.console import note
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.export.rebuilds import rebuild_files
 from treeopt.plan import Plan, PlanEntry
+from treeopt.published import PUBLISHED, published_tree
 from treeopt.rundir import RunDirectory
 from treeopt.storage import load_json, read_text, write_text
 from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.export import Written
 
 STALE = "The plan was made before the run's trace or profile was measured anew: run treeopt search again."
 
 
 def export(
-    run: RunDirectory, engine: str, *, batch_size: int | None = None
-) -> tuple[list[Path], tuple[str, ...]]:
-    """Write the engine's files for one entry of the plan: (files, notes)."""
-    from treeopt.export import export_entry
+    run: RunDirectory,
+    engine: str,
+    *,
+    batch_size: int | None = None,
+    method: str | None = None,
+    version: str | None = None,
+    max_draft_len: int | None = None,
+    tree: str | None = None,
+    heads: int | None = None,
+) -> tuple[list[Path], Written]:
+    """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
+    Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one.
+    """
+    from treeopt.export import Request, export_plan, export_request
+
+    folder = run.export / engine
+    if tree is not None:
+        given = named_tree(tree, batch_size=batch_size)
+        request = Request(
+            tree=given, num_heads=heads or max(given.depth, 1), version=version, max_draft_len=max_draft_len
+        )
+        return _write(folder, export_request(request, engine, method=method))
+    if heads is not None:
+        raise InvalidInput("--heads goes with --tree; a plan knows how many heads there are.")
     plan = run.read_plan()
     if run.is_stale(plan):
         note(STALE)
-    entry = plan.entry(batch_size)
-    drafter = plan.drafter or {}
-    num_heads, num_layers = drafter.get("num_heads"), drafter.get("num_layers") or 1
-    if not isinstance(num_heads, int):
-        raise OutOfRange("The export needs the number of heads, but the plan has no drafter.num_heads.")
-    result = export_entry(entry, engine, num_heads=num_heads, num_layers=num_layers)
-    paths = []
-    folder = run.export / engine
-    if len(plan.entries) > 1:
-        folder /= f"batch-size-{entry.batch_size}"
-    for name, text in result.files.items():
-        paths.append(folder / name)
-        write_text(paths[-1], text)
-    return paths, (*result.notes, *_other_runtime(plan, entry, engine))
+    options = {"method": method, "version": version, "max_draft_len": max_draft_len}
+    written = export_plan(plan, engine, batch_size=batch_size, **options)  # type: ignore[arg-type]
+    if len(plan.entries) > 1 and batch_size is not None:
+        folder /= f"batch-size-{batch_size}"
+    entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
+    if entry.rebuilds is not None:
+        drafter = plan.drafter or {}
+        script = rebuild_files(
+            entry.rebuilds["trees"], batch_size=entry.batch_size, num_heads=drafter["num_heads"],
+            num_layers=drafter.get("num_layers") or 1,
+        )  # fmt: skip
+        more = f"{folder}/rebuild.sh builds and times the sizes worth it; its first lines say how to run it."
+        written = replace(written, files={**written.files, **script}, notes=(*written.notes, more))
+    return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, entry, engine))))
+
+
+def export_all(run: RunDirectory, plan: Plan) -> None:
+    """The files of every engine that takes the plan's drafter and trees; those of chains are named."""
+    from treeopt.export import runners
+
+    chains = []
+    for name, way in runners((plan.drafter or {}).get("kind")).items():
+        if way.shape == "chain":
+            chains.append(name)
+            continue
+        for entry in plan.entries:
+            try:
+                export(run, name, batch_size=entry.batch_size)
+            except TreeoptError as error:
+                note(f"Not exported for {name} at batch size {entry.batch_size}: {error}")
+    if chains:
+        note(f"For engines of chains ({', '.join(chains)}) search again: treeopt search --for {chains[0]}")
+
+
+def _write(folder: Path, written: Written) -> tuple[list[Path], Written]:
+    for name, text in written.files.items():
+        write_text(folder / name, text)
+    return [folder / name for name in written.files], written
 
 
 def _other_runtime(plan: Plan, entry: PlanEntry, engine: str) -> tuple[str, ...]:
@@ -48,6 +99,19 @@ def _other_runtime(plan: Plan, entry: PlanEntry, engine: str) -> tuple[str, ...]
         f"The size, {entry.size} rows, rests on step latencies of {name}; a step costs otherwise in {engine}, "
         "where another size may be faster. The tokens per step hold for both.",
     )
+
+
+def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
+    """A tree by file, or by the name of a published one."""
+    if Path(tree).is_file():
+        return read_tree(Path(tree), batch_size=batch_size)
+    if tree not in PUBLISHED:
+        raise InvalidInput(
+            f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED)})."
+        )
+    if batch_size is not None:
+        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {tree} is one tree: leave it out.")
+    return published_tree(tree)
 
 
 def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
@@ -63,15 +127,13 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
     if batch_size is not None:
         raise InvalidInput(f"--batch-size picks one of a plan's trees, but {path} is no plan: leave it out.")
     try:
-        document = load_json(path) if path.suffix == ".json" else read_choices(read_text(path))
-        if isinstance(document, dict):
-            document = document.get("medusa_choices")
-        if not isinstance(document, list) or not all(isinstance(choice, list | tuple) for choice in document):
+        choices = read_choices(read_text(path))
+        if choices is None or not all(isinstance(choice, list | tuple) for choice in choices):
             raise InvalidInput(
                 "it must hold a list of paths, an object with 'medusa_choices', a plan, or an engine's "
                 "configuration that treeopt export writes."
             )
-        return Tree.from_choices(document)
+        return Tree.from_choices(choices)
     except InvalidInput as error:
         said = str(error)
         raise InvalidInput(said if said.startswith(str(path)) else f"{path}: {said}") from None

@@ -1,0 +1,122 @@
+"""EAGLE-1: Medusa's list for its static tree, which it drafts and verifies by tables of its own.
+
+All candidates lie in one row: the root's token, then ten of every node that expands, in order. A node points at
+candidate 1 + rank + 10 x (expanding nodes before its parent) (eagle/model/utils.py). Drafting keeps only the nodes that
+expand, a table a depth (eagle/model/utils_c.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from treeopt.errors import InvalidInput
+from treeopt.export.buffers import TOPK, medusa_buffers
+from treeopt.export.engine import Request, Written
+from treeopt.export.lists import listed, same, the_list
+from treeopt.tree import Choice, Tree
+
+
+def write(request: Request) -> Written:
+    """``choices.py`` for eagle/model/choices.py. Raises InvalidInput for a tree of depth 1, which EAGLE fails on."""
+    tree = request.tree_of("eagle1")
+    if tree.depth < 2:
+        raise InvalidInput(
+            "EAGLE-1 needs a tree of depth 2 or more: its buffers have an IndexError on one of depth 1. "
+            "Search again with a larger --budget."
+        )
+    choices = listed(tree)
+    command = (
+        "python -m eagle.evaluation.gen_ea_answer_vicuna --base-model-path MODEL --ea-model-path DRAFTER "
+        f'--tree-choices "{choices}"'
+    )
+    notes = ["EAGLE-2 and EAGLE-3 make their trees while they decode and take no static one."]
+    wrong = misdrafted(tree.choices)
+    if wrong:
+        notes.append(
+            f"EAGLE-1 drafts below {list(wrong[0])} from another node's guesses, since a node before its parent expands "
+            "without a child that does: the text stays right, but fewer guesses are accepted than planned."
+        )
+    files = {"choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"}
+    return Written(files=files, command=command, notes=tuple(notes))
+
+
+def parse(files: Mapping[str, str]) -> Tree:
+    """The tree that EAGLE-1 verifies; LookupError where the drafting side fails on it."""
+    lists = [the_list(text) for text in files.values()]
+    for choices in lists:
+        drafting_levels(choices)
+    return same(verified(choices) for choices in lists)
+
+
+def tree_indices(choices: Sequence[Sequence[int]]) -> list[int]:
+    """The candidate that each node verifies; it begins anew, ten further, wherever the parent changes.
+
+    >>> tree_indices([[0], [1], [0, 0], [1, 0]])
+    [0, 1, 2, 11, 21]
+    """
+    indices, block, parent = [0], -1, None
+    for path in sorted(map(tuple, choices), key=lambda path: (len(path), path)):
+        if path[:-1] != parent:
+            block, parent = block + 1, path[:-1]
+        indices.append(1 + path[-1] + TOPK * block)
+    return indices
+
+
+def verified(choices: Sequence[Sequence[int]]) -> Tree:
+    """The tree that is verified. Raises InvalidInput where a node's candidate is another node's child.
+
+    >>> verified([[0], [10], [0, 0]])
+    Traceback (most recent call last):
+    treeopt.errors.InvalidInput: EAGLE-1 would verify rank 0 below [0] for [10].
+    """
+    medusa_buffers(choices)  # the mask is Medusa's, and fails where that does
+    ordered = sorted(map(tuple, choices), key=lambda path: (len(path), path))
+    expanding = sorted({path[:-1] for path in ordered}, key=lambda path: (len(path), path))
+    for path, index in zip(ordered, tree_indices(choices)[1:], strict=True):
+        block, rank = divmod(index - 1, TOPK)
+        owner = list(expanding[block]) if block < len(expanding) else "no node"
+        if owner != list(path[:-1]):
+            raise InvalidInput(f"EAGLE-1 would verify rank {rank} below {owner} for {list(path)}.")
+    return Tree.from_choices(ordered)
+
+
+def drafting_levels(choices: Sequence[Sequence[int]]) -> list[int]:
+    """Nodes that expand at depths 1, 2, ...; KeyError and IndexError where EAGLE's drafting side raises them.
+
+    A choice that comes twice counts once there, although the verifying side counts it twice.
+
+    >>> drafting_levels([[0], [1], [0, 0]])
+    [1]
+    >>> drafting_levels([[0], [1]])
+    Traceback (most recent call last):
+    IndexError: EAGLE-1 has no buffers for a tree of depth 1
+    """
+    paths = sorted({tuple(path) for path in choices}, key=lambda path: (len(path), path))
+    known: set[Choice] = {()}
+    for path in paths:
+        if path[:-1] not in known:
+            raise KeyError(path[:-1])
+        known.add(path)
+    expanding = {path[:-1] for path in paths} - {()}
+    if not expanding:
+        raise IndexError("EAGLE-1 has no buffers for a tree of depth 1")
+    return [sum(len(path) == depth for path in expanding) for depth in range(1, 1 + max(map(len, expanding)))]
+
+
+def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
+    """Nodes that expand and whose own token is drafted from another node than their parent.
+
+    At each depth the parents of expanding nodes are counted from 0, whichever they are, and the count is taken
+    for the parent's place among the expanding nodes above. So those with expanding children must come first.
+
+    >>> misdrafted([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
+    [(1, 0)]
+    """
+    expanding = sorted({tuple(p[:-1]) for p in choices if len(p) > 1}, key=lambda path: (len(path), path))
+    wrong = []
+    for depth in range(2, 1 + max(map(len, expanding), default=0)):
+        above = [path for path in expanding if len(path) == depth - 1]
+        level = [path for path in expanding if len(path) == depth]
+        parents = list(dict.fromkeys(path[:-1] for path in level))
+        wrong += [path for path in level if parents.index(path[:-1]) != above.index(path[:-1])]
+    return wrong

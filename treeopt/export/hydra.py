@@ -1,0 +1,57 @@
+"""Hydra: Medusa's list, of which it keeps only how many children a node has and how many of them expand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from treeopt.errors import InvalidInput
+from treeopt.export.buffers import decoded, medusa_buffers
+from treeopt.export.engine import Request, Written
+from treeopt.export.lists import listed, same, the_list
+from treeopt.tree import Choice, Tree
+
+
+def write(request: Request) -> Written:
+    """``hydra_choices.py`` for hydra/model/hydra_choices.py."""
+    tree = request.tree_of("hydra")
+    choices = listed(tree)
+    files = {"hydra_choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"}
+    command = f'python llm_judge/gen_model_answer_hydra.py --model-path HEADS --model-id treeopt --hydra-choices "{choices}"'
+    note = "In your own code: model.hydra_generate(input_ids, hydra_choices=treeopt_...), one sequence at a time."
+    return Written(files=files, command=command, notes=(note,))
+
+
+def parse(files: Mapping[str, str]) -> Tree:
+    """The tree that is drafted; InvalidInput where it is another than the one verified."""
+    lists = [the_list(text) for text in files.values()]
+    verified = same(decoded(medusa_buffers(choices)) for choices in lists)
+    drafts = same(drafted(choices) for choices in lists)
+    if drafts != verified:
+        raise InvalidInput("Hydra would draft another tree than it verifies.")
+    return verified
+
+
+def drafted(choices: Sequence[Sequence[int]]) -> Tree:
+    """The tree that the heads' guesses are made for, from counts (hydra/model/utils.py).
+
+    Of a node with c children, those of rank 0 ... c-1 are drafted; where e of these have children of their own,
+    0 ... e-1 are expanded. Nodes get their counts by their place among those that are expanded.
+
+    >>> drafted([[0], [1], [1, 0]]).choices
+    [[0], [1], [0, 0]]
+    """
+    paths = {tuple(path) for path in choices}
+    children = Counter(path[:-1] for path in paths)
+    known: list[Choice] = []
+    level: list[Choice] = [()]
+    for depth in range(max(map(len, paths), default=0)):
+        parents = sorted(path for path in children if len(path) == depth)
+        following: list[Choice] = []
+        for node, parent in zip(level, parents, strict=False):
+            count = children[parent]
+            expand = sum((*parent, rank) in children for rank in range(count))
+            known += [(*node, rank) for rank in range(count)]
+            following += [(*node, rank) for rank in range(expand)]
+        level = following
+    return Tree.from_choices(known)

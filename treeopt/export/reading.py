@@ -1,0 +1,144 @@
+"""Trees from files of every engine: the choices as they stand there, whatever is wrong with them.
+
+Read are lists in Python, JSON or YAML, objects with a list under one of `KEYS`, launch commands with one behind a
+flag, Triton's braces, Neuron's lists of children, vLLM's string of tuples, and chain lengths.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from treeopt.errors import InvalidInput
+from treeopt.export.lists import the_list
+from treeopt.tree import Tree
+
+KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "medusa_tree")
+LENGTHS = ("num_speculative_tokens", "max_draft_len")
+FLAG = re.compile(r"--(?:medusa|hydra|eagle|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
+LENGTH_FLAG = re.compile(
+    r"^[^#\n]*--(?:speculate|speculative-num-steps|speculative-num-draft-tokens|draft-max|gen_num_per_cycle)[ =](\d{1,4})\b",
+    re.M,
+)
+BRACES = re.compile(r"string_value: \"(\{[^\"]*)\"|medusa_choices:(\{[^'\"]*\})|\A\s*(\{\s*\d[^\"]*)\Z", re.S)
+PLAIN = ("# No tree pays", "# No chain pays")  # begin files for serving without speculation
+
+Choices = list[Any]  # of lists or tuples of ranks, or of anything else
+
+
+def read_choices(text: str) -> Choices | None:
+    """The choices of a text; None where it is no file that an engine reads.
+
+    >>> read_choices("- [0]\\n- [1]\\n"), read_choices("{0},{0, 1}"), read_choices("nothing")
+    ([[0], [1]], [[0], [0, 1]], None)
+    """
+    if text.startswith(PLAIN):
+        return []
+    for reader in (_document, _python, _flag, _braces, _length):
+        found = reader(text)
+        if found is not None:
+            return found
+    return None
+
+
+def _document(text: str) -> Choices | None:
+    """JSON or YAML."""
+    import yaml
+
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            document = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            return None
+        if isinstance(document, dict) and not all(isinstance(key, str) for key in document):
+            return None  # braces are a mapping to YAML
+    return in_document(document)
+
+
+def in_document(document: Any) -> Choices | None:
+    """The choices of a JSON or YAML document."""
+    if isinstance(document, str) and document.startswith("["):
+        return _literal(document)
+    if isinstance(document, list):
+        return document if all(isinstance(item, list) for item in document) else None
+    if not isinstance(document, dict):
+        return None
+    if document and all(re.fullmatch(r"\d+", key) for key in document):
+        return _children(document)
+    for found in _values(document, KEYS):
+        return _python(found) if isinstance(found, str) else in_document(found)
+    for found in _values(document, ("speculative_token_tree",)):
+        return _literal(found) if isinstance(found, str) else None
+    for found in _values(document, LENGTHS):
+        return Tree.chain(found).choices if type(found) is int and 0 < found < 1000 else None
+    return None
+
+
+def _values(document: dict[str, Any], keys: tuple[str, ...], depth: int = 3) -> Iterator[Any]:
+    """Values under one of the keys, in the document or in objects of it."""
+    for key in keys:
+        if key in document:
+            yield document[key]
+    for value in document.values() if depth else ():
+        if isinstance(value, dict):
+            yield from _values(value, keys, depth - 1)
+
+
+def _children(document: dict[str, Any]) -> Choices | None:
+    """Neuron's lists of children by number."""
+    from treeopt.export.neuron import token_tree
+
+    if not all(isinstance(row, list) for row in document.values()):
+        return None
+    try:
+        return token_tree(document).choices
+    except (ValueError, TypeError) as error:
+        raise InvalidInput(f"A token tree must have lists of numbers: {error}.") from None
+
+
+def _python(text: str) -> Choices | None:
+    """A list in Python."""
+    try:
+        return the_list(text)
+    except InvalidInput as error:
+        if "keep one of them" in str(error):
+            raise
+        return None
+
+
+def _literal(text: str) -> Choices | None:
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return list(found) if isinstance(found, list | tuple) else None
+
+
+def _flag(text: str) -> Choices | None:
+    """A list behind a flag of a launch command."""
+    found = FLAG.search(text)
+    return _literal(found[2]) if found else None
+
+
+def _braces(text: str) -> Choices | None:
+    """Triton's paths in braces, as its backend reads them."""
+    from treeopt.export.triton import vectors
+
+    found = BRACES.search(text)
+    if found is None:
+        return None
+    return list(vectors(next(group for group in found.groups() if group).replace("\\,", ",")))
+
+
+def _length(text: str) -> Choices | None:
+    """A chain length behind a flag."""
+    found = LENGTH_FLAG.search(text)
+    if found is None:
+        config = re.search(r"--speculative-config[= ]+'(.*?)'", text, re.S)
+        return _document(config[1]) if config else None
+    return Tree.chain(int(found[1])).choices

@@ -1,0 +1,99 @@
+"""Triton's TensorRT-LLM backend: ``medusa_choices`` in config.pbtxt, as a string of paths in braces.
+
+A string that its parser cannot read is logged as a warning, and the default tree of 63 nodes is served. What
+it can read only in part is cut, in silence. So what is written is read again by a port of the parser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from treeopt.errors import InvalidInput
+from treeopt.export import tensorrt_llm
+from treeopt.export.engine import Request, Written
+from treeopt.export.lists import same
+from treeopt.tree import Tree
+
+TITLE = "Triton's TensorRT-LLM backend"
+CONFIG, COMMANDS = "config.pbtxt", "commands.sh"
+
+
+def write(request: Request) -> Written:
+    """The parameters for tensorrt_llm/config.pbtxt, and the command that fills them into its template."""
+    tree = request.tree_of("triton")
+    built = tensorrt_llm.write(request)
+    text = braces(tree)
+    parameters = "".join(
+        f'parameters: {{ key: "{key}"  value: {{ string_value: "{value}" }} }}\n'
+        for key, value in (("decoding_mode", "medusa"), ("medusa_choices", text))
+    )
+    escaped = text.replace(",", "\\,")
+    command = (
+        "python3 tools/fill_template.py -i tensorrt_llm/config.pbtxt "
+        f"'decoding_mode:medusa,medusa_choices:{escaped}'"
+    )
+    build = built.files[tensorrt_llm.COMMANDS].split("# Run (greedy")[0]
+    notes = [note for note in built.notes if "on its TensorRT engine path" not in note]
+    notes.insert(0, "tensorrtllm_backend dropped the documentation of this path in PR #858 of July 2026.")
+    return Written(
+        files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=tuple(notes)
+    )
+
+
+def parse(files: Mapping[str, str]) -> Tree:
+    """The tree that the backend decodes with; InvalidInput where it would take the default one instead."""
+    value = re.search(r'key: "medusa_choices"\s+value: \{ string_value: "([^"]*)"', files[CONFIG])
+    filled = re.search(r"'(decoding_mode:.*)'", files[COMMANDS])
+    texts = [value[1] if value else "", filled_in(filled[1] if filled else "").get("medusa_choices", "")]
+    lists = [vectors(text) for text in texts]
+    return same(tensorrt_llm.in_cpp(paths, len(paths), tensorrt_llm.MOST_DEPTH) for paths in lists)
+
+
+def braces(tree: Tree) -> str:
+    """The choices as the backend writes them.
+
+    >>> braces(Tree.from_choices([[0], [0, 1]]))
+    '{0},{0, 1}'
+    """
+    return ",".join("{" + ", ".join(map(str, path)) + "}" for path in tree.choices)
+
+
+def vectors(text: str) -> list[list[int]]:
+    """What ``csvStrToVecVecInt`` (inflight_batcher_llm/src/utils.cc) makes of a string.
+
+    It goes from brace to brace: what stands behind a closing one is skipped up to the next comma, and a path
+    without its closing brace is dropped. InvalidInput where it throws, and the default tree is served.
+
+    >>> vectors("{0},{0, 0"), vectors("{0}{1},{2}")  # both lose a path
+    ([[0]], [[0], [2]])
+    >>> vectors("[[0],[0,0]]")
+    Traceback (most recent call last):
+    treeopt.errors.InvalidInput: Triton's backend cannot read '[[0],[0,0]]' and would serve its default tree.
+    """
+    refusal = InvalidInput(f"Triton's backend cannot read {text!r} and would serve its default tree.")
+    found: list[list[int]] = []
+    begin = 0
+    while (end := text.find("}", begin)) > begin:
+        piece = text[begin:end].removeprefix("{")
+        numbers = [re.match(r"\s*([+-]?\d+)", part) for part in piece.split(",")]
+        if not all(numbers):
+            raise refusal
+        found.append([int(number[1]) for number in numbers if number])
+        comma = text.find(",", end)
+        if comma < 0:
+            break
+        begin = comma + 1 + len(text[comma + 1 :]) - len(text[comma + 1 :].lstrip())
+    if not found:
+        raise refusal
+    return found
+
+
+def filled_in(argument: str) -> dict[str, str]:
+    """What tools/fill_template.py takes from its argument: pairs between commas that no backslash escapes.
+
+    >>> filled_in(r"a:1,b:{0}\\,{1}"), filled_in("a:1,b:{0},{1}")
+    ({'a': '1', 'b': '{0},{1}'}, {'a': '1', 'b': '{0}'})
+    """
+    pairs = [pair.replace("\\,", ",").partition(":") for pair in re.split(r"(?<!\\),", argument)]
+    return {key: value for key, colon, value in pairs if colon}
