@@ -2,16 +2,22 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.calibration import Calibration
+from treeopt.cli import cli
 from treeopt.console import plan_table, price, schedule
 from treeopt.errors import InvalidInput
+from treeopt.export import method_of
+from treeopt.export.chains import merged
 from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.pipeline.decide import within_engine
 from treeopt.plan import Plan
 from treeopt.planner import plan_trees
 from treeopt.rebuilds import overheads, worth_building
@@ -143,3 +149,70 @@ def test_rebuilds_look_beyond_the_profile():
     assert named["trees"][-1]["size"] > 8
     for tree in named["trees"]:
         assert len(tree["medusa_choices"]) == tree["size"] - 1
+
+
+def engine_log(kind: str | None = "eagle3") -> Calibration:
+    """Survival .8, .6, .42, as an engine's counters of 1,000 steps have it."""
+    info = {"source": "engine log", "drafter": {"kind": kind}, "survival": [0.8, 0.6, 0.42]}
+    return Calibration(np.array([[800], [600], [420]]), np.array([1000, 800, 600]), info=info)
+
+
+def test_an_engines_log_plans_chains_and_says_so():
+    plan = plan_trees(engine_log(), budget=16)
+    (entry,) = plan.entries
+    assert entry.medusa_choices == [[0], [0, 0], [0, 0, 0]]
+    assert entry.tokens_per_step == pytest.approx(2.82)
+    assert any("chains only" in warning for warning in entry.warnings)
+
+
+LIMITS = {"budget": 64, "max_rank": None, "max_depth": None, "shape": None}
+
+
+class TestWithinAnEngine:
+    def test_the_engines_limits_and_the_given_ones_hold_together(self):
+        limits, warnings = within_engine({**LIMITS, "max_rank": 3}, calibration(), "hydra", None, [1, 4])
+        assert (limits["shape"], limits["max_rank"]) == ("low-rank-expands", 3)
+        assert limits["engine"] == {"name": "hydra", "method": "choices"}
+        assert "at most 1 sequence" in warnings[0]
+        limits, _ = within_engine(LIMITS, calibration(), "triton", None, [1])
+        assert (limits["shape"], limits["max_rank"]) == ("sibling-closed", 15)
+
+    def test_without_an_engine_they_are_as_given(self):
+        assert within_engine({**LIMITS, "shape": "chain"}, calibration(), None, None, [1]) == (
+            {"budget": 64, "shape": "chain"}, [])  # fmt: skip
+        with pytest.raises(InvalidInput, match="--for"):
+            within_engine(LIMITS, calibration(), None, "medusa", [1])
+
+    def test_a_freer_shape_than_the_engines_is_refused(self):
+        with pytest.raises(InvalidInput, match="must be chain or stricter for vllm, but got any"):
+            within_engine({**LIMITS, "shape": "any"}, engine_log(), "vllm", None, [1])
+
+    def test_the_drafter_picks_the_method_or_is_refused(self):
+        limits, _ = within_engine(LIMITS, engine_log("eagle3"), "tensorrt-llm", None, [1])
+        assert limits["engine"]["method"] == "draft-len"
+        with pytest.raises(InvalidInput, match="of eagle3, which tensorrt-llm, vllm"):
+            within_engine(LIMITS, engine_log("eagle3"), "medusa", None, [1])
+        with pytest.raises(InvalidInput, match="vllm with medusa runs drafters"):
+            within_engine(LIMITS, engine_log("eagle3"), "vllm", "medusa", [1])
+
+
+def test_search_for_an_engine_and_its_export_agree(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "treeopt-run"
+    run.mkdir()
+    engine_log().save(run / "calibration.json")
+    hardware().save(run / "profile.json")
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        found = CliRunner().invoke(cli, ["search", "--for", engine])
+        assert found.exit_code == 0, found.output
+        assert "chain" in found.stdout
+        plan = Plan.load(run / "plan.json")
+        assert plan.constraint["engine"]["name"] == engine
+        written = CliRunner().invoke(cli, ["export", "--to", engine, "--json"])
+        assert written.exit_code == 0, written.output
+        files = {Path(name).name: Path(name).read_text() for name in json.loads(written.stdout)["files"]}
+        wanted = tuple((p["from"], p["to"], plan.entries[p["entry"]].depth) for p in plan.schedule)
+        assert merged(method_of(engine, "eagle3").parse(files)) == merged(wanted)
+    refused = CliRunner().invoke(cli, ["export", "--to", "tgi"])
+    assert refused.exit_code == 1
+    assert "kinds medusa, ngram, but this is of eagle3" in refused.output

@@ -237,7 +237,7 @@ def _cpp(choices: Choices) -> Tree:
         if str(error).startswith("TensorRT-LLM checks"):
             raise ValueError(str(error).rstrip(".")) from None
         orphans = sum(len(choice) > 1 and choice[:-1] not in choices for choice in choices)
-        raise InvalidInput(f"It hangs {orphans} choices without a parent on the root, in silence.") from None
+        raise InvalidInput(f"For want of parents it hangs {orphans} of them on the root, in silence.") from None
 
 
 def _vllm(tree: Tree) -> Tree:

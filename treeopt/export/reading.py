@@ -132,7 +132,14 @@ def _braces(text: str) -> Choices | None:
     found = BRACES.search(text)
     if found is None:
         return None
-    return list(vectors(next(group for group in found.groups() if group).replace("\\,", ",")))
+    text = next(group for group in found.groups() if group).replace("\\,", ",")
+    read = vectors(text)
+    if len(read) < text.count("{"):
+        raise InvalidInput(
+            f"Triton's backend would read {len(read)} of the {text.count('{')} paths in braces and drop the others: "
+            "repair it with treeopt import-tree."
+        )
+    return list(read)
 
 
 def _length(text: str) -> Choices | None:

@@ -117,7 +117,8 @@ def within_engine(
     drafter = (source.meta if isinstance(source, RankTrace) else source.info).get("drafter") or {}
     way = method_of(engine, drafter.get("kind"), method)
     names = list(SHAPES)
-    wanted = given.get("shape", way.shape)
+    # Gaps are worth little where they are allowed, and a tree without them can go to every engine.
+    wanted = given.get("shape", "sibling-closed" if way.shape == "any" else way.shape)
     check_shape(wanted)
     if names.index(wanted) < names.index(way.shape):
         raise InvalidInput(

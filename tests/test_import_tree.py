@@ -1,0 +1,318 @@
+"""Trees from other tools' files: read, repaired where one repair is obvious, and what each engine makes of the rest."""
+
+import json
+import random
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from treeopt.cli import cli
+from treeopt.errors import InvalidInput
+from treeopt.export import ENGINES, Request, eagle1, export_request, neuron
+from treeopt.export.diagnosis import by_counts, diagnose, repair
+from treeopt.pipeline import read_tree
+from treeopt.plan import Plan, PlanEntry
+from treeopt.published import PUBLISHED, published_tree
+from treeopt.shapes import sibling_closed
+from treeopt.tree import Tree
+
+from .conftest import trees
+
+SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
+TRITON = "Triton's TensorRT-LLM backend"
+
+
+def treeopt(*arguments, code=0):
+    result = CliRunner().invoke(cli, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+def reads(text):
+    """Engine to what it makes of a text, of those that read it otherwise."""
+    return {reading.engine: reading.reads for reading in diagnose(text).readings}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[0], [1], [0, 0], [0, 1]]",
+        "mine = [(0,), (1,), (0, 0), (0, 1)]\n",
+        "- [0]\n- [1]\n- [0, 0]\n- [0, 1]\n",
+        "speculative_config:\n  decoding_type: Medusa\n  max_draft_len: 4\n  medusa_choices: [[0], [1], [0, 0], [0, 1]]\n",
+        'python examples/run.py --medusa_choices "[[0], [1], [0, 0], [0, 1]]" --temperature 1.0',
+        'python -m eagle.evaluation.gen_ea_answer_vicuna --tree-choices "[[0], [1], [0, 0], [0, 1]]"',
+        'parameters: { key: "decoding_mode"  value: { string_value: "medusa" } }\n'
+        'parameters: { key: "medusa_choices"  value: { string_value: "{0},{1},{0, 0},{0, 1}" } }\n',
+        r"fill_template.py -i config.pbtxt 'decoding_mode:medusa,medusa_choices:{0}\,{1}\,{0\, 0}\,{0\, 1}'",
+        "{0},{1},{0, 0},{0, 1}\n",
+        '{"0": ["1", "2"], "1": ["3", "4"]}',
+        "[(0,), (1,), (0, 0), (0, 1)]",
+        '"[(0,), (1,), (0, 0), (0, 1)]"',
+        '{"method": "eagle", "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1)]"}',
+        '{"medusa_config": {"medusa_num_heads": 4, "medusa_choices": [[0], [1], [0, 0], [0, 1]]}}',
+        "engine_args:\n  medusa_num_heads: 4\n  medusa_choices: [[0], [1], [0, 0], [0, 1]]\n",
+        '{"schema": "treeopt.tree/1", "medusa_choices": [[0], [1], [0, 0], [0, 1]]}',
+    ],
+)
+def test_every_format_gives_the_same_tree_and_nothing_to_repair(text):
+    found = diagnose(text)
+    assert found.tree == SMALL
+    assert found.repaired == ()
+    assert {reading.engine for reading in found.readings} == {"vLLM's token tree"}
+
+
+@pytest.mark.parametrize("engine", [e.name for e in ENGINES.values()])
+def test_what_export_writes_is_read_without_a_complaint(engine):
+    for method in ENGINES[engine].methods:
+        if method.shape == "chain":
+            continue
+        tree = Tree.dense([2, 2])
+        written = export_request(Request(tree=tree, num_heads=4), engine, method=method.name)
+        for name, text in written.files.items():
+            found = diagnose(text)
+            assert (found.tree, found.repaired, found.readings) == (tree, (), ()), name
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_lists_keep_their_trees_and_only_the_order_is_said(name):
+    found = diagnose(json.dumps(PUBLISHED[name].choices))
+    assert found.tree == published_tree(name)
+    assert len(found.repaired) <= 1
+    assert all("in another order" in text for text in found.repaired)
+
+
+@given(trees(), st.integers(0, 2**32))
+def test_order_and_duplicates_are_repaired_to_the_same_tree(tree, seed):
+    assume(len(tree) > 1)
+    rng = random.Random(seed)
+    listed = tree.choices + rng.choices(tree.choices, k=3)
+    rng.shuffle(listed)
+    found, repaired = repair(listed)
+    assert found == tree
+    assert any("twice" in text for text in repaired)
+
+
+@given(trees())
+def test_a_list_of_leaves_gets_its_parents(tree):
+    leaves = [list(tree.paths[i]) for i in tree.leaves.tolist()]
+    assume(any(len(leaf) > 1 for leaf in leaves))
+    found, repaired = repair(leaves)
+    assert found == tree
+    if len(leaves) < len(tree) - 1:
+        assert any("leaves alone" in text for text in repaired)
+
+
+@given(trees())
+def test_counts_of_children_keep_a_tree_just_where_its_ranks_have_no_gap(tree):
+    assert (by_counts(tree) == tree) == sibling_closed(tree)
+
+
+def test_tensorrt_llms_help_text_is_a_list_of_leaves():
+    """[[0,0,0,0],[0,1,0],[1,0],[1,1]] is 9 nodes to its Python runtime, and another tree to its C++."""
+    text = "[[0,0,0,0],[0,1,0],[1,0],[1,1]]"
+    assert len(diagnose(text).tree) - 1 == 9
+    found = reads(text)
+    assert "TensorRT-LLM, Python" not in found
+    assert found["TensorRT-LLM, C++"] == "another tree"
+    assert found["Medusa"] == found["EAGLE-1"] == found["Model Optimizer"] == "nothing"
+
+
+def test_the_list_of_tritons_own_documentation_hangs_on_the_root():
+    found = diagnose("{0, 0, 0}, {0, 1}")
+    assert found.tree.choices == [[0], [0, 0], [0, 1], [0, 0, 0]]
+    said = {reading.engine: reading.why for reading in found.readings}
+    assert "on the root, in silence" in said["TensorRT-LLM, C++"]
+
+
+def test_duplicates_cost_rows_where_they_are_counted_twice():
+    found = reads("[[0], [0], [0, 0]]")
+    counting = {"Medusa", "TensorRT-LLM, C++", TRITON, "Model Optimizer"}
+    assert {engine for engine, read in found.items() if read == "another tree"} == counting
+
+
+def test_rank_10_is_another_heads_candidate():
+    found = diagnose("[[0], [10], [0, 0]]")
+    assert found.tree.choices == [[0], [10], [0, 0]]  # a tree all the same: TensorRT-LLM's C++ takes it
+    said = {reading.engine: reading.why for reading in found.readings}
+    assert "rank 0 of head 2" in said["Medusa"]
+    assert "rank 0 below [0]" in said["EAGLE-1"]
+    assert "TensorRT-LLM, C++" not in said
+
+
+def test_a_gap_at_depth_1_is_told_from_one_below():
+    assert reads("[[0], [2], [0, 0]]")["TensorRT-LLM, Python"] == "another tree"
+    below = reads("[[0], [0, 1]]")
+    assert "TensorRT-LLM, Python" not in below
+    assert below["Hydra"] == below["Neuron's token tree"] == "another tree"
+    assert "Medusa" not in below
+
+
+def test_a_listed_root_is_left_out():
+    found = diagnose("[[], [0], [0, 0]]")
+    assert found.tree.choices == [[0], [0, 0]]
+    assert any("root was listed" in text for text in found.repaired)
+    assert {r.engine: r.reads for r in found.readings}["Medusa"] == "nothing"
+
+
+def test_mixed_lists_and_tuples_are_made_lists():
+    found = diagnose("[[0], (0, 0)]")
+    assert found.tree.choices == [[0], [0, 0]]
+    assert any("mixed" in text for text in found.repaired)
+    assert {r.engine: r.reads for r in found.readings}["Medusa"] == "nothing"
+
+
+def test_paths_that_the_old_rtp_llm_drops_are_said():
+    text = json.dumps({"medusa_config": {"medusa_choices": Tree.chain(4).choices}})
+    said = {reading.engine: reading.why for reading in diagnose(text).readings}
+    assert said["RTP-LLM's old path"] == "It uses 3 choices, of which 3 are among these 4."
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{0},{0, 0", "drops the others"), ("{0}{1},{0, 0}", "drops the others"), ("{{0},{0, 0}}", "default tree")],
+)  # fmt: skip
+def test_braces_that_triton_misreads_are_meant_and_said(text, words):
+    found = diagnose(text)
+    assert [0, 0] in found.tree.choices
+    said = {reading.engine: reading.why for reading in found.readings}
+    assert words in said[TRITON]
+
+
+def test_json_in_a_pbtxt_would_serve_the_default_tree():
+    found = diagnose('parameters: { key: "medusa_choices" value: { string_value: "[[0], [0, 0]]" } }')
+    assert found.tree == Tree.chain(2)
+    assert {r.engine: r.why for r in found.readings}[TRITON].endswith("would serve its default tree.")
+
+
+def test_a_comma_without_a_backslash_ends_the_value():
+    found = diagnose("fill_template.py -i config.pbtxt 'decoding_mode:medusa,medusa_choices:{0},{0, 0}'")
+    assert found.tree == Tree.chain(2)
+    assert any("fill_template.py" in text for text in found.repaired)
+
+
+def test_nodes_that_neurons_root_does_not_reach_are_left_out_and_said():
+    found = diagnose('{"0": ["1"], "7": ["8"]}')
+    assert found.tree == Tree.chain(1)
+    assert found.repaired == (
+        "2 nodes that the root does not reach are left out, as Neuron does in silence.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"0": ["1", "3"], "1": ["2"]}', "numbered by breadth"),  # depth first
+        ('{"0": ["1", "3"]}', "numbered by breadth"),  # a gap
+        ('{"0": []}', "at least one child"),
+        ('{"0": ["1", "2"], "1": ["3"], "2": ["3"]}', "two"),
+        ('{"0": ["1"], "1": ["0"]}', "two"),  # a cycle
+        ('{"1": ["2"]}', "at least one child"),
+    ],
+)
+def test_token_trees_that_neuron_refuses_are_refused(text, words):
+    with pytest.raises(InvalidInput, match=words):
+        diagnose(text)
+
+
+def test_a_token_tree_may_list_children_in_falling_order():
+    assert neuron.token_tree({"0": ["2", "1"]}).choices == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[0], [0, 0], [1, 0, 0]]", r"\[1, 0, 0\] lacks \[1, 0\] where others have theirs"),
+        ("[[0], [-1]]", "Triton's parser take a negative rank"),
+        ("[[0.5]]", r"there is \[0.5\]"),
+        ("[[true]]", r"there is \[True\]"),
+        ("[[[0]]]", r"there is \[\[0\]\]"),
+        ("{0.5}", "ranks 0, 1"),
+        ("a = [[0]]\nb = [[0], [1]]\n", "keep one"),
+        ("prose", "must hold a tree"),
+        ("", "must hold a tree"),
+    ],
+)
+def test_what_has_no_obvious_repair_is_refused(text, words):
+    with pytest.raises(InvalidInput, match=words):
+        diagnose(text)
+
+
+def test_eagle_counts_parents_where_it_should_place_them():
+    """[1, 0] is the first node of its depth that expands, so it is drafted below [0]; the text stays right."""
+    tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
+    assert eagle1.misdrafted(tree.choices) == [(1, 0)]
+    written = export_request(Request(tree=tree, num_heads=4), "eagle1")
+    assert any("drafts below [1, 0] from another node" in note for note in written.notes)
+    assert eagle1.misdrafted(published_tree("eagle_mc_sim_7b_63").choices) == []
+
+
+@given(trees(ranks=10))
+def test_eagle_verifies_every_tree_of_ten_ranks_as_it_is(tree):
+    assume(len(tree) > 1)
+    assert eagle1.verified(tree.choices) == tree
+    indices = eagle1.tree_indices(tree.choices)
+    assert len(set(indices)) == len(tree)
+
+
+# The command
+
+
+def test_the_tree_is_written_so_that_other_commands_read_it(tmp_path):
+    listed, output = tmp_path / "theirs.py", tmp_path / "tree.json"
+    listed.write_text("theirs = [(0,), (0, 0), (1,), (1,)]\n")
+    result = treeopt("import-tree", listed, "--output", output)
+    assert result.stdout.strip() == str(output)
+    assert "come" not in result.stdout
+    assert "kept once: [1]" in result.stderr
+    document = json.loads(output.read_text())
+    assert document["schema"] == "treeopt.tree/1"
+    assert read_tree(output).choices == document["medusa_choices"] == [[0], [1], [0, 0]]
+    assert "[0, 0]" in treeopt("show", "--tree", output).stdout
+
+
+def test_without_output_the_list_is_printed_and_with_json_the_document(tmp_path):
+    listed = tmp_path / "theirs.txt"
+    listed.write_text("{0},{0, 0}")
+    assert json.loads(treeopt("import-tree", listed).stdout) == [[0], [0, 0]]
+    document = json.loads(treeopt("import-tree", listed, "--json").stdout)
+    assert document["schema"] == "treeopt.tree/1"
+    assert (document["size"], document["depth"], document["repaired"]) == (3, 2, [])
+    assert list(tmp_path.iterdir()) == [listed]
+
+
+def plan_of(*sizes):
+    entries = [PlanEntry(batch_size=n, context_tokens=None, size=n + 1, depth=n, medusa_choices=Tree.chain(n).choices,
+                         tokens_per_step=1.0, step_ms=None, tokens_per_s=None, speedup=None) for n in sizes]  # fmt: skip
+    return Plan(entries=tuple(entries))
+
+
+def test_of_a_plan_the_tree_of_a_batch_size_is_taken(tmp_path):
+    path = tmp_path / "plan.json"
+    plan_of(1, 2).save(path)
+    assert json.loads(treeopt("import-tree", path, "--batch-size", 2).stdout) == [[0], [0, 0]]
+    assert "pass --batch-size" in treeopt("import-tree", path, code=1).stderr
+    path.write_text("[[0]]")
+    assert "is no plan" in treeopt("import-tree", path, "--batch-size", 2, code=1).stderr
+
+
+def test_nothing_is_written_where_the_file_is_refused(tmp_path):
+    listed, output = tmp_path / "bad.json", tmp_path / "tree.json"
+    listed.write_text("[[0], [0, 0], [1, 0, 0]]")
+    said = treeopt("import-tree", listed, "--output", output, code=1).stderr
+    assert str(listed) in said
+    assert "lacks [1, 0]" in said
+    assert not output.exists()
+    assert "does not exist" in treeopt("import-tree", tmp_path / "none", code=1).stderr
+
+
+def test_score_and_its_like_refuse_what_import_tree_repairs(tmp_path):
+    """A tree that is to be measured is taken as it stands, or not at all."""
+    for i, text in enumerate(["[[0], [0]]", "[[0, 0]]", "[[], [0]]", "{0},{0, 0"]):
+        path = tmp_path / f"{i}.txt"
+        path.write_text(text)
+        with pytest.raises(InvalidInput):
+            read_tree(path)
+        assert json.loads(treeopt("import-tree", path).stdout)
