@@ -231,13 +231,17 @@ def _modelopt(choices: Choices) -> Tree:
 
 
 def _cpp(choices: Choices) -> Tree:
+    orphans = sum(len(choice) > 1 and choice[:-1] not in choices for choice in choices)
     try:
-        return tensorrt_llm.in_cpp(choices, len(choices), tensorrt_llm.MOST_DEPTH)
+        read = tensorrt_llm.in_cpp(choices, len(choices), tensorrt_llm.MOST_DEPTH)
     except InvalidInput as error:
         if str(error).startswith("TensorRT-LLM checks"):
             raise ValueError(str(error).rstrip(".")) from None
-        orphans = sum(len(choice) > 1 and choice[:-1] not in choices for choice in choices)
-        raise InvalidInput(f"For want of parents it hangs {orphans} of them on the root, in silence.") from None
+        if not orphans:
+            raise
+    if orphans:
+        raise InvalidInput(f"For want of parents it hangs {orphans} of them on the root, in silence.")
+    return read
 
 
 def _vllm(tree: Tree) -> Tree:

@@ -155,8 +155,8 @@ def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int)
     for path in sorted(choices, key=lambda path: (len(path), packed(path))):
         if max(path) > 2**RANK_BITS or len(path) > MOST_DEPTH:
             raise InvalidInput(f"TensorRT-LLM checks ranks and depths up to 16, but there is {list(path)}.")
-        if depth and len(path) > depth + 1:
-            raise InvalidInput(f"TensorRT-LLM checks that no depth is left out, but {depth + 1} is.")
+        if len(path) > max(depth, 1) + 1:  # a list may begin at depth 2, all the same
+            raise InvalidInput(f"TensorRT-LLM checks that no depth is left out, but {max(depth, 1) + 1} is.")
         if len(path) > num_heads:
             raise InvalidInput(
                 f"TensorRT-LLM checks depths up to the heads, {num_heads}, but there is {list(path)}."
