@@ -103,7 +103,7 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
             f"batch size {request.batch_size}."
         )
     if way.status != "live":
-        notes.append(f"{ENGINES[engine].title}, {way.name}: {way.status}. It is for {way.versions}.")
+        notes.append(f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}.")
     written = way.write(request)
     if way.parse is not None:
         try:

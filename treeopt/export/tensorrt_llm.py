@@ -77,13 +77,10 @@ def _draft_len(request: Request, tree: Tree) -> tuple[int, list[str]]:
             f"search again with --budget {built + 1}, or build the engine anew."
         )
     notes = [
-        "TensorRT-LLM takes trees on its TensorRT engine path only, which releases after 1.2 no longer have.",
-        f"Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with max_draft_len {n}.",
+        f"Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with max_draft_len {n}."
     ]
     if n < built:
-        notes[1] = (
-            f"The engine was built for {built} choices and pays for all of them: this tree's {n} save nothing."
-        )
+        notes = [f"The engine was built for {built} choices and pays for all: this tree's {n} save nothing."]
     if n % WORD == 0:
         notes.append("Trees of 32 or 64 choices are suspected to overrun its packed mask; prefer 31 or 63.")
     return built, notes

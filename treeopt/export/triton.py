@@ -34,10 +34,8 @@ def write(request: Request) -> Written:
         f"'decoding_mode:medusa,medusa_choices:{escaped}'"
     )
     build = built.files[tensorrt_llm.COMMANDS].split("# Run (greedy")[0]
-    notes = [note for note in built.notes if "on its TensorRT engine path" not in note]
-    notes.insert(0, "tensorrtllm_backend dropped the documentation of this path in PR #858 of July 2026.")
     return Written(
-        files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=tuple(notes)
+        files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=built.notes
     )
 
 
