@@ -427,6 +427,12 @@ def test_the_drafter_picks_the_method():
         method_of("neuron-medusa", "eagle3")
 
 
+def test_options_that_make_no_difference_are_refused():
+    for options in ({"version": "1.2"}, {"max_draft_len": 63}):
+        with pytest.raises(InvalidInput, match="makes no difference for medusa with choices"):
+            export(Tree.dense([2, 2]), "medusa", **options)
+
+
 def plan_of(kind="medusa", **options) -> Plan:
     accept = np.outer([0.6, 0.5, 0.4], [1.0, 0.3, 0.2])
     calibration = Calibration((1000 * accept).round().astype(int), np.full(3, 1000),

@@ -92,6 +92,10 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
     """
     way = method_of(engine, request.drafter, method)
     notes: list[str] = []
+    for flag, given, heeded in (("--engine-version", request.version, way.by_version),
+                                ("--max-draft-len", request.max_draft_len, way.rebuilds)):  # fmt: skip
+        if given is not None and not heeded:
+            raise InvalidInput(f"{flag} makes no difference for {engine} with {way.name}: leave it out.")
     if way.shape == "chain" and request.tree is not None:
         check_shape_of(request.tree, way, engine)
         request = replace(request, lengths=((1, None, request.tree.depth),), tree=None)

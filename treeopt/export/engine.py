@@ -63,6 +63,7 @@ class Method:
     carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
     derived        fields that follow from the tree, "max_draft_len = choices"
     first_depth_closed  whether ranks must have no gap at depth 1, though they may further down
+    by_version     whether its files differ by release
     by_batch_size  whether it takes a schedule · rebuilds  whether another size needs another engine build
     versions, status, source   which releases have it, whether they still do, and where that was read
     write          the files, none where an engine takes two or three numbers on its command line
@@ -80,6 +81,7 @@ class Method:
     syntax: str
     derived: tuple[str, ...] = ()
     first_depth_closed: bool = False
+    by_version: bool = False
     by_batch_size: bool = False
     rebuilds: bool = False
     versions: str

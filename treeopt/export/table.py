@@ -171,6 +171,7 @@ _ROWS = (
                 carrier="speculative_config in the YAML of trtllm-serve --config",
                 syntax="draft_len_schedule: {4: 4, 8: 2}",
                 derived=("max_draft_len = length at the smallest key",),
+                by_version=True,
                 by_batch_size=True,
                 versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
                 source="NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, PRs #8194, #10860, #12262",
