@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Advance = Callable[[float], None]
 
+MOST_SIZES = 24  # of a setting in a table; beyond them those below are shown, and the largest
+SHOWN_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 PARTS = ("draft", "target", "verify", "commit")  # of a step, in their order
 
 CONTENDERS = {
@@ -165,7 +167,11 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
             here = (point.batch_size, point.context_tokens) == (batch, context)
             if here and (point.size not in deepest or point.depth > deepest[point.size].depth):
                 deepest[point.size] = point
+        if len(deepest) > MOST_SIZES:
+            table.caption = "Not every size is shown; profile.json has them all."
         for size, point in sorted(deepest.items()):
+            if len(deepest) > MOST_SIZES and size not in SHOWN_SIZES and size != max(deepest):
+                continue
             latency = profile.step(batch, context, size, point.depth)
             if latency is not None:
                 table.add_row(str(batch), str(context or "–"), str(size), str(point.depth),

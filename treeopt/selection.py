@@ -23,6 +23,7 @@ from treeopt.tree import IntArray
 
 NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
 POWER = 1.96 + 0.84  # standard errors between two trees that 95 % intervals separate in 80 % of the cases
+ROUNDING = 1e-9  # of a latency without noise, one that was computed
 ASKED = 1e5  # conversations that nobody will collect to separate two trees
 
 Floats = NDArray[np.float64]
@@ -142,7 +143,8 @@ def candidates_of(
         ms_draws = np.maximum(
             ms_draws + unsure[:, None] * rng.standard_normal(ms_draws.shape), ms[:, None] / 4
         )
-        ms_stderr = ms_draws.std(axis=1)
+        spread = ms_draws.std(axis=1)
+        ms_stderr = np.where(spread > ROUNDING * ms, spread, 0.0)
         lone = sizes.index(1)
         plain = np.append(ms[lone], ms_draws[lone])
     return Candidates(batch_size, context, held_out, np.array(sizes), np.array(depths), rates, rate_draws,

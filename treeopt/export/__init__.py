@@ -142,10 +142,15 @@ def export_plan(
         num_heads=num_heads, num_layers=drafter.get("num_layers") or 1, drafter=drafter.get("kind"), version=version,
         max_draft_len=max_draft_len,
     )  # fmt: skip
-    if way.by_batch_size and batch_size is None:
+    if batch_size is None and (way.shape == "chain" or len(plan.schedule) == 1):
         trees = [entry.tree for entry in plan.entries]
-        for tree in trees:
+        for tree in trees if way.shape == "chain" else []:
             check_shape_of(tree, way, engine)
+        request = replace(request, batch_size=plan.entries[-1].batch_size)
+        if way.shape != "chain":
+            return export_request(
+                replace(request, tree=trees[plan.schedule[0]["entry"]]), engine, method=way.name
+            )
         lengths = tuple((part["from"], part["to"], trees[part["entry"]].depth) for part in plan.schedule)
         return export_request(replace(request, lengths=lengths), engine, method=way.name)
     entry = plan.entry(batch_size)
