@@ -192,7 +192,7 @@ def test_export_and_show(line):
         ]
         assert files
         assert all(open(file).read() for file in files)  # noqa: SIM115
-    assert "pass --batch-size" in treeopt("export", "--run", line, "--to", "medusa", code=1)
+    assert "--batch-size" in treeopt("export", "--run", line, "--to", "medusa", code=1)
     assert "rows" in treeopt("show", "--run", line)
     shown = json.loads(treeopt("show", "--run", line, "--batch-size", 2, "--json"))
     assert shown["medusa_choices"] == Plan.load(line / "plan.json").entry(2).medusa_choices

@@ -293,7 +293,7 @@ def test_of_a_plan_the_tree_of_a_batch_size_is_taken(tmp_path):
     path = tmp_path / "plan.json"
     plan_of(1, 2).save(path)
     assert json.loads(treeopt("import-tree", path, "--batch-size", 2).stdout) == [[0], [0, 0]]
-    assert "pass --batch-size" in treeopt("import-tree", path, code=1).stderr
+    assert "--batch-size" in treeopt("import-tree", path, code=1).stderr
     path.write_text("[[0]]")
     assert "is no plan" in treeopt("import-tree", path, "--batch-size", 2, code=1).stderr
 

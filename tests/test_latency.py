@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.latency import LatencyProfile, StepTiming, drift
+from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.rounds import drift
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -145,3 +146,12 @@ def test_a_point_without_a_plain_step_is_refused():
 def test_a_lone_root_that_differs_from_plain_is_refused():
     with pytest.raises(InvalidInput, match="size 1 must have the samples of the plain step"):
         LatencyProfile((StepTiming(1, 100, 1, 0, (3.0,)),), (StepTiming(1, 100, 1, 0, (2.0,)),))
+
+
+def test_a_chain_between_two_timed_chains_costs_between_them():
+    points = (StepTiming(1, 128, 4, 3, (4.0,)), StepTiming(1, 128, 6, 5, (5.0,)))
+    profile = LatencyProfile(points, (StepTiming(1, 128, 1, 0, (3.0,)),))
+    assert profile.step(1, 128, 5, 4).ms == pytest.approx(4.5)
+    assert profile.step(1, 128, 5, 4, measured_only=True) is None
+    assert profile.step(1, 128, 5, 3) is None  # a tree of three more nodes is no chain
+    assert profile.step(1, 128, 7, 6) is None

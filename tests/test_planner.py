@@ -214,7 +214,7 @@ def test_a_plan_survives_its_file(trace, tmp_path):
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.entries[1].tree == plan.entries[1].tree
     assert loaded.entry(2).tokens_per_step == plan.entry(2).tokens_per_step
-    with pytest.raises(OutOfRange, match="pass --batch-size"):
+    with pytest.raises(OutOfRange, match="--batch-size"):
         loaded.entry()
     entry = loaded.entries[0]
     chosen = [path for path, _ in entry.growth_order[: entry.size - 1]]

@@ -12,10 +12,10 @@ from treeopt import pipeline
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.journal import Journal
-from treeopt.latency import LatencyProfile, StepTiming, drift
+from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
 from treeopt.planner import plan_trees
-from treeopt.rounds import interval95, timings
+from treeopt.rounds import drift, interval95, timings
 from treeopt.rundir import RunDirectory
 from treeopt.runtime import timing
 from treeopt.runtime.decode import Decoder, StopRule

@@ -167,7 +167,7 @@ def test_a_plans_tree_is_picked_by_its_batch_size(calibration, tmp_path):
     path = tmp_path / "plan.json"
     Plan(entries=(small, large)).save(path)
     assert len(read_tree(path, batch_size=8)) == 8
-    with pytest.raises(OutOfRange, match="pass --batch-size"):
+    with pytest.raises(OutOfRange, match="--batch-size"):
         read_tree(path)
 
 

@@ -92,20 +92,18 @@ def _survival_table(calibration: Calibration) -> RenderableType:
     """Survival of a chain depth by depth, as an engine counted it."""
     from rich.table import Table
 
-    info, accept, stderr = calibration.info, calibration.accept[:, 0], calibration.stderr[:, 0]
+    info, accept = calibration.info, calibration.accept[:, 0]
     title = "Survival of a chain, as an engine counted it"
     if info.get("drafts"):
         of = f" of {info['requests']:,} requests" if info.get("requests") else ""
         title += f": {info['drafts']:,} drafts{of}"
     table = Table(title=title, title_justify="left")
     table.add_column("depth")
-    for name in ("all right so far", "right, those before being", "trials"):
+    for name in ("all right so far", "of those right before", "trials"):
         table.add_column(name, justify="right")
     errors = info.get("survival_stderr") or [None] * calibration.num_heads
     for k, (survival, error) in enumerate(zip(info["survival"], errors, strict=False)):
-        table.add_row(
-            str(k + 1), pm(survival, error, 3), pm(accept[k], stderr[k], 3), str(calibration.trials[k])
-        )
+        table.add_row(str(k + 1), pm(survival, error, 3), pm(accept[k], None, 3), str(calibration.trials[k]))
     return table
 
 
@@ -245,11 +243,11 @@ def price(plan: Plan) -> str:
         if (free := e.unconstrained) is None:
             continue
         ours, best = e.tokens_per_s or e.tokens_per_step, free["tokens_per_s"] or free["tokens_per_step"]
-        if (slower := 1 - ours / best) >= NEGLIGIBLE:
+        if (less := 1 - ours / best) >= NEGLIGIBLE:
             kind = "chain" if e.size == e.depth + 1 else f"{(plan.constraint or {}).get('shape')} tree"
             parts.append(
-                f"best {kind} {e.tokens_per_step:.2f} tokens per step, best tree {free['tokens_per_step']:.2f} at batch "
-                f"size {e.batch_size} ({slower:.0%} slower)"
+                f"best {kind} {e.tokens_per_step:.2f} tokens per step, best tree {free['tokens_per_step']:.2f} "
+                f"({free['size']} rows) at batch size {e.batch_size}, {less:.0%} {'slower' if e.tokens_per_s else 'fewer'}"
             )
     return f"The limits cost: {'; '.join(parts)}." if parts else ""
 
@@ -279,7 +277,8 @@ def schedule(plan: Plan) -> str:
         parts.append(f"{which}: {'do not speculate' if entry.size == 1 else tree}")
     most = max(part["loss"] or 0.0 for part in plan.schedule)
     shared = f" Sharing trees costs at most {most:.1%}, within the noise." if most else ""
-    return f"Schedule by batch size: {'; '.join(parts)}.{shared}"
+    between = " A batch size between those asked for gets what the next smaller one gets."
+    return f"Schedule by batch size: {'; '.join(parts)}.{shared}{between}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

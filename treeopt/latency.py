@@ -92,18 +92,7 @@ def paired_latency(point: StepTiming, plain: StepTiming) -> Latency:
     return Latency(reference * ratio.ms, reference * ratio.stderr_ms)
 
 
-def drift(plain: StepTiming) -> float:
-    """How much slower plain steps became from the first to the last third of the rounds, 0.1 for 10 %.
-
-    >>> drift(StepTiming(1, 128, size=1, depth=0, step_ms=(2.0, 2.0, 3.0), round=(0, 1, 2)))
-    0.5
-    """
-    medians = list(_by_round(plain).values())
-    third = max(1, len(medians) // 3)
-    return float(np.median(medians[-third:]) / np.median(medians[:third])) - 1 if medians else 0.0
-
-
-def _by_round(timing: StepTiming) -> dict[int, float]:
+def by_round(timing: StepTiming) -> dict[int, float]:
     """Median sample of every round; empty where rounds are not known."""
     samples: dict[int, list[float]] = {}
     for number, ms in zip(timing.round or (), timing.step_ms, strict=False):
@@ -113,7 +102,7 @@ def _by_round(timing: StepTiming) -> dict[int, float]:
 
 def _ratios(point: StepTiming, plain: StepTiming) -> NDArray[np.float64]:
     """(rounds,) the point over plain, in every round that has both."""
-    ours, theirs = _by_round(point), _by_round(plain)
+    ours, theirs = by_round(point), by_round(plain)
     return np.array([ours[number] / theirs[number] for number in ours if number in theirs])
 
 
@@ -216,7 +205,7 @@ class LatencyProfile:
 
         Between two measured sizes of one depth the way is that of the staircase over rows, pooled over
         all batch sizes (``pooled``), or straight. A depth that was not measured costs as the next
-        deeper one that was; between two contexts the way is straight.
+        deeper one that was; between two contexts, or two chains, the way is straight.
         """
 
         def at(context: int) -> Weights | None:
@@ -238,7 +227,13 @@ class LatencyProfile:
                     way = np.array([low, size, high], dtype=float)
                 w = float((way[1] - way[0]) / (way[2] - way[0]))
                 return {ends[0]: 1 - w, ends[1]: w}
-            return None
+            chains = [d for d, sizes in by_depth.items() if d + 1 in sizes]
+            below, above = [d for d in chains if d < depth], [d for d in chains if d > depth]
+            if measured_only or size != depth + 1 or not below or not above:
+                return None
+            low, high = max(below), min(above)
+            w = (depth - low) / (high - low)
+            return {(batch_size, context, low + 1, low): 1 - w, (batch_size, context, high + 1, high): w}
 
         return self._between(batch_size, context_tokens, at)
 
@@ -250,7 +245,7 @@ class LatencyProfile:
         found = np.array([[self.anchors[anchor].ms for anchor in anchors]] * n)
         for setting in {anchor[:2] for anchor in anchors}:
             plain = self._pooled[(*setting, 1, 0)]
-            reference = np.array(list(_by_round(plain).values()))
+            reference = np.array(list(by_round(plain).values()))
             together = rng.integers(0, max(len(reference), 1), (n, len(reference)))
             for i, anchor in enumerate(anchors):
                 if anchor[:2] != setting:
@@ -327,9 +322,9 @@ class LatencyProfile:
         for anchor, timing in self._pooled.items():
             plain = self._pooled[(*anchor[:2], 1, 0)]
             reference = median_latency(plain.step_ms)
-            by_round = list(_by_round(plain).values())
-            if by_round:  # samples of a round are alike
-                reference = Latency(reference.ms, median_latency(by_round).stderr_ms)
+            medians = list(by_round(plain).values())
+            if medians:  # samples of a round are alike
+                reference = Latency(reference.ms, median_latency(medians).stderr_ms)
             found[anchor] = reference
             if anchor[2] > 1:
                 step = paired_latency(timing, plain)

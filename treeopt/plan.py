@@ -98,8 +98,12 @@ class Plan:
         for entry in self.entries:
             if entry.batch_size == batch_size:
                 return entry
-        asked = "none was named" if batch_size is None else f"{batch_size} was asked"
-        raise OutOfRange(f"The plan has trees for batch sizes {have}, but {asked}: pass --batch-size.")
+        if batch_size is None:
+            raise OutOfRange(f"The plan has trees for batch sizes {have}: say which with --batch-size.")
+        raise OutOfRange(
+            f"The plan has trees for batch sizes {have}, but {batch_size} was asked: search again with "
+            f"--batch-size {batch_size}."
+        )
 
     def document(self) -> dict[str, Any]:
         """What ``plan.json`` says."""

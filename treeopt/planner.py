@@ -98,7 +98,7 @@ def plan_trees(
         found = [candidates(best, c.batch_size) for c in options]
         entries = [replace(e, unconstrained=_unconstrained(c)) for e, c in zip(entries, found, strict=True)]
     if rebuilds:
-        entries = [replace(e, rebuilds=_rebuilds(families, e.batch_size, rebuilds)) for e in entries]
+        entries = [replace(e, rebuilds=_rebuilds(families, e, rebuilds)) for e in entries]
     return Plan(
         entries=tuple(entries),
         schedule=schedule_of(options, selections),
@@ -128,10 +128,11 @@ def _unconstrained(c: Candidates) -> dict[str, Any]:
             "tokens_per_s": None if c.ms is None else float(c.throughput[i])}  # fmt: skip
 
 
-def _rebuilds(families: list[HeldOut], batch_size: int, count: int) -> dict[str, Any]:
+def _rebuilds(families: list[HeldOut], entry: PlanEntry, count: int) -> dict[str, Any]:
     """The sizes worth building an engine for, with their trees, and what is lost with only them."""
-    c = candidates_of(families, None, batch_size, None, measured_only=False)
-    found = worth_building(c.rates, c.sizes, batch_size=batch_size, count=count)
+    c = candidates_of(families, None, entry.batch_size, None, measured_only=False)
+    chosen = entry.size if entry.step_ms is not None else None  # without latencies it is the whole budget
+    found = worth_building(c.rates, c.sizes, batch_size=entry.batch_size, count=count, first=chosen)
     trees = []
     for size in found.sizes:
         i = int(np.searchsorted(c.sizes, size))

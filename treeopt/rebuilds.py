@@ -31,11 +31,17 @@ class Rebuilds:
 
 
 def worth_building(
-    rates: NDArray[np.float64], sizes: NDArray[np.int64], *, batch_size: int, count: int
+    rates: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    *,
+    batch_size: int,
+    count: int,
+    first: int | None = None,
 ) -> Rebuilds:
     """The ``count`` of the ``sizes`` that lose least on average over `RIDGES` x `TILES` x `BENDS`; plain decoding is there too.
 
     rates : (n,) tokens per step of each size
+    first : a size to have among them in any case, such as the best one elsewhere
 
     Chosen one by one, each the one that saves most; the mean loss falls with every size less than with
     the one before, so this is within 1 - 1/e of the best choice (Nemhauser, Wolsey and Fisher, 1978).
@@ -51,7 +57,10 @@ def worth_building(
     for _ in range(min(count, int((sizes > 1).sum()))):
         gained = np.maximum(values, reached[:, None]) / best[:, None]
         gained[:, [*chosen, *np.flatnonzero(sizes == 1)]] = -1.0
-        chosen.append(int(gained.mean(0).argmax()))
+        if first is not None and first > 1 and not chosen and first in sizes:
+            chosen.append(int(np.searchsorted(sizes, first)))
+        else:
+            chosen.append(int(gained.mean(0).argmax()))
         reached = np.maximum(reached, values[:, chosen[-1]])
     losses = 1 - reached / np.maximum(best, 1)
     return Rebuilds(tuple(sorted(int(sizes[i]) for i in chosen)), float(losses.mean()), float(losses.max()))

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from treeopt.latency import StepTiming, median_latency, paired_latency
+import numpy as np
+
+from treeopt.latency import StepTiming, by_round, median_latency, paired_latency
 from treeopt.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
@@ -91,3 +93,14 @@ def timings(
         )  # fmt: skip
 
     return [timing(i, len(t), t.depth) for i, t in enumerate(trees)], timing(len(trees), 1, 0)
+
+
+def drift(plain: StepTiming) -> float:
+    """How much slower plain steps became from the first to the last third of the rounds, 0.1 for 10 %.
+
+    >>> drift(StepTiming(1, 128, size=1, depth=0, step_ms=(2.0, 2.0, 3.0), round=(0, 1, 2)))
+    0.5
+    """
+    medians = list(by_round(plain).values())
+    third = max(1, len(medians) // 3)
+    return float(np.median(medians[-third:]) / np.median(medians[:third])) - 1 if medians else 0.0

@@ -102,8 +102,13 @@ class RunDirectory:
         if calibration is not None:
             path = library.find("calibration", calibration)
             return path, RankTrace.load(path) if path.suffix == ".npz" else Calibration.load(path)
-        if self.trace.exists() or not self.calibration.exists():
+        if self.trace.exists():
             return self.trace, self.read_trace()
+        if not self.calibration.exists():
+            raise InvalidInput(
+                f"{self.path} has no calibration yet. Make one with treeopt calibrate or treeopt import, or name a "
+                "shipped one with --calibration (treeopt list)."
+            )
         return self.calibration, self.read_calibration()
 
     def is_stale(self, plan: Plan) -> bool:

@@ -107,6 +107,8 @@ def verdict(score: Score, name: str) -> str:
     error = score.distance_stderr
     size, best = len(score.given.tree), len(score.best.tree)
     share = pm(100 * score.distance, None if error is None else 100 * error, 1)
+    if score.unknown_nodes:
+        return f"{name} is at most {share} % below the best tree of {best} rows."
     said = f"{name} is {share} % below the best tree of {best} rows."
     if round(score.distance, 4) <= 2 * (error or 0.0):
         noise = f", within the noise ({share} % below)" if error else ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--heads", **positive(), help="Depths that one acceptance vector stands for.")
 @click.option(
     "--drafter",
-    help="What drafted, which no engine's file tells: medusa, hydra, eagle, eagle3, mtp, draft-model or ngram.",
+    help="What drafted, which no file tells: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram or redrafter.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run's trace and calibration.")
 def import_(run: RunDirectory, files: tuple[Path, ...], as_json: bool, **options: Any) -> None:

@@ -56,6 +56,8 @@ def write(request: Request) -> Written:
             "with --batch-size."
         )
     lines = ["speculative_config:", f"  decoding_type: {TYPES[drafter]}", f"  max_draft_len: {longest}"]
+    if drafter == "mtp":  # from which older releases take max_draft_len
+        lines.append(f"  num_nextn_predict_layers: {longest}")
     if drafter in OWN_MODEL:
         lines.append("  speculative_model: DRAFTER")
     notes = list(unnamed(request, drafter))
@@ -84,6 +86,10 @@ def meaning_of(version: str | None) -> str:
     if release is None:
         raise InvalidInput(
             f"A TensorRT-LLM version must be {UPPER}, {LOWER} or as in 1.2, but is {version!r}."
+        )
+    if int(release[1]) < 1:
+        raise InvalidInput(
+            f"TensorRT-LLM has draft_len_schedule since PR #8194, but {version} is older: use a release from 1.2 on."
         )
     return LOWER if (int(release[1]), int(release[2])) <= (1, 2) else UPPER
 

@@ -11,6 +11,7 @@ from treeopt.export.chains import drafter_of, only_length, unnamed
 from treeopt.export.engine import Request, Written
 
 LMDEPLOY = {"eagle3": "eagle3", "eagle": "eagle", "mtp": "deepseek_mtp"}
+LLAMA_CPP = ("draft-model", "eagle3", "mtp")
 RTP_LLM = {"mtp": "mtp", "eagle3": "eagle3", "draft-model": "vanilla"}
 
 
@@ -30,7 +31,7 @@ def lmdeploy(request: Request) -> Written:
 
 def llama_cpp(request: Request) -> Written:
     """``--draft-max``; it takes no tree from outside, and llama-server makes none."""
-    drafter = drafter_of(request, ("draft-model",), "llama.cpp")
+    drafter = drafter_of(request, LLAMA_CPP, "llama.cpp")
     notes = (
         "--draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its "
         "drafter is unsure.",

@@ -57,14 +57,13 @@ KINDS: dict[str, Kind] = {
                 table.read, ("trials",)),
     "ranks": Kind('JSON lines of {"ranks": [[...], ...]}, one sequence each', ranks.matches, ranks.read),
     "vllm-metrics": Kind("vLLM's /metrics (before and after), log, or results of vllm bench serve and sweep",
-                         vllm_metrics.matches, vllm_metrics.read, ("drafter",), True),
+                         vllm_metrics.matches, vllm_metrics.read, takes_several=True),
     "vllm-requests": Kind("vLLM's responses with per-request draft metrics, or AIPerf's records", vllm_requests.matches,
-                          vllm_requests.read, ("drafter",), True),
-    "sglang": Kind("SGLang's responses with meta_info or sglext", sglang.matches, sglang.read, ("drafter",), True),
+                          vllm_requests.read, takes_several=True),
+    "sglang": Kind("SGLang's responses with meta_info or sglext", sglang.matches, sglang.read, takes_several=True),
     "tensorrt-llm": Kind("TensorRT-LLM's /prometheus/metrics (before and after), or responses with histograms",
-                         tensorrt_llm.matches, tensorrt_llm.read, ("drafter",), True),
-    "llama-cpp": Kind("llama.cpp's log lines of draft acceptance, or its /metrics", llama_cpp.matches, llama_cpp.read,
-                      ("drafter",), True),
+                         tensorrt_llm.matches, tensorrt_llm.read, takes_several=True),
+    "llama-cpp": Kind("llama.cpp's log lines of draft acceptance, or its /metrics", llama_cpp.matches, llama_cpp.read, takes_several=True),
 }  # fmt: skip
 
 

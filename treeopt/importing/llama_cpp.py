@@ -57,7 +57,7 @@ def matches(content: Any) -> bool:
     )
 
 
-def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, logs are pooled."""
     path = files[-1][1]
     for content, one in files:
@@ -77,7 +77,7 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
         )
     if scrapes:
         rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NEEDED)
-        return to_calibration(Drafts.of([rows]), path, drafter=drafter, notes=notes)
+        return to_calibration(Drafts.of([rows]), path, notes=notes)
     groups: list[Histograms] = []
     said: list[str] = []
     are_requests = True
@@ -86,7 +86,7 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
         groups += found
         said += notes
         are_requests &= of_requests
-    return to_calibration(Drafts.of(groups, are_requests=are_requests), path, drafter=drafter, notes=said)
+    return to_calibration(Drafts.of(groups, are_requests=are_requests), path, notes=said)
 
 
 def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]:

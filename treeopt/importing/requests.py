@@ -68,7 +68,6 @@ def read_requests(
     records: Sequence[dict[str, Any]],
     path: Path,
     *,
-    drafter: str | None,
     skipped: int = 0,
     notes: Sequence[str] = (),
     are_requests: bool = True,
@@ -98,7 +97,7 @@ def read_requests(
             "none drafted) and were left out."
         )
     drafts = Drafts.of(groups, are_requests=are_requests)
-    return to_calibration(drafts, path, drafter=drafter, notes=said)
+    return to_calibration(drafts, path, notes=said)
 
 
 def check_request(one: Request, where: str, *, is_sparse: bool) -> None:

@@ -44,7 +44,7 @@ def matches(content: Any) -> bool:
     return any(details(body) or any(name in body for name in MEANS) for body in bodies(content))
 
 
-def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+def read(files: Sequence[File]) -> Found:
     """Survival over the requests of all files."""
     records: list[dict[str, Any]] = []
     skipped = 0
@@ -62,9 +62,7 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
             f"{path} has no histograms (spec_correct_drafts_histogram): this SGLang, or its setting, counts means only. "
             f"Update it, and {ASK}."
         )
-    found_all = read_requests(
-        records, path, drafter=drafter, skipped=skipped, notes=[ADAPTIVE], is_sparse=True
-    )
+    found_all = read_requests(records, path, skipped=skipped, notes=[ADAPTIVE], is_sparse=True)
     if isinstance(found_all.source, Calibration):
         seen = max(len(record.get("acceptance_histogram", ())) - 1 for record in records)
         refuse_trees(found_all.source, seen, path)

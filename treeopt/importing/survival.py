@@ -31,7 +31,6 @@ from treeopt.tree import IntArray
 
 Histograms = Mapping[int, Sequence[int]]  # by the length of the draft
 ENGINE_LOG = "engine log"  # the source of such a calibration
-DRAFTERS = ("medusa", "hydra", "eagle", "eagle3", "mtp", "draft-model", "ngram")
 MOST_LENGTH = 1024  # guesses of a draft
 MOST_DRAFTS = 2**45  # of one count
 
@@ -117,10 +116,8 @@ def check_counts(drafts: int, reached: Sequence[int], accepted: int | None, wher
         )
 
 
-def to_calibration(drafts: Drafts, path: Path, *, drafter: str | None, notes: Sequence[str] = ()) -> Found:
+def to_calibration(drafts: Drafts, path: Path, *, notes: Sequence[str] = ()) -> Found:
     """Counts conditional on the guesses before being right, and the survival that they multiply to."""
-    if drafter is not None and drafter not in DRAFTERS:
-        raise InvalidInput(f"--drafter must be one of {', '.join(DRAFTERS)}, but got {drafter!r}.")
     tried, passed = drafts.tried.sum(0), drafts.passed.sum(0)
     if not tried.size or tried[0] < 1:
         raise InvalidInput(f"{path} must hold drafts, but none was verified while it was measured.")
@@ -136,7 +133,6 @@ def to_calibration(drafts: Drafts, path: Path, *, drafter: str | None, notes: Se
     lengths = dict(drafts.lengths)
     calibration.info.update(
         source=ENGINE_LOG,
-        drafter={"kind": drafter} if drafter else None,
         drafts=int(sum(lengths.values())),
         requests=requests,
         draft_length=next(iter(lengths)) if len(lengths) == 1 else None,

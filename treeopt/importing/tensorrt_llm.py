@@ -47,14 +47,14 @@ def matches(content: Any) -> bool:
     )
 
 
-def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, requests and iterations are pooled."""
     path = files[-1][1]
     texts = [(c, p) for c, p in files if isinstance(c, str) and re.search(f"^{PREFIX}", c, re.MULTILINE)]
     if texts and len(texts) == len(files):
         counters = read_counters(texts, PREFIX)
         drafts = from_counters(counters)
-        return to_calibration(drafts, path, drafter=drafter, notes=counters.notes)
+        return to_calibration(drafts, path, notes=counters.notes)
     records: list[dict[str, Any]] = []
     skipped = 0
     totals = NO_ITERATIONS
@@ -76,14 +76,12 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
             totals = (totals[0] + new[0], totals[1] + new[1], totals[2] + new[2])
     if any(record.get("acceptance_histogram") for record in records):
         named = [{ours: r.get(ours, r.get(theirs)) for ours, theirs in TOTALS.items()} for r in records]
-        return read_requests(
-            [{**r, **n} for r, n in zip(records, named, strict=True)], path, drafter=drafter, skipped=skipped
-        )
+        return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped)
     drafted, accepted, steps = totals
     if steps and drafted == steps:  # one token a draft: its mean is its survival
         rows = {1: histogram_of(steps, [accepted])}
         check_counts(steps, [accepted], None, path)
-        return to_calibration(Drafts.of([rows]), path, drafter=drafter)
+        return to_calibration(Drafts.of([rows]), path)
     mean = f" ({1 + accepted / steps:.2f} tokens a step over {steps} drafts)" if steps else ""
     raise InvalidInput(
         f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}."

@@ -59,7 +59,7 @@ def matches(content: Any) -> bool:
     return any("spec_decode_acceptance_length" in run or RATES in run for run in _objects(content))
 
 
-def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, logs and runs are pooled."""
     for content, path in files:
         if not matches(content):
@@ -75,7 +75,7 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
         )
     if scrapes:
         rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NO_POSITIONS)
-        return to_calibration(Drafts.of([rows]), path, drafter=drafter, notes=notes)
+        return to_calibration(Drafts.of([rows]), path, notes=notes)
     groups: list[Histograms] = []
     said: list[str] = []
     for content, one in files:
@@ -83,7 +83,7 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
         found, notes = _from_log(content, one) if is_log else _from_runs(content, one)
         groups += found
         said += notes
-    return to_calibration(Drafts.of(groups), path, drafter=drafter, notes=said)
+    return to_calibration(Drafts.of(groups), path, notes=said)
 
 
 def from_counters(counters: Counters, positions: str, needed: str) -> tuple[Histograms, list[str]]:

@@ -29,7 +29,7 @@ def matches(content: Any) -> bool:
     return any(_says(body) for body in bodies(content))
 
 
-def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
+def read(files: Sequence[File]) -> Found:
     """Survival over the requests of all files."""
     records: list[dict[str, Any]] = []
     skipped = 0
@@ -47,7 +47,6 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
             return read_requests(
                 [{"acceptance_histogram": pooled[0]}],
                 path,
-                drafter=drafter,
                 notes=[NO_LENGTH],
                 are_requests=False,
             )
@@ -57,7 +56,7 @@ def read(files: Sequence[File], *, drafter: str | None = None) -> Found:
             found = records_of(body)
             records += found
             skipped += not found
-    return read_requests(records, files[-1][1], drafter=drafter, skipped=skipped)
+    return read_requests(records, files[-1][1], skipped=skipped)
 
 
 def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from treeopt.console import note
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.export.rebuilds import rebuild_files
-from treeopt.plan import Plan, PlanEntry
+from treeopt.plan import Plan
 from treeopt.published import PUBLISHED, published_tree
 from treeopt.rundir import RunDirectory
 from treeopt.storage import load_json, read_text, write_text
@@ -63,7 +63,7 @@ def export(
         )  # fmt: skip
         more = f"{folder}/rebuild.sh builds and times the sizes worth it; its first lines say how to run it."
         written = replace(written, files={**written.files, **script}, notes=(*written.notes, more))
-    return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, entry, engine))))
+    return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
 
 
 def export_all(run: RunDirectory, plan: Plan) -> None:
@@ -90,14 +90,14 @@ def _write(folder: Path, written: Written) -> tuple[list[Path], Written]:
     return [folder / name for name in written.files], written
 
 
-def _other_runtime(plan: Plan, entry: PlanEntry, engine: str) -> tuple[str, ...]:
+def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
     """A warning where the plan's latencies were measured in another runtime than the engine's."""
     name = (plan.runtime or {}).get("name")
-    if name is None or name == engine:
+    if name is None or str(name).startswith(engine):
         return ()
     return (
-        f"The size, {entry.size} rows, rests on step latencies of {name}; a step costs otherwise in {engine}, "
-        "where another size may be faster. The tokens per step hold for both.",
+        f"What was chosen rests on step latencies of {name}; a step costs otherwise in {engine}, where another size "
+        "may be faster. The tokens per step hold for both.",
     )
 
 

@@ -27,12 +27,12 @@ from treeopt.calibration import Calibration
 from treeopt.console import progress
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.journal import Journal, discard
-from treeopt.latency import LatencyProfile, StepTiming, drift
+from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline.placement import placed_sizes, shaped, timing_trees, tree_families
 from treeopt.pipeline.profile import check_sizes, reached, tell, with_earlier
 from treeopt.pipeline.timings import NUM_HEADS, UNKNOWN_CONTEXT, ms_of_speed, positive
 from treeopt.provenance import Provenance
-from treeopt.rounds import PRECISION, Round, is_enough, timings
+from treeopt.rounds import PRECISION, Round, drift, is_enough, timings
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree, TreeFamily

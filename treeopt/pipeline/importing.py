@@ -16,6 +16,8 @@ from treeopt.rundir import RunDirectory
 from treeopt.storage import sha256_of
 from treeopt.trace import RankTrace
 
+DRAFTERS = ("medusa", "hydra", "eagle", "eagle3", "mtp", "draft-model", "ngram", "redrafter")
+
 
 def import_file(
     run: RunDirectory,
@@ -41,21 +43,26 @@ def import_file(
             "--overwrite."
         )
     paths = [paths] if isinstance(paths, Path) else list(paths)
-    kind, found = read_measurement(paths, kind, trials=trials, heads=heads, drafter=drafter)
-    files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths]
+    files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]
+    if len({file["sha256"] for file in files}) < len(files):
+        raise InvalidInput("Every file may be given once, but two of them have the same content.")
+    if drafter is not None and drafter not in DRAFTERS:
+        raise InvalidInput(f"--drafter must be one of {', '.join(DRAFTERS)}, but got {drafter!r}.")
+    kind, found = read_measurement(paths, kind, trials=trials, heads=heads)
     # On which machine and by which versions it was measured the file does not say.
     record = Provenance(versions={"treeopt": __version__}).record() | {
         "machine": None,
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
-    source = found.source
+    source, told = found.source, {"kind": drafter} if drafter else None
     if isinstance(source, RankTrace):
-        source = replace(source, meta={**source.meta, "provenance": record})
+        source = replace(source, meta={**source.meta, "provenance": record, "drafter": told})
         calibration = Calibration.from_trace(source)
         source.save(run.trace)
     else:
         calibration = source
         calibration.info["provenance"] = record
+        calibration.info["drafter"] = told
         run.trace.unlink(missing_ok=True)
     if calibration.info.get("source") != ENGINE_LOG:
         calibration.info["source"] = "imported"

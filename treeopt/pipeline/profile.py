@@ -26,10 +26,10 @@ from treeopt.calibration import Calibration
 from treeopt.console import note, progress
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.journal import Journal, discard
-from treeopt.latency import LatencyProfile, StepTiming, drift
+from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
 from treeopt.planner import plan_trees
-from treeopt.rounds import interval95, timings
+from treeopt.rounds import drift, interval95, timings
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree, TreeFamily
@@ -305,12 +305,12 @@ def reached(result: LatencyProfile, wanted: float) -> dict[str, Any]:
             "timings": len(found)}  # fmt: skip
 
 
-def tell(result: LatencyProfile) -> None:
+def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") -> None:
     """Notes on what the reader of the table should know."""
     known = result.info["precision"]
     if not known["reached"]:
         note(f"{known['missed']} of {known['timings']} latencies are not known to {known['wanted']:.1%} yet, the worst "
-             f"to {known['worst']:.1%}: a longer --time-limit helps.")  # fmt: skip
+             f"to {known['worst']:.1%}: {remedy}.")  # fmt: skip
     for place in result.info["drift"]:
         if abs(place["drift"]) > TOLD_DRIFT:
             note(f"Plain steps at batch size {place['batch_size']} became {abs(place['drift']):.0%} "

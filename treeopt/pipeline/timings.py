@@ -20,12 +20,12 @@ from treeopt.calibration import Calibration
 from treeopt.console import note
 from treeopt.devices import device_of
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.latency import LatencyProfile, StepTiming, drift
+from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.model_shape import ITEMSIZE, shape_of
 from treeopt.pipeline.profile import reached, tell
 from treeopt.provenance import Provenance
 from treeopt.roofline import analytical_profile
-from treeopt.rounds import PRECISION
+from treeopt.rounds import PRECISION, drift
 from treeopt.rundir import RunDirectory, digests
 from treeopt.storage import read_text
 from treeopt.trace import RankTrace
@@ -34,7 +34,7 @@ NAMES = {  # what a column means: how it may be called
     "batch_size": ("batch_size", "batch"),
     "context_tokens": ("context_tokens", "context"),
     "size": ("size",),
-    "nodes": ("num_draft_tokens", "nodes", "choices"),  # without the root
+    "nodes": ("num_draft_tokens", "num_speculative_tokens", "nodes", "choices"),  # without the root
     "depth": ("depth",),
     "step_ms": ("step_ms", "ms"),
     "tokens_per_s": ("tokens_per_s",),
@@ -96,7 +96,7 @@ def profile_from_file(
              "known is not.")  # fmt: skip
     else:
         result.info["precision"] = reached(result, PRECISION)
-        tell(result)
+        tell(result, "more rows of them help")
     result.save(run.profile)
     return result
 
@@ -113,7 +113,8 @@ def profile_of(rows: Sequence[Row], name: str) -> LatencyProfile:
         if (batch_size, context) not in plain:
             raise InvalidInput(
                 f"{name} must have a plain row, of size 1, for every batch size and context, but batch size "
-                f"{batch_size}{f' at context {context}' if context else ''} has none: time plain decoding too."
+                f"{batch_size}{f' at context {context}' if context else ''} has none: time plain decoding too (0 under "
+                "num_draft_tokens, which leaves the root out)."
             )
     timed = [StepTiming(*key, step_ms=tuple(row.step_ms for row in group), round=_rounds(group))
              for key, group in sorted(groups.items())]  # fmt: skip
