@@ -44,6 +44,11 @@ class ModelShape:
         layer = attention + 3 * self.width * self.inner
         return self.layers * layer + self.width * self.vocab_size
 
+    @property
+    def cache_numbers(self) -> int:
+        """Numbers of keys and values that the cache has for a token."""
+        return 2 * self.layers * self.kv_heads * self.head_width
+
 
 SHAPES = {  # LLaMA (arXiv 2302.13971), table 2; the Vicunas have the same
     shape.name: shape

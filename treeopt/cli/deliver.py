@@ -113,8 +113,8 @@ def report(run: RunDirectory, as_json: bool) -> None:
 @click.command()
 @run_directory(writes=False)
 @click.option("--batch-size", **positive(), help="Which of the plan's trees.  [default: its first]")
-@click.option("--tree", "file", type=click.Path(path_type=Path), help="Show the tree of a JSON file instead.")
-def show(run: RunDirectory, batch_size: int | None, file: Path | None, as_json: bool) -> None:
+@click.option("--tree", "name", help="Show this tree instead: a file, or the name of a published one.")
+def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: bool) -> None:
     """Draw a tree in the terminal: ranks, paths, and what each node adds.
 
     \b
@@ -124,8 +124,8 @@ def show(run: RunDirectory, batch_size: int | None, file: Path | None, as_json: 
     from treeopt import pipeline
     from treeopt.console import tree_view
 
-    if file is not None:
-        tree, gains = pipeline.read_tree(file, batch_size=batch_size), None
+    if name is not None:
+        tree, gains = pipeline.named_tree(name, batch_size=batch_size), None
     else:
         plan = run.read_plan()
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)

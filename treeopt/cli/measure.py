@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -177,11 +176,9 @@ def search(
 @click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
 @click.option("--rounds", **positive(2), help="Times that every contender decodes every prompt.")
-@click.option(
-    "--tree", "trees", multiple=True, type=click.Path(path_type=Path), help="Add the tree of a JSON file."
-)
+@click.option("--tree", "trees", multiple=True, help="Add a tree: a file, or the name of a published one.")
 def bench(
-    run: RunDirectory, source: dict[str, Any], as_json: bool, trees: tuple[Path, ...], **options: Any
+    run: RunDirectory, source: dict[str, Any], as_json: bool, trees: tuple[str, ...], **options: Any
 ) -> None:
     """Decode held-out prompts for real: the chosen tree against plain decoding and others.
 

@@ -84,9 +84,11 @@ def tree_data(tree: Tree, source: RankTrace | Calibration, *, in_sample: bool = 
             f"{tree.depth} and {1 + max(tree.ranks)}."
         )
     probabilities = product_values(source.accept, tree.paths)
+    said = f"products of head accuracies over {count(int(source.trials.min()), 'state')}, as if heads erred independently"
+    if source.info.get("source") == "engine log":
+        said = f"survival over {count(int(source.trials[0]), 'draft')} that an engine counted"
     caption = sentence(
-        f"products of head accuracies over {count(int(source.trials.min()), 'state')}, "
-        "as if heads erred independently",
+        said,
         origin(source.info.get("provenance")),
     )
     rate = float(probabilities.sum())

@@ -12,7 +12,7 @@ importing.py import -> trace.npz, calibration.json
 """
 
 from treeopt.pipeline.decide import search
-from treeopt.pipeline.deliver import convert, export, export_all, read_tree
+from treeopt.pipeline.deliver import convert, export, export_all, named_tree, read_tree
 from treeopt.pipeline.exchange import import_tree, score
 from treeopt.pipeline.external import profile_command
 from treeopt.pipeline.importing import import_file
@@ -29,6 +29,7 @@ __all__ = [
     "export_all",
     "import_file",
     "import_tree",
+    "named_tree",
     "profile",
     "profile_analytical",
     "profile_command",

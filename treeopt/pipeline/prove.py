@@ -12,7 +12,7 @@ from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK
 from treeopt.heldout import crossfit, rate_tree
 from treeopt.journal import Journal, discard
-from treeopt.pipeline.deliver import STALE, read_tree
+from treeopt.pipeline.deliver import STALE, named_tree
 from treeopt.pipeline.measure import collect, first_conversations
 from treeopt.plan import Plan, PlanEntry
 from treeopt.published import published_tree
@@ -35,7 +35,7 @@ def bench(
     num_prompts: int | None = None,
     max_new_tokens: int | None = None,
     rounds: int = 2,
-    trees: Sequence[Path] = (),
+    trees: Sequence[str | Path] = (),
     on_trace: bool = False,
 ) -> Benchmark:
     """Decode for real with every contender; held-out prompts unless ``on_trace``."""
@@ -51,7 +51,7 @@ def bench(
             raise InvalidInput(
                 f"Contenders need names of their own, but {file.stem!r} is taken: rename {file}."
             )
-        contenders[file.stem] = tree = read_tree(file)
+        contenders[Path(file).stem] = tree = named_tree(str(file))
         predicted[file.stem], accepted[file.stem] = _fixed(trace, tree)
     limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     reference = None

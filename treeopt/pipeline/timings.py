@@ -320,7 +320,10 @@ def profile_analytical(
     note(f"Nothing was timed: latencies are a roofline of {found.name} for {shape.name}.")
     if not found.fitted:
         note(f"Efficiencies are those of the A100-80GB-PCIe, since no {found.name} was measured.")
-    gigabytes = shape.weights * ITEMSIZE[result.info["roofline"]["dtype"]] / 1e9
+    cache = max(batch_sizes) * max(contexts or (CONTEXT,)) * shape.cache_numbers
+    gigabytes = (shape.weights + cache) * ITEMSIZE[result.info["roofline"]["dtype"]] / 1e9
     if found.memory_gb is not None and gigabytes > found.memory_gb:
-        note(f"The weights of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}.")
+        note(
+            f"Weights and cache of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}."
+        )
     return result
