@@ -382,7 +382,7 @@ def test_the_svg_of_one_figure_can_go_into_a_page(run):
     svg = ElementTree.fromstring(text)
     assert text.startswith("<svg")
     assert "t-node-0" in {element.get("id") for element in svg.iter()} or plan.entry(4).size == 1
-    with pytest.raises(OutOfRange, match="pass --batch-size"):
+    with pytest.raises(OutOfRange, match="--batch-size"):
         figures.svg_text(run, "tree")
 
 

@@ -250,8 +250,8 @@ def test_search_and_export_say_that_nothing_was_measured(tmp_path):
     assert "Nothing was measured: the step latencies are computed" in said(
         "search", "--calibration", "vicuna-13b-medusa1", "--profile", f"{run}/profile.json", "--budget", "16"
     )
-    _, notes = export(RunDirectory(run), "medusa")
-    assert any("roofline of L4, nothing measured" in note for note in notes)
+    _, written = export(RunDirectory(run), "medusa")
+    assert any("roofline of L4, nothing measured" in note for note in written.notes)
 
 
 def test_the_command_needs_no_torch(tmp_path):

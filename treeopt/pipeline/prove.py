@@ -47,12 +47,11 @@ def bench(
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
     contenders, predicted, accepted = _contenders(plan, entry, trace, session.heads.num_heads)
     for file in trees:
-        if file.stem in contenders:
-            raise InvalidInput(
-                f"Contenders need names of their own, but {file.stem!r} is taken: rename {file}."
-            )
-        contenders[Path(file).stem] = tree = named_tree(str(file))
-        predicted[file.stem], accepted[file.stem] = _fixed(trace, tree)
+        name = Path(file).stem
+        if name in contenders:
+            raise InvalidInput(f"Contenders need names of their own, but {name!r} is taken: rename {file}.")
+        contenders[name] = tree = named_tree(str(file))
+        predicted[name], accepted[name] = _fixed(trace, tree)
     limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     reference = None
     if on_trace:
