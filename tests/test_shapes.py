@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.growth import grow_independent, grow_joint, grow_replay, product_values
+from treeopt.planner import plan_trees
 from treeopt.published import PUBLISHED, published_tree
 from treeopt.replay import growth_index, replay, replay_trees
 from treeopt.shapes import SHAPES
@@ -128,3 +129,16 @@ def test_a_family_that_is_not_nested_replays_tree_by_tree():
 def test_an_unknown_shape_is_refused():
     with pytest.raises(InvalidInput, match="--shape must be one of any, sibling-closed"):
         grow_independent(np.array([[0.5]]), budget=2, shape="bush")
+
+
+@pytest.mark.parametrize("objective", ["joint", "replay", "independent"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_plan_from_a_trace_adds_up_in_every_shape(shape, objective):
+    trace = random_trace(np.random.default_rng(8), np.array([40, 25, 30, 35, 28, 50]), heads=3, ranks=4)
+    plan = plan_trees(trace, budget=16, shape=shape, objective=objective, max_rank=3)
+    (entry,) = plan.entries
+    assert SHAPES[shape](entry.tree)
+    steps = entry.predicted["steps"]
+    assert steps * entry.tokens_per_step == pytest.approx((trace.lengths - 1).sum())
+    assert len(entry.growth_order) >= entry.size - 1
+    assert {tuple(path) for path, _ in entry.growth_order[: entry.size - 1]} == set(entry.tree.paths[1:])

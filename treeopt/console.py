@@ -245,6 +245,7 @@ def price(plan: Plan) -> str:
         ours, best = e.tokens_per_s or e.tokens_per_step, free["tokens_per_s"] or free["tokens_per_step"]
         if (less := 1 - ours / best) >= NEGLIGIBLE:
             kind = "chain" if e.size == e.depth + 1 else f"{(plan.constraint or {}).get('shape')} tree"
+            kind = "choice is not to speculate," if e.size == 1 else kind
             parts.append(
                 f"best {kind} {e.tokens_per_step:.2f} tokens per step, best tree {free['tokens_per_step']:.2f} "
                 f"({free['size']} rows) at batch size {e.batch_size}, {less:.0%} {'slower' if e.tokens_per_s else 'fewer'}"

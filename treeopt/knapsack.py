@@ -5,7 +5,8 @@ A shape ties nodes to others: a node of rank 2 needs its siblings of rank 0 and 
 the best trees of two sizes need not be nested. They are found by a knapsack over the subtrees, in which
 a node's children are a row of which the first few are taken, as Sequoia's dynamic program has it.
 
-Only nodes that can be in a best tree are looked at (`_candidates`), a few more than the largest size.
+Only nodes that can be in a best tree are looked at (`_candidates`): where values fall with rank a few more than
+the largest size, where they rise many more, since every likely node then needs its unlikely siblings.
 
 best(p, n)  value of the best n nodes at and below p, p among them
 N nodes looked at · n sizes, of trees up to ``budget`` nodes
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.tree import Choice, TreeFamily
+from treeopt.tree import Choice, Tree, TreeFamily
 
 Values = Callable[[Choice], list[float]]  # of a path the values of its children of rank 0, 1, ...
 IMPOSSIBLE = -np.inf
@@ -69,26 +70,31 @@ def uniform_trees(values: Values, root: float, budget: int) -> TreeFamily:
     >>> [tree.choices for tree in map(found.tree, found.sizes)]
     [[], [[0]], [[0], [0, 0]], [[0], [1], [0, 0], [1, 0]]]
     """
-    best: dict[int, tuple[float, dict[Choice, float]]] = {1: (root, {(): root})}
+    best: dict[int, tuple[float, tuple[int, ...]]] = {1: (root, ())}  # size: worth, widths
 
-    def widen(nodes: dict[Choice, float], level: list[Choice], value: float) -> None:
-        rows = {path: values(path) for path in level}
-        deeper: dict[Choice, float] = {}
-        for rank in range(min(map(len, rows.values()))):
-            deeper |= {(*path, rank): row[rank] for path, row in rows.items()}
-            if len(nodes) + len(deeper) > budget:
+    def widen(widths: tuple[int, ...], level: list[Choice], size: int, worth: float) -> None:
+        rows = [values(path) for path in level]
+        if not rows[0]:
+            return
+        for width, more in enumerate(np.cumsum(np.sum(rows, axis=0)).tolist(), 1):
+            larger, deeper = size + width * len(level), (*widths, width)
+            if larger > budget:
                 return
-            whole, worth = nodes | deeper, value + sum(deeper.values())
-            if worth > best.get(len(whole), (IMPOSSIBLE,))[0]:
-                best[len(whole)] = worth, whole
-            widen(whole, list(deeper), worth)
+            if worth + more > best.get(larger, (IMPOSSIBLE,))[0]:
+                best[larger] = worth + more, deeper
+            if larger + width * len(level) <= budget:
+                widen(
+                    deeper, [(*path, rank) for path in level for rank in range(width)], larger, worth + more
+                )
 
-    widen({(): root}, [()], root)
+    widen((), [()], 1, root)
     chosen, most = [], IMPOSSIBLE
     for size in sorted(best):
-        if best[size][0] > most:
-            most = best[size][0]
-            chosen.append(best[size][1])
+        worth, widths = best[size]
+        if worth > most:
+            most = worth
+            paths = Tree.dense(widths).paths
+            chosen.append({path: values(path[:-1])[path[-1]] if path else root for path in paths})
     return family_of(chosen)
 
 

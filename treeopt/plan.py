@@ -41,7 +41,9 @@ class PlanEntry:
     accepted: list[float] = field(default_factory=list)  # share of the steps that emit 0, 1, ... guesses
     verified: dict[str, Any] | None = None
     best_chain: dict[str, Any] | None = None
-    unconstrained: dict[str, Any] | None = None  # what the best tree of any shape, rank and depth would reach
+    unconstrained: dict[str, Any] | None = (
+        None  # what the best tree without the engine's or shape's limits reaches
+    )
     rebuilds: dict[str, Any] | None = None  # the few sizes worth building an engine for
     warnings: list[str] = field(default_factory=list)
     groups: dict[str, dict[str, float | None]] = field(default_factory=dict)
@@ -123,11 +125,12 @@ def each_its_own(batch_sizes: list[int]) -> list[dict[str, Any]]:
     >>> each_its_own([2, 8])
     [{'from': 1, 'to': 7, 'entry': 0, 'loss': None}, {'from': 8, 'to': None, 'entry': 1, 'loss': None}]
     """
-    begins = [1, *batch_sizes[1:]]
+    first = {size: i for i, size in reversed(list(enumerate(batch_sizes)))}
+    begins = [1, *sorted(first)[1:]]
     ends = [*(begin - 1 for begin in begins[1:]), None]
     return [
-        {"from": begin, "to": end, "entry": i, "loss": None}
-        for i, (begin, end) in enumerate(zip(begins, ends, strict=True))
+        {"from": begin, "to": end, "entry": first[size], "loss": None}
+        for size, begin, end in zip(sorted(first), begins, ends, strict=True)
     ]
 
 

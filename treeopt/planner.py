@@ -20,7 +20,7 @@ from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan, PlanEntry
 from treeopt.rebuilds import worth_building
 from treeopt.replay import replay
-from treeopt.schedule import schedule_of
+from treeopt.schedule import one_for_all, schedule_of
 from treeopt.selection import Candidates, Selection, candidates_of, common, runner_up, select
 from treeopt.statistics import BOOTSTRAPS, interval95, stderr
 from treeopt.trace import RankTrace
@@ -42,6 +42,7 @@ def plan_trees(
     take: Mapping[int, tuple[int, int]] | None = None,
     rebuilds: int = 0,
     engine: dict[str, Any] | None = None,
+    free: dict[str, int] | None = None,
     inputs: dict[str, str] | None = None,
 ) -> Plan:
     """The best tree within ``budget`` rows (root included) for each batch size, and a schedule of them.
@@ -56,6 +57,7 @@ def plan_trees(
     take          (size, depth) to take at a batch size instead of the best by prediction
     rebuilds      how many sizes to name that are worth building an engine for, at each batch size
     engine        what the limits stand for, for the record
+    free          budget, max_rank and max_depth without the engine, for what its limits cost
 
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> plan_trees(calibration, budget=3).entries[0].medusa_choices
@@ -68,7 +70,10 @@ def plan_trees(
     check_objective(objective)
     depth_limit = min(source.num_heads, max_depth or source.num_heads)
     limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "shape": shape}
-    objective = objective if isinstance(source, RankTrace) else "independent"
+    if not isinstance(source, RankTrace):
+        objective = "independent"
+    elif shape == "level-uniform" and objective == "replay":
+        objective = "joint"  # which is what `grow_replay` hands over to
     families = _families(source, objective, depth_limit, limits)
     trace = source if isinstance(source, RankTrace) else None
     meta = source.meta if isinstance(source, RankTrace) else source.info
@@ -92,16 +97,18 @@ def plan_trees(
         _entry(c, selection, families, source, profile, budget, measured_only, context)
         for c, selection in zip(options, selections, strict=True)
     ]
-    free = {"budget": budget, "max_rank": max(max_rank, MAX_RANK), "shape": "sibling-closed"}
-    if limits != free or depth_limit < source.num_heads:
-        best = _families(source, objective, source.num_heads, free)
+    unbound: dict[str, Any] = {"budget": budget, "max_rank": max(max_rank, MAX_RANK), **(free or {})}
+    unbound["shape"] = "any" if shape == "any" else "sibling-closed"
+    deepest = min(unbound.pop("max_depth", source.num_heads), source.num_heads)
+    if mix is None and (unbound, deepest) != (limits, depth_limit):
+        best = _families(source, objective, deepest, unbound)
         found = [candidates(best, c.batch_size) for c in options]
         entries = [replace(e, unconstrained=_unconstrained(c)) for e, c in zip(entries, found, strict=True)]
     if rebuilds:
         entries = [replace(e, rebuilds=_rebuilds(families, e, rebuilds)) for e in entries]
     return Plan(
         entries=tuple(entries),
-        schedule=schedule_of(options, selections),
+        schedule=schedule_of(options, selections) if mix is None else one_for_all(),
         objective=objective,
         drafter={**(meta.get("drafter") or {}), "num_heads": source.num_heads},
         acceptance=meta.get("acceptance"),
@@ -198,7 +205,7 @@ def _entry(
             **best.rates(size).document(),
             "sequences": None if trace is None else trace.num_sequences,
             "conversations": best.conversations or None,
-            "steps": None if steps is None else int(steps[size - 1].sum()),
+            "steps": None if steps is None else int(steps[best.family.index(size)].sum()),
         },
         interval95=intervals or None,
         tied_sizes=sorted({int(s) for s in c.sizes[selection.tied]}),
@@ -206,7 +213,7 @@ def _entry(
         accepted=best.accepted(size, trace).tolist(),
         verified=None,
         best_chain=_best_chain(source, len(families), profile, c, budget, measured_only),
-        warnings=_warnings(c, families, source, profile, wanted),
+        warnings=_warnings(c, families, source, profile, wanted, measured_only),
         groups=_groups(best, size, trace, (speedup or 0.0) / rate),
         curve=_curve(c),
     )
@@ -218,6 +225,7 @@ def _warnings(
     source: RankTrace | Calibration,
     profile: LatencyProfile | None,
     wanted: float | None,
+    measured_only: bool,
 ) -> list[str]:
     warnings = []
     if profile is None or c.context is None:
@@ -225,6 +233,13 @@ def _warnings(
     else:
         most = max(len(f.family) for f in families)
         largest, deepest = profile.reach(c.batch_size, c.context)
+        known = {int(size) for f in families for size in f.family.sizes}
+        gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not measured_only)
+        if gaps:
+            warnings.append(
+                f"The profile has nothing about trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
+                "they were left out: time these sizes too."
+            )
         if wanted is not None and wanted != c.context:
             warnings.append(
                 f"The profile has no context of {wanted} tokens: this is for {c.context}, the nearest measured."

@@ -44,6 +44,11 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
     ]
 
 
+def one_for_all() -> list[dict[str, Any]]:
+    """The schedule of a single tree, whatever it costs at each batch size."""
+    return [{"from": 1, "to": None, "entry": 0, "loss": None}]
+
+
 def _key(c: Candidates, i: int) -> Key:
     return int(c.sizes[i]), int(c.depths[i])
 

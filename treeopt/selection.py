@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.errors import OutOfRange
 from treeopt.heldout import HeldOut
 from treeopt.latency import LatencyProfile
 from treeopt.statistics import BOOTSTRAPS, SEED
@@ -124,6 +125,12 @@ def candidates_of(
             rows.append(row)
             sizes.append(size)
             depths.append(depth)
+    if sizes == [1] and max(len(family.family) for family in families) > 1 and not measured_only:
+        smallest = sorted({int(size) for family in families for size in family.family.sizes if size > 1})[:4]
+        raise OutOfRange(
+            f"The profile must have timed some of the trees that can be planned, but at batch size {batch_size} it has "
+            f"none: time sizes {', '.join(map(str, smallest))}."
+        )
     rates = np.array([h.tokens_per_step[row] for h, row in zip(held_out, rows, strict=True)])
     rate_draws = np.stack([h.draws[row] for h, row in zip(held_out, rows, strict=True)])
     ms = ms_draws = ms_stderr = plain = None

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 # Where latencies come from if treeopt does not time steps itself, and the options that go with it.
 ANYWHERE = {"folder", "as_json", "contexts", "heads"}
 ELSEWHERE = {
-    "from_csv": ANYWHERE | {"runtime"},
+    "from_csv": ANYWHERE | {"runtime", "overwrite"},
     "command": ANYWHERE
     | {"runtime", "batch_size", "sizes", "budget", "precision", "time_limit", "calibration"},
-    "analytical": ANYWHERE | {"model", "dtype", "batch_size", "sizes", "budget"},
+    "analytical": ANYWHERE | {"model", "dtype", "batch_size", "sizes", "budget", "overwrite"},
 }
 
 
@@ -67,10 +67,11 @@ ELSEWHERE = {
 @click.option("--runtime", metavar="NAME", help="Name of the engine of --from-csv or --command.")
 @click.option("--analytical", metavar="DEVICE", help="Time nothing: compute latencies from a device's roofline and "
               "the config.json of --model.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace a measured profile by --from-csv or --analytical.")
 def profile(
     run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], contexts: tuple[int, ...] | None,
     precision: float, time_limit: int, random_weights: str | None, heads: int | None, bandwidth: float | None,
-    compiled: bool, from_csv: Path | None, command: str | None, runtime: str | None, analytical: str | None,
+    compiled: bool, overwrite: bool, from_csv: Path | None, command: str | None, runtime: str | None, analytical: str | None,
     as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Time real decoding steps with trees of chosen sizes and depths, and plain ones.
@@ -100,12 +101,16 @@ def profile(
     elsewhere = _elsewhere()
     if elsewhere is None and heads is not None and random_weights is None:
         raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
+    if elsewhere is None and overwrite:
+        raise click.UsageError(
+            "--overwrite is for --from-csv and --analytical; timed steps are added to the profile."
+        )
     if elsewhere is not None:
         options |= {"contexts": contexts or (), "num_heads": heads}
         timed: dict[str, Any] = {"precision": precision / 100, "time_limit_s": time_limit, "runtime": runtime}
         if from_csv is not None:
             result = pipeline.profile_from_file(
-                run, from_csv, runtime=runtime, contexts=contexts or (), num_heads=heads
+                run, from_csv, runtime=runtime, contexts=contexts or (), num_heads=heads, overwrite=overwrite
             )
         elif command is not None:
             result = pipeline.profile_command(run, command, batch_sizes=batch_size, **timed, **options)
@@ -117,6 +122,7 @@ def profile(
                 source["model"],
                 dtype=source.get("dtype"),
                 batch_sizes=batch_size,
+                overwrite=overwrite,
                 **options,
             )
         show_result(result.document(), profile_table(result), as_json)

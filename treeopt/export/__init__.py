@@ -137,6 +137,9 @@ def export_plan(
     num_heads = drafter.get("num_heads")
     if not isinstance(num_heads, int):
         raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
+    planned = (plan.constraint or {}).get("engine") or {}
+    if method is None and planned.get("name") == engine:
+        method = planned.get("method")
     way = method_of(engine, drafter.get("kind"), method)
     request = Request(
         num_heads=num_heads, num_layers=drafter.get("num_layers") or 1, drafter=drafter.get("kind"), version=version,
@@ -171,13 +174,20 @@ def check_shape_of(tree: Tree, way: Method, engine: str) -> None:
     }[way.shape]
     raise InvalidInput(
         f"{engine} takes {what} only, but this tree of {len(tree)} rows, {tree.depth} deep, is none: "
-        f"treeopt search --for {engine}"
+        f"{search_for(engine, way)}"
+    )
+
+
+def search_for(engine: str, way: Method) -> str:
+    """The command that plans what a method takes."""
+    return f"treeopt search --for {engine}" + (
+        f" --method {way.name}" if len(ENGINES[engine].methods) > 1 else ""
     )
 
 
 def check(tree: Tree, way: Method, engine: str, request: Request) -> None:
     """Raise InvalidInput where the engine would refuse the tree, or silently use another."""
-    search = f"treeopt search --for {engine}"
+    search = search_for(engine, way)
     if len(tree) == 1:
         return  # the methods' own files, or their refusal
     if tree.depth > request.num_heads:

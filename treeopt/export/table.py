@@ -170,7 +170,6 @@ _ROWS = (
                 carrier="eagle_choices: YAML of the LLM API, --eagle_choices",
                 syntax="[[0], [1], [0, 0]]",
                 derived=("max_draft_len = depth", "max_total_draft_tokens = choices"),
-                rebuilds=True,
                 versions="two-model EAGLE, before 1.4",
                 status="removed upstream in PR #18210",
                 source="NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, "

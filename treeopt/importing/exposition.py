@@ -105,7 +105,14 @@ def scrape(text: str, path: Path, prefix: str) -> Scrape:
                 name = wanted.sub("", sample.name)
                 if name.endswith(("_total", "_created")):  # gauges are of the last moment
                     labels = tuple(sorted(sample.labels.items()))
-                    found[name.removesuffix("_total"), labels] = float(sample.value)
+                    key = name.removesuffix("_total"), labels
+                    if key in found:
+                        raise InvalidInput(
+                            f"{path} must be one scrape, but has {name} twice: save each scrape in a file of its own."
+                        )
+                    found[key] = float(sample.value)
+    except InvalidInput:
+        raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise InvalidInput(f"{path} must be a Prometheus exposition, but is not: {error}.") from None
     if not all(abs(value) < float("inf") for value in found.values()):  # NaN is refused as well

@@ -161,18 +161,24 @@ def step_start(lengths: Mapping[int, int], reached: int) -> str:
 def greenwood(tried: IntArray, passed: IntArray) -> NDArray[np.float64]:
     """(K,) standard errors of survival if drafts were independent: Greenwood's, binomial for one length.
 
-    >>> greenwood(np.array([100, 50]), np.array([50, 25])).round(4).tolist()
-    [0.05, 0.0433]
+    Half a draft that passed and half a one that did not are added to each depth, so that none or all of a few
+    are not taken for certain.
+
+    >>> greenwood(np.array([100, 50]), np.array([50, 25])).round(3).tolist()
+    [0.05, 0.043]
     """
-    survival = np.cumprod(passed / tried)
-    failed = np.where(passed > 0, (tried - passed) / (tried * np.maximum(passed, 1.0)), 0.0)
-    errors: NDArray[np.float64] = survival * np.sqrt(np.cumsum(failed))
+    tries, passes = np.add(tried, 1.0), np.add(passed, 0.5)
+    failed = (tries - passes) / (tries * passes)
+    errors: NDArray[np.float64] = np.cumprod(passes / tries) * np.sqrt(np.cumsum(failed))
     return errors
 
 
 def _bootstrapped(tried: IntArray, passed: IntArray) -> NDArray[np.float64]:
-    """(K,) standard errors of survival over requests drawn again."""
+    """(K,) standard errors of survival over requests drawn again; a depth without a try has the pooled rate."""
     n = len(tried)
     draws = conversation_draws(n)
-    survival = np.cumprod((draws @ passed) / np.maximum(draws @ tried, 1.0), axis=1)  # (B, K)
+    drawn, pooled = draws @ tried, passed.sum(0) / np.maximum(tried.sum(0), 1)
+    survival = np.cumprod(
+        np.where(drawn > 0, (draws @ passed) / np.maximum(drawn, 1), pooled), axis=1
+    )  # (B, K)
     return np.array([stderr(samples, n) for samples in survival.T])

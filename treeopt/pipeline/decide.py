@@ -128,16 +128,21 @@ def within_engine(
         )
     most = {"max_rank": way.max_rank, "max_depth": way.max_depth,
             "budget": None if way.max_nodes is None else way.max_nodes + 1}  # fmt: skip
+    free = {name: given[name] for name in most if name in given}
     for name, limit in most.items():
         if limit is not None:
             given[name] = min(given.get(name, limit), limit)
     warnings = []
+    if given["budget"] < limits["budget"]:
+        warnings.append(
+            f"{engine} takes {way.max_nodes} choices at most: the budget is {given['budget']} rows."
+        )
     if way.max_batch_size is not None and max(batch_sizes) > way.max_batch_size:
         warnings.append(
             f"{engine} decodes at most {way.max_batch_size} sequence at a time with {way.name}; larger batch sizes "
             "are plans for elsewhere."
         )
-    return {**given, "shape": wanted, "engine": {"name": engine, "method": way.name}}, warnings
+    return {**given, "shape": wanted, "engine": {"name": engine, "method": way.name}, "free": free}, warnings
 
 
 def upper_bound(latencies: LatencyProfile) -> str | None:

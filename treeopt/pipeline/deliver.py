@@ -18,6 +18,7 @@ from treeopt.tree import Tree
 if TYPE_CHECKING:
     from treeopt.export import Written
 
+WRITTEN = ".written"  # lists the files of an export in its folder
 STALE = "The plan was made before the run's trace or profile was measured anew: run treeopt search again."
 
 
@@ -36,7 +37,7 @@ def export(
 
     Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one.
     """
-    from treeopt.export import Request, export_plan, export_request
+    from treeopt.export import Request, export_plan, export_request, method_of
 
     folder = run.export / engine
     if tree is not None:
@@ -55,8 +56,8 @@ def export(
     if len(plan.entries) > 1 and batch_size is not None:
         folder /= f"batch-size-{batch_size}"
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-    if entry.rebuilds is not None:
-        drafter = plan.drafter or {}
+    drafter = plan.drafter or {}
+    if entry.rebuilds is not None and method_of(engine, drafter.get("kind"), method).rebuilds:
         script = rebuild_files(
             entry.rebuilds["trees"], batch_size=entry.batch_size, num_heads=drafter["num_heads"],
             num_layers=drafter.get("num_layers") or 1,
@@ -85,8 +86,15 @@ def export_all(run: RunDirectory, plan: Plan) -> None:
 
 
 def _write(folder: Path, written: Written) -> tuple[list[Path], Written]:
+    """Write the files; those of the export before that are no more are deleted, and nothing else."""
+    record = folder / WRITTEN
+    for name in read_text(record).splitlines() if record.exists() else []:
+        if name not in written.files and Path(name).name == name:
+            (folder / name).unlink(missing_ok=True)
     for name, text in written.files.items():
         write_text(folder / name, text)
+    if written.files:
+        write_text(record, "\n".join(written.files))
     return [folder / name for name in written.files], written
 
 

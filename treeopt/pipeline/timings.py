@@ -24,7 +24,7 @@ from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.model_shape import ITEMSIZE, shape_of
 from treeopt.pipeline.profile import reached, tell
 from treeopt.provenance import Provenance
-from treeopt.roofline import analytical_profile
+from treeopt.roofline import MEASURES, analytical_profile
 from treeopt.rounds import PRECISION, drift
 from treeopt.rundir import RunDirectory, digests
 from treeopt.storage import read_text
@@ -66,12 +66,14 @@ def profile_from_file(
     runtime: str | None = None,
     contexts: Sequence[int] = (),
     num_heads: int | None = None,
+    overwrite: bool = False,
 ) -> LatencyProfile:
     """The latencies of a table, or of the JSON lines of SGLang's bench_speculative.py, as the run's profile.
 
     contexts   the one of rows that do not say theirs
     num_heads  depth of trees that do not say theirs, so far as their size allows; by default the calibrated one
     """
+    check_unmeasured(run, overwrite)
     if len(contexts) > 1:
         raise InvalidInput("--from-csv takes one --context, that of rows which do not say theirs.")
     rows = read_rows(file)
@@ -134,11 +136,11 @@ def read_rows(file: Path) -> list[Row]:
     found, unused = [], set[str]()
     for line, record in _records(file, text):
         try:
-            found.append(_sglang(record) if "step_time" in record else _row(record))
+            found.append(_sglang(record) if is_sglang(record) else _row(record))
         except TreeoptError as error:
             raise InvalidInput(f"{file} line {line}: {error}") from None
         known = {name for names in NAMES.values() for name in names}
-        unused |= set() if "step_time" in record else record.keys() - known
+        unused |= set() if is_sglang(record) else record.keys() - known
     if not found:
         raise InvalidInput(f"{file} must have rows of timings, but it has none.")
     if len({row.round is None for row in found}) > 1:
@@ -221,6 +223,8 @@ def _row(record: Mapping[str, Any]) -> Row:
         speed, per_step = (positive(cell(name), name) for name in ("tokens_per_s", "tokens_per_step"))
         ms = ms_of_speed(batch_size, speed, per_step)
     depth = cell("depth") if size > 1 else 0
+    if depth is None and "num_speculative_tokens" in record:
+        depth = size - 1  # a chain
     depth = None if depth is None else whole(depth, "depth", least=min(size - 1, 1))
     if depth is not None and size > 1 and depth >= size:
         raise InvalidInput(
@@ -235,6 +239,11 @@ def _row(record: Mapping[str, Any]) -> Row:
         depth,
         None if number is None else whole(number, "round", least=0),
     )
+
+
+def is_sglang(record: Mapping[str, Any]) -> bool:
+    """Whether it is a line of SGLang's bench_speculative.py."""
+    return {"step_time", "num_draft_tokens", "steps"} <= record.keys()
 
 
 def _sglang(record: Mapping[str, Any]) -> Row:
@@ -281,6 +290,14 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else repr(value)[:40]
 
 
+def check_unmeasured(run: RunDirectory, overwrite: bool) -> None:
+    """Raise InvalidInput where the run has a profile that was measured, unless it is to be overwritten."""
+    if run.profile.exists() and not overwrite and run.read_profile().info.get("measures") != MEASURES:
+        raise InvalidInput(
+            f"A measured profile is not replaced unasked, but {run.profile} is one: pass another --run, or --overwrite."
+        )
+
+
 def calibrated_heads(run: RunDirectory) -> int | None:
     """Heads that the run was calibrated with."""
     if not (run.trace.exists() or run.calibration.exists()):
@@ -300,11 +317,13 @@ def profile_analytical(
     budget: int = 64,
     dtype: str | None = None,
     num_heads: int | None = None,
+    overwrite: bool = False,
 ) -> LatencyProfile:
     """Computed latencies of all sizes up to ``budget``, or of ``sizes``, as the run's profile.
 
     num_heads  of Medusa; by default as calibrated, else 4
     """
+    check_unmeasured(run, overwrite)
     if dtype not in (None, *ITEMSIZE):
         raise Unsupported(f"--analytical knows devices' speeds in {' and '.join(ITEMSIZE)}, not in {dtype}.")
     found = device_of(device)
