@@ -259,6 +259,16 @@ def test_rank_16_is_another_path_in_tensorrt_llm():
         export(Tree.from_choices([*chain, [0, 0]]), "tensorrt-llm")
 
 
+def test_paths_longer_than_8_share_their_bits_in_tensorrt_llm():
+    first, second = [1] + [0] * 8, [1] + [0] * 7 + [1]
+    prefixes = [first[:depth] for depth in range(1, 9)]
+    choices = [[0], *prefixes, first, second, [*first, 0], [*second, 0]]
+    with pytest.raises(InvalidInput, match="comes twice"):  # both children hang on the second
+        tensorrt_llm.in_cpp(choices, 63, 16)
+    with pytest.raises(InvalidInput, match="up to depth 8, but this one has 10"):
+        export(Tree.from_choices(choices), "tensorrt-llm")
+
+
 def test_a_negative_rank_makes_wrong_buffers():
     assert medusa_buffers([[0], [-1]]).tree_indices.tolist() == [0, 0, 1]
     assert triton.vectors("{-1}") == [[-1]]
@@ -357,6 +367,9 @@ def test_a_tree_of_depth_1_is_refused_for_eagle():
         ("{0} {0,0}", [[0], [0]]),
         ("{0.5}", [[0]]),
         ("{-1}", [[-1]]),
+        ("{0,}", [[0]]),
+        ("{0,,1}", [[0]]),
+        ("{2147483648}", None),
         (" {0}", None),
         ("{{0},{0,0}}", None),
         ("[[0],[0,0]]", None),
@@ -373,9 +386,10 @@ def test_tritons_parser_on_right_and_wrong_strings(text, read):
         assert triton.vectors(text) == read
 
 
-def test_a_comma_that_is_not_escaped_ends_the_value_in_fill_template():
+def test_fill_template_fails_on_a_comma_that_is_not_escaped():
     written = export(Tree.dense([2, 1]), "triton")
-    assert triton.filled_in("medusa_choices:{0},{1}") == {"medusa_choices": "{0}"}
+    with pytest.raises(InvalidInput, match="no pair"):
+        triton.filled_in("medusa_choices:{0},{1}")
     argument = shlex.split(written.command)[-1]
     assert triton.filled_in(argument)["medusa_choices"] == "{0},{1},{0, 0},{1, 0}"
 
@@ -401,7 +415,9 @@ def test_notes_say_what_the_engine_cannot_do_or_may_get_wrong():
         [[r] for r in range(8)] + [[0, r] for r in range(8)] + [[1, r] for r in range(16)]
     )
     assert len(full) == 33
-    assert "32 or 64" in notes(full, "tensorrt-llm")
+    assert "falls out of the C++ runtime's packed mask" in notes(full, "tensorrt-llm")
+    assert "packed mask" in notes(full, "tensorrt-llm", method_of("tensorrt-llm", method="eagle"))
+    assert "packed mask" not in notes(full, "tensorrt-llm", max_draft_len=33)
     assert "PR #15918" in notes(published_tree(), "tensorrt-llm")
     assert "PR #858" in notes(published_tree(), "triton")
     assert "PR #42121" in notes(Tree.dense([2, 2]), "vllm", method_of("vllm", method="token-tree"))

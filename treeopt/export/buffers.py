@@ -68,7 +68,8 @@ def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
         indices[i] = 1 + path[-1] + TOPK * (len(path) - 1)
         for depth in range(1, len(path)):
             mask[i, 1 + paths.index(path[:depth])] = True
-    leaves = [path for path in paths if not any(len(p) == len(path) + 1 and p[:-1] == path for p in paths)]
+    once = [path for i, path in enumerate(paths) if path not in paths[:i]]
+    leaves = [path for path in once if not any(len(p) == len(path) + 1 and p[:-1] == path for p in paths)]
     retrieve = np.full((len(leaves), len(counts) + 1), -1)
     for row, leaf in enumerate(reversed(leaves)):
         retrieve[row, 0] = 0

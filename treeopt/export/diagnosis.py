@@ -131,7 +131,11 @@ def _braces(value: str, *, argument: bool) -> tuple[Choices, tuple[str, ...], tu
     """Triton's string: every path that stands in it, and what its tools and its backend make of it."""
     repaired, given = [], value
     if argument:
-        given = next((v for k, v in triton.filled_in(value).items() if k.endswith("_choices")), "")
+        try:
+            given = next((v for k, v in triton.filled_in(value).items() if k.endswith("_choices")), "")
+        except InvalidInput as error:
+            repaired.append(f"{str(error)[:-1]}, as is done here.")
+            given = value.partition("_choices:")[2]
         value = value.partition("_choices:")[2].replace("\\,", ",")
     if value.lstrip().startswith("["):
         try:
@@ -150,10 +154,6 @@ def _braces(value: str, *, argument: bool) -> tuple[Choices, tuple[str, ...], tu
             repaired.append("A brace was not closed, and is.")
         elif value.lstrip().startswith("{{"):
             repaired.append("Braces around the whole list are left out.")
-    if argument and triton.vectors(given or "{}") != choices:
-        repaired.append(
-            "tools/fill_template.py ends the value at a comma without a backslash; it is read to the end."
-        )
     try:
         read = triton.vectors(given)
     except InvalidInput as error:

@@ -56,7 +56,7 @@ def write(request: Request) -> Written:
             "with --batch-size."
         )
     lines = ["speculative_config:", f"  decoding_type: {TYPES[drafter]}", f"  max_draft_len: {longest}"]
-    if drafter == "mtp":  # from which older releases take max_draft_len
+    if drafter == "mtp" and meaning == LOWER:  # from which older releases take max_draft_len
         lines.append(f"  num_nextn_predict_layers: {longest}")
     if drafter in OWN_MODEL:
         lines.append("  speculative_model: DRAFTER")

@@ -127,13 +127,15 @@ def _flag(text: str) -> Choices | None:
 
 def _braces(text: str) -> Choices | None:
     """Triton's paths in braces, as its backend reads them."""
-    from treeopt.export.triton import vectors
+    from treeopt.export import triton
 
     found = BRACES.search(text)
     if found is None:
         return None
+    if found[2]:
+        triton.filled_in(f"medusa_choices:{found[2]}")  # refuses commas that are not escaped
     text = next(group for group in found.groups() if group).replace("\\,", ",")
-    read = vectors(text)
+    read = triton.vectors(text)
     if len(read) < text.count("{"):
         raise InvalidInput(
             f"Triton's backend would read {len(read)} of the {text.count('{')} paths in braces and drop the others: "

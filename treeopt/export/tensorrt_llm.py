@@ -22,7 +22,8 @@ from treeopt.tree import Choice, Tree
 OPTIONS, BENCH, COMMANDS = "llm_api_options.yml", "medusa_choices.yml", "commands.sh"
 PLAIN = "# No tree pays at batch size"  # begins the files for serving without speculation
 WORD = 32  # rows of a word of its packed mask
-MOST_DEPTH, RANK_BITS = 16, 4  # of a path, which it packs into 64 bits
+MOST_DEPTH, RANK_BITS = 16, 4  # of a path, four bits a rank
+SAFE_DEPTH = 8  # the ranks are shifted as 32-bit numbers, so those eight levels up come round again
 
 
 def write(request: Request) -> Written:
@@ -81,9 +82,17 @@ def _draft_len(request: Request, tree: Tree) -> tuple[int, list[str]]:
     ]
     if n < built:
         notes = [f"The engine was built for {built} choices and pays for all: this tree's {n} save nothing."]
-    if n % WORD == 0:
-        notes.append("Trees of 32 or 64 choices are suspected to overrun its packed mask; prefer 31 or 63.")
-    return built, notes
+    return built, [*notes, *mask_note(n, built)]
+
+
+def mask_note(n: int, built: int) -> list[str]:
+    """A warning where the last node's bit falls out of the packed mask, which has no word for it."""
+    if n != built or built % WORD:
+        return []
+    return [
+        f"With {n} choices and as large a max_draft_len the last node's bit falls out of the C++ runtime's packed mask: "
+        f"take one choice less, or build for one more (--max-draft-len {n + 1})."
+    ]
 
 
 def write_eagle(request: Request) -> Written:
@@ -105,6 +114,7 @@ def write_eagle(request: Request) -> Written:
         f"{len(tree) - 1}.",
         f"The C++ runtime of examples/eagle needs an engine of num_eagle_layers {tree.depth}, --max_draft_len "
         f"{len(tree) - 1} and every path to go down to that depth.",
+        *mask_note(len(tree) - 1, len(tree) - 1),
     )
     return Written(files={OPTIONS: text, COMMANDS: f"{run}\n"}, command=run, notes=notes)
 
@@ -126,8 +136,9 @@ def parse(files: Mapping[str, str]) -> Tree:
 def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int) -> Tree:
     """The tree that the C++ runtime decodes with (cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp).
 
-    Paths are packed four bits a rank. A node whose parent is missing hangs on the root, in silence, and rank
-    16 passes its check but not its bits. InvalidInput where it fails a check of its own.
+    Paths are packed four bits a rank. A node whose parent is missing hangs on the root, in silence; rank 16
+    passes its check but not its bits, and paths longer than 8 share them. InvalidInput where it fails a check of
+    its own.
 
     >>> in_cpp([[0], [1], [0, 1]], 63, 4).choices
     [[0], [1], [0, 1]]
@@ -140,10 +151,10 @@ def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int)
         )
 
     def packed(path: Sequence[int]) -> int:
-        found = 0
-        for rank in path:
-            found = (found << RANK_BITS) + rank
-        return found
+        bits = 0
+        for i, rank in enumerate(reversed(path)):
+            bits |= rank << (RANK_BITS * i % 32)
+        return bits
 
     before: dict[int, Choice] = {0: ()}
     level: dict[int, Choice] = {}
@@ -180,9 +191,10 @@ def in_python(choices: Sequence[Sequence[int]]) -> Tree:
     if longer and longer[:1] not in paths:
         paths = list({path[:depth]: None for path in paths for depth in range(1, len(path) + 1)})
     ids = numbered(paths)
-    if len(set(ids.values())) < len(ids):
+    if len(ids) > len({path[:depth] for path in paths for depth in range(1, len(path) + 1)}):
         raise InvalidInput(
-            "TensorRT-LLM's Python runtime gives two nodes one place: ranks have a gap at depth 1."
+            "TensorRT-LLM's Python runtime makes nodes that nobody listed, or gives two nodes one place: ranks have a "
+            "gap at depth 1."
         )
     return Tree.from_choices(ids)
 
@@ -232,6 +244,8 @@ def eagle_choices(value: Any) -> list[list[int]]:
     [[0], [0, 0]]
     """
     paths = sorted({tuple(path) for path in value}, key=lambda path: (len(path), path))
+    if not paths:
+        raise InvalidInput("TensorRT-LLM needs at least one eagle choice.")
     for path in paths:
         if len(path) > 1 and path[:-1] not in paths:
             raise InvalidInput(f"TensorRT-LLM finds that choice {list(path)} is not connected.")

@@ -73,15 +73,19 @@ def vectors(text: str) -> list[list[int]]:
     found: list[list[int]] = []
     begin = 0
     while (end := text.find("}", begin)) > begin:
-        piece = text[begin:end].removeprefix("{")
-        numbers = [re.match(r"\s*([+-]?\d+)", part) for part in piece.split(",")]
-        if not all(numbers):
-            raise refusal
-        found.append([int(number[1]) for number in numbers if number])
+        path = []
+        for part in text[begin:end].removeprefix("{").split(","):
+            if not part:
+                break  # an empty number ends the path
+            number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", part)
+            if number is None or not -(2**31) <= int(number[1]) < 2**31:
+                raise refusal
+            path.append(int(number[1]))
+        found.append(path)
         comma = text.find(",", end)
         if comma < 0:
             break
-        begin = comma + 1 + len(text[comma + 1 :]) - len(text[comma + 1 :].lstrip())
+        begin = len(text) - len(text[comma + 1 :].lstrip(" \t\n\v\f\r"))
     if not found:
         raise refusal
     return found
@@ -90,8 +94,20 @@ def vectors(text: str) -> list[list[int]]:
 def filled_in(argument: str) -> dict[str, str]:
     """What tools/fill_template.py takes from its argument: pairs between commas that no backslash escapes.
 
-    >>> filled_in(r"a:1,b:{0}\\,{1}"), filled_in("a:1,b:{0},{1}")
-    ({'a': '1', 'b': '{0},{1}'}, {'a': '1', 'b': '{0}'})
+    Raises InvalidInput for what is no pair, on which it fails with a ValueError.
+
+    >>> filled_in(r"a:1,b:{0}\\,{1}")
+    {'a': '1', 'b': '{0},{1}'}
+    >>> filled_in("b:{0},{1}")
+    Traceback (most recent call last):
+    treeopt.errors.InvalidInput: fill_template.py fails on '{1}', which is no pair: put a backslash before its comma.
     """
-    pairs = [pair.replace("\\,", ",").partition(":") for pair in re.split(r"(?<!\\),", argument)]
-    return {key: value for key, colon, value in pairs if colon}
+    found = {}
+    for pair in re.split(r"(?<!\\),", argument):
+        if pair.count(":") != 1:
+            raise InvalidInput(
+                f"fill_template.py fails on {pair!r}, which is no pair: put a backslash before its comma."
+            )
+        key, value = pair.replace("\\", "").split(":")
+        found[key] = value
+    return found

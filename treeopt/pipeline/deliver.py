@@ -141,6 +141,10 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
                 "it must hold a list of paths, an object with 'medusa_choices', a plan, or an engine's "
                 "configuration that treeopt export writes."
             )
+        if len({type(choice) for choice in choices}) > 1:
+            raise InvalidInput(
+                "it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it."
+            )
         return Tree.from_choices(choices)
     except InvalidInput as error:
         said = str(error)
