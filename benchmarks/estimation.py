@@ -63,7 +63,12 @@ def domains(folder: Path, book: Path | None) -> dict[str, RankTrace]:
 
 def compare(name: str, trace: RankTrace) -> float:
     """Print a row for each size; the least lower bound of replay against independent [%]."""
-    limits = {"budget": max(SIZES), "max_rank": MAX_RANK, "max_depth": trace.num_heads, "shape": "sibling-closed"}
+    limits = {
+        "budget": max(SIZES),
+        "max_rank": MAX_RANK,
+        "max_depth": trace.num_heads,
+        "shape": "sibling-closed",
+    }
     grown = {objective: crossfit(trace, objective=objective, **limits) for objective in OBJECTIVES}
     base, n = grown["independent"], grown["independent"].conversations
     draws, worst = conversation_draws(n), np.inf
