@@ -253,7 +253,7 @@ def test_rank_10_is_the_next_heads_first_candidate(engine):
 
 def test_rank_16_is_another_path_in_tensorrt_llm():
     chain = [[rank] for rank in range(17)]
-    with pytest.raises(InvalidInput, match="listed once"):  # (16, 0) has the bits of (1, 0, 0)
+    with pytest.raises(InvalidInput, match="share theirs"):  # (16, 0) has the bits of (1, 0, 0)
         tensorrt_llm.in_cpp([*chain, [0, 0], [16, 0], [0, 0, 0], [1, 0, 0], [16, 0, 0]], 63, 4)
     with pytest.raises(InvalidInput, match="ranks up to 15, but the tree has 16"):
         export(Tree.from_choices([*chain, [0, 0]]), "tensorrt-llm")
@@ -263,10 +263,12 @@ def test_paths_longer_than_8_share_their_bits_in_tensorrt_llm():
     first, second = [1] + [0] * 8, [1] + [0] * 7 + [1]
     prefixes = [first[:depth] for depth in range(1, 9)]
     choices = [[0], *prefixes, first, second, [*first, 0], [*second, 0]]
-    with pytest.raises(InvalidInput, match="comes twice"):  # both children hang on the second
+    with pytest.raises(InvalidInput, match="share theirs"):  # both children hang on the second
         tensorrt_llm.in_cpp(choices, 63, 16)
-    with pytest.raises(InvalidInput, match="up to depth 8, but this one has 10"):
-        export(Tree.from_choices(choices), "tensorrt-llm")
+    for engine in ("tensorrt-llm", "triton"):
+        with pytest.raises(InvalidInput, match=r"Nothing was written.*share theirs"):
+            export(Tree.from_choices(choices), engine)
+        assert "shifts ranks out of 32 bits" in " ".join(export(Tree.chain(11), engine).notes)
 
 
 def test_a_negative_rank_makes_wrong_buffers():

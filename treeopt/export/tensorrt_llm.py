@@ -23,7 +23,7 @@ OPTIONS, BENCH, COMMANDS = "llm_api_options.yml", "medusa_choices.yml", "command
 PLAIN = "# No tree pays at batch size"  # begins the files for serving without speculation
 WORD = 32  # rows of a word of its packed mask
 MOST_DEPTH, RANK_BITS = 16, 4  # of a path, four bits a rank
-SAFE_DEPTH = 8  # the ranks are shifted as 32-bit numbers, so those eight levels up come round again
+SAFE_DEPTH = 9  # ranks are shifted as 32-bit numbers: of parents deeper than 8 the bits come round again
 
 
 def write(request: Request) -> Written:
@@ -82,6 +82,11 @@ def _draft_len(request: Request, tree: Tree) -> tuple[int, list[str]]:
     ]
     if n < built:
         notes = [f"The engine was built for {built} choices and pays for all: this tree's {n} save nothing."]
+    if tree.depth > SAFE_DEPTH:
+        notes.append(
+            f"Below depth {SAFE_DEPTH} the C++ runtime shifts ranks out of 32 bits, which C++ leaves open; this tree comes "
+            "out right where shifts wrap round, as on x86."
+        )
     return built, [*notes, *mask_note(n, built)]
 
 
@@ -174,6 +179,8 @@ def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int)
         node = (*before.get(packed(path[:-1]), ()), path[-1])
         level[packed(path)] = node
         found.append(node)
+    if len(set(found)) < len(found) == len({tuple(path) for path in choices}):
+        raise InvalidInput("TensorRT-LLM's C++ packs paths into bits, and two of these paths share theirs.")
     return Tree.from_choices(found)
 
 
