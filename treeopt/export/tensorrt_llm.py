@@ -82,11 +82,6 @@ def _draft_len(request: Request, tree: Tree) -> tuple[int, list[str]]:
     ]
     if n < built:
         notes = [f"The engine was built for {built} choices and pays for all: this tree's {n} save nothing."]
-    if tree.depth > SAFE_DEPTH:
-        notes.append(
-            f"Below depth {SAFE_DEPTH} the C++ runtime shifts ranks out of 32 bits, which C++ leaves open; this tree comes "
-            "out right where shifts wrap round, as on x86."
-        )
     return built, [*notes, *mask_note(n, built)]
 
 
