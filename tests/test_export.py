@@ -266,9 +266,9 @@ def test_paths_longer_than_8_share_their_bits_in_tensorrt_llm():
     with pytest.raises(InvalidInput, match="share theirs"):  # both children hang on the second
         tensorrt_llm.in_cpp(choices, 63, 16)
     for engine in ("tensorrt-llm", "triton"):
-        with pytest.raises(InvalidInput, match="up to depth 9, but this one has 10"):
+        with pytest.raises(InvalidInput, match="up to depth 8, but this one has 10"):
             export(Tree.from_choices(choices), engine)
-        assert export(Tree.chain(9), engine).files
+        assert export(Tree.chain(8), engine).files
 
 
 def test_a_negative_rank_makes_wrong_buffers():

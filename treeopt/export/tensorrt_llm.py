@@ -23,7 +23,7 @@ OPTIONS, BENCH, COMMANDS = "llm_api_options.yml", "medusa_choices.yml", "command
 PLAIN = "# No tree pays at batch size"  # begins the files for serving without speculation
 WORD = 32  # rows of a word of its packed mask
 MOST_DEPTH, RANK_BITS = 16, 4  # of a path, four bits a rank
-SAFE_DEPTH = 9  # ranks are shifted as 32-bit numbers: of parents deeper than 8 the bits come round again
+SAFE_DEPTH = 8  # ranks are shifted as 32-bit numbers, so that those eight levels up come round again
 
 
 def write(request: Request) -> Written:
