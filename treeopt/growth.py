@@ -9,7 +9,7 @@ replay        gain of a node = tokens per step it adds at the states that decodi
 Counts of rare paths are noise: `joint` and `replay` mix them with those of commoner ones (`shrinkage`).
 
 Within a ``shape`` (`shapes`) that an engine needs, `independent` and `joint` find the best tree of every size,
-which need not be nested (`knapsack`, `uniform`); `replay` adds only nodes that keep it.
+which need not be nested (`knapsack`); `replay` adds only nodes that keep it.
 
 accept : (K, R)  P(head k has the true token at rank r)
 ranks  : (P, K)  rank of the true token at every state

@@ -41,9 +41,7 @@ class PlanEntry:
     accepted: list[float] = field(default_factory=list)  # share of the steps that emit 0, 1, ... guesses
     verified: dict[str, Any] | None = None
     best_chain: dict[str, Any] | None = None
-    unconstrained: dict[str, Any] | None = (
-        None  # what the best tree without the engine's or shape's limits reaches
-    )
+    unconstrained: dict[str, Any] | None = None  # what the best tree without the limits reaches
     rebuilds: dict[str, Any] | None = None  # the few sizes worth building an engine for
     warnings: list[str] = field(default_factory=list)
     groups: dict[str, dict[str, float | None]] = field(default_factory=dict)

@@ -95,6 +95,19 @@ def timings(
     return [timing(i, len(t), t.depth) for i, t in enumerate(trees)], timing(len(trees), 1, 0)
 
 
+def drifts(plain: Sequence[StepTiming], nominal: Sequence[bool] | None = None) -> list[dict[str, Any]]:
+    """What a profile says of the drift of its plain steps; nominal: whether rows were held at a context."""
+    return [
+        {
+            "batch_size": p.batch_size,
+            "context_tokens": p.context_tokens,
+            "drift": round(drift(p), 4),
+            "nominal": held,
+        }
+        for p, held in zip(plain, nominal or [True] * len(plain), strict=True)
+    ]
+
+
 def drift(plain: StepTiming) -> float:
     """How much slower plain steps became from the first to the last third of the rounds, 0.1 for 10 %.
 

@@ -34,6 +34,7 @@ __all__ = [
     "method_of",
     "read_choices",
     "runners",
+    "way_of",
 ]
 
 
@@ -120,6 +121,14 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
     return replace(written, notes=(*written.notes, *notes))
 
 
+def way_of(plan: Plan, engine: str, method: str | None = None) -> Method:
+    """The method that a plan goes to an engine by: the one named, planned for, or usual for its drafter."""
+    planned = (plan.constraint or {}).get("engine") or {}
+    if method is None and planned.get("name") == engine:
+        method = planned.get("method")
+    return method_of(engine, (plan.drafter or {}).get("kind"), method)
+
+
 def export_plan(
     plan: Plan,
     engine: str,
@@ -129,7 +138,7 @@ def export_plan(
     version: str | None = None,
     max_draft_len: int | None = None,
 ) -> Written:
-    """An engine's files for a plan: its schedule where the engine takes one, else the entry of a batch size.
+    """An engine's files for a plan: its schedule where the engine takes chains, else the entry of a batch size.
 
     Raises InvalidInput for a plan of trees and an engine of chains: the best chain is no path of the best tree.
     """
@@ -137,29 +146,22 @@ def export_plan(
     num_heads = drafter.get("num_heads")
     if not isinstance(num_heads, int):
         raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
-    planned = (plan.constraint or {}).get("engine") or {}
-    if method is None and planned.get("name") == engine:
-        method = planned.get("method")
-    way = method_of(engine, drafter.get("kind"), method)
+    way = way_of(plan, engine, method)
     request = Request(
         num_heads=num_heads, num_layers=drafter.get("num_layers") or 1, drafter=drafter.get("kind"), version=version,
-        max_draft_len=max_draft_len,
+        max_draft_len=max_draft_len, batch_size=plan.entries[-1].batch_size,
     )  # fmt: skip
-    if batch_size is None and (way.shape == "chain" or len(plan.schedule) == 1):
-        trees = [entry.tree for entry in plan.entries]
-        for tree in trees if way.shape == "chain" else []:
-            check_shape_of(tree, way, engine)
-        request = replace(request, batch_size=plan.entries[-1].batch_size)
-        if way.shape != "chain":
-            return export_request(
-                replace(request, tree=trees[plan.schedule[0]["entry"]]), engine, method=way.name
-            )
-        lengths = tuple((part["from"], part["to"], trees[part["entry"]].depth) for part in plan.schedule)
-        return export_request(replace(request, lengths=lengths), engine, method=way.name)
-    entry = plan.entry(batch_size)
-    return export_request(
-        replace(request, tree=entry.tree, batch_size=entry.batch_size), engine, method=way.name
-    )
+    if batch_size is not None or (way.shape != "chain" and len(plan.schedule) > 1):
+        entry = plan.entry(batch_size)
+        request = replace(request, tree=entry.tree, batch_size=entry.batch_size)
+    elif way.shape == "chain":
+        for entry in plan.entries:
+            check_shape_of(entry.tree, way, engine)
+        lengths = ((part["from"], part["to"], plan.entries[part["entry"]].depth) for part in plan.schedule)
+        request = replace(request, lengths=tuple(lengths))
+    else:
+        request = replace(request, tree=plan.entries[plan.schedule[0]["entry"]].tree)
+    return export_request(request, engine, method=way.name)
 
 
 def check_shape_of(tree: Tree, way: Method, engine: str) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
-from treeopt.export.lists import same, the_list
+from treeopt.export.lists import listed, same, the_list
 from treeopt.tree import Tree
 
 
 def write(request: Request) -> Written:
     """``medusa_choices.py`` for medusa/model/medusa_choices.py, and the bare list as JSON."""
     tree = request.tree_of("medusa")
-    choices = json.dumps(tree.choices)
+    choices = listed(tree)
     files = {
         "medusa_choices.py": f"treeopt_{len(tree) - 1} = {choices}\n",
         "medusa_choices.json": f"{choices}\n",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treeopt.errors import InvalidInput
+from treeopt.importing.files import File
 from treeopt.importing.survival import MOST_DRAFTS
 
 Labels = tuple[tuple[str, str], ...]
@@ -52,6 +53,16 @@ class Counters:
                 f"{self.path} must have every position from 0 on, but has {sorted(found)}: was it cut off?"
             )
         return [found[place] for place in sorted(found)]
+
+
+def scrapes_among(files: Sequence[File], prefix: str) -> list[tuple[str, Path]]:
+    """The files that have lines under ``prefix``: all of them or none, else InvalidInput."""
+    found = [(c, p) for c, p in files if isinstance(c, str) and re.search(f"^{prefix}", c, re.MULTILINE)]
+    if found and len(found) < len(files):
+        raise InvalidInput(
+            "Files of one import must be of one form, but some are expositions and some are not."
+        )
+    return found
 
 
 def read_counters(files: Sequence[tuple[str, Path]], prefix: str) -> Counters:

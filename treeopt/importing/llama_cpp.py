@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.exposition import read_counters
-from treeopt.importing.files import File, Found, quoted
-from treeopt.importing.printed import RATE, Printed
-from treeopt.importing.survival import BIASED, MOST_DRAFTS, Drafts, Histograms, to_calibration
+from treeopt.importing.exposition import read_counters, scrapes_among
+from treeopt.importing.files import File, Found
+from treeopt.importing.printed import RATE, Printed, number, whole
+from treeopt.importing.survival import BIASED, Drafts, Histograms, to_calibration
 from treeopt.importing.vllm_metrics import from_counters
 
 PREFIX = r"llamacpp:spec_decode_"
@@ -39,6 +39,7 @@ OLD_LINE = (
     "only means of its drafts: survival needs 'acceptance rate per position', which llama.cpp prints since "
     "PR #24536 of June 2026. Update it"
 )
+NUMBERS = "numbers in its lines of drafts"
 CUMULATIVE = "The lines 'statistics' count since the start of the process: only the last one was read."
 CUT = "Rates are not printed for all positions of the drafts: depths beyond were left out."
 
@@ -70,12 +71,7 @@ def read(files: Sequence[File]) -> Found:
                 f"{one} has only means of its drafts, and survival needs rates by position: import the log."
             )
     texts = [(str(content), one) for content, one in files]
-    scrapes = [(c, p) for c, p in texts if re.search(f"^{PREFIX}", c, re.MULTILINE)]
-    if scrapes and len(scrapes) < len(texts):
-        raise InvalidInput(
-            "Files of one import must be of one form, but some are expositions and some are not."
-        )
-    if scrapes:
+    if scrapes := scrapes_among(files, PREFIX):
         rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NEEDED)
         return to_calibration(Drafts.of([rows]), path, notes=notes)
     groups: list[Histograms] = []
@@ -96,16 +92,16 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]
     if detailed:
         lines = [
             Printed(
-                _rates(found[5], path), _whole(found[2]), _whole(found[3]), _number(found[4], path), may_be_cut=True
+                _rates(found[5], path), whole(found[2]), whole(found[3]), number(found[4], path, NUMBERS), may_be_cut=True
             )
-            for found in detailed if _whole(found[3])
+            for found in detailed if whole(found[3])
         ]  # fmt: skip
         notes = [f"{len(requests) - len(detailed)} lines without rates by position were left out."] * (
             len(detailed) < len(requests)
         )
         return *_pooled(lines, path, notes), True
     last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
-    used = {name: found for name, found in last.items() if found[7] is not None and _whole(found[2])}
+    used = {name: found for name, found in last.items() if found[7] is not None and whole(found[2])}
     if not used:
         raise InvalidInput(f"{path} has {OLD_LINE}.")
     if len(used) > 1:
@@ -114,12 +110,12 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]
             "Serve with one of them."
         )
     found = next(iter(used.values()))
-    drafts, first = _whole(found[2]), _whole(found[3])
+    drafts, first = whole(found[2]), whole(found[3])
     line = Printed(
         _rates(found[7], path),
-        _whole(found[5]),
-        _whole(found[4]),
-        _number(found[6], path),
+        whole(found[5]),
+        whole(found[4]),
+        number(found[6], path, NUMBERS),
         drafts,
         may_be_cut=True,
     )
@@ -142,17 +138,4 @@ def _pooled(lines: Sequence[Printed], path: Path, notes: list[str]) -> tuple[lis
 
 
 def _rates(text: str, path: Path) -> list[float]:
-    return [_number(part, path) for part in text.split(",")]
-
-
-def _number(text: str, path: Path) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInput(
-            f"{path} must have numbers in its lines of drafts, but has {quoted(text)}."
-        ) from None
-
-
-def _whole(digits: str) -> int:
-    return min(int(digits[:20]), MOST_DRAFTS + 1)
+    return [number(part, path, NUMBERS) for part in text.split(",")]

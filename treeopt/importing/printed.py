@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from treeopt.errors import InvalidInput
+from treeopt.importing.files import quoted
 from treeopt.importing.survival import MOST_DRAFTS, Histograms, check_counts, histogram_of
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
@@ -100,3 +102,16 @@ class Printed:
         off = sum(reached) - self.accepted
         slack = RATE * len(rates) * drafts + 1e-6
         return close and (off <= slack if self.may_be_cut and self.is_cut(drafts) else abs(off) <= slack)
+
+
+def whole(digits: str) -> int:
+    """The count of a log line; one that cannot be is kept as one too many."""
+    return min(int(digits[:20]), MOST_DRAFTS + 1)
+
+
+def number(text: str, path: Path, needed: str) -> float:
+    """A number of a log line; InvalidInput says what ``needed`` to be there."""
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"{path} must have {needed}, but has {quoted(text)}.") from None

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.exposition import Counters, read_counters
+from treeopt.importing.exposition import Counters, read_counters, scrapes_among
 from treeopt.importing.files import File, Found, quoted
-from treeopt.importing.printed import RATE, Printed
+from treeopt.importing.printed import RATE, Printed, number, whole
 from treeopt.importing.survival import (
     BIASED,
     MOST_DRAFTS,
@@ -68,12 +68,7 @@ def read(files: Sequence[File]) -> Found:
                 "serve with speculation, but holds none."
             )
     path = files[-1][1]
-    scrapes = [(c, p) for c, p in files if isinstance(c, str) and re.search(f"^{PREFIX}", c, re.MULTILINE)]
-    if scrapes and len(scrapes) < len(files):
-        raise InvalidInput(
-            "Files of one import must be of one form, but some are expositions and some are not."
-        )
-    if scrapes:
+    if scrapes := scrapes_among(files, PREFIX):
         rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NO_POSITIONS)
         return to_calibration(Drafts.of([rows]), path, notes=notes)
     groups: list[Histograms] = []
@@ -106,14 +101,16 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str]]:
     """One histogram an interval; drafts are worked out from the rates."""
     groups: list[Histograms] = []
     old = is_mixed = 0
-    for number, line in enumerate(text.splitlines(), 1):
+    for place, line in enumerate(text.splitlines(), 1):
         found = LINE.search(line)
         if found is None:
             old += bool(ANY_LINE.search(line))
         elif "nan" not in found[1] + found[4]:
             rates = [float(rate) for rate in found[4].split(", ")]
-            printed = Printed(rates, _whole(found[2]), _whole(found[3]), _mean(found[1], path))
-            drafts, reached = printed.counts(f"{path}, line {number},")
+            printed = Printed(
+                rates, whole(found[2]), whole(found[3]), number(found[1], path, "a mean acceptance length")
+            )
+            drafts, reached = printed.counts(f"{path}, line {place},")
             is_mixed += printed.is_mixed(drafts)
             groups.append({len(reached): histogram_of(drafts, reached)})
     if not groups:
@@ -181,20 +178,9 @@ def _rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
 def _count(value: Any, where: str, name: str) -> int:
     """A whole number, which pandas writes as 5800.0 where a column has holes."""
     try:
-        number = float(value)
-        if number.is_integer() and 0 <= number <= MOST_DRAFTS and not isinstance(value, bool):
-            return int(number)
+        count = float(value)
+        if count.is_integer() and 0 <= count <= MOST_DRAFTS and not isinstance(value, bool):
+            return int(count)
     except (TypeError, ValueError, OverflowError):
         pass
     raise InvalidInput(f"{where} must have a whole number as {name}, but has {quoted(value)}.")
-
-
-def _whole(digits: str) -> int:
-    return min(int(digits[:20]), MOST_DRAFTS + 1)
-
-
-def _mean(text: str, path: Path) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInput(f"{path} must have a mean acceptance length, but has {quoted(text)}.") from None

@@ -37,7 +37,7 @@ def export(
 
     Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one.
     """
-    from treeopt.export import Request, export_plan, export_request, method_of
+    from treeopt.export import Request, export_plan, export_request, way_of
 
     folder = run.export / engine
     if tree is not None:
@@ -57,7 +57,7 @@ def export(
         folder /= f"batch-size-{batch_size}"
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
     drafter = plan.drafter or {}
-    if entry.rebuilds is not None and method_of(engine, drafter.get("kind"), method).rebuilds:
+    if entry.rebuilds is not None and way_of(plan, engine, method).rebuilds:
         script = rebuild_files(
             entry.rebuilds["trees"], batch_size=entry.batch_size, num_heads=drafter["num_heads"],
             num_layers=drafter.get("num_layers") or 1,

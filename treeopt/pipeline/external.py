@@ -32,7 +32,7 @@ from treeopt.pipeline.placement import placed_sizes, shaped, timing_trees, tree_
 from treeopt.pipeline.profile import check_sizes, reached, tell, with_earlier
 from treeopt.pipeline.timings import NUM_HEADS, UNKNOWN_CONTEXT, ms_of_speed, positive
 from treeopt.provenance import Provenance
-from treeopt.rounds import PRECISION, Round, drift, is_enough, timings
+from treeopt.rounds import PRECISION, Round, drifts, is_enough, timings
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree, TreeFamily
@@ -130,8 +130,7 @@ def profile_command(
         plain.append(reference)
     info = {
         "measures": "step",
-        "drift": [{"batch_size": p.batch_size, "context_tokens": p.context_tokens, "drift": round(drift(p), 4),
-                   "nominal": True} for p in plain],
+        "drift": drifts(plain),
         "provenance": Provenance().record(),
         "inputs": digests(used) if used else {},
     }  # fmt: skip

@@ -29,7 +29,7 @@ from treeopt.journal import Journal, discard
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
 from treeopt.planner import plan_trees
-from treeopt.rounds import drift, interval95, timings
+from treeopt.rounds import drifts, interval95, timings
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree, TreeFamily
@@ -282,9 +282,7 @@ def _info(
     weights = weight_bytes(session.target, session.heads)
     info: dict[str, Any] = {
         "measures": "step",
-        "drift": [{"batch_size": p.batch_size, "context_tokens": p.context_tokens, "drift": round(drift(p), 4),
-                   "nominal": measured.nominal is not None}
-                  for p, measured in zip(plain, found, strict=True)],
+        "drift": drifts(plain, [measured.nominal is not None for measured in found]),
         "weight_bytes": weights,
         "provenance": session.provenance(seed=0).record(),
     }  # fmt: skip

@@ -25,7 +25,7 @@ from treeopt.model_shape import ITEMSIZE, shape_of
 from treeopt.pipeline.profile import reached, tell
 from treeopt.provenance import Provenance
 from treeopt.roofline import MEASURES, analytical_profile
-from treeopt.rounds import PRECISION, drift
+from treeopt.rounds import PRECISION, drifts
 from treeopt.rundir import RunDirectory, digests
 from treeopt.storage import read_text
 from treeopt.trace import RankTrace
@@ -121,9 +121,7 @@ def profile_of(rows: Sequence[Row], name: str) -> LatencyProfile:
     timed = [StepTiming(*key, step_ms=tuple(row.step_ms for row in group), round=_rounds(group))
              for key, group in sorted(groups.items())]  # fmt: skip
     reference = tuple(timing for timing in timed if timing.size == 1)
-    info = {"drift": [{"batch_size": p.batch_size, "context_tokens": p.context_tokens,
-                       "drift": round(drift(p), 4), "nominal": True} for p in reference]}  # fmt: skip
-    return LatencyProfile(tuple(t for t in timed if t.size > 1), reference, {}, info)
+    return LatencyProfile(tuple(t for t in timed if t.size > 1), reference, {}, {"drift": drifts(reference)})
 
 
 def _rounds(group: Sequence[Row]) -> tuple[int, ...] | None:
