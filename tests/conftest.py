@@ -12,9 +12,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported, which 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from treeopt.cli import cli
 from treeopt.importing import read_measurement
 from treeopt.runtime.chat import ChatFormat
 from treeopt.runtime.drafters.medusa import MedusaHeads
@@ -159,3 +161,18 @@ def imported(tmp_path):
         return found.source, found.notes
 
     return read
+
+
+def invoke(*arguments: object, code: int = 0) -> Result:
+    """Run a command. Anything but a TreeoptError or a usage error is a traceback: fail."""
+    result = CliRunner().invoke(cli, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+def treeopt(*arguments: object, code: int = 0) -> str:
+    """What a command prints, or what it says where it could not."""
+    result = invoke(*arguments, code=code)
+    return result.stdout if code == 0 else result.stderr

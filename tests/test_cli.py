@@ -5,30 +5,20 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from treeopt import demo
-from treeopt.cli import cli
 from treeopt.plan import Plan
 from treeopt.replay import replay
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
 
-from .conftest import tiny_model
+from .conftest import tiny_model, treeopt
 
 QUICK = ("--num-prompts", "6", "--max-new-tokens", "24")
-
-
-def treeopt(*arguments, code=0):
-    """Run a command; its stdout. Anything but a TreeoptError or a usage error is a traceback: fail."""
-    result = CliRunner().invoke(cli, [str(a) for a in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output + result.stderr
-    return result.stdout if code == 0 else result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +184,7 @@ def test_export_and_show(line, tmp_path):
             "files"
         ]
         assert files
-        assert all(open(file).read() for file in files)  # noqa: SIM115
+        assert all(Path(file).read_text() for file in files)
     assert "--batch-size" in treeopt("export", "--run", run, "--to", "medusa", code=1)
     assert "rows" in treeopt("show", "--run", run)
     shown = json.loads(treeopt("show", "--run", run, "--batch-size", 2, "--json"))

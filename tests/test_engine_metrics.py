@@ -4,12 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.calibration import Calibration
-from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.importing import read_measurement
 from treeopt.importing.printed import Printed
@@ -17,6 +15,7 @@ from treeopt.importing.survival import BIASED, CHAIN, MIXED, OPTIMISTIC, Drafts,
 from treeopt.pipeline.importing import DRAFTERS, import_file
 from treeopt.rundir import RunDirectory
 
+from .conftest import invoke
 from .engine_files import (
     DRAFTS,
     EVERYTHING,
@@ -42,14 +41,6 @@ from .engine_files import (
 
 MIXED_ROWS = {2: [30, 20, 50], 3: [170, 180, 130, 420]}
 MIXED_SURVIVAL = [0.8, 0.62, 0.62 * 420 / 550]
-
-
-def treeopt(*arguments, code=0):
-    result = CliRunner().invoke(cli, [str(a) for a in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output + result.stderr
-    return result
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
@@ -243,7 +234,7 @@ def test_the_command_keeps_the_source_and_shows_survival(tmp_path):
     before, after, run = tmp_path / "before.txt", tmp_path / "after.txt", tmp_path / "run"
     before.write_text(exposition(50, [40, 30, 20]))
     after.write_text(exposition(1050, [840, 630, 440]))
-    shown = treeopt("import", before, after, "--run", run, "--drafter", "eagle3")
+    shown = invoke("import", before, after, "--run", run, "--drafter", "eagle3")
     assert "0.600 ±0.015" in shown.stdout
     assert "0.750 " in shown.stdout
     assert "1,000 drafts" in shown.stdout

@@ -6,12 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treeopt.calibration import Calibration
-from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.importing import KINDS, read_measurement
 from treeopt.importing.medusa_pt import NO_BLOCKS
@@ -22,17 +20,9 @@ from treeopt.storage import sha256_of
 from treeopt.trace import End, RankTrace
 from treeopt.tree import Tree
 
-from .conftest import random_trace, traces
+from .conftest import invoke, random_trace, traces
 
 FILE = Path("file")
-
-
-def treeopt(*arguments, code=0):
-    result = CliRunner().invoke(cli, [str(a) for a in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output + result.stderr
-    return result
 
 
 def limited_trace(rng, prompts: int, steps: int, heads: int, ranks: int) -> RankTrace:
@@ -326,12 +316,12 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path):
 def test_an_imported_trace_is_searched_by_replay(tmp_path):
     trace = limited_trace(np.random.default_rng(1), 20, 20, 3, 6)
     path, run = write(tmp_path / "v_heads_accuracy.pt", medusa_tensors(trace)), tmp_path / "run"
-    document = json.loads(treeopt("import", path, "--run", run, "--json").stdout)
+    document = json.loads(invoke("import", path, "--run", run, "--json").stdout)
     assert document["source"] == "imported"
     assert document["provenance"]["imported"] == {
         "file": path.name, "sha256": sha256_of(path), "kind": "medusa-pt",
     }  # fmt: skip
-    treeopt("search", "--run", run, "--budget", "8")
+    invoke("search", "--run", run, "--budget", "8")
     plan = Plan.load(run / "plan.json")
     assert plan.objective == "replay"
     assert plan.entries[0].predicted["sequences"] == 20
@@ -339,14 +329,14 @@ def test_an_imported_trace_is_searched_by_replay(tmp_path):
 
 def test_imported_accuracies_are_searched_by_products(tmp_path):
     path = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n2,0.4,0.5\n")
-    assert "rank 1" in treeopt("import", path, "--run", tmp_path / "run", "--trials", "100").stdout
-    treeopt("search", "--run", tmp_path / "run", "--budget", "3")
+    assert "rank 1" in invoke("import", path, "--run", tmp_path / "run", "--trials", "100").stdout
+    invoke("search", "--run", tmp_path / "run", "--budget", "3")
     assert Plan.load(tmp_path / "run" / "plan.json").entries[0].medusa_choices == [[0], [0, 0]]
 
 
 def test_assumptions_are_said_and_kept(tmp_path):
     path = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n")
-    said = treeopt("import", path, "--run", tmp_path / "run", "--trials", "100").stderr
+    said = invoke("import", path, "--run", tmp_path / "run", "--trials", "100").stderr
     kept = Calibration.load(tmp_path / "run" / "calibration.json").info["notes"]
     assert any("100 trials a head were assumed" in note for note in kept)
     assert "100 trials a head were assumed" in " ".join(said.split())
@@ -357,7 +347,7 @@ def test_a_measured_run_is_not_replaced_unasked(tmp_path):
     trace.save(tmp_path / "trace.npz")
     before = (tmp_path / "trace.npz").read_bytes()
     path = write(tmp_path / "t.csv", "head,top1\n1,0.6\n")
-    error = treeopt("import", path, "--run", tmp_path, "--trials", "5", code=1).stderr
+    error = invoke("import", path, "--run", tmp_path, "--trials", "5", code=1).stderr
     assert "--overwrite" in error
     assert (tmp_path / "trace.npz").read_bytes() == before
 
@@ -365,11 +355,11 @@ def test_a_measured_run_is_not_replaced_unasked(tmp_path):
 def test_overwriting_a_run_leaves_no_trace_of_other_numbers(tmp_path):
     random_trace(np.random.default_rng(0), [9] * 4, 2, 3).save(tmp_path / "trace.npz")
     path = write(tmp_path / "t.csv", "head,top1\n1,0.6\n")
-    treeopt("import", path, "--run", tmp_path, "--trials", "5", "--overwrite")
+    invoke("import", path, "--run", tmp_path, "--trials", "5", "--overwrite")
     assert not (tmp_path / "trace.npz").exists()
     assert Calibration.load(tmp_path / "calibration.json").hits.tolist() == [[3]]
 
 
 def test_the_help_names_every_kind():
-    said = treeopt("import", "-h").stdout
+    said = invoke("import", "-h").stdout
     assert all(kind in said for kind in KINDS)

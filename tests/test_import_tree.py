@@ -4,11 +4,9 @@ import json
 import random
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.export import ENGINES, Request, eagle1, export_request, neuron
 from treeopt.export.diagnosis import by_counts, diagnose, repair
@@ -18,16 +16,10 @@ from treeopt.published import PUBLISHED, published_tree
 from treeopt.shapes import sibling_closed
 from treeopt.tree import Tree
 
-from .conftest import trees
+from .conftest import invoke, trees
 
 SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
 TRITON = "Triton's TensorRT-LLM backend"
-
-
-def treeopt(*arguments, code=0):
-    result = CliRunner().invoke(cli, [str(a) for a in arguments])
-    assert result.exit_code == code, result.output + result.stderr
-    return result
 
 
 def reads(text):
@@ -263,21 +255,21 @@ def test_eagle_verifies_every_tree_of_ten_ranks_as_it_is(tree):
 def test_the_tree_is_written_so_that_other_commands_read_it(tmp_path):
     listed, output = tmp_path / "theirs.py", tmp_path / "tree.json"
     listed.write_text("theirs = [(0,), (0, 0), (1,), (1,)]\n")
-    result = treeopt("import-tree", listed, "--output", output)
+    result = invoke("import-tree", listed, "--output", output)
     assert result.stdout.strip() == str(output)
     assert "come" not in result.stdout
     assert "kept once: [1]" in result.stderr
     document = json.loads(output.read_text())
     assert document["schema"] == "treeopt.tree/1"
     assert read_tree(output).choices == document["medusa_choices"] == [[0], [1], [0, 0]]
-    assert "[0, 0]" in treeopt("show", "--tree", output).stdout
+    assert "[0, 0]" in invoke("show", "--tree", output).stdout
 
 
 def test_without_output_the_list_is_printed_and_with_json_the_document(tmp_path):
     listed = tmp_path / "theirs.txt"
     listed.write_text("{0},{0, 0}")
-    assert json.loads(treeopt("import-tree", listed).stdout) == [[0], [0, 0]]
-    document = json.loads(treeopt("import-tree", listed, "--json").stdout)
+    assert json.loads(invoke("import-tree", listed).stdout) == [[0], [0, 0]]
+    document = json.loads(invoke("import-tree", listed, "--json").stdout)
     assert document["schema"] == "treeopt.tree/1"
     assert (document["size"], document["depth"], document["repaired"]) == (3, 2, [])
     assert list(tmp_path.iterdir()) == [listed]
@@ -292,20 +284,20 @@ def plan_of(*sizes):
 def test_of_a_plan_the_tree_of_a_batch_size_is_taken(tmp_path):
     path = tmp_path / "plan.json"
     plan_of(1, 2).save(path)
-    assert json.loads(treeopt("import-tree", path, "--batch-size", 2).stdout) == [[0], [0, 0]]
-    assert "--batch-size" in treeopt("import-tree", path, code=1).stderr
+    assert json.loads(invoke("import-tree", path, "--batch-size", 2).stdout) == [[0], [0, 0]]
+    assert "--batch-size" in invoke("import-tree", path, code=1).stderr
     path.write_text("[[0]]")
-    assert "is no plan" in treeopt("import-tree", path, "--batch-size", 2, code=1).stderr
+    assert "is no plan" in invoke("import-tree", path, "--batch-size", 2, code=1).stderr
 
 
 def test_nothing_is_written_where_the_file_is_refused(tmp_path):
     listed, output = tmp_path / "bad.json", tmp_path / "tree.json"
     listed.write_text("[[0], [0, 0], [1, 0, 0]]")
-    said = treeopt("import-tree", listed, "--output", output, code=1).stderr
+    said = invoke("import-tree", listed, "--output", output, code=1).stderr
     assert str(listed) in said
     assert "lacks [1, 0]" in said
     assert not output.exists()
-    assert "does not exist" in treeopt("import-tree", tmp_path / "none", code=1).stderr
+    assert "does not exist" in invoke("import-tree", tmp_path / "none", code=1).stderr
 
 
 def test_score_and_its_like_refuse_what_import_tree_repairs(tmp_path):
@@ -315,4 +307,4 @@ def test_score_and_its_like_refuse_what_import_tree_repairs(tmp_path):
         path.write_text(text)
         with pytest.raises(InvalidInput):
             read_tree(path)
-        assert json.loads(treeopt("import-tree", path).stdout)
+        assert json.loads(invoke("import-tree", path).stdout)

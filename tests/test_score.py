@@ -4,11 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 
 from treeopt.calibration import Calibration
-from treeopt.cli import cli
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.export import Request, export_request
 from treeopt.growth import grow_independent
@@ -22,13 +20,7 @@ from treeopt.replay import replay
 from treeopt.score import score_tree
 from treeopt.tree import Tree
 
-from .conftest import random_trace, trees
-
-
-def treeopt(*arguments, code=0):
-    result = CliRunner().invoke(cli, [str(a) for a in arguments])
-    assert result.exit_code == code, result.output + result.stderr
-    return result.stdout if code == 0 else result.stderr
+from .conftest import random_trace, treeopt, trees
 
 
 @pytest.fixture(scope="module")
