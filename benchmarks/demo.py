@@ -95,7 +95,7 @@ def plain_step(session: Session, prompts: list[list[int]]) -> None:
 @torch.inference_mode()
 def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]) -> None:
     """A whole tree step against a bare pass over as many rows and bare heads on one row."""
-    model, heads = session.target.model, session.heads
+    model, heads = session.target.model, session.drafter
     cache = DynamicCache(config=model.config)
     model(torch.tensor([prompts[0]]), past_key_values=cache)
     hidden = torch.randn(1, session.target.width, dtype=session.target.dtype)
@@ -136,7 +136,7 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
 @torch.inference_mode()
 def calibration(session: Session, prompts: list[list[int]], rows: int = 16) -> None:
     """The same prompts and tokens: ours, bare batched decoding plus bare heads, and one at a time."""
-    model, heads = session.target.model, session.heads
+    model, heads = session.target.model, session.drafter
     batch = prompts[:rows]
 
     def ours() -> float:
@@ -194,7 +194,7 @@ def speedups(session: Session) -> dict[int, Tree]:
         ratio = result.speedup("chosen", baseline)
         assert ratio is not None
         report(f"chosen tree / {baseline}, tokens/s  [{ratio.low:.2f}, {ratio.high:.2f}]", ratio.value, bar)
-    trees = timing_trees(tree_families(run.read_trace(), session.heads.num_heads, 64), (16, 64), given=True)
+    trees = timing_trees(tree_families(run.read_trace(), session.drafter.num_heads, 64), (16, 64), given=True)
     return {n: next(t for t in reversed(trees) if len(t) == n) for n in (16, 64)}
 
 
@@ -205,7 +205,7 @@ def main() -> None:
     threads = torch.get_num_threads()
     print(f"demo model, {dtype}, batch 1, torch {torch.__version__}, {threads} threads, {cpu()}")
     prompts = [list((c.first * 4)[:PROMPT]) for c in session.prompts.conversations[:64]]
-    decode(session.target, session.heads, prompts[:2], Tree.chain(2), batch_size=1, stop=NEVER)
+    decode(session.target, session.drafter, prompts[:2], Tree.chain(2), batch_size=1, stop=NEVER)
     trees = speedups(session)
     plain_step(session, prompts)
     tree_step(session, prompts, trees)

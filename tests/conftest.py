@@ -25,7 +25,7 @@ from treeopt.runtime.target import Target
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
 
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 VOCABULARY, CONTEXT, HEADS = 37, 96, 4
 

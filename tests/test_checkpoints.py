@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.library import LAYOUTS
 from treeopt.runtime.checkpoints import convert, load_heads, save_heads
-from treeopt.runtime.collect import count_ranks
-from treeopt.runtime.decode import StopRule, decode, top_candidates
-from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.drafters.medusa import MedusaHeads, count_ranks
+from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.target import Target
 from treeopt.tree import Tree
 
@@ -35,9 +35,11 @@ MEDUSA = {
     "vllm_medusa_token_map": "vllm",
 }  # fmt: skip
 OTHERS = {
-    "hydra_mlp_pt": "Hydra heads", "hydra_prefix_mlp_pt": r"Hydra\+\+ heads", "eagle1_bin": "EAGLE-1 or EAGLE-2",
-    "eagle3_safetensors": "EAGLE-3", "tgi_mlp_speculator": "MLP speculator",
-}  # fmt: skip
+    "eagle3_safetensors": r"EAGLE-3 drafter: it reads three .* treeopt import LOG --drafter eagle3",
+    "tgi_mlp_speculator": "MLP speculator",
+}
+SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1")  # see test_checkpoints_sequential.py
+STACKED = tuple(layout for layout in LAYOUTS if layout not in SEQUENTIAL)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def write_file(tensors: dict[str, torch.Tensor], file: Path) -> None:
 # Layouts, one as any other
 
 
-@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize("source", STACKED)
 def test_every_layout_becomes_every_other_and_comes_back(source, base, lm_head, tmp_path):
     """Projections that are copies of the lm_head, so that the layouts without any can hold them too."""
     heads = random_heads()
@@ -132,7 +134,7 @@ def test_every_layout_becomes_every_other_and_comes_back(source, base, lm_head, 
     save_heads(
         heads, source, tmp_path / "source", base=base.name, base_folder=Path(base.name), lm_head=lm_head
     )
-    for layout in LAYOUTS:
+    for layout in STACKED:
         there, back = tmp_path / layout, tmp_path / f"{layout}-back"
         made = convert(str(tmp_path / "source"), layout, there, base=base.name)
         assert all(file.is_file() for file in made.files)
@@ -144,7 +146,7 @@ def test_every_layout_becomes_every_other_and_comes_back(source, base, lm_head, 
         assert_same(load(back, lm_head).heads, heads)
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {"medusa-shared"}))
+@pytest.mark.parametrize("layout", sorted({*STACKED} - {"medusa-shared"}))
 @pytest.mark.parametrize(("num_layers", "biases"), [(1, True), (1, False), (2, True)])
 def test_heads_survive_their_file(layout, num_layers, biases, base, tmp_path):
     heads = random_heads(4, num_layers, biases=biases)
@@ -187,7 +189,7 @@ def test_published_layouts_load_decode_and_convert(name, base, lm_head, tmp_path
     assert [row.tokens for row in decoded] == [row.tokens for row in plain]
 
     converted = 0
-    for layout in LAYOUTS:
+    for layout in STACKED:
         there, back = tmp_path / layout, tmp_path / f"{layout}-back"
         try:
             convert(str(folder), layout, there, base=base.name, lm_head=lm_head.float())
@@ -215,7 +217,7 @@ def test_other_drafters_are_refused_by_what_they_are(name):
 
 def test_each_engine_finds_its_config(base, tmp_path):
     heads, config = random_heads(3, 1), {}
-    for layout in sorted(LAYOUTS.keys() - {"medusa-shared", "neuron"}):
+    for layout in sorted({*STACKED} - {"medusa-shared", "neuron"}):
         save_heads(heads, layout, tmp_path / layout, base=base.name, base_folder=Path(base.name))
         config[layout] = json.loads((tmp_path / layout / "config.json").read_text())
     counts = {"medusa_num_heads": 3, "medusa_num_layers": 1}
@@ -296,7 +298,7 @@ def test_what_a_layout_cannot_hold_is_refused(base, lm_head, tmp_path):
         save_heads(heads, layout, tmp_path, base="x", **options)
 
     some = random_heads(vocab=VOCAB, token_ids=torch.tensor([1, 5, 9]))
-    for layout in sorted(LAYOUTS.keys() - {"vllm"}):
+    for layout in sorted({*STACKED} - {"vllm"}):
         with pytest.raises(Unsupported, match="only 'vllm' keeps a token map"):
             saves(some, layout, base_folder=Path(base.name))
     with pytest.raises(Unsupported, match="projections of their own"):
@@ -544,7 +546,7 @@ def test_heads_check_their_tokens():
 def damaged_checkpoints(tmp_path_factory, lm_head, base):
     """A folder per layout: the published ones where they are, and one of each of our own."""
     root = tmp_path_factory.mktemp("damaged")
-    for layout in LAYOUTS:
+    for layout in STACKED:
         heads = random_heads(2, shared=lm_head.float()) if layout == "medusa-shared" else random_heads(2)
         save_heads(heads, layout, root / layout, base="x", base_folder=Path(base.name))
     if SYNTHETIC.exists():

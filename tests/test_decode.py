@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.replay import accepted_counts, replay
-from treeopt.runtime.collect import collect_trace, count_ranks, labels_of
-from treeopt.runtime.decode import Decoder, StopRule, accept_greedy, decode, top_candidates
+from treeopt.runtime.acceptance import follow
+from treeopt.runtime.collect import collect_trace
+from treeopt.runtime.decode import Decoder, StopRule, decode
+from treeopt.runtime.drafters.medusa import MedusaDraft, count_ranks
+from treeopt.runtime.drafters.protocol import Answer
+from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.target import Target, check_support, context_limit, load_target
 from treeopt.trace import End
 from treeopt.tree import Tree
@@ -122,6 +126,9 @@ class Oracle:
     def first_logits(self, hidden, depth):
         return torch.stack([self.logits(hidden, k) for k in range(depth)], dim=1)
 
+    def start(self, batch_size, capacity):
+        return MedusaDraft(self)
+
 
 def test_the_context_ends_a_sequence(target, heads):
     prompt = [1 + i % 30 for i in range(CONTEXT - 10)]
@@ -138,7 +145,7 @@ def test_prompts_without_room_are_refused(target, heads, prompt):
 
 
 def test_a_tree_deeper_than_the_heads_is_refused(target, heads):
-    with pytest.raises(InvalidInput, match="as deep as there are heads, 4"):
+    with pytest.raises(InvalidInput, match="as deep as the drafter guesses, 4"):
         decode(target, heads, [[1, 2]], Tree.chain(5), batch_size=1, stop=StopRule(frozenset(), 5))
 
 
@@ -165,8 +172,8 @@ def test_counted_ranks_are_places_among_the_candidates(target, seed, dtype):
 
 def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials(target):
     for end, beyond in ((End.EOS, -1), (End.LIMIT, -2), (End.LOOP, -2), (End.CONTEXT, -2)):
-        row = type("Ended", (), {"tokens": [4, 5, 6], "end": end})
-        assert labels_of(row, 3).tolist() == [[5, 6, beyond], [6, beyond, beyond], [-2, -2, -2]]
+        answer = Answer([1], [4, 5, 6], end, torch.empty(0))
+        assert answer.labels(3).tolist() == [[5, 6, beyond], [6, beyond, beyond], [-2, -2, -2]]
 
 
 @given(trees(most_nodes=12), st.integers(0, 2**32))
@@ -177,7 +184,7 @@ def test_acceptance_follows_the_targets_choices(tree, seed):
         siblings = np.flatnonzero(tree.parents == tree.parents[node])
         tokens[:, siblings] = np.arange(len(siblings))
     choices = rng.integers(0, 4, (3, len(tree)))
-    last, accepted = accept_greedy(tree, tokens, choices) if len(tree) > 1 else (np.zeros(3, int),) * 2
+    last, accepted = follow(tree, tokens, choices) if len(tree) > 1 else (np.zeros(3, int),) * 2
     for row in range(3):
         node, depth = 0, 0
         while True:

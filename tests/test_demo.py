@@ -61,7 +61,7 @@ def demo_answers(dtype, tree, count, limit):
     session = open_session(dtype=dtype)
     prompts = [prompt.first for prompt in session.prompts.conversations[:count]]
     stop = StopRule(session.target.eos_ids, limit, at_loops=False)
-    return session, prompts, decode(session.target, session.heads, prompts, tree, batch_size=4, stop=stop)
+    return session, prompts, decode(session.target, session.drafter, prompts, tree, batch_size=4, stop=stop)
 
 
 def test_in_float64_the_demo_model_writes_what_generate_writes():

@@ -26,9 +26,11 @@ from treeopt.pipeline import read_tree
 from treeopt.plan import Plan
 from treeopt.planner import plan_trees
 from treeopt.runtime.checkpoints import load_heads
+from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.prompts import load_prompts
 from treeopt.runtime.target import load_target
 from treeopt.trace import RankTrace
+from treeopt.tree import Tree
 
 from .conftest import SHARED, random_trace
 from .engine_files import EVERYTHING
@@ -37,7 +39,8 @@ ROWS = [{"prompt": f"def f{i}(x):\n    return", "category": "ab"[i % 2], "n": i}
 CHATS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
                        {"role": "user", "content": "c"}]}] * 2  # fmt: skip
 LAYOUTS = ("medusa_v01_pt", "medusa_v01_safetensors", "medusa_v2_safetensors", "medusa2_merged", "modelopt_hf",
-           "vllm_medusa", "vllm_medusa_token_map", "trtllm_medusa", "hydra_mlp_pt", "eagle3_safetensors")  # fmt: skip
+           "vllm_medusa", "vllm_medusa_token_map", "trtllm_medusa", "hydra_mlp_pt", "hydra_prefix_mlp_pt", "eagle1_bin",
+           "eagle3_safetensors")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -286,8 +289,11 @@ def one_checkpoint(layout, seed, folder):
         path.write_bytes(mutate_bytes(path.read_bytes(), rng))
     with suppress(TreeoptError):
         loaded = load_heads(str(copy), lm_head=torch.ones(40, 16), dtype=torch.float32, device="cpu")
-        heads = loaded.heads  # a right load: heads that can be used
-        assert heads.logits(torch.ones(2, heads.width), 0).shape == (2, heads.draft_vocab_size)
+        draft = loaded.heads.start(1, 8)  # a right load: heads that can be used
+        draft.prefill([[1, 2, 3]], torch.ones(1, 3, loaded.heads.width))
+        tree = TreeTensors.of(Tree.chain(min(2, loaded.heads.num_heads)), torch.device("cpu"))
+        tokens = draft.propose(tree, torch.tensor([4]), lambda _: None)
+        assert bool(((tokens >= 0) & (tokens < loaded.heads.vocab_size)).all())
 
 
 SEEDS = st.integers(0, 2**63)

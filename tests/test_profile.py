@@ -217,7 +217,7 @@ def test_batch_sizes_are_added_and_measured_again(run, session):
 
 def test_another_model_replaces_the_profile_and_says_so(run, session, capsys):
     pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), **QUICK)
-    other = replace(session, drafter={**session.drafter, "id": "other"})
+    other = replace(session, drafter_record={**session.drafter_record, "id": "other"})
     pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), **QUICK)
     assert LatencyProfile.load(run.profile).batch_sizes == [2]
     assert "another drafter and is replaced" in capsys.readouterr().err
@@ -234,7 +234,7 @@ def test_contexts_are_nominal_and_added(run, session):
 
 @pytest.mark.parametrize("context", [16, 64, CONTEXT])
 def test_rows_stay_about_the_context(session, context):
-    target, heads = session.target, session.heads
+    target, heads = session.target, session.drafter
     prompts, stop = rows_at(context, [c.first for c in session.prompts.conversations], target)
     rounds = measure_steps(
         target, heads, prompts, [Tree.dense([2, 2])], batch_size=2, stop=stop, time_limit_s=0.0
@@ -305,7 +305,7 @@ def test_the_file_says_how_well_latencies_are_known(run, session, capsys):
 
 def test_parts_add_up_to_the_step(session):
     """The fastest of thirty, so that a busy machine does not matter: within a half."""
-    decoder = Decoder(session.target, session.heads, batch_size=1, capacity=90,
+    decoder = Decoder(session.target, session.drafter, batch_size=1, capacity=90,
                       stop=StopRule(frozenset(), 80, at_loops=False))  # fmt: skip
     decoder.start([(0, [1, 2, 3])])
     decoder.refill()

@@ -14,9 +14,10 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth import product_values
 from treeopt.latency import StepTiming
 from treeopt.rundir import RunDirectory
+from treeopt.runtime.acceptance import Greedy
 from treeopt.runtime.compiled import compile_target
-from treeopt.runtime.decode import Decoder, StopRule, accept_greedy, decode
-from treeopt.runtime.random_weights import drawn_acceptance, last_node_shares, open_random_session
+from treeopt.runtime.decode import Decoder, StopRule, decode
+from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
 from treeopt.runtime.target import Target
 from treeopt.runtime.timing import rows_at
 from treeopt.runtime.traffic import bandwidth_floor, weight_bytes
@@ -53,9 +54,9 @@ def test_random_weights_accept_as_the_calibration_says(config):
     shares = last_node_shares(tree, CALIBRATION.accept)
     expected = float(shares @ tree.depths)
     spread = float(np.sqrt(shares @ tree.depths**2 - expected**2))
-    decoder = Decoder(session.target, session.heads, batch_size=4, capacity=90, most_nodes=16,
+    decoder = Decoder(session.target, session.drafter, batch_size=4, capacity=90, most_nodes=16,
                       stop=StopRule(frozenset(), 10**6, at_loops=False),
-                      accept=drawn_acceptance(CALIBRATION.accept, np.random.default_rng(0)))  # fmt: skip
+                      acceptance=DrawnAcceptance(CALIBRATION.accept, np.random.default_rng(0)))  # fmt: skip
     found = []
     while len(found) < 400:
         decoder.start(enumerate([[1, 2, 3]] * 4))
@@ -106,25 +107,23 @@ def test_what_is_no_config_is_refused(config):
         open_random_session(str(config))
 
 
-def test_decoding_without_the_hook_is_greedy_acceptance(target, heads):
-    """The hook's default is the rule itself, and passing it changes nothing."""
+def test_decoding_without_a_rule_is_greedy(target, heads):
+    """Greedy is the default, and passing it changes nothing; a plain step asks for no verdict."""
     decoder = Decoder(target, heads, batch_size=1, capacity=40, stop=NEVER)
-    assert decoder.accept is accept_greedy
+    assert type(decoder.acceptance) is Greedy
     prompts, tree, calls = [[1, 2, 3], [4, 5]], Tree.dense([2, 2]), []
 
-    def watched(*arguments):
-        calls.append(1)
-        return accept_greedy(*arguments)
+    class Watched(Greedy):
+        def accept(self, *arguments):
+            calls.append(1)
+            return super().accept(*arguments)
 
-    plain = decode(target, heads, prompts, None, batch_size=2, stop=NEVER, accept=watched)
+    plain = decode(target, heads, prompts, None, batch_size=2, stop=NEVER, acceptance=Watched())
     assert not calls
     texts = [[row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER, **options)]
-             for options in ({}, {"accept": watched})]  # fmt: skip
+             for options in ({}, {"acceptance": Watched()})]  # fmt: skip
     assert calls
     assert texts[0] == texts[1] == [row.tokens for row in plain]
-
-
-# Traffic and compilation.
 
 
 def test_bytes_of_a_plain_step_leave_out_the_embedding(target, heads):

@@ -183,7 +183,9 @@ def _parts(timing: StepTiming) -> list[str]:
     """Median share of each part in the sum of all; they are timed in steps of their own."""
     from statistics import median
 
-    ms = {part: median(samples) for part, samples in (timing.parts_ms or {}).items()}
+    from treeopt.drafting import whole_parts
+
+    ms = {part: median(samples) for part, samples in whole_parts(timing.parts_ms).items()}
     return [f"{ms[part] / sum(ms.values()):.0%}" if part in ms else "–" for part in PARTS]
 
 
@@ -320,8 +322,34 @@ def bench_table(bench: Benchmark) -> RenderableType:
             f"{c.identical}/{c.compared}",
             style="bold green" if c.name == "chosen" else None,
         )
-    groups = bench.groups
-    return _together(table, _bench_group_table(bench, groups)) if groups else table
+    groups, quality = bench.groups, bench.info.get("quality")
+    more = [_bench_group_table(bench, groups)] if groups else []
+    more += [_quality_table(quality)] if quality else []
+    return _together(table, *more) if more else table
+
+
+def _quality_table(quality: dict[str, dict[str, float]]) -> RenderableType:
+    """What the rule of acceptance does to the text."""
+    from rich.table import Table
+
+    table = Table(title="The texts, judged by the model itself", title_justify="left")
+    for name in (
+        "contender",
+        "log-likelihood\n[nats per token]",
+        "against plain\n",
+        "answers\nchanged",
+        "tokens\nchanged",
+    ):
+        table.add_column(name, justify="left" if name == "contender" else "right")
+    for name, of in quality.items():
+        table.add_row(
+            CONTENDERS.get(name, name),
+            pm(of["log_likelihood_nats_per_token"], of["log_likelihood_nats_per_token_stderr"], 3),
+            pm(of["difference_nats_per_token"], of["difference_nats_per_token_stderr"], 3),
+            f"{of['changed_answers_share']:.0%}",
+            f"{of['changed_tokens_share']:.0%}",
+        )
+    return table
 
 
 def _bench_group_table(bench: Benchmark, groups: list[str]) -> RenderableType:

@@ -14,12 +14,15 @@ which need not be nested (`knapsack`); `replay` adds only nodes that keep it.
 accept : (K, R)  P(head k has the true token at rank r)
 ranks  : (P, K)  rank of the true token at every state
 budget           most nodes, root included
+prices : (D,)    tokens per step that an expanding node of each depth must bring in, where drafting its children
+                 takes time (`throughput` finds them). Trees are then sibling-closed, and the best of every size
+                 less their prices, which need not be nested; `replay` has no prices, and grows them as `joint` does
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.knapsack import best_trees, uniform_trees
+from treeopt.knapsack import best_trees, price_of, uniform_trees
 from treeopt.shapes import check_shape
 from treeopt.shrinkage import NONE, PathCounts, Strengths, mixed, strengths_of
 from treeopt.trace import RankTrace
@@ -50,6 +53,7 @@ def grow_independent(
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
     shape: str = "any",
+    prices: Sequence[float] = (),
 ) -> TreeFamily:
     """The trees that maximise expected tokens per step if heads erred independently.
 
@@ -59,13 +63,7 @@ def grow_independent(
     >>> grow_independent(np.array([[0.6, 0.2], [0.5, 0.1]]), budget=4).paths
     ((), (0,), (0, 0), (1,))
     """
-    table = accept[:max_depth, : _top(max_rank, shape)].tolist()
-
-    def children(path: Choice, value: Value) -> list[Value]:
-        row = table[len(path)] if len(path) < len(table) else []
-        return [(value[0] * share, 0.0) for share in row]
-
-    return _best(children, (1.0, 0.0), budget, shape)
+    return products(accept, max_depth=max_depth, max_rank=max_rank, shape=shape).best(budget, shape, prices)
 
 
 def grow_joint(
@@ -76,6 +74,7 @@ def grow_joint(
     max_rank: int = MAX_RANK,
     shape: str = "any",
     strengths: Strengths = NONE,
+    prices: Sequence[float] = (),
 ) -> TreeFamily:
     """The trees that maximise tokens of a step averaged over all states of the trace.
 
@@ -86,7 +85,7 @@ def grow_joint(
     """
     top = min(_top(max_rank, shape), trace.top_k)
     ranks = trace.ranks[trace.has_step][:, :max_depth]
-    return _best(_frequencies(ranks, top, strengths), (len(ranks), 1.0), budget, shape)
+    return frequencies(ranks, top, strengths).best(budget, shape, prices)
 
 
 def grow_replay(
@@ -112,7 +111,7 @@ def grow_replay(
                           strengths=strengths)  # fmt: skip
     depth, top = min(max_depth or trace.num_heads, trace.num_heads), min(_top(max_rank, shape), trace.top_k)
     ranks = trace.ranks[trace.has_step][:, :depth]
-    joint, _ = _best_first(_frequencies(ranks, top, strengths), (len(ranks), 1.0), budget, shape)
+    joint, _ = _best_first(frequencies(ranks, top, strengths).row, (len(ranks), 1.0), budget, shape)
     walk = Walk(trace, depth, top)
     known = PathCounts(ranks, top, strengths)
     paths: list[Choice] = [()]
@@ -188,9 +187,15 @@ def grow(trace: RankTrace, *, objective: str, **limits: Any) -> TreeFamily:
             "Growing needs answers of more than one token, but the trace has none: calibrate on others."
         )
     if objective != "independent" and "strengths" not in limits:
-        top = min(limits.get("max_rank", MAX_RANK) + 1, trace.top_k)
-        limits["strengths"] = strengths_of(trace, top, limits.get("max_depth"))
+        limits["strengths"] = _strengths(trace, limits.get("max_rank", MAX_RANK), limits.get("max_depth"))
+    if any(prices := limits.pop("prices", ())):
+        limits["prices"], objective = prices, "joint" if objective == "replay" else objective
     return OBJECTIVES[objective](trace, **limits)
+
+
+def _strengths(trace: RankTrace, max_rank: int, max_depth: int | None) -> Strengths:
+    """As much shrinkage as held-out conversations of the trace ask for."""
+    return strengths_of(trace, min(max_rank + 1, trace.top_k), max_depth)
 
 
 def check_objective(objective: str) -> None:
@@ -214,7 +219,74 @@ def _top(max_rank: int, shape: str) -> int:
     return 1 if shape == "chain" else max_rank + 1
 
 
-def _frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Children:
+class Worth:
+    """What nodes bring in where that only adds up: counted when first asked for, then remembered.
+
+    children : of a path and its value the values of its ranks 0, 1, ..., asked of a parent first
+    root     : value of the root
+    depth    : of the deepest nodes
+    """
+
+    def __init__(self, children: Children, root: Value, depth: int) -> None:
+        self._children, self.root, self.depth = children, root, depth
+        self._rows: dict[Choice, list[Value]] = {}
+
+    def value(self, path: Choice) -> Value:
+        return self.row(path[:-1])[path[-1]] if path else self.root
+
+    def row(self, path: Choice, value: Value | None = None) -> list[Value]:
+        """The values of a node's children; ``value`` is its own, where that is at hand."""
+        if path not in self._rows:
+            self._rows[path] = self._children(path, value or self.value(path))
+        return self._rows[path]
+
+    def tokens(self, paths: Iterable[Choice]) -> float:
+        """Tokens per step that a tree brings in."""
+        return sum(self.value(path)[0] for path in paths) / max(self.root[0], 1)
+
+    def best(self, budget: int, shape: str, prices: Sequence[float] = ()) -> TreeFamily:
+        """The best trees of a shape up to ``budget`` nodes; gains are tokens per step, prices not taken off."""
+
+        def values(path: Choice) -> list[float]:
+            return [first + TIE * second for first, second in self.row(path)]
+
+        scale = max(self.root[0], 1)
+        charged = [price * scale for price in prices] if any(prices) and shape != "chain" else []
+        charged += [0.0] * (self.depth - len(charged)) if charged else []
+        if charged and shape == "any":
+            shape = "sibling-closed"
+        paths, pairs = _best_first(self.row, self.root, budget, "any")
+        if not charged and (shape in ("any", "chain") or _keeps(paths, shape)):
+            return TreeFamily(paths, np.array([first for first, _ in pairs]) / scale)
+        if shape == "level-uniform":
+            found = uniform_trees(values, self.root[0], budget, charged)
+        else:
+
+            def worths(path: Choice, _: Value) -> list[Value]:
+                row = self.row(path)
+                price = price_of(charged, len(path))
+                return [(row[0][0] - price, row[0][1]), *row[1:]] if row else row
+
+            paths, pairs = _best_first(worths, self.root, budget, shape)
+            greedy = TreeFamily(paths, np.array([first + TIE * second for first, second in pairs]))
+            found = best_trees(values, greedy, low_rank_expands=shape == "low-rank-expands", prices=charged)
+        return TreeFamily(found.paths, found.gains / scale, found.members)
+
+
+def products(
+    accept: NDArray[np.float64], *, max_depth: int | None = None, max_rank: int = MAX_RANK, shape: str = "any"
+) -> Worth:
+    """Values of paths: the product of the marginals along them."""
+    table = accept[:max_depth, : _top(max_rank, shape)].tolist()
+
+    def children(path: Choice, value: Value) -> list[Value]:
+        row = table[len(path)] if len(path) < len(table) else []
+        return [(value[0] * share, 0.0) for share in row]
+
+    return Worth(children, (1.0, 0.0), len(table))
+
+
+def frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Worth:
     """Values of paths: how many states begin with them, and the product of marginals where that is equal."""
     paths = PathCounts(ranks, top, strengths)
 
@@ -227,33 +299,19 @@ def _frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Ch
         counts = np.round(reached * paths.chances(path), DIGITS)
         return list(zip(counts.tolist(), (value[1] * paths.marginals[len(path)]).tolist(), strict=True))
 
-    return children
+    return Worth(children, (len(ranks), 1.0), ranks.shape[1])
 
 
-def _best(children: Children, root: Value, budget: int, shape: str) -> TreeFamily:
-    """The best trees of a shape up to ``budget`` nodes; gains are shares of the root's value."""
-    known: dict[Choice, list[Value]] = {}
-
-    def remembered(path: Choice, value: Value) -> list[Value]:
-        if path not in known:
-            known[path] = children(path, value)
-        return known[path]
-
-    def values(path: Choice) -> list[float]:
-        value = known[path[:-1]][path[-1]] if path else root
-        return [first + TIE * second for first, second in remembered(path, value)]
-
-    paths, pairs = _best_first(remembered, root, budget, "any")
-    scale = max(root[0], 1)
-    if shape not in ("any", "chain") and not _keeps(paths, shape):
-        if shape == "level-uniform":
-            found = uniform_trees(values, root[0], budget)
-        else:
-            paths, pairs = _best_first(remembered, root, budget, shape)
-            greedy = TreeFamily(paths, np.array([first + TIE * second for first, second in pairs]))
-            found = best_trees(values, greedy, low_rank_expands=shape == "low-rank-expands")
-        return TreeFamily(found.paths, found.gains / scale, found.members)
-    return TreeFamily(paths, np.array([first for first, _ in pairs]) / scale)
+def worth_of(
+    source: RankTrace | Calibration, *, objective: str, max_depth: int, max_rank: int, shape: str
+) -> Worth:
+    """What nodes bring in under an objective; of `replay`, which does not add up, as under `joint`."""
+    if isinstance(source, Calibration) or objective == "independent":
+        rates = source if isinstance(source, Calibration) else Calibration.from_trace(source)
+        return products(rates.accept, max_depth=max_depth, max_rank=max_rank, shape=shape)
+    top = min(_top(max_rank, shape), source.top_k)
+    ranks = source.ranks[source.has_step][:, :max_depth]
+    return frequencies(ranks, top, _strengths(source, max_rank, max_depth))
 
 
 def _needed(path: Choice) -> Choice | None:

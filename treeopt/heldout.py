@@ -1,7 +1,8 @@
 """What trees of every size reach on answers that they were not grown on.
 
 Trees are grown on all folds of conversations but one and replayed on that one, so that no figure is
-in-sample. The trees that are delivered are grown on all of them.
+in-sample. The trees that are delivered are grown on all of them. In a trace the text is fixed, so a tree changes
+how many steps it takes; in a probe the steps are fixed, so it changes how many tokens they emit.
 
 S sequences · C conversations, of which they are the turns · n sizes of a family · B bootstrap draws
 """
@@ -17,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration, count_hits
+from treeopt.coverage import grow_coverage, guess_counts, independent_tokens, tokens_of_trees
 from treeopt.errors import OutOfRange
 from treeopt.growth import grow, grow_independent, product_values
+from treeopt.probe import Probe
 from treeopt.replay import accepted_counts, growth_index, replay, replay_trees, tokens_per_step
 from treeopt.statistics import conversation_draws, drawn_rates, stderr
-from treeopt.trace import RankTrace, fold_numbers
+from treeopt.trace import Answers, RankTrace, fold_numbers
 from treeopt.tree import IntArray, Tree, TreeFamily
 
 
@@ -29,9 +32,9 @@ from treeopt.tree import IntArray, Tree, TreeFamily
 class Rates:
     """Tokens per step of a tree, predicted in three ways.
 
-    product  : sum of products of the marginals
-    joint    : averaged over all states
-    replayed : as decoding goes, with its standard error; None where there is no trace, as joint is
+    product  : as if guesses were right or wrong independently, by the marginals
+    joint    : averaged over all states; None where there is no trace
+    replayed : as decoding goes, with its standard error; None where there is neither trace nor probe
     steps    : (C,) replayed steps of every conversation
     """
 
@@ -55,10 +58,10 @@ class HeldOut:
     """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
 
     family  : grown on all sequences; its trees are the ones delivered
-    steps   : (n, C) cross-fitted replayed steps of every conversation, None without a trace
-    tokens  : (C,)   tokens emitted by them
-    product : (n,)   tokens per step, sum of products of held-out marginals
-    joint   : (n,)   tokens per step averaged over all held-out states
+    steps   : (n, C) cross-fitted replayed steps of every conversation, None without a trace or a probe
+    tokens  : (C,)   tokens emitted by them; of a probe (n, C), and the steps are the same for all trees
+    product : (n,)   tokens per step by held-out marginals
+    joint   : (n,)   tokens per step averaged over all held-out states, None without a trace
     grown   : of every fold the sequences held out, and the trees grown on the others
     """
 
@@ -71,39 +74,39 @@ class HeldOut:
 
     @property
     def tokens_per_step(self) -> NDArray[np.float64]:
-        """(n,) the best figure at hand: replayed, or the product where there is no trace."""
+        """(n,) the best figure at hand: replayed, or the product where nothing can be replayed."""
         if self.steps is None or self.tokens is None:
             return self.product
-        rates: NDArray[np.float64] = self.tokens.sum() / np.maximum(self.steps.sum(1), 1)
+        rates: NDArray[np.float64] = self.tokens.sum(-1) / np.maximum(self.steps.sum(1), 1)
         return rates
 
     @property
     def conversations(self) -> int:
-        """How many there are to draw again; 0 without a trace."""
-        return 0 if self.tokens is None else len(self.tokens)
+        """How many there are to draw again; 0 where nothing can be replayed."""
+        return 0 if self.tokens is None else self.tokens.shape[-1]
 
     @cached_property
     def draws(self) -> NDArray[np.float64]:
-        """(n, B) tokens per step of resampled sets of conversations; (n, 1) without a trace."""
+        """(n, B) tokens per step of resampled sets of conversations; (n, 1) where nothing can be replayed."""
         if self.steps is None or self.tokens is None:
             return self.product[:, None]
-        return drawn_rates(self.tokens, self.steps, conversation_draws(len(self.tokens)))
+        return drawn_rates(self.tokens, self.steps, conversation_draws(self.conversations))
 
     def rates(self, size: int) -> Rates:
         """The held-out figures of one size."""
         i = self.family.index(size)
-        if self.steps is None or self.joint is None:
+        if self.steps is None:
             return Rates(float(self.product[i]), None, None, None, None)
         return Rates(
             product=float(self.product[i]),
-            joint=float(self.joint[i]),
+            joint=None if self.joint is None else float(self.joint[i]),
             replayed=float(self.tokens_per_step[i]),
             stderr=stderr(self.draws[i], self.conversations),
             steps=self.steps[i],
         )
 
-    def accepted(self, size: int, trace: RankTrace | None) -> NDArray[np.float64]:
-        """(D+1,) share of the held-out steps that emit 0, 1, ... guesses; by the product without a trace."""
+    def accepted(self, size: int, trace: RankTrace | Probe | None) -> NDArray[np.float64]:
+        """(D+1,) share of the held-out steps that emit 0, 1, ... guesses; by the product with neither."""
         nodes, gains = self.family.nodes(size), self.family.gains_of(size)
         depth = max(map(len, nodes))
         if trace is None:
@@ -112,20 +115,26 @@ class HeldOut:
             return shares
         counts = np.zeros(trace.num_heads + 1, dtype=np.int64)
         for test, family in self.grown:
-            found = accepted_counts(trace.select(test), family.nodes(size))
+            nodes = family.nodes(size)
+            if isinstance(trace, Probe):
+                found = guess_counts(trace.select(test), nodes)
+            else:
+                found = accepted_counts(trace.select(test), nodes)
             counts[: len(found)] += found
         return counts[: 1 + int(np.flatnonzero(counts).max(initial=depth))] / max(int(counts.sum()), 1)
 
-    def by_group(self, size: int, trace: RankTrace) -> dict[str, tuple[float, float | None]]:
+    def by_group(self, size: int, trace: Answers) -> dict[str, tuple[float, float | None]]:
         """Tokens per step on the conversations of each group, and its standard error (of one: None)."""
         if self.steps is None or self.tokens is None or trace.group is None:
             return {}
+        row = self.family.index(size)
+        all_tokens, all_steps = np.broadcast_to(self.tokens, self.steps.shape)[row], self.steps[row]
         group = trace.group[np.unique(trace.clusters, return_index=True)[1]]
         found: dict[str, tuple[float, float | None]] = {}
         for g, name in enumerate(trace.group_names):
             among = np.flatnonzero(group == g)
             if len(among):
-                tokens, steps = self.tokens[among], self.steps[self.family.index(size)][among]
+                tokens, steps = all_tokens[among], all_steps[among]
                 samples = drawn_rates(tokens, steps, conversation_draws(len(among)))
                 error = stderr(samples, len(among)) if len(among) > 1 else None
                 found[name] = (tokens_per_step(tokens.sum(), steps.sum()), error)
@@ -161,15 +170,36 @@ def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
                    joint / n_states, tuple(grown))  # fmt: skip
 
 
-def folds(trace: RankTrace) -> Iterator[tuple[IntArray, IntArray]]:
+def crossfit_probe(probe: Probe, **limits: Any) -> HeldOut:
+    """Grow by coverage on K-1 folds of sequences and score on the steps of the rest, for every size.
+
+    ``limits`` are those of `grow_coverage`. Approximate for all trees but the policy (`treeopt.probe`).
+    """
+    splits = list(folds(probe))
+    family = grow_coverage(probe, **limits)
+    tokens = np.zeros((len(family.sizes), probe.num_sequences), dtype=np.int64)
+    product, grown = np.zeros(len(family.sizes)), []
+    for train, test in splits:
+        held_out, trees = probe.select(test), grow_coverage(probe.select(train), **limits)
+        grown.append((test, trees))
+        members = trees.members_of(family.sizes)
+        tokens[:, test] = tokens_of_trees(held_out, trees.paths, members)
+        product += len(held_out.accepted) * independent_tokens(held_out, trees.paths, members)
+    pooled = np.stack([np.bincount(probe.clusters, row) for row in tokens]).astype(np.int64)
+    steps = np.bincount(probe.clusters, np.diff(probe.starts)).astype(np.int64)
+    return HeldOut(family, np.broadcast_to(steps, pooled.shape), pooled, product / len(probe.accepted), None,
+                   tuple(grown))  # fmt: skip
+
+
+def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:
     """Sequences to grow on and sequences to replay on, for every fold of conversations.
 
-    Raises OutOfRange for a trace with a single conversation, which has nothing to hold out.
+    Raises OutOfRange for a record of a single conversation, which has nothing to hold out.
     """
     fold = fold_numbers(trace)
     if fold.max() < 1:
         raise OutOfRange(
-            "Held-out figures need at least 2 sequences, but the trace has 1. "
+            "Held-out figures need at least 2 sequences, but there is 1. "
             "Calibrate on more: treeopt calibrate --num-prompts 64"
         )
     for f in np.unique(fold):

@@ -1,15 +1,22 @@
 """The best tree of every size within a shape, exactly, where nodes have values that only add up.
 
-A node's value never exceeds its parent's, so without a shape the most valuable nodes are the best tree.
 A shape ties nodes to others: a node of rank 2 needs its siblings of rank 0 and 1, likely or not, and
 the best trees of two sizes need not be nested. They are found by a knapsack over the subtrees, in which
 a node's children are a row of which the first few are taken, as Sequoia's dynamic program has it.
 
-Only nodes that can be in a best tree are looked at (`_candidates`): where values fall with rank a few more than
-the largest size, where they rise many more, since every likely node then needs its unlikely siblings.
+value   of a node; a node's children are together worth no more than it is
+price   of an expanding node, one for each level. A node expands if and only if its child of rank 0 is there, so
+        that child carries it: its worth is its value less the price, which may be more than its parent's, or
+        below zero. Without prices worth is value
+bar     the least worth of as many nodes as the largest tree has, nested and of the shape; 0 if that is below
 
-best(p, n)  value of the best n nodes at and below p, p among them
+best(p, n)  worth of the best n nodes at and below p, p among them
 N nodes looked at · n sizes, of trees up to ``budget`` nodes
+
+Only nodes that can be in a best tree are looked at (`_candidates`). Nodes that a tree can do without all at once
+must be worth the bar each on average, since otherwise as many of the nested ones, each worth the bar, would be
+better in their place; or, where the bar is 0, a smaller tree. So a size has its exact best tree unless a smaller
+one is worth more: then it has the best of the nodes looked at.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ from treeopt.tree import Choice, Tree, TreeFamily
 
 Values = Callable[[Choice], list[float]]  # of a path the values of its children of rank 0, 1, ...
 IMPOSSIBLE = -np.inf
+ROUNDING = 1e-9  # of the root's value: sums that differ by less are the same in another order
 
 
 @dataclass
@@ -32,6 +40,7 @@ class Node:
 
     path: Choice
     value: float
+    worth: float
     children: list[Node] = field(default_factory=list)
     best: NDArray[np.float64] = field(
         default_factory=lambda: np.zeros(0)
@@ -41,11 +50,14 @@ class Node:
     leaves: list[NDArray[np.bool_]] = field(default_factory=list)  # whether that row has leaves only
 
 
-def best_trees(values: Values, greedy: TreeFamily, *, low_rank_expands: bool) -> TreeFamily:
+def best_trees(
+    values: Values, greedy: TreeFamily, *, low_rank_expands: bool, prices: Sequence[float] = ()
+) -> TreeFamily:
     """The best tree of every size 1...len(greedy) that is sibling-closed, or also `low-rank-expands`.
 
-    values : asked of a node after its parent; none is more than the node's own
-    greedy : nested trees of the same shape with the values as gains; no best node is worth less than all of theirs
+    values : asked of a node after its parent; together no more than the node's own
+    greedy : nested trees of the same shape, with the nodes' worth as gains
+    prices : of levels 0...D-1, for trees up to D deep; the family's gains are values all the same
 
     Time O(N x budget) in vector operations of length ``budget``.
 
@@ -55,12 +67,12 @@ def best_trees(values: Values, greedy: TreeFamily, *, low_rank_expands: bool) ->
     >>> [found.tree(size).choices for size in (3, 4)]
     [[[0], [1]], [[0], [0, 0], [0, 1]]]
     """
-    top = _candidates(values, greedy, low_rank_expands)
+    top = _candidates(values, greedy, low_rank_expands, prices)
     _fill(top, len(greedy), low_rank_expands)
     return family_of([{node.path: node.value for node in _nodes(top, n)} for n in range(1, len(greedy) + 1)])
 
 
-def uniform_trees(values: Values, root: float, budget: int) -> TreeFamily:
+def uniform_trees(values: Values, root: float, budget: int, prices: Sequence[float] = ()) -> TreeFamily:
     """The best `level-uniform` tree within every size up to ``budget``: all widths are tried.
 
     values : asked of a node after its parent; ``root`` that of the root itself
@@ -76,16 +88,15 @@ def uniform_trees(values: Values, root: float, budget: int) -> TreeFamily:
         rows = [values(path) for path in level]
         if not rows[0]:
             return
+        paid = worth - len(level) * price_of(prices, len(widths))
         for width, more in enumerate(np.cumsum(np.sum(rows, axis=0)).tolist(), 1):
             larger, deeper = size + width * len(level), (*widths, width)
             if larger > budget:
                 return
-            if worth + more > best.get(larger, (IMPOSSIBLE,))[0]:
-                best[larger] = worth + more, deeper
+            if paid + more > best.get(larger, (IMPOSSIBLE,))[0]:
+                best[larger] = paid + more, deeper
             if larger + width * len(level) <= budget:
-                widen(
-                    deeper, [(*path, rank) for path in level for rank in range(width)], larger, worth + more
-                )
+                widen(deeper, [(*path, rank) for path in level for rank in range(width)], larger, paid + more)
 
     widen((), [()], 1, root)
     chosen, most = [], IMPOSSIBLE
@@ -105,23 +116,51 @@ def family_of(trees: Sequence[Mapping[Choice, float]]) -> TreeFamily:
     return TreeFamily(tuple(gains), np.array(list(gains.values())), members)
 
 
-def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool) -> Node:
-    """The nodes that a best tree can have.
+def price_of(prices: Sequence[float], level: int) -> float:
+    """What an expanding node of a level costs; nothing without prices."""
+    return prices[level] if level < len(prices) else 0.0
 
-    A best tree that lacks a greedy node could take the first such one instead of any node that it can do
-    without; so it has no node to do without that is worth less than every greedy one. The others are
-    those that such nodes need: likelier-ranked siblings, and the first children that make these expand.
+
+def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool, prices: Sequence[float]) -> Node:
+    """The nodes that a best tree can have, and the nested ones.
+
+    What is below a node, or a row's end with what is below it, can be done without. The most that it can be worth
+    above the bar is counted on the way up; where it is below zero it is in no best tree. Low ranks that expand
+    only because a later sibling does cannot be done without, so these are added.
     """
-    known, least = set(greedy.paths), float(greedy.gains.min())
-    top = Node((), float(greedy.gains[0]))
-    waiting = [top]
-    while waiting:
-        node = waiting.pop()
-        row = values(node.path)
-        good = [value > least or (*node.path, rank) in known for rank, value in enumerate(row)]
-        last = max((rank for rank, one in enumerate(good) if one), default=-1)
-        node.children = [Node((*node.path, rank), row[rank]) for rank in range(last + 1)]
-        waiting += [child for child, one in zip(node.children, good, strict=False) if one]
+    bar = max(float(greedy.gains.min()), 0.0)
+    top = Node((), float(greedy.gains[0]), float(greedy.gains[0]))
+    near = ROUNDING * top.value
+    nested: dict[Choice, int] = {}  # of a path the last rank that the nested trees have below it
+    for path in greedy.paths[1:]:
+        nested[path[:-1]] = max(nested.get(path[:-1], 0), path[-1])
+
+    def expand(node: Node) -> float:
+        """Give the node its children; the most that they and what is below them can be worth above the bar."""
+        level, sums, total = len(node.path), [], 0.0
+        for rank, value in enumerate(values(node.path)):
+            child = Node((*node.path, rank), value, value - (price_of(prices, level) if rank == 0 else 0.0))
+            node.children.append(child)
+            total += child.worth - bar + below(child)
+            sums.append(total)
+        most = max(sums, default=IMPOSSIBLE)
+        ends = [rank for rank, reached in enumerate(sums) if reached >= most - near]
+        del node.children[1 + max([*ends, nested.get(node.path, -1)]) :]
+        return most
+
+    def below(node: Node) -> float:
+        """The same for a node that need not expand: without children where it had better not."""
+        # All nodes of a level below have the node's value at most; without prices no single one is worth more.
+        levels = len(prices) - len(node.path) if prices else 1
+        most = levels * node.value - price_of(prices, len(node.path)) - bar
+        needed = node.path in nested
+        if needed or (node.value >= bar - near and most >= -near):
+            most = expand(node)
+            if most < -near and not needed:
+                node.children = []
+        return max(most, 0.0) if node.children else 0.0
+
+    expand(top)
     if low_rank_expands:
         waiting = [top]
         while waiting:
@@ -129,7 +168,7 @@ def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool) -> N
             last = max((rank for rank, child in enumerate(siblings) if child.children), default=0)
             for child in siblings[:last]:
                 if not child.children:
-                    child.children = [Node((*child.path, 0), values(child.path)[0])]
+                    expand(child)
             waiting += siblings
     return top
 
@@ -150,7 +189,7 @@ def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
                 own[1] = IMPOSSIBLE  # a leaf makes all that follow leaves: below
             row, taken = _joined(own, row, budget)
             if low_rank_expands:
-                leaves = np.append(0.0, child.value + leaves)[: budget + 1]
+                leaves = np.append(0.0, child.worth + leaves)[: budget + 1]
                 row, taken = _longest(row, taken, len(leaves))
                 only = leaves > row[: len(leaves)]
                 row[: len(leaves)][only], taken[: len(leaves)][only] = leaves[only], 1
@@ -158,7 +197,7 @@ def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
             node.taken.append(taken)
         node.taken.reverse()
         node.leaves.reverse()
-        node.best = np.append(IMPOSSIBLE, node.value + row)[: budget + 1]
+        node.best = np.append(IMPOSSIBLE, node.worth + row)[: budget + 1]
 
 
 def _joined(

@@ -12,7 +12,7 @@ over all batch sizes of a profile, and says how to go from one measured size to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt import storage
+from treeopt.drafting import DraftCosts, Drafting, DraftTiming, check_expanding, draft_timings
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.interpolation import (
+    Anchor,
+    Weights,
+    between_contexts,
+    between_sizes,
+    context_share,
+    enclosing_contexts,
+)
 from treeopt.staircase import fit_staircase
-
-Anchor = tuple[int, int, int, int]  # batch_size, context_tokens, size, depth of something measured
-Weights = dict[Anchor, float]  # an estimate is a weighted mean of anchors
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class StepTiming:
     accepted_mean: float | None = None  # guesses accepted per row and step
     round: tuple[int, ...] | None = None  # the round in which each sample was taken
     parts_ms: dict[str, tuple[float, ...]] | None = None  # samples of draft, target, verify and commit
+    expanding: tuple[int, ...] | None = None  # of each depth, how many nodes of the tree have children
 
     def __post_init__(self) -> None:
         if not self.step_ms or not all(np.isfinite(ms) and ms > 0 for ms in self.step_ms):
@@ -51,6 +58,8 @@ class StepTiming:
                 "A timing needs batch_size >= 1, size >= 1 and 1 <= depth < size (depth 0 for size 1), "
                 f"but got {self.batch_size}, {self.size}, {self.depth}."
             )
+        if self.expanding is not None:
+            check_expanding(self.expanding, self.size, self.depth)
 
 
 @dataclass(frozen=True)
@@ -73,8 +82,8 @@ def median_latency(samples: Sequence[float]) -> Latency:
     return Latency(middle, 1.2533 * spread / float(np.sqrt(len(values))))
 
 
-def paired_latency(point: StepTiming, plain: StepTiming) -> Latency:
-    """Latency of a step as the plain one's median times the median ratio of the two over their rounds.
+def paired_latency(point: StepTiming | DraftTiming, plain: StepTiming) -> Latency:
+    """Latency of a step, or of drafting a level, as the plain one's median times the median ratio of the two over their rounds.
 
     A sample is compared with plain steps of its own round only, and a round that was disturbed is one
     ratio among many, so that neither drift nor interruptions reach the median. Without common rounds
@@ -87,20 +96,24 @@ def paired_latency(point: StepTiming, plain: StepTiming) -> Latency:
     """
     ratios = _ratios(point, plain)
     if not len(ratios):
-        return median_latency(point.step_ms)
+        return median_latency(_samples(point))
     reference, ratio = median_latency(plain.step_ms).ms, median_latency(ratios.tolist())
     return Latency(reference * ratio.ms, reference * ratio.stderr_ms)
 
 
-def by_round(timing: StepTiming) -> dict[int, float]:
+def by_round(timing: StepTiming | DraftTiming) -> dict[int, float]:
     """Median sample of every round; empty where rounds are not known."""
     samples: dict[int, list[float]] = {}
-    for number, ms in zip(timing.round or (), timing.step_ms, strict=False):
+    for number, ms in zip(timing.round or (), _samples(timing), strict=False):
         samples.setdefault(number, []).append(ms)
     return {number: median(samples[number]) for number in sorted(samples)}
 
 
-def _ratios(point: StepTiming, plain: StepTiming) -> NDArray[np.float64]:
+def _samples(timing: StepTiming | DraftTiming) -> tuple[float, ...]:
+    return timing.ms if isinstance(timing, DraftTiming) else timing.step_ms
+
+
+def _ratios(point: StepTiming | DraftTiming, plain: StepTiming) -> NDArray[np.float64]:
     """(rounds,) the point over plain, in every round that has both."""
     ours, theirs = by_round(point), by_round(plain)
     return np.array([ours[number] / theirs[number] for number in ours if number in theirs])
@@ -120,8 +133,11 @@ class LatencyProfile:
     autoregressive: tuple[StepTiming, ...]
     runtime: dict[str, Any] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
+    draft: tuple[DraftTiming, ...] = ()  # by default what the points' parts say
 
     def __post_init__(self) -> None:
+        if not self.draft:
+            object.__setattr__(self, "draft", draft_timings(self.points))
         if not self.autoregressive:
             raise InvalidInput("A profile must have at least one autoregressive timing.")
         known = set(self.settings)
@@ -162,27 +178,51 @@ class LatencyProfile:
 
     def plain(self, batch_size: int, context_tokens: int) -> Latency:
         """One autoregressive step; between two measured contexts the mean of them, by distance."""
-        found = self.estimate(
-            self._between(batch_size, context_tokens, lambda context: {(batch_size, context, 1, 0): 1.0})
-        )
+        found = self.estimate(self.weights(batch_size, context_tokens, 1, 0))
         assert found is not None
         return found
 
     def step(
-        self, batch_size: int, context_tokens: int, size: int, depth: int, *, measured_only: bool = False
-    ) -> Latency | None:
+        self, batch_size: int, context_tokens: int, size: int, depth: int, *,
+        expanding: Sequence[int] | None = None, measured_only: bool = False,
+    ) -> Latency | None:  # fmt: skip
         """A step with a tree of ``size`` rows and ``depth``; None beyond what was measured.
 
         Size 1 is a plain step. Nothing is extrapolated. Where the pooled staircase and a straight line
-        differ, half of that is part of the standard error.
+        differ, half of that is part of the standard error. Where draft costs are known and ``expanding`` is given,
+        it is that tree's step, else one with as many expanding nodes as those that were timed.
         """
         weights = self.weights(batch_size, context_tokens, size, depth, measured_only=measured_only)
         found = self.estimate(weights)
-        if found is None or measured_only or size == 1:
+        if found is None or weights is None or size == 1:
             return found
-        straight = self.estimate(self.weights(batch_size, context_tokens, size, depth, pooled=False))
-        assert straight is not None
-        return Latency(found.ms, float(np.hypot(found.stderr_ms, (found.ms - straight.ms) / 2)))
+        if not measured_only:
+            straight = self.estimate(self.weights(batch_size, context_tokens, size, depth, pooled=False))
+            assert straight is not None
+            found = Latency(found.ms, float(np.hypot(found.stderr_ms, (found.ms - straight.ms) / 2)))
+        costs = self.draft_costs(batch_size, context_tokens)
+        if costs is None or expanding is None:
+            return found
+        rest_ms, draft_ms = self.drafting.rest_ms(weights), costs.ms(expanding)
+        if rest_ms is None or draft_ms is None:
+            return None
+        return Latency(rest_ms + draft_ms, found.stderr_ms)
+
+    def draft_costs(self, batch_size: int, context_tokens: int) -> DraftCosts | None:
+        """What drafting costs; None where levels were not timed, or the trees do not say which nodes expand."""
+        enclosing = self._enclosing(batch_size, context_tokens)
+        if enclosing is None:
+            return None
+        low, high = (self.drafting.costs.get((batch_size, context)) for context in enclosing)
+        return low and high and low.between(high, context_share(enclosing, context_tokens))
+
+    @cached_property
+    def drafting(self) -> Drafting:
+        """What drafting costs at every setting, and everything measured without it."""
+        return Drafting.fit(
+            self.draft, self.points, {anchor: latency.ms for anchor, latency in self.anchors.items()},
+            lambda timing, setting: paired_latency(timing, self._pooled[(*setting, 1, 0)]).ms,
+        )  # fmt: skip
 
     def estimate(self, weights: Weights | None) -> Latency | None:
         """The weighted mean of anchors."""
@@ -209,33 +249,13 @@ class LatencyProfile:
         """
 
         def at(context: int) -> Weights | None:
-            if size == 1:
-                return {(batch_size, context, 1, 0): 1.0}
-            by_depth = self._sizes.get((batch_size, context), {})
-            for measured in sorted(d for d in by_depth if d >= depth):
-                sizes = by_depth[measured]
-                low = max((s for s in sizes if s <= size), default=None)
-                high = min((s for s in sizes if s >= size), default=None)
-                if low is None or high is None or (measured_only and low != high):
-                    continue
-                ends = [(batch_size, context, s, 0 if s == 1 else measured) for s in (low, high)]
-                if low == high:
-                    return {ends[0]: 1.0}
-                way = (self.staircase(batch_size * np.array([low, size, high])) if pooled
-                       else np.array([low, size, high], dtype=float))  # fmt: skip
-                if way[2] - way[0] <= 0:  # flat: nothing to tell them apart
-                    way = np.array([low, size, high], dtype=float)
-                w = float((way[1] - way[0]) / (way[2] - way[0]))
-                return {ends[0]: 1 - w, ends[1]: w}
-            chains = [d for d, sizes in by_depth.items() if d + 1 in sizes]
-            below, above = [d for d in chains if d < depth], [d for d in chains if d > depth]
-            if measured_only or size != depth + 1 or not below or not above:
-                return None
-            low, high = max(below), min(above)
-            w = (depth - low) / (high - low)
-            return {(batch_size, context, low + 1, low): 1 - w, (batch_size, context, high + 1, high): w}
+            setting = batch_size, context
+            return between_sizes(
+                setting, self._sizes.get(setting, {}), size, depth, measured_only=measured_only,
+                way=(lambda sizes: self.staircase(batch_size * sizes)) if pooled else None,
+            )  # fmt: skip
 
-        return self._between(batch_size, context_tokens, at)
+        return between_contexts(self._enclosing(batch_size, context_tokens), context_tokens, at)
 
     def draws(self, anchors: Sequence[Anchor], n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """(n, anchors) [ms] what each would have been with other rounds, resampled together in a setting.
@@ -284,27 +304,8 @@ class LatencyProfile:
         """Whether a lone root was timed as a tree, so that size 1 is an end to go from."""
         return 1 in self._sizes.get(anchor[:2], {}).get(0, ())
 
-    def _between(
-        self, batch_size: int, context_tokens: int, at: Callable[[int], Weights | None]
-    ) -> Weights | None:
-        enclosing = self._enclosing(batch_size, context_tokens)
-        if enclosing is None:
-            return None
-        low, high = enclosing
-        ends = at(low), at(high)
-        if ends[0] is None or ends[1] is None or low == high:
-            return ends[0] if low == high else None
-        w = (context_tokens - low) / (high - low)
-        return {anchor: (1 - w) * part for anchor, part in ends[0].items()} | {
-            anchor: w * part for anchor, part in ends[1].items()
-        }
-
     def _enclosing(self, batch_size: int, context_tokens: int) -> tuple[int, int] | None:
-        """The measured contexts next to a length on either side; None where there is none."""
-        contexts = [context for batch, context in self.settings if batch == batch_size]
-        low = max((c for c in contexts if c <= context_tokens), default=None)
-        high = min((c for c in contexts if c >= context_tokens), default=None)
-        return None if low is None or high is None else (low, high)
+        return enclosing_contexts([c for batch, c in self.settings if batch == batch_size], context_tokens)
 
     def reach(self, batch_size: int, context_tokens: int) -> tuple[int, int]:
         """The largest size and the largest depth measured; between two contexts the smaller of both."""
@@ -366,6 +367,7 @@ class LatencyProfile:
                 {k: v for k, v in _without_unknown(asdict(p)).items() if k not in ("size", "depth")}
                 for p in self.autoregressive
             ],
+            **({"draft": [_without_unknown(asdict(d)) for d in self.draft]} if self.draft else {}),
             "runtime": self.runtime,
             **self.info,
         }
@@ -380,7 +382,7 @@ class LatencyProfile:
             {"size": 1, "depth": 0, **p} if isinstance(p, dict) else p
             for p in _list(document, "autoregressive")
         ]
-        rest = ("schema", "points", "autoregressive", "runtime")
+        rest = ("schema", "points", "autoregressive", "draft", "runtime")
         info = {k: v for k, v in document.items() if k not in rest}
         return storage.typed(cls, {**document, "autoregressive": plain, "info": info}, path)
 

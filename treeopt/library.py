@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treeopt.errors import InvalidInput
 
-# Layouts of Medusa heads that treeopt reads and writes, by the names that `treeopt convert` takes.
+# Layouts of heads that treeopt reads and writes, by the names that `treeopt convert` takes.
 LAYOUTS = {
     "medusa": "medusa_lm_head.safetensors, a projection per head: Medusa v0.1, TGI",
     "medusa-pt": "the same tensors in medusa_lm_head.pt: Medusa v0.1, TensorRT-LLM's converter",
@@ -16,6 +16,11 @@ LAYOUTS = {
     "vllm": "model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM",
     "tensorrt-llm": "rank0.safetensors, the heads' part of a TensorRT-LLM checkpoint",
     "neuron": "medusa_heads.pt, to lie beside the base's files: AWS Neuron",
+    "hydra": "the tensors of hydra-pt in hydra_lm_head.safetensors",
+    "hydra-pt": "hydra_lm_head.pt, heads that read the guesses before them: Hydra",
+    "hydra++": "the tensors of hydra++-pt in hydra_lm_head.safetensors",
+    "hydra++-pt": "hydra_lm_head.pt with a prefix layer: Hydra++",
+    "eagle-1": "model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2",
 }
 
 

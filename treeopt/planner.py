@@ -1,34 +1,34 @@
 """Choose the tree with the best throughput for each batch size, or one for a mix of them.
 
 throughput = batch_size x tokens per step / step latency, over every size and depth. Both factors are
-measured, so both have noise; `treeopt.selection` says what it cannot tell apart.
+measured, so both have noise; `treeopt.selection` says what it cannot tell apart. Where drafting is paid by the
+expanding node, there are also the trees grown under the prices of every batch size (`treeopt.throughput`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from treeopt.calibration import Calibration
+from treeopt.entries import entry_of, rebuilds_of, unconstrained
 from treeopt.errors import InvalidInput
-from treeopt.growth import MAX_RANK, check_objective, product_values
-from treeopt.heldout import HeldOut, crossfit, from_calibration
+from treeopt.growth import MAX_RANK, Worth, check_objective, worth_of
+from treeopt.heldout import crossfit, crossfit_probe, from_calibration
 from treeopt.latency import LatencyProfile
-from treeopt.plan import Plan, PlanEntry
-from treeopt.rebuilds import worth_building
-from treeopt.replay import replay
+from treeopt.plan import Plan
+from treeopt.probe import Probe
 from treeopt.schedule import one_for_all, schedule_of
-from treeopt.selection import Candidates, Selection, candidates_of, common, runner_up, select
-from treeopt.statistics import BOOTSTRAPS, interval95, stderr
+from treeopt.selection import Candidates, Grown, candidates_of, common, select
+from treeopt.throughput import best_prices, is_costly, rest_of_step
 from treeopt.trace import RankTrace
-from treeopt.tree import Tree
+
+ROUNDING = 1e-6  # share of a ratio that is no gap
 
 
 def plan_trees(
-    source: RankTrace | Calibration,
+    source: RankTrace | Calibration | Probe,
     profile: LatencyProfile | None = None,
     *,
     batch_sizes: Sequence[int] | Mapping[int, float] = (1,),
@@ -48,7 +48,8 @@ def plan_trees(
     """The best tree within ``budget`` rows (root included) for each batch size, and a schedule of them.
 
     With a profile: highest predicted throughput over all sizes and depths; ties inside the noise go to
-    the smaller tree. Without: the whole budget. From a calibration the objective is always `independent`.
+    the smaller tree. Without: the whole budget. From a calibration the objective is always `independent`,
+    from a probe always `coverage`.
 
     shape         one of `shapes.SHAPES`; by default siblings have ranks without gaps, as nearly every engine needs
     batch_sizes   a mapping to shares of the time asks for one tree: that with the most tokens in all
@@ -59,6 +60,7 @@ def plan_trees(
     engine        what the limits stand for, for the record
     free          budget, max_rank and max_depth without the engine, for what its limits cost
 
+    >>> import numpy as np
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> plan_trees(calibration, budget=3).entries[0].medusa_choices
     [[0], [0, 0]]
@@ -70,20 +72,31 @@ def plan_trees(
     check_objective(objective)
     depth_limit = min(source.num_heads, max_depth or source.num_heads)
     limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "shape": shape}
-    if not isinstance(source, RankTrace):
+    if isinstance(source, Calibration):
         objective = "independent"
+    elif isinstance(source, Probe):
+        objective = "coverage"
     elif shape == "level-uniform" and objective == "replay":
         objective = "joint"  # which is what `grow_replay` hands over to
-    families = _families(source, objective, depth_limit, limits)
-    trace = source if isinstance(source, RankTrace) else None
-    meta = source.meta if isinstance(source, RankTrace) else source.info
-    wanted = context if context is not None else _usual_context(trace)
+    meta = source.info if isinstance(source, Calibration) else source.meta
+    wanted = context if context is not None else _usual_context(source)
 
-    def candidates(families: list[HeldOut], batch_size: int) -> Candidates:
-        at = profile.context(batch_size, wanted) if profile else None
-        return candidates_of(families, profile, batch_size, at, measured_only)
+    sizes = sorted(set(batch_sizes))
+    contexts = {size: profile.context(size, wanted) for size in sizes} if profile else {}
 
-    options = [candidates(families, batch_size) for batch_size in sorted(set(batch_sizes))]
+    def grown(limits: dict[str, Any], deepest: int) -> tuple[list[Grown], Priced, list[Candidates]]:
+        families = [_grown(source, objective, limits, max_depth=depth) for depth in range(1, deepest + 1)]
+        priced = Priced(source, objective, limits, deepest)
+        if profile is not None:
+            for batch_size, at in contexts.items():
+                priced.grow(profile, batch_size, at, measured_only)
+        everything = [*families, *priced.families]
+        return families, priced, [
+            candidates_of(everything, profile, batch_size, contexts.get(batch_size), measured_only)
+            for batch_size in sizes
+        ]  # fmt: skip
+
+    families, priced, options = grown(limits, depth_limit)
     mix = dict(batch_sizes) if isinstance(batch_sizes, Mapping) else None
     if mix is not None:
         options = common(options)
@@ -93,19 +106,21 @@ def plan_trees(
         selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
     constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix,
                   "engine": engine}  # fmt: skip
+    gaps = [priced.gap(c, selection.chosen) for c, selection in zip(options, selections, strict=True)]
     entries = [
-        _entry(c, selection, families, source, profile, budget, measured_only, context)
-        for c, selection in zip(options, selections, strict=True)
+        entry_of(c, selection, families, source, profile, budget, measured_only, context, gap)
+        for c, selection, gap in zip(options, selections, gaps, strict=True)
     ]
     unbound: dict[str, Any] = {"budget": budget, "max_rank": max(max_rank, MAX_RANK), **(free or {})}
     unbound["shape"] = "any" if shape == "any" else "sibling-closed"
     deepest = min(unbound.pop("max_depth", source.num_heads), source.num_heads)
     if mix is None and (unbound, deepest) != (limits, depth_limit):
-        best = _families(source, objective, deepest, unbound)
-        found = [candidates(best, c.batch_size) for c in options]
-        entries = [replace(e, unconstrained=_unconstrained(c)) for e, c in zip(entries, found, strict=True)]
+        _, _, free_options = grown(unbound, deepest)
+        entries = [
+            replace(e, unconstrained=unconstrained(c)) for e, c in zip(entries, free_options, strict=True)
+        ]
     if rebuilds:
-        entries = [replace(e, rebuilds=_rebuilds(families, e, rebuilds)) for e in entries]
+        entries = [replace(e, rebuilds=rebuilds_of(families, e, rebuilds)) for e in entries]
     return Plan(
         entries=tuple(entries),
         schedule=schedule_of(options, selections) if mix is None else one_for_all(),
@@ -118,197 +133,82 @@ def plan_trees(
     )
 
 
-def _families(
-    source: RankTrace | Calibration, objective: str, max_depth: int, limits: dict[str, Any]
-) -> list[HeldOut]:
-    """The trees of every depth limit."""
-    depths = range(1, max_depth + 1)
+def _grown(
+    source: RankTrace | Calibration | Probe,
+    objective: str,
+    limits: dict[str, Any],
+    *,
+    max_depth: int,
+    prices: tuple[float, ...] = (),
+) -> Grown:
+    """The trees of a depth limit, from a trace with what they reach on answers not seen."""
+    options = {**limits, "max_depth": max_depth, **({"prices": prices} if prices else {})}
     if isinstance(source, RankTrace):
-        return [crossfit(source, objective=objective, max_depth=depth, **limits) for depth in depths]
-    return [from_calibration(source, max_depth=depth, **limits) for depth in depths]
+        return Grown(crossfit(source, objective=objective, **options), max_depth, prices)
+    if isinstance(source, Probe):
+        return Grown(crossfit_probe(source, **options), max_depth, prices)
+    return Grown(from_calibration(source, **options), max_depth, prices)
 
 
-def _unconstrained(c: Candidates) -> dict[str, Any]:
-    """What the best tree of all would reach."""
-    i = select([c], [1.0]).chosen
-    return {"size": int(c.sizes[i]), "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
-            "tokens_per_s": None if c.ms is None else float(c.throughput[i])}  # fmt: skip
+@dataclass
+class Priced:
+    """The families grown under prices, and for every batch size the best ratio that any tree can have."""
+
+    source: RankTrace | Calibration | Probe
+    objective: str
+    limits: dict[str, Any]
+    max_depth: int
+    families: list[Grown] = field(default_factory=list)
+    bounds: dict[int, float] = field(default_factory=dict)  # batch size: tokens per ms
+    _worth: dict[int, Worth] = field(default_factory=dict)
+
+    def grow(self, profile: LatencyProfile, batch_size: int, context: int, measured_only: bool) -> None:
+        """Add the families of a batch size, if its drafting costs enough to speak of."""
+        costs = profile.draft_costs(batch_size, context)
+        if costs is None or not is_costly(profile, batch_size, costs) or isinstance(self.source, Probe):
+            return
+        budget, shape = self.limits["budget"], self.limits["shape"]
+        bound = 1 / profile.plain(batch_size, context).ms
+        for depth in range(1, self.max_depth + 1):
+            rest_ms = rest_of_step(profile, batch_size, context, depth=depth, budget=budget,
+                                   measured_only=measured_only)  # fmt: skip
+            found = best_prices(self.worth(depth), rest_ms, costs.node_ms[:depth], budget=budget, shape=shape)
+            if found is None:
+                continue
+            bound = max(bound, found.bound)
+            known = {(grown.max_depth, grown.prices) for grown in self.families}
+            if shape != "chain" and any(found.per_node) and (depth, found.per_node) not in known:
+                self.families.append(
+                    _grown(self.source, self.objective, self.limits, max_depth=depth, prices=found.per_node)
+                )
+        self.bounds[batch_size] = bound
+
+    def worth(self, max_depth: int) -> Worth:
+        """What nodes bring in, in sums, for the trees up to a depth."""
+        assert not isinstance(self.source, Probe), "the worth of its nodes does not add up"
+        if max_depth not in self._worth:
+            self._worth[max_depth] = worth_of(
+                self.source, objective=self.objective, max_depth=max_depth,
+                max_rank=self.limits["max_rank"], shape=self.limits["shape"],
+            )  # fmt: skip
+        return self._worth[max_depth]
+
+    def gap(self, c: Candidates, chosen: int) -> float | None:
+        """How much slower the chosen tree is than the bound by the values that add up, a share of it.
+
+        None where no prices were sought, or trees may have gaps, of which the bound knows nothing.
+        """
+        if c.batch_size not in self.bounds or c.ms is None or self.limits["shape"] == "any":
+            return None
+        tree = c.held_out[chosen].family.tree(int(c.sizes[chosen]))
+        ratio = self.worth(max(tree.depth, 1)).tokens(tree.paths) / float(c.ms[chosen])
+        gap = 1 - ratio / self.bounds[c.batch_size]
+        return gap if gap > ROUNDING else 0.0
 
 
-def _rebuilds(families: list[HeldOut], entry: PlanEntry, count: int) -> dict[str, Any]:
-    """The sizes worth building an engine for, with their trees, and what is lost with only them."""
-    c = candidates_of(families, None, entry.batch_size, None, measured_only=False)
-    chosen = entry.size if entry.step_ms is not None else None  # without latencies it is the whole budget
-    found = worth_building(c.rates, c.sizes, batch_size=entry.batch_size, count=count, first=chosen)
-    trees = []
-    for size in found.sizes:
-        i = int(np.searchsorted(c.sizes, size))
-        trees.append({"size": size, "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
-                      "medusa_choices": c.held_out[i].family.tree(size).choices})  # fmt: skip
-    return {"trees": trees, "mean_loss": found.mean_loss, "worst_loss": found.worst_loss}
-
-
-def _usual_context(trace: RankTrace | None) -> float | None:
+def _usual_context(trace: RankTrace | Calibration | Probe) -> float | None:
     """Tokens that a sequence of the trace has on average when a step is taken."""
-    if trace is None or trace.prompt_tokens is None:
+    if isinstance(trace, Calibration) or trace.prompt_tokens is None:
         return None
     at_middle = trace.prompt_tokens + trace.lengths / 2
     return float((at_middle * trace.lengths).sum() / trace.lengths.sum())
-
-
-def _entry(
-    c: Candidates,
-    selection: Selection,
-    families: list[HeldOut],
-    source: RankTrace | Calibration,
-    profile: LatencyProfile | None,
-    budget: int,
-    measured_only: bool,
-    wanted: float | None,
-) -> PlanEntry:
-    trace = source if isinstance(source, RankTrace) else None
-    i = selection.chosen
-    noisy = trace is not None or (c.ms_stderr is not None and c.ms_stderr.max() > 0)
-    best, size, depth = c.held_out[i], int(c.sizes[i]), int(c.depths[i])
-    tree, n = best.family.tree(size), best.conversations or BOOTSTRAPS
-    rate, throughput = float(c.rates[i]), float(c.throughput[i]) if c.ms is not None else None
-    intervals: dict[str, list[float]] = {}
-    if trace is not None:
-        intervals["tokens_per_step"] = interval95(c.rate_draws[i], n)
-    speedup = speedup_draws = None
-    if c.ms is not None and c.plain_ms is not None and c.ms_draws is not None:
-        speedup = rate * float(c.plain_ms[0] / c.ms[i])
-        speedup_draws = c.rate_draws[i] * c.plain_ms[1:] / c.ms_draws[i]
-        if noisy:
-            intervals["tokens_per_s"] = interval95(c.throughput_draws[i], n)
-            intervals["speedup"] = interval95(speedup_draws, n)
-            intervals["size"] = [float(end) for end in selection.sizes95]
-    steps = best.steps
-    whole = len(best.family) if best.family.nested else size
-    growth = zip(best.family.nodes(whole)[1:], best.family.gains_of(whole)[1:], strict=True)
-    return PlanEntry(
-        batch_size=c.batch_size,
-        context_tokens=c.context,
-        size=size,
-        depth=depth,
-        medusa_choices=tree.choices,
-        tokens_per_step=rate,
-        tokens_per_step_stderr=stderr(c.rate_draws[i], n) if steps is not None else None,
-        step_ms=float(c.ms[i]) if c.ms is not None else None,
-        step_ms_stderr=float(c.ms_stderr[i]) if c.ms_stderr is not None and c.ms_stderr.any() else None,
-        tokens_per_s=throughput,
-        tokens_per_s_stderr=stderr(c.throughput_draws[i], n) if throughput and noisy else None,
-        speedup=speedup,
-        speedup_stderr=stderr(speedup_draws, n) if speedup_draws is not None and noisy else None,
-        growth_order=[[list(path), float(gain)] for path, gain in growth],
-        predicted={
-            **best.rates(size).document(),
-            "sequences": None if trace is None else trace.num_sequences,
-            "conversations": best.conversations or None,
-            "steps": None if steps is None else int(steps[best.family.index(size)].sum()),
-        },
-        interval95=intervals or None,
-        tied_sizes=sorted({int(s) for s in c.sizes[selection.tied]}),
-        runner_up=runner_up(c, selection),
-        accepted=best.accepted(size, trace).tolist(),
-        verified=None,
-        best_chain=_best_chain(source, len(families), profile, c, budget, measured_only),
-        warnings=_warnings(c, families, source, profile, wanted, measured_only),
-        groups=_groups(best, size, trace, (speedup or 0.0) / rate),
-        curve=_curve(c),
-    )
-
-
-def _warnings(
-    c: Candidates,
-    families: list[HeldOut],
-    source: RankTrace | Calibration,
-    profile: LatencyProfile | None,
-    wanted: float | None,
-    measured_only: bool,
-) -> list[str]:
-    warnings = []
-    if profile is None or c.context is None:
-        warnings.append("No profile was used: this is the largest tree of the budget, whatever a step costs.")
-    else:
-        most = max(len(f.family) for f in families)
-        largest, deepest = profile.reach(c.batch_size, c.context)
-        known = {int(size) for f in families for size in f.family.sizes}
-        gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not measured_only)
-        if gaps:
-            warnings.append(
-                f"The profile has nothing about trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
-                "they were left out: time these sizes too."
-            )
-        if wanted is not None and wanted != c.context:
-            warnings.append(
-                f"The profile has no context of {wanted} tokens: this is for {c.context}, the nearest measured."
-            )
-        if largest < most:
-            warnings.append(
-                f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out."
-            )
-        if deepest < len(families):
-            warnings.append(
-                f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
-            )
-    if isinstance(source, Calibration) and source.info.get("source") == "engine log":
-        warnings.append(
-            f"An engine's log tells of chains only, here up to {source.num_heads} long, and of decoding with that "
-            "length: for other lengths it is an estimate."
-        )
-    elif isinstance(source, Calibration):
-        warnings.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
-    return warnings
-
-
-def _groups(
-    held_out: HeldOut, size: int, trace: RankTrace | None, faster: float
-) -> dict[str, dict[str, float | None]]:
-    """What the chosen tree is expected to reach on each group."""
-    rates = held_out.by_group(size, trace) if trace else {}
-    return {
-        name: {"tokens_per_step": rate, "tokens_per_step_stderr": error, "speedup": rate * faster or None}
-        for name, (rate, error) in rates.items()
-    }
-
-
-def _curve(c: Candidates) -> list[dict[str, Any]]:
-    """The best candidate of every size."""
-    points = []
-    for size in np.unique(c.sizes).tolist():
-        here = np.flatnonzero(c.sizes == size)
-        i = here[c.throughput[here].argmax()]
-        points.append({
-            "size": size, "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
-            "step_ms": None if c.ms is None else float(c.ms[i]),
-            "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
-            "tokens_per_s_stderr": None if c.ms is None else float(c.throughput_draws[i].std()),
-        })  # fmt: skip
-    return points
-
-
-def _best_chain(
-    source: RankTrace | Calibration,
-    max_depth: int,
-    profile: LatencyProfile | None,
-    c: Candidates,
-    budget: int,
-    measured_only: bool,
-) -> dict[str, Any] | None:
-    """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
-    chains: list[dict[str, Any]] = []
-    for depth in range(1, min(max_depth, budget - 1) + 1):
-        if isinstance(source, RankTrace):
-            rate = replay(source, Tree.chain(depth)).tokens_per_step
-        else:
-            rate = float(product_values(source.accept, Tree.chain(depth).paths).sum())
-        latency = None
-        if profile is not None and c.context is not None:
-            latency = profile.step(c.batch_size, c.context, depth + 1, depth, measured_only=measured_only)
-            if latency is None:
-                continue
-        tokens_per_s = 1e3 * c.batch_size * rate / latency.ms if latency else None
-        chains.append({"size": depth + 1, "depth": depth, "tokens_per_step": rate,
-                       "step_ms": latency.ms if latency else None, "tokens_per_s": tokens_per_s})  # fmt: skip
-    return max(chains, key=lambda chain: chain["tokens_per_s"] or chain["tokens_per_step"], default=None)

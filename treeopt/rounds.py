@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from treeopt.drafting import PART, expanding_nodes
 from treeopt.latency import StepTiming, by_round, median_latency, paired_latency
 from treeopt.tree import Tree
 
@@ -76,23 +77,24 @@ def timings(
     if context is None:
         context = int(median([length for round_ in rounds for length in round_["lengths"]]))
 
-    def timing(i: int, size: int, depth: int) -> StepTiming:
+    def timing(i: int, tree: Tree) -> StepTiming:
         points = [round_["points"][i] for round_ in rounds]
         accepted = [a for point in points for a in point.get("accepted", ())]
         parts = points[0].get("parts_ms")
         return StepTiming(
             batch_size,
             context,
-            size,
-            depth,
+            len(tree),
+            tree.depth,
             step_ms=tuple(ms for point in points for ms in point["step_ms"]),
             accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
             round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
             parts_ms=parts and {part: tuple(ms for point in points for ms in point["parts_ms"][part])
                                 for part in parts},
+            expanding=expanding_nodes(tree.paths) if f"{PART}0" in (parts or {}) else None,
         )  # fmt: skip
 
-    return [timing(i, len(t), t.depth) for i, t in enumerate(trees)], timing(len(trees), 1, 0)
+    return [timing(i, tree) for i, tree in enumerate(trees)], timing(len(trees), Tree.chain(0))
 
 
 def drifts(plain: Sequence[StepTiming], nominal: Sequence[bool] | None = None) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan
+from treeopt.probe import Probe, is_probe
 from treeopt.storage import UNFINISHED, sha256_of
 from treeopt.trace import RankTrace
 
@@ -29,6 +30,7 @@ class RunDirectory:
         self.path = Path(path)
         self.trace = self.path / "trace.npz"  # calibrate
         self.calibration = self.path / "calibration.json"  # calibrate
+        self.probe = self.path / "probe.npz"  # calibrate, under typical acceptance
         self.profile = self.path / "profile.json"  # profile
         self.plan = self.path / "plan.json"  # search
         self.bench = self.path / "bench.json"  # bench
@@ -85,6 +87,9 @@ class RunDirectory:
     def read_trace(self) -> RankTrace:
         return _read(self.trace, RankTrace.load, "treeopt calibrate")
 
+    def read_probe(self) -> Probe:
+        return _read(self.probe, Probe.load, "treeopt calibrate --acceptance typical")
+
     def read_calibration(self) -> Calibration:
         return _read(self.calibration, Calibration.load, "treeopt calibrate")
 
@@ -95,7 +100,7 @@ class RunDirectory:
         return _read(self.plan, Plan.load, "treeopt search")
 
     def read_source(self, calibration: str | None = None) -> tuple[Path, RankTrace | Calibration]:
-        """What trees are judged by, and its file: a trace or a calibration by path or by shipped name.
+        """Accuracies and their file: a trace or a calibration by path or by shipped name.
 
         Without one the run's own trace, or else its calibration.
         """
@@ -111,9 +116,17 @@ class RunDirectory:
             )
         return self.calibration, self.read_calibration()
 
+    def read_planned(self, calibration: str | None = None) -> tuple[Path, RankTrace | Probe | Calibration]:
+        """What trees are planned on, and its file: a probe where there is one, else as `read_source` has it."""
+        if calibration is None and self.probe.exists():
+            return self.probe, self.read_probe()
+        if calibration is not None and calibration.endswith(".npz") and is_probe(Path(calibration)):
+            return Path(calibration), Probe.load(Path(calibration))
+        return self.read_source(calibration)
+
     def is_stale(self, plan: Plan) -> bool:
         """Whether the run's trace or profile has changed since the plan was made from it."""
-        files = [file for file in (self.trace, self.profile) if file.exists()]
+        files = [file for file in (self.trace, self.probe, self.profile) if file.exists()]
         return any(plan.inputs.get(file.name) not in (None, sha256_of(file)) for file in files)
 
 

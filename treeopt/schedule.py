@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeopt.selection import Candidates, Selection
-
-Key = tuple[int, int]  # size, depth of a candidate
+from treeopt.selection import Candidates, Key, Selection
 
 
 def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[dict[str, Any]]:
@@ -18,7 +16,7 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
 
     A batch size that was not asked for belongs with the next smaller one that was.
     """
-    chosen = [_key(c, s.chosen) for c, s in zip(options, selections, strict=True)]
+    chosen = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)]
     losses = [_losses(c, s, chosen) for c, s in zip(options, selections, strict=True)]
     starts: list[tuple[int, int, float]] = []  # first option, entry, loss
     first = 0
@@ -49,12 +47,8 @@ def one_for_all() -> list[dict[str, Any]]:
     return [{"from": 1, "to": None, "entry": 0, "loss": None}]
 
 
-def _key(c: Candidates, i: int) -> Key:
-    return int(c.sizes[i]), int(c.depths[i])
-
-
 def _losses(c: Candidates, selection: Selection, chosen: list[Key]) -> dict[int, float]:
     """Of every entry whose tree is tied with the fastest at this batch size what it costs there."""
     own = float(c.throughput[selection.chosen])
-    tied = {_key(c, i): float(c.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
+    tied = {c.key(i): float(c.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
     return {i: max(0.0, 1 - tied[key] / own) for i, key in enumerate(chosen) if key in tied}

@@ -4,20 +4,26 @@ throughput = batch_size x tokens per step / step latency. Tokens per step come f
 conversations, latencies from a sample of rounds: both are drawn again, the same draws for all candidates,
 and a candidate is *tied* with the fastest one where that is not faster in 97.5 % of the draws.
 
+Where drafting was timed level by level, a candidate's latency is that of the trees that were timed of its size and
+depth, with the drafting of their expanding nodes replaced by that of its own (`drafting`). The difference is between
+trees of one size, and its medians are of many samples, so its noise is left out of the draws.
+
 n candidates · B bootstrap draws
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.drafting import expanding_nodes
 from treeopt.errors import OutOfRange
 from treeopt.heldout import HeldOut
+from treeopt.interpolation import Weights
 from treeopt.latency import LatencyProfile
 from treeopt.statistics import BOOTSTRAPS, SEED
 from treeopt.tree import IntArray
@@ -28,6 +34,17 @@ ROUNDING = 1e-9  # of a latency without noise, one that was computed
 ASKED = 1e5  # conversations that nobody will collect to separate two trees
 
 Floats = NDArray[np.float64]
+Prices = tuple[float, ...]  # tokens per expanding node of each level, () for none
+Key = tuple[int, int, Prices]  # size, depth and prices of a candidate
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """Trees up to a depth, and the prices that they were grown under."""
+
+    held_out: HeldOut
+    max_depth: int
+    prices: Prices = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +55,7 @@ class Candidates:
     rates    : (n,) held-out tokens per step, rate_draws (n, B)
     ms       : (n,) latency of a step, ms_draws (n, B), ms_stderr (n,); plain_ms (1 + B,) of a plain step
                first the estimate. All None without a profile.
+    prices   : n, that they were grown under; [] where all were without
     """
 
     batch_size: int
@@ -51,6 +69,11 @@ class Candidates:
     ms_draws: Floats | None
     ms_stderr: Floats | None
     plain_ms: Floats | None
+    prices: list[Prices] = field(default_factory=list)
+
+    def key(self, i: int) -> Key:
+        """What tells a candidate's tree from the others at every batch size."""
+        return int(self.sizes[i]), int(self.depths[i]), self.prices[i] if self.prices else ()
 
     @property
     def throughput(self) -> Floats:
@@ -75,6 +98,7 @@ class Candidates:
             self, held_out=[self.held_out[i] for i in which], sizes=self.sizes[which],
             depths=self.depths[which], rates=self.rates[which], rate_draws=self.rate_draws[which],
             ms=part(self.ms), ms_draws=part(self.ms_draws), ms_stderr=part(self.ms_stderr),
+            prices=[self.prices[i] for i in which] if self.prices else [],
         )  # fmt: skip
 
 
@@ -95,72 +119,91 @@ class Selection:
 
 
 def candidates_of(
-    families: list[HeldOut],
+    families: Sequence[Grown],
     profile: LatencyProfile | None,
     batch_size: int,
     context: int | None,
     measured_only: bool,
 ) -> Candidates:
     """What can be chosen; without a profile every size of the deepest family."""
-    held_out, rows, sizes, depths, weights, straight = [], [], [], [], [], []
-    for limit, family in enumerate(families, 1):
-        if profile is None and limit < len(families):
-            continue
-        trees = zip(family.family.sizes.tolist(), family.family.depths().tolist(), strict=True)
-        for row, (size, depth) in enumerate(trees):
-            if profile is not None and context is not None:
-                if max(depth, 1) != limit:
-                    continue  # a shallower tree was seen under its own limit
-                found = profile.weights(batch_size, context, size, depth, measured_only=measured_only)
-                if found is None:
-                    continue
-                weights.append(found)
-                straight.append(
-                    profile.weights(
-                        batch_size, context, size, depth, measured_only=measured_only, pooled=False
-                    )
-                    or found
-                )
-            held_out.append(family)
+    if profile is None or context is None:
+        deepest = families[-1]
+        return _candidates([(deepest, list(range(len(deepest.held_out.family.sizes))))], batch_size, context)
+    found: list[tuple[Grown, list[int]]] = []  # with which of its trees
+    ways: list[tuple[Weights, Weights]] = []  # pooled and straight
+    drafted: list[float] = []
+    costs, rest_ms = profile.draft_costs(batch_size, context), profile.drafting.rest_ms
+    for grown in families:
+        family, rows = grown.held_out.family, []
+        for row, (size, depth) in enumerate(
+            zip(family.sizes.tolist(), family.depths().tolist(), strict=True)
+        ):
+            if max(depth, 1) != grown.max_depth or (size == 1 and grown.prices):
+                continue  # a shallower tree was seen under its own limit
+            pooled = profile.weights(batch_size, context, size, depth, measured_only=measured_only)
+            straight = profile.weights(
+                batch_size, context, size, depth, measured_only=measured_only, pooled=False
+            )
+            if pooled is None:
+                continue
+            if costs is not None:
+                ms = costs.ms(expanding_nodes(family.nodes(size)))
+                if ms is None or rest_ms(pooled) is None:
+                    continue  # drafting so deep was not timed
+                drafted.append(ms)
             rows.append(row)
-            sizes.append(size)
-            depths.append(depth)
-    if sizes == [1] and max(len(family.family) for family in families) > 1 and not measured_only:
-        smallest = sorted({int(size) for family in families for size in family.family.sizes if size > 1})[:4]
+            ways.append((pooled, straight or pooled))
+        found.append((grown, rows))
+    c = _candidates(found, batch_size, context)
+    largest = max(len(grown.held_out.family) for grown in families)
+    if c.sizes.tolist() == [1] and largest > 1 and not measured_only:
+        smallest = sorted({int(n) for grown in families for n in grown.held_out.family.sizes if n > 1})[:4]
         raise OutOfRange(
             f"The profile must have timed some of the trees that can be planned, but at batch size {batch_size} it has "
             f"none: time sizes {', '.join(map(str, smallest))}."
         )
-    rates = np.array([h.tokens_per_step[row] for h, row in zip(held_out, rows, strict=True)])
-    rate_draws = np.stack([h.draws[row] for h, row in zip(held_out, rows, strict=True)])
-    ms = ms_draws = ms_stderr = plain = None
-    if profile is not None and context is not None:
-        anchors = sorted({anchor for found in weights for anchor in found})
-        place = {anchor: i for i, anchor in enumerate(anchors)}
-        table, lines = np.zeros((2, len(weights), len(anchors)))  # (n, anchors), pooled and straight
-        for i, pair in enumerate(zip(weights, straight, strict=True)):
-            for which, found in zip((table, lines), pair, strict=True):
-                for anchor, weight in found.items():
-                    which[i, place[anchor]] = weight
-        known = np.array([profile.anchors[anchor].ms for anchor in anchors])
-        rng = np.random.default_rng([SEED, batch_size])
-        count = rate_draws.shape[1] if rate_draws.shape[1] > 1 else BOOTSTRAPS
-        ms, ms_draws = table @ known, table @ profile.draws(anchors, count, rng).T
-        unsure = np.abs(ms - lines @ known) / 2  # as much as the two ways between measured sizes differ
-        ms_draws = np.maximum(
-            ms_draws + unsure[:, None] * rng.standard_normal(ms_draws.shape), ms[:, None] / 4
-        )
-        spread = ms_draws.std(axis=1)
-        ms_stderr = np.where(spread > ROUNDING * ms, spread, 0.0)
-        lone = sizes.index(1)
-        plain = np.append(ms[lone], ms_draws[lone])
-    return Candidates(batch_size, context, held_out, np.array(sizes), np.array(depths), rates, rate_draws,
-                      ms, ms_draws, ms_stderr, plain)  # fmt: skip
+    anchors = sorted({anchor for pair in ways for weights in pair for anchor in weights})
+    place = {anchor: i for i, anchor in enumerate(anchors)}
+    table, lines = np.zeros((2, len(ways), len(anchors)))  # (n, anchors), pooled and straight
+    for i, pair in enumerate(ways):
+        for which, weights in zip((table, lines), pair, strict=True):
+            for anchor, weight in weights.items():
+                which[i, place[anchor]] = weight
+    whole = np.array([profile.anchors[anchor].ms for anchor in anchors])
+    rest, draft = whole, np.zeros(len(ways))
+    if costs is not None:
+        rest = np.array([profile.drafting.undrafted_ms[anchor] for anchor in anchors])
+        draft = np.array(drafted)
+    rng = np.random.default_rng([SEED, batch_size])
+    count = c.rate_draws.shape[1] if c.rate_draws.shape[1] > 1 else BOOTSTRAPS
+    ms = table @ rest + draft
+    ms_draws = table @ (profile.draws(anchors, count, rng) + (rest - whole)).T + draft[:, None]
+    unsure = np.abs(table @ rest - lines @ rest) / 2  # as much as the two ways between measured sizes differ
+    ms_draws = np.maximum(ms_draws + unsure[:, None] * rng.standard_normal(ms_draws.shape), ms[:, None] / 4)
+    spread = ms_draws.std(axis=1)
+    lone = c.sizes.tolist().index(1)
+    return replace(
+        c, ms=ms, ms_draws=ms_draws, ms_stderr=np.where(spread > ROUNDING * ms, spread, 0.0),
+        plain_ms=np.append(ms[lone], ms_draws[lone]),
+    )  # fmt: skip
+
+
+def _candidates(found: Sequence[tuple[Grown, list[int]]], batch_size: int, context: int | None) -> Candidates:
+    """Some trees of families, without latencies."""
+    return Candidates(
+        batch_size, context, [grown.held_out for grown, rows in found for _ in rows],
+        sizes=np.concatenate([grown.held_out.family.sizes[rows] for grown, rows in found]),
+        depths=np.concatenate([grown.held_out.family.depths()[rows] for grown, rows in found]),
+        rates=np.concatenate([grown.held_out.tokens_per_step[rows] for grown, rows in found]),
+        rate_draws=np.concatenate([grown.held_out.draws[rows] for grown, rows in found]),
+        ms=None, ms_draws=None, ms_stderr=None, plain_ms=None,
+        prices=[grown.prices for grown, rows in found for _ in rows],
+    )  # fmt: skip
 
 
 def common(options: list[Candidates]) -> list[Candidates]:
     """The candidates that every batch size has, in the same order."""
-    keys = [[(id(h), int(size)) for h, size in zip(c.held_out, c.sizes, strict=True)] for c in options]
+    keys = [[c.key(i) for i in range(len(c.sizes))] for c in options]
     shared = set(keys[0]).intersection(*keys[1:])
     return [
         c.only(np.array([i for i, key in enumerate(k) if key in shared]))
@@ -195,8 +238,9 @@ def select(
 
 
 def _place(c: Candidates, wanted: tuple[int, int]) -> int:
-    """Which candidate has the wanted size and depth."""
-    return int(np.flatnonzero((c.sizes == wanted[0]) & (c.depths == wanted[1]))[0])
+    """Which candidate has the wanted size and depth, the fastest one if there are several."""
+    found = np.flatnonzero((c.sizes == wanted[0]) & (c.depths == wanted[1]))
+    return int(found[c.throughput[found].argmax()])
 
 
 def runner_up(c: Candidates, selection: Selection) -> dict[str, Any] | None:

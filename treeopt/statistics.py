@@ -39,13 +39,13 @@ def drawn_rates(
 ) -> NDArray[np.float64]:
     """(..., B) tokens per step of every draw; 1.0 where it has no step.
 
-    tokens : (C,) of each conversation · steps : (..., C)
+    tokens, steps : (..., C) of each conversation
 
     >>> drawn_rates(np.array([4, 6]), np.array([[2, 3]]), np.array([[1.0, 1.0], [2.0, 0.0]])).tolist()
     [[2.0, 2.0]]
     """
     taken = steps @ draws.T
-    found: NDArray[np.float64] = np.where(taken > 0, (draws @ tokens) / np.maximum(taken, 1e-300), 1.0)
+    found: NDArray[np.float64] = np.where(taken > 0, (tokens @ draws.T) / np.maximum(taken, 1e-300), 1.0)
     return found
 
 

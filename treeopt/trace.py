@@ -103,8 +103,39 @@ def sequence_end(tokens: Sequence[int], eos_ids: Collection[int], max_new_tokens
     return len(tokens), End.LIMIT
 
 
+class Answers:
+    """What every record of answers says of them: where each begins, and whose turn it is.
+
+    starts  : (S+1,)  where the states (or steps) of each sequence begin, and the end
+    group   : (S,)    index into meta["group_names"]
+    cluster : (S,)    conversation that a sequence is a turn of; None: each is its own
+    """
+
+    starts: IntArray
+    group: NDArray[np.int16] | None
+    cluster: NDArray[np.int32] | None
+    meta: dict[str, Any]
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def clusters(self) -> IntArray:
+        """(S,) number of the conversation of each sequence, 0 ... C-1."""
+        if self.cluster is None:
+            return np.arange(self.num_sequences)
+        return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def group_names(self) -> list[str]:
+        """Names that ``group`` indexes; empty where the sequences are not grouped."""
+        names = [str(name) for name in self.meta.get("group_names") or []]
+        return names if self.group is not None and any(names) else []
+
+
 @dataclass(frozen=True, eq=False)
-class RankTrace:
+class RankTrace(Answers):
     """What calibration records: ``trace.npz``.
 
     ranks         : (P, K) int16  rank of the true token at head k; -1 beyond top_k, -2 no trial
@@ -161,10 +192,6 @@ class RankTrace:
         return int(self.ranks.shape[1])
 
     @property
-    def num_sequences(self) -> int:
-        return len(self.starts) - 1
-
-    @property
     def top_k(self) -> int:
         """Ranks 0...top_k-1 were told apart; a token beyond them has rank -1."""
         return int(self.meta.get("top_k", self.ranks.max(initial=0) + 1))
@@ -180,19 +207,6 @@ class RankTrace:
         has_step = np.ones(len(self.ranks), dtype=bool)
         has_step[self.starts[1:] - 1] = False
         return read_only(has_step, np.bool_)
-
-    @property
-    def clusters(self) -> IntArray:
-        """(S,) number of the conversation of each sequence, 0 ... C-1."""
-        if self.cluster is None:
-            return np.arange(self.num_sequences)
-        return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
-
-    @property
-    def group_names(self) -> list[str]:
-        """Names that ``group`` indexes; empty where the sequences are not grouped."""
-        names = [str(name) for name in self.meta.get("group_names") or []]
-        return names if self.group is not None and any(names) else []
 
     def select(self, sequences: IntArray) -> RankTrace:
         """The trace of some of the sequences, in the given order."""
@@ -244,16 +258,7 @@ class RankTrace:
     @classmethod
     def load(cls, path: Path) -> RankTrace:
         arrays = storage.read_npz(path, required=("ranks", "starts"))
-        try:
-            meta = json.loads(str(arrays.get("meta", "{}")))
-        except json.JSONDecodeError:
-            raise InvalidInput(f"{path} must hold JSON in 'meta', but it is cut off.") from None
-        if not isinstance(meta, dict) or meta.get("schema", SCHEMA) != SCHEMA:
-            found = meta.get("schema") if isinstance(meta, dict) else meta
-            raise InvalidInput(f"{path} must have the schema {SCHEMA}, but has {found!r}.")
-        for key, kind in _META.items():
-            if not isinstance(meta.get(key), kind | None):
-                raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
+        meta = read_meta(path, arrays, SCHEMA)
         if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
             raise InvalidInput(f"{path} weighs its sequences differently, which is not supported yet.")
         try:
@@ -267,7 +272,22 @@ class RankTrace:
             raise InvalidInput(f"{path} is not a rank trace: {error}") from None
 
 
-def fold_numbers(trace: RankTrace) -> IntArray:
+def read_meta(path: Path, arrays: dict[str, NDArray[Any]], schema: str) -> dict[str, Any]:
+    """The JSON under "meta" of a file's arrays, after checking its schema name and the kinds of its values."""
+    try:
+        meta = json.loads(str(arrays.get("meta", "{}")))
+    except json.JSONDecodeError:
+        raise InvalidInput(f"{path} must hold JSON in 'meta', but it is cut off.") from None
+    if not isinstance(meta, dict) or meta.get("schema", schema) != schema:
+        found = meta.get("schema") if isinstance(meta, dict) else meta
+        raise InvalidInput(f"{path} must have the schema {schema}, but has {found!r}.")
+    for key, kind in _META.items():
+        if not isinstance(meta.get(key), kind | None):
+            raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
+    return meta
+
+
+def fold_numbers(trace: Answers) -> IntArray:
     """(S,) which of five folds each sequence belongs to; conversations stay whole.
 
     >>> trace = RankTrace(np.array([[0], [-2]] * 10), np.arange(0, 22, 2))

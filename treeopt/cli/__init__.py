@@ -7,6 +7,7 @@ measure.py   run, calibrate, search, bench
 profile.py   profile
 deliver.py   export, convert, plot, show, report, list
 exchange.py  score, import-tree
+train.py     train
 importing.py import
 """
 
@@ -21,6 +22,7 @@ import click
 
 from treeopt import __version__
 from treeopt.cli import deliver, exchange, importing, measure, profile
+from treeopt.cli.train import train
 from treeopt.errors import TreeoptError
 
 
@@ -67,7 +69,7 @@ def cli() -> None:
 
 for _command in (measure.run, measure.calibrate, importing.import_, profile.profile, measure.search, measure.bench,
                  deliver.export, exchange.score, exchange.import_tree, deliver.convert, deliver.plot, deliver.show, deliver.report,
-                 deliver.list_):  # fmt: skip
+                 train, deliver.list_):  # fmt: skip
     cli.add_command(_command)
 
 

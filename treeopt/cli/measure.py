@@ -17,6 +17,7 @@ from treeopt.cli.options import (
     run_directory,
     show_result,
 )
+from treeopt.rules import RULES
 
 if TYPE_CHECKING:
     from treeopt.rundir import RunDirectory
@@ -55,7 +56,7 @@ def run(
         source["dtype"] = demo_dtype()
     session = open_session(source)
     options = {"source": source, "num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "budget": budget,
-               "batch_sizes": batch_size, "time_limit": time_limit, "drafter": session.drafter}  # fmt: skip
+               "batch_sizes": batch_size, "time_limit": time_limit, "drafter": session.drafter_record}  # fmt: skip
     steps = Journal(run.partial("run"), options)  # those that a killed run had finished
     if steps.finished() < 1:
         pipeline.calibrate(
@@ -65,6 +66,9 @@ def run(
     if steps.finished() < 2:
         pipeline.profile(run, session, batch_sizes=batch_size, budget=budget, time_limit_s=time_limit)
         steps.append({"step": "profile"})
+    if steps.finished() < 3 and run.probe.exists():
+        pipeline.probe_again(run, session)
+        steps.append({"step": "probe"})
     plan = pipeline.search(run, batch_sizes=batch_size, budget=budget)
     results = [
         pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts)
@@ -92,21 +96,19 @@ def run(
 @click.option("--max-new-tokens", **positive(128), help="Longest answer.")
 @click.option("--batch-size", **positive(16), help="Sequences decoded at once.")
 @click.option(
-    "--top-k", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Ranks to tell apart."
+    "--ranks", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Ranks to tell apart."
 )
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), help="At which the target itself sampled the --responses."
-)
-def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
-    """Measure at which rank each head has the token that really comes.
+def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, ranks: int, **options: Any) -> None:
+    """Measure at which rank the drafter has the token that really comes.
 
-    The target answers the prompts greedily, conversations turn by turn. With --responses nothing is
-    generated: given answers are read in one pass. What that measures is exact for the answers that the
-    target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
+    The target answers the prompts by the rule of --acceptance, conversations turn by turn. With --responses
+    nothing is generated: given answers are read in one pass. What that measures is exact for the answers that
+    the target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
 
     \b
     Example:
         treeopt calibrate --num-prompts 64
+        treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
     """
     from treeopt import pipeline
@@ -114,7 +116,7 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
 
     source = resolve(run, source)
     session = open_session(source)
-    result = pipeline.calibrate(run, session, source=source, **options)
+    result = pipeline.calibrate(run, session, source=source, top_k=ranks, **options)
     show_result(result.document(), calibration_table(result), as_json)
 
 
@@ -142,8 +144,13 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
               help="Decode for real with the N best sizes and the chosen one's neighbours, and take the fastest.")  # fmt: skip
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
 @click.option("--profile", "profile_path", help="A profile, or the name of a shipped one.")
+@click.option(
+    "--acceptance", type=click.Choice(list(RULES)), help="Refuse a calibration that is of another rule."
+)
+@click.option("--temperature", type=click.FloatRange(min=0), help="Of that rule.")
 def search(
-    run: RunDirectory, as_json: bool, batch_size: tuple[int, ...] | dict[int, float] | None, verify: int, **options: Any
+    run: RunDirectory, as_json: bool, batch_size: tuple[int, ...] | dict[int, float] | None, verify: int,
+    acceptance: str | None, temperature: float | None, **options: Any,
 ) -> None:  # fmt: skip
     """Choose the tree with the best throughput for each batch size.
 
@@ -162,7 +169,14 @@ def search(
     from treeopt.console import note, plan_table
 
     session = open_session(resolve(run, {})) if verify else None
-    plan = pipeline.search(run, batch_sizes=batch_size, session=session, verify=verify, **options)
+    if temperature is not None and acceptance is None:
+        raise click.UsageError("--temperature goes with --acceptance.")
+    rule: dict[str, Any] | None = {"rule": RULES[acceptance]} if acceptance else None
+    if rule is not None and temperature is not None:
+        rule["temperature"] = temperature
+    plan = pipeline.search(
+        run, batch_sizes=batch_size, session=session, verify=verify, acceptance=rule, **options
+    )
     for warning in dict.fromkeys(warning for entry in plan.entries for warning in entry.warnings):
         which = [str(entry.batch_size) for entry in plan.entries if warning in entry.warnings]
         note(warning if len(which) == len(plan.entries) else f"Batch size {', '.join(which)}: {warning}")

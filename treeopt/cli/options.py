@@ -103,7 +103,8 @@ def run_directory(command: Command | None = None, *, writes: bool = True) -> Com
 # Name of each option that says what is measured, and its help; `calibrate` puts them into the trace.
 MODEL_OPTIONS: dict[str, str] = {
     "model": "Folder or hub id of the target.  [default: the run's, or the demo]",
-    "drafter": "Its Medusa heads: folder, file or hub id.  [default: the model's own]",
+    "drafter": "Folder, file or hub id of heads or of a draft model; ngram; early-exit:LAYER; with the demo model "
+    "medusa, hydra or draft.  [default: the model's own heads]",
     "dtype": "float64, float32, bfloat16 or float16.  [default: float32 on CPU]",
     "device": "cpu, cuda, cuda:1 ...  [default: cuda where there is one]",
     "device_map": "Spread the model over devices: auto, balanced ... (needs accelerate).",
@@ -115,11 +116,27 @@ MODEL_OPTIONS: dict[str, str] = {
     "split": "Split of a datasets id.",
 }
 FLAGS = ("trust_remote_code", "chat_template")
+# How the target decodes and what it accepts; they are put into the trace as well.
+RULE_OPTIONS: dict[str, tuple[Any, str]] = {
+    "acceptance": (str, "greedy, sample (lossless, at --temperature) or typical (Medusa's).  [default: greedy]"),
+    "temperature": (click.FloatRange(min=0), "Of sample (1.0) and typical (0.7); with --responses what they were "
+                    "sampled at."),
+    "top_p": (float, "Of --acceptance sample: the likeliest tokens of this probability."),
+    "top_k": (int, "Of --acceptance sample: so many of the likeliest tokens."),
+    "seed": (int, "Of --acceptance sample.  [default: 0]"),
+    "epsilon": (float, "Of --acceptance typical.  [default: 0.09]"),
+    "delta": (float, "Of --acceptance typical.  [default: the square root of epsilon]"),
+    "draft_depth": (int, "Guesses in a row of a draft model, ngram or early exit.  [default: 5]"),
+}  # fmt: skip
 
 
 def model_options(command: Command) -> Command:
     """What loads a model and its prompts; passes ``source``, those of the options that were given."""
-    options = [click.option("--" + name.replace("_", "-"), help=text) for name, text in MODEL_OPTIONS.items()]
+    typed = {**{name: (str, text) for name, text in MODEL_OPTIONS.items()}, **RULE_OPTIONS}
+    options = [
+        click.option("--" + name.replace("_", "-"), type=kind, help=text)
+        for name, (kind, text) in typed.items()
+    ]
     options += [
         click.option("--no-chat-template", "chat_template", flag_value=False, default=None, type=bool,
                      help="Take prompts as plain text although the tokenizer has a chat template."),
@@ -128,7 +145,7 @@ def model_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapped(**options: Any) -> Any:
-        given = {name: options.pop(name) for name in (*MODEL_OPTIONS, *FLAGS)}
+        given = {name: options.pop(name) for name in (*MODEL_OPTIONS, *RULE_OPTIONS, *FLAGS)}
         source = {name: value for name, value in given.items() if value is not None}
         return command(source=source, **options)
 
@@ -144,9 +161,12 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
     if source.get("model", earlier.get("model")) != earlier.get("model"):
         return source
     known = {name: value for name, value in earlier.items()
-             if (name in MODEL_OPTIONS and isinstance(value, str)) or (name == "chat_template" and value is False)}  # fmt: skip
+             if (name in MODEL_OPTIONS and isinstance(value, str)) or (name == "chat_template" and value is False)
+             or (name in RULE_OPTIONS and isinstance(value, str | int | float))}  # fmt: skip
     if "prompts" in source:  # another file has columns of its own
         known = {k: v for k, v in known.items() if k not in ("column", "group_by", "responses", "split")}
+    if "acceptance" in source:  # another rule has options of its own
+        known = {k: v for k, v in known.items() if k not in RULE_OPTIONS or k == "draft_depth"}
     return {**known, **source}
 
 

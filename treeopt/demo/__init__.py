@@ -1,7 +1,13 @@
-"""The embedded demo model: a small code model with four Medusa-1 heads, and the recipe that made it."""
+"""The embedded demo model: a small code model with drafters of its own, and the recipe that made them."""
 
 from pathlib import Path
 
 MODEL = Path(__file__).parent / "model"
 HEADS = Path(__file__).parent / "heads"
+# What --drafter calls them with the demo model.
+DRAFTERS = {
+    "medusa": HEADS,
+    "hydra": Path(__file__).parent / "hydra",
+    "draft": Path(__file__).parent / "draft",
+}
 NAME = "demo"  # what --model and --drafter call it

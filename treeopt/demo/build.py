@@ -37,6 +37,8 @@ END = "<|endoftext|>"
 BASE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": True}  # fmt: skip
+# The draft model: its steps cost by the layer, and its guesses need to be good for a few tokens only.
+DRAFT = {**BASE, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 1}
 CODE_SHARE = 0.75  # of the training windows; the rest are books
 BATCH, WARMUP = 16, 50  # windows, optimiser steps
 ANSWER = 128  # tokens of the answers that the heads learn from
@@ -44,11 +46,11 @@ PROMPTS = (64, 24)  # tokens of their prompts; after the shorter ones the model 
 HEAD_BATCH, HEAD_STATES = 64, 4096  # sequences, states
 
 
-def build_tokenizer(work: Path, code: list[str], books: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on the training text of both domains."""
+def build_tokenizer(folder: Path, code: list[str], books: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on the training text of both domains, kept in ``folder``."""
     from tokenizers import ByteLevelBPETokenizer
 
-    if not (work / "model/tokenizer.json").exists():
+    if not (folder / "tokenizer.json").exists():
         bpe = ByteLevelBPETokenizer()
         bpe.train_from_iterator(
             [*code, books[: sum(map(len, code)) // 3]],
@@ -58,8 +60,8 @@ def build_tokenizer(work: Path, code: list[str], books: str) -> PreTrainedTokeni
         )
         PreTrainedTokenizerFast(
             tokenizer_object=bpe._tokenizer, eos_token=END, model_max_length=CONTEXT
-        ).save_pretrained(work / "model")
-    return PreTrainedTokenizerFast.from_pretrained(work / "model")
+        ).save_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> np.ndarray:
@@ -78,15 +80,26 @@ def learning_rate(step: int, steps: int) -> float:
     return min((step + 1) / WARMUP, 1.0) * (1 - step / steps)
 
 
-def train_base(
-    work: Path, code: np.ndarray, books: np.ndarray, *, tokens: int, device: str
+def train_model(
+    work: Path,
+    name: str,
+    shape: dict[str, Any],
+    code: np.ndarray,
+    books: np.ndarray,
+    *,
+    tokens: int,
+    device: str,
+    teacher: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
-    """Train the base model on random windows; Muon for the matrices, AdamW for the rest."""
+    """Train a model on random windows; Muon for the matrices, AdamW for the rest.
+
+    teacher : whose distributions to learn instead of the text's tokens
+    """
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, eos_token_id=0, bos_token_id=None,
-                                         pad_token_id=None, **BASE))  # fmt: skip
+                                         pad_token_id=None, **shape))  # fmt: skip
     model = model.to(device)
-    checkpoint, steps = work / "base.pt", tokens // (BATCH * CONTEXT)
+    checkpoint, steps = work / f"{name}.pt", tokens // (BATCH * CONTEXT)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     optimisers: list[Any] = [
@@ -111,7 +124,8 @@ def train_base(
         ]).to(device)  # (B, T+1)  # fmt: skip
         with torch.autocast(device, torch.bfloat16):
             logits = model(x[:, :-1]).logits
-        loss = F.cross_entropy(logits.float().flatten(0, 1), x[:, 1:].flatten())
+            said = None if teacher is None else teacher(x[:, :-1]).logits.float().softmax(-1).flatten(0, 1)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), x[:, 1:].flatten() if said is None else said)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser, peak in zip(optimisers, peaks, strict=True):
@@ -121,7 +135,7 @@ def train_base(
             optimiser.zero_grad(set_to_none=True)
         if step % 20 == 0:
             speed = (step + 1 - first) * BATCH * CONTEXT / (time.time() - started)
-            print(f"base {step}/{steps} loss {loss.item():.3f} {speed:.0f} tokens/s", flush=True)
+            print(f"{name} {step}/{steps} loss {loss.item():.3f} {speed:.0f} tokens/s", flush=True)
         if (step + 1) % 100 == 0 or step + 1 == steps:
             save_checkpoint(checkpoint, model=model.state_dict(), step=step + 1,
                             optimisers=[o.state_dict() for o in optimisers])  # fmt: skip
@@ -273,21 +287,40 @@ def head_accuracy(heads: MedusaHeads, hidden: torch.Tensor, labels: torch.Tensor
     "--prompts", default=12_288, show_default=True, help="Continuations for the heads, per prompt length."
 )
 @click.option("--epochs", default=5, show_default=True, help="Passes of the heads over them.")
+@click.option(
+    "--draft-tokens", default=4_000_000, show_default=True, help="Training tokens of the draft model."
+)
+@click.option(
+    "--base", type=click.Path(exists=True, path_type=Path), help="A model to take instead of training one."
+)
 @click.option("--device", default="cpu", show_default=True)
-def main(books: Path, work: Path, tokens: int, prompts: int, epochs: int, device: str) -> None:
-    """Train the embedded demo model and write it to WORK/model and WORK/heads."""
+def main(
+    books: Path,
+    work: Path,
+    tokens: int,
+    prompts: int,
+    epochs: int,
+    draft_tokens: int,
+    base: Path | None,
+    device: str,
+) -> None:
+    """Train the embedded demo model and its drafters: WORK/model, WORK/draft, WORK/heads."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "model").mkdir(exist_ok=True)
     code = [m.text for m in standard_library(held_out=False)]
     random.Random(0).shuffle(code)
     held_out = [m.text for m in standard_library(held_out=True)]
     prose = books.read_text(encoding="utf-8")
-    tokenizer = build_tokenizer(work, code, prose)
+    tokenizer = build_tokenizer(base or work / "model", code, prose)
     code_ids, prose_ids = encode(tokenizer, code), encode(tokenizer, re.split(r"\n\n(?=CHAPTER)", prose))
     held_ids, n_bytes = encode(tokenizer, held_out), sum(len(t.encode()) for t in held_out)
     print(f"{len(code_ids)} code tokens, {len(prose_ids)} book tokens, {len(held_ids)} held out")
 
-    model = train_base(work, code_ids, prose_ids, tokens=tokens, device=device)
+    if base is not None:
+        model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).to(device).requires_grad_(False)
+    else:
+        model = train_model(work, "base", BASE, code_ids, prose_ids, tokens=tokens, device=device)
+    model.eval()
     card: dict[str, Any] = {
         "train_tokens": tokens,
         "held_out_bits_per_byte": bits_per_byte(model, held_ids, n_bytes),
@@ -297,6 +330,14 @@ def main(books: Path, work: Path, tokens: int, prompts: int, epochs: int, device
     model.to(torch.float16).save_pretrained(work / "model")
     model.to(torch.float32)  # the heads learn from the weights as shipped
 
+    if draft_tokens:
+        draft = train_model(
+            work, "draft", DRAFT, code_ids, prose_ids, tokens=draft_tokens, device=device, teacher=model
+        )
+        draft.to(torch.float16).save_pretrained(work / "draft")
+        tokenizer.save_pretrained(work / "draft")
+    if not prompts:
+        return
     answers = [own_answers(work, model, code_ids, prose_ids, n, prompts) for n in PROMPTS]
     states = [head_states(model, x, answer_lengths(x, 0)[0]) for x in answers]
     hidden, labels = (torch.cat(parts) for parts in zip(*states, strict=True))

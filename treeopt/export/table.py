@@ -52,7 +52,7 @@ _ROWS = (
         methods=(
             Method(
                 name="choices",
-                drafters=("hydra",),
+                drafters=("hydra", "hydra++"),
                 shape="low-rank-expands",
                 max_rank=TEN,
                 max_batch_size=1,

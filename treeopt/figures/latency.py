@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.drafting import whole_parts
 from treeopt.errors import OutOfRange
 from treeopt.figures.style import (
     BLUE,
@@ -210,11 +211,12 @@ def parts_data(profile: LatencyProfile) -> PartsData:
                 found[point.size] = point
         points = [found[size] for size in sorted(found)]
         if points:
-            names = [*PARTS, *sorted({n for p in points for n in p.parts_ms} - set(PARTS))]
+            parts = [whole_parts(p.parts_ms) for p in points]
+            names = [*PARTS, *sorted({name for found in parts for name in found} - set(PARTS))]
             ms = {
-                name: np.array([float(np.median(p.parts_ms.get(name) or 0.0)) for p in points])
+                name: np.array([float(np.median(found.get(name) or 0.0)) for found in parts])
                 for name in names
-                if any(p.parts_ms.get(name) for p in points)
+                if any(found.get(name) for found in parts)
             }
             panels.append(
                 Parts(

@@ -15,7 +15,9 @@ from treeopt.journal import discard
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan, PlanEntry
 from treeopt.planner import plan_trees
+from treeopt.probe import Probe
 from treeopt.roofline import MEASURES as ANALYTICAL
+from treeopt.rules import check_rule
 from treeopt.rundir import RunDirectory, digests
 from treeopt.shapes import SHAPES, check_shape
 from treeopt.trace import RankTrace
@@ -44,6 +46,7 @@ def search(
     measured_only: bool = False,
     calibration: str | None = None,
     profile_path: str | None = None,
+    acceptance: dict[str, Any] | None = None,
     session: Session | None = None,
     verify: int = 0,
 ) -> Plan:
@@ -52,7 +55,10 @@ def search(
     By default for all batch sizes of the profile. With ``verify`` the session decodes with so many of the best
     candidates, and the fastest is taken. ``engine`` (and its ``method``) sets the limits to what it can take.
     """
-    used, source = run.read_source(calibration)
+    used, source = run.read_planned(calibration)
+    if acceptance is not None:
+        measured = (source.info if isinstance(source, Calibration) else source.meta).get("acceptance")
+        check_rule(measured or {"rule": "greedy"}, acceptance, f"{used} holds")
     latencies, files = None, [used]
     if profile_path is not None:
         files.append(library.find("profiles", profile_path))
@@ -100,7 +106,7 @@ def search(
 
 def within_engine(
     limits: dict[str, Any],
-    source: RankTrace | Calibration,
+    source: RankTrace | Probe | Calibration,
     engine: str | None,
     method: str | None,
     batch_sizes: Collection[int],
@@ -116,7 +122,7 @@ def within_engine(
         return given, []
     from treeopt.export import method_of
 
-    drafter = (source.meta if isinstance(source, RankTrace) else source.info).get("drafter") or {}
+    drafter = (source.info if isinstance(source, Calibration) else source.meta).get("drafter") or {}
     way = method_of(engine, drafter.get("kind"), method)
     names = list(SHAPES)
     # Gaps are worth little where they are allowed, and a tree without them can go to every engine.
@@ -173,12 +179,12 @@ def check_rebuilds(engine: str, method: str) -> None:
         )
 
 
-def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
-    """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
+def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int, tuple[float, ...]]]:
+    """(size, depth, prices) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
     curve = {point["size"]: point for point in entry.curve if point["size"] > 1}
     best = sorted(curve.values(), key=lambda p: -(p["tokens_per_s"] or p["tokens_per_step"]))[:count]
     near = [curve[size] for size in (entry.size - 1, entry.size, entry.size + 1) if size in curve]
-    return sorted({(int(p["size"]), int(p["depth"])) for p in (*best, *near)})
+    return sorted({(int(p["size"]), int(p["depth"]), tuple(p.get("prices", ()))) for p in (*best, *near)})
 
 
 def _verified(
@@ -194,8 +200,9 @@ def _verified(
     constraint = plan.constraint or {}
     limits = {name: constraint[name] for name in ("budget", "max_rank", "shape")}
     trees: dict[str, Tree | None] = {"plain": None}
-    for size, depth in finalists(entry, count):
-        family = grow(trace, objective=plan.objective or "replay", max_depth=depth, **limits)
+    for size, depth, prices in finalists(entry, count):
+        options = {**limits, "max_depth": depth, **({"prices": prices} if prices else {})}
+        family = grow(trace, objective=plan.objective or "replay", **options)
         trees[f"{size} rows, depth {depth}"] = family.tree(size)
     conversations = held_out_conversations(run, session, trace, len(session.prompts.conversations))
     half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
@@ -203,16 +210,16 @@ def _verified(
         raise InvalidInput(
             "--verify needs at least 2 held-out prompts, one to choose by and one to measure on."
         )
-    options: dict[str, Any] = {"batch_size": entry.batch_size, "rounds": VERIFY_ROUNDS, "reference": None}
+    decoding: dict[str, Any] = {"batch_size": entry.batch_size, "rounds": VERIFY_ROUNDS, "reference": None}
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
-    contest = decode(run, session, trace, trees, conversations[-half:], folder=folder / "contest", **options)
+    contest = decode(run, session, trace, trees, conversations[-half:], folder=folder / "contest", **decoding)
     ranking = [(ratio.value, name) for name in trees if (ratio := contest.speedup(name)) is not None]
     if not ranking:
         raise InvalidInput("--verify timed nothing: the held-out prompts never fill a batch of this size.")
     winner = max(ranking)[1]
     tree = trees[winner]
     afresh: dict[str, Tree | None] = {"plain": None, winner: tree}
-    proof = decode(run, session, trace, afresh, conversations[:half], folder=folder / "afresh", **options)
+    proof = decode(run, session, trace, afresh, conversations[:half], folder=folder / "afresh", **decoding)
     return {
         "size": len(tree) if tree else 1,
         "depth": tree.depth if tree else 0,
@@ -233,9 +240,11 @@ def _result(bench: Benchmark, name: str) -> dict[str, Any]:
     }
 
 
-def check_same_model(source: RankTrace | Calibration, profile: LatencyProfile, run: RunDirectory) -> None:
+def check_same_model(
+    source: RankTrace | Probe | Calibration, profile: LatencyProfile, run: RunDirectory
+) -> None:
     """Raise InvalidInput where the run's own profile is of another model than what it was calibrated on."""
-    info = source.meta if isinstance(source, RankTrace) else source.info
+    info = source.info if isinstance(source, Calibration) else source.meta
     ours, theirs = ((record.get("provenance") or {}).get("model") for record in (info, profile.info))
     if ours and theirs and ours != theirs:
         raise InvalidInput(

@@ -19,6 +19,7 @@ from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK
 from treeopt.heldout import crossfit
 from treeopt.journal import Journal, discard
+from treeopt.pipeline.probing import collect_probes
 from treeopt.rundir import RunDirectory
 from treeopt.trace import RankTrace
 
@@ -42,20 +43,26 @@ def calibrate(
     max_new_tokens: int,
     batch_size: int = 16,
     top_k: int = 32,
-    temperature: float | None = None,
     source: dict[str, Any] | None = None,
 ) -> Calibration:
-    """Measure the heads' ranks on the session's first conversations."""
-    if temperature is not None and not session.given:
-        raise InvalidInput("--temperature says how --responses were sampled, but no --responses are given.")
+    """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too."""
+    from treeopt.runtime.acceptance import Greedy
+
     conversations = first_conversations(session, num_prompts, reserved=1)
-    trace = collect(session, conversations, run.partial("calibrate"), max_new_tokens=max_new_tokens,
-                    batch_size=batch_size, top_k=top_k, given=session.given, temperature=temperature, source=source,
+    is_typical = session.acceptance.record["rule"] == "typical"
+    if is_typical and session.given:
+        raise InvalidInput(
+            "Typical acceptance is measured by decoding with a tree, so given answers say nothing of it: leave "
+            "--responses out."
+        )
+    asking = replace(session, acceptance=Greedy()) if is_typical else session
+    trace = collect(asking, conversations, run.partial("calibrate"), max_new_tokens=max_new_tokens,
+                    batch_size=batch_size, top_k=top_k, given=session.given, source=source,
                     title="Calibrating")  # fmt: skip
-    record = session.provenance().record()
+    record = asking.provenance().record()
     calibration = Calibration.from_trace(trace, provenance=record)
     agreement = calibration.info.get("target_agreement", 1.0)
-    if temperature == 0 and agreement < SAME_TARGET:
+    if session.temperature == 0 and agreement < SAME_TARGET:
         raise InvalidInput(
             "--temperature 0 says that the target itself wrote the --responses greedily, but it would have "
             f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
@@ -66,6 +73,10 @@ def calibrate(
             calibration.info["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     calibration.info["examples"] = examples(session, trace, calibration)
     trace.save(run.trace)
+    run.probe.unlink(missing_ok=True)  # of answers before these
+    if is_typical:
+        collect_probes(run, session, trace, batch_size=batch_size)
+        discard(run.partial("probe"))
     calibration.save(run.calibration)
     discard(run.partial("calibrate"))
     return calibration
@@ -115,7 +126,6 @@ def collect(
     top_k: int,
     title: str,
     given: bool = False,
-    temperature: float | None = None,
     source: dict[str, Any] | None = None,
 ) -> RankTrace:
     """The trace of some conversations, block by block through a journal in ``folder``.
@@ -128,14 +138,18 @@ def collect(
     if max_new_tokens < 1:
         raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
     meta = {
-        "drafter": session.drafter,
-        "acceptance": session.acceptance(temperature),
-        "answers": {"given": given, "temperature": temperature, "is_estimate": given and temperature is None},
+        "drafter": session.drafter_record,
+        "acceptance": session.acceptance.record,
+        "answers": {
+            "given": given,
+            "temperature": session.temperature if given else None,
+            "is_estimate": given and session.temperature is None,
+        },
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
         "provenance": {**session.provenance().record(), "time": None, "command": None},
         "source": source,
     }
-    top_k = min(top_k, session.heads.draft_vocab_size)
+    top_k = min(top_k, session.drafter.draft_vocab_size)
     names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
     options = {
         "conversations": names,
@@ -157,8 +171,8 @@ def collect(
 
             def attempt(rows: int, prompts: PromptSet = prompts) -> RankTrace:
                 return collect_trace(
-                    session.target, session.heads, prompts, batch_size=rows, stop=session.stop(max_new_tokens),
-                    top_k=top_k, given=given, meta={"batch_size": rows}, progress=advance,
+                    session.target, session.drafter, prompts, batch_size=rows, stop=session.stop(max_new_tokens),
+                    acceptance=session.acceptance, top_k=top_k, given=given, meta={"batch_size": rows}, progress=advance,
                 )  # fmt: skip
 
             trace, batch_size = with_less_memory(attempt, batch_size, note)

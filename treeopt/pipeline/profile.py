@@ -35,7 +35,7 @@ from treeopt.trace import RankTrace
 from treeopt.tree import Tree, TreeFamily
 
 if TYPE_CHECKING:
-    from treeopt.runtime.decode import Accept
+    from treeopt.runtime.acceptance import Acceptance
     from treeopt.runtime.session import Session
 
 STAGE_ONE = 0.75  # share of the time limit
@@ -106,9 +106,9 @@ def profile(
     if not contexts and session.weights != "checkpoint":
         contexts = (RANDOM_CONTEXT,)
     source, used = calibrated(run, session, calibration)
-    families = tree_families(source, session.heads.num_heads, max(sizes or [budget]))
+    families = tree_families(source, session.drafter.num_heads, max(sizes or [budget]))
     check_sizes(sizes or (), families)
-    measure = Stages(run, session, precision, time_limit_s, max_new_tokens, _accept(session, source))
+    measure = Stages(run, session, precision, time_limit_s, max_new_tokens, _acceptance(session, source))
     held: list[int | None] = [*sorted(set(contexts))] or [None]
     settings = [(batch_size, context) for batch_size in sorted(set(batch_sizes)) for context in held]
     found = measure.first(settings, families, sizes, budget)
@@ -166,7 +166,7 @@ class Stages:
     precision: float
     time_limit_s: float
     max_new_tokens: int
-    accept: Accept
+    acceptance: Acceptance
 
     def first(
         self,
@@ -217,6 +217,9 @@ class Stages:
                     for size, depth in candidates(entries[measured.batch_size], known)
                     if depth <= len(families) and size <= len(families[depth - 1])
                 ]
+                entry = entries[measured.batch_size]
+                if entry.draft_cost is not None and entry.size > 1 and entry.tree not in measured.trees:
+                    measured.refined.append(entry.tree)  # grown under prices, unlike the families' trees
         waiting = [measured for measured in found if measured.refined]
         for i, measured in enumerate(waiting):
             left = self.time_limit_s - sum(other.seconds for other in found)
@@ -243,8 +246,8 @@ class Stages:
         title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
         with progress(title, max(share, 0.0)) as advance:
             return measure_steps(
-                session.target, session.heads, prompts, trees, batch_size=batch_size, stop=stop,
-                time_limit_s=share, precision=self.precision, accept=self.accept,
+                session.target, session.drafter, prompts, trees, batch_size=batch_size, stop=stop,
+                time_limit_s=share, precision=self.precision, acceptance=self.acceptance,
                 finished=journal.documents(), keep=journal.append, progress=advance,
             )  # fmt: skip
 
@@ -261,16 +264,14 @@ def planned(found: Sequence[Measured], source: RankTrace | Calibration, budget: 
     return {entry.batch_size: entry for entry in plan.entries}
 
 
-def _accept(session: Session, source: RankTrace | Calibration | None) -> Accept:
-    """The acceptance rule; that of random weights is drawn."""
-    from treeopt.runtime.decode import accept_greedy
-
+def _acceptance(session: Session, source: RankTrace | Calibration | None) -> Acceptance:
+    """The session's rule; random weights accept by chance."""
     if session.weights == "checkpoint" or source is None:
-        return accept_greedy
-    from treeopt.runtime.random_weights import drawn_acceptance
+        return session.acceptance
+    from treeopt.runtime.random_weights import DrawnAcceptance
 
     rates = Calibration.from_trace(source) if isinstance(source, RankTrace) else source
-    return drawn_acceptance(rates.accept, np.random.default_rng(0))
+    return DrawnAcceptance(rates.accept, np.random.default_rng(0))
 
 
 def _info(
@@ -279,7 +280,7 @@ def _info(
     """What the file says beside the timings."""
     from treeopt.runtime.traffic import bandwidth_floor, weight_bytes
 
-    weights = weight_bytes(session.target, session.heads)
+    weights = weight_bytes(session.target, session.drafter)
     info: dict[str, Any] = {
         "measures": "step",
         "drift": drifts(plain, [measured.nominal is not None for measured in found]),

@@ -7,22 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from treeopt.console import note, progress
+from treeopt.coverage import guess_counts, replay_probe
 from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK
-from treeopt.heldout import crossfit, rate_tree
+from treeopt.heldout import crossfit, crossfit_probe, rate_tree
 from treeopt.journal import Journal, discard
 from treeopt.pipeline.deliver import STALE, named_tree
 from treeopt.pipeline.measure import collect, first_conversations
 from treeopt.plan import Plan, PlanEntry
+from treeopt.probe import Probe
 from treeopt.published import published_tree
 from treeopt.replay import accepted_counts
+from treeopt.rules import LOSSLESS, check_rule
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.benchmark import Benchmark
+    from treeopt.runtime.collect import Prompt
     from treeopt.runtime.prompts import Conversation
     from treeopt.runtime.session import Session
 
@@ -42,16 +48,17 @@ def bench(
     if rounds < 1:
         raise InvalidInput(f"--rounds must be at least 1, but got {rounds}.")
     plan, trace = run.read_plan(), run.read_trace()
+    source = run.read_probe() if run.probe.exists() else trace
     if run.is_stale(plan):
         note(STALE)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-    contenders, predicted, accepted = _contenders(plan, entry, trace, session.heads.num_heads)
+    contenders, predicted, accepted = _contenders(plan, entry, source, session.drafter.num_heads)
     for file in trees:
         name = Path(file).stem
         if name in contenders:
             raise InvalidInput(f"Contenders need names of their own, but {name!r} is taken: rename {file}.")
         contenders[name] = tree = named_tree(str(file))
-        predicted[name], accepted[name] = _fixed(trace, tree)
+        predicted[name], accepted[name] = _fixed(source, tree)
     limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     reference = None
     if on_trace:
@@ -71,10 +78,10 @@ def bench(
         if len(conversations) < wanted:
             note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
     result = decode(
-        run, session, trace, contenders, conversations, batch_size=entry.batch_size, rounds=rounds,
+        run, session, source, contenders, conversations, batch_size=entry.batch_size, rounds=rounds,
         folder=run.partial("bench"), max_new_tokens=limit, reference=reference, predicted=predicted,
         predicted_accepted=accepted,
-        info={"prompts": "trace" if on_trace else "held out", "inputs": digests(run.plan, run.trace)},
+        info={"prompts": "trace" if on_trace else "held out", "inputs": digests(run.plan, run.probe if isinstance(source, Probe) else run.trace)},
     )  # fmt: skip
     if result.contender("plain").tokens_per_s is None:
         rows = result.contender("plain").batch_size
@@ -91,7 +98,7 @@ def bench(
 def decode(
     run: RunDirectory,
     session: Session,
-    trace: RankTrace,
+    source: RankTrace | Probe,
     contenders: Mapping[str, Tree | None],
     conversations: Sequence[Conversation],
     *,
@@ -106,17 +113,21 @@ def decode(
 ) -> Benchmark:
     """Answers of all contenders to some conversations, block by block through journals in ``folder``.
 
-    reference is the trace of the conversations' plain answers; they are answered where it is missing.
+    source     what the contenders were predicted from
+    reference  the trace of the conversations' plain answers; they are answered where it is missing
     """
+    from treeopt.runtime.acceptance import Greedy
     from treeopt.runtime.bench import assemble, decode_contenders
     from treeopt.runtime.collect import turn_prompts
     from treeopt.runtime.memory import with_less_memory
 
-    check_same_kind(run, session, trace)
-    limit = max_new_tokens or trace.meta.get("max_new_tokens", 128)
+    check_same_kind(session, source)
+    is_lossless = session.acceptance.record["rule"] in LOSSLESS
+    limit = max_new_tokens or source.meta.get("max_new_tokens", 128)
     if reference is None:
-        reference = collect(session, conversations, folder / "answers", max_new_tokens=limit, batch_size=16,
-                            top_k=_ranks_needed(trace, contenders), title="Plain answers of the bench prompts")  # fmt: skip
+        plainly = session if is_lossless else replace(session, acceptance=Greedy())
+        reference = collect(plainly, conversations, folder / "answers", max_new_tokens=limit, batch_size=16,
+                            top_k=_ranks_needed(source, contenders), title="Plain answers of the bench prompts")  # fmt: skip
     prompts = turn_prompts(session.prompts, reference)
     known = {
         **session.provenance(seed=0).record(), "time": None, "command": None, "rounds": rounds,
@@ -129,16 +140,17 @@ def decode(
         total = len(prompts) * len(contenders) * rounds
         with progress(f"Decoding with {len(contenders)} contenders", total) as advance:
             return decode_contenders(
-                session.target, session.heads, prompts, contenders, batch_size=rows,
-                stop=session.stop(limit), rounds=rounds, finished=journal.documents(),
+                session.target, session.drafter, prompts, contenders, batch_size=rows,
+                stop=session.stop(limit), rounds=rounds, acceptance=session.acceptance, finished=journal.documents(),
                 keep=journal.append, progress=advance,
             )  # fmt: skip
 
     visits, rows = with_less_memory(attempt, batch_size, note)
+    quality = {} if is_lossless else {"quality": _quality(session, visits, prompts, reference)}
     return assemble(
         visits, session.target, prompts, contenders, reference, batch_size=rows, predicted=predicted or {},
-        predicted_accepted=predicted_accepted or {},
-        info={**(info or {}), "max_new_tokens": limit, "loop_share": reference.loop_share(),
+        predicted_accepted=predicted_accepted or {}, is_lossless=is_lossless,
+        info={**(info or {}), **quality, "max_new_tokens": limit, "loop_share": reference.loop_share(),
               "skipped": reference.meta.get("skipped", []), "provenance": session.provenance(seed=0).record()},
     )  # fmt: skip
 
@@ -155,25 +167,39 @@ def held_out_conversations(
     return first_conversations(replace(session, prompts=session.prompts.without(hashes)), wanted)
 
 
-def _ranks_needed(trace: RankTrace, contenders: Mapping[str, Tree | None]) -> int:
+def _ranks_needed(source: RankTrace | Probe, contenders: Mapping[str, Tree | None]) -> int:
     """Ranks to tell apart: those beyond would be misses in replay, but decoding accepts them."""
-    return max(trace.top_k, *(1 + int(max(tree.ranks)) for tree in contenders.values() if tree))
+    trees = [tree for tree in contenders.values() if tree]
+    return max(source.meta.get("top_k") or 1, *(1 + int(max(tree.ranks)) for tree in trees))
 
 
-def check_same_kind(run: RunDirectory, session: Session, trace: RankTrace) -> None:
-    """Raise InvalidInput where the trace is of other heads, or of another rule than bench decodes by."""
-    drafter = trace.meta.get("drafter") or {}
-    if drafter.get("sha256") not in (None, session.drafter["sha256"]):
+def check_same_kind(session: Session, source: RankTrace | Probe) -> None:
+    """Raise InvalidInput where the run was calibrated with another drafter or rule than bench decodes with."""
+    theirs, ours = source.meta.get("drafter") or {}, session.drafter_record
+    if any(theirs.get(key) not in (None, ours.get(key)) for key in ("kind", "sha256")):
         raise InvalidInput(
-            f"The run's trace must be of the heads that bench decodes with, but {run.trace} is of "
-            f"{drafter.get('id')}. Calibrate again, or use another --run."
+            f"Bench must decode with the drafter that was calibrated, {theirs.get('id')}, but got {ours['id']}. "
+            "Calibrate again, or use another --run."
         )
-    acceptance = trace.meta.get("acceptance") or {}
-    if acceptance.get("rule", "greedy") != "greedy":
-        raise InvalidInput(
-            f"Bench decodes greedily so far, but {run.trace} holds for {acceptance.get('rule')} at "
-            f"temperature {acceptance.get('temperature')}: calibrate without --temperature to compare."
-        )
+    check_rule(source.meta.get("acceptance"), session.acceptance.record, "the run's calibration holds")
+
+
+def _quality(
+    session: Session, visits: Sequence[dict[str, Any]], prompts: Sequence[Prompt], reference: RankTrace
+) -> dict[str, dict[str, float]]:
+    """What the target thinks of every contender's texts, and how far they are from the plain ones."""
+    from treeopt.runtime.typical import measure_quality
+
+    assert reference.tokens is not None
+    plain = [answer.tolist() for answer in np.split(reference.tokens, reference.starts[1:-1])]
+    clusters, found = [prompt.cluster for prompt in prompts], {}
+    with progress("Judging the texts", None):
+        for name in visits[0]["runs"]:
+            rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"][name]["rows"]]
+            texts = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
+            found[name] = measure_quality(session.target, [prompt.tokens for prompt in prompts], texts, plain,
+                                          conversations=clusters)  # fmt: skip
+    return found
 
 
 def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversation, ...]:
@@ -189,7 +215,7 @@ def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversati
 
 
 def _contenders(
-    plan: Plan, entry: PlanEntry, trace: RankTrace, num_heads: int
+    plan: Plan, entry: PlanEntry, source: RankTrace | Probe, num_heads: int
 ) -> tuple[dict[str, Tree | None], dict[str, dict[str, Any]], dict[str, list[float]]]:
     """Who is decoded, and what the calibration predicts for each: tokens per step in three ways, and the
     share of the steps that emit 0, 1, ... guesses.
@@ -199,7 +225,10 @@ def _contenders(
     limits = {"budget": entry.size, "max_rank": MAX_RANK, "max_depth": num_heads, "shape": "sibling-closed"}
     limits |= {name: value for name, value in (plan.constraint or {}).items() if name in limits}
     published = published_tree().cut(max_depth=num_heads)
-    whole = crossfit(trace, objective=plan.objective or "replay", **limits)
+    if isinstance(source, Probe):
+        whole = crossfit_probe(source, **limits)
+    else:
+        whole = crossfit(source, objective=plan.objective or "replay", **limits)
     most = len(whole.family)
     chain = Tree.chain((entry.best_chain or {}).get("depth", num_heads))
     trees: dict[str, Tree | None] = {
@@ -215,15 +244,21 @@ def _contenders(
                    "replayed_stderr": entry.tokens_per_step_stderr},
         "budget": whole.rates(most).document(),
     }  # fmt: skip
-    accepted = {"chosen": entry.accepted, "budget": whole.accepted(most, trace).tolist()}
+    accepted = {"chosen": entry.accepted, "budget": whole.accepted(most, source).tolist()}
     for name, tree in (("mc_sim_7b_63", published), ("chain", chain)):
-        predicted[name], accepted[name] = _fixed(trace, tree)
+        predicted[name], accepted[name] = _fixed(source, tree)
     return trees, predicted, accepted
 
 
-def _fixed(trace: RankTrace, tree: Tree) -> tuple[dict[str, Any], list[float]]:
-    """Predictions of a tree that was not grown here; none where it has ranks that the trace does not tell apart."""
-    if max(tree.ranks) >= trace.top_k:
-        return {}, []
-    counts = accepted_counts(trace, tree.paths)
-    return rate_tree(trace, tree).document(), (counts / max(counts.sum(), 1)).tolist()
+def _fixed(source: RankTrace | Probe, tree: Tree) -> tuple[dict[str, Any], list[float]]:
+    """Predictions of a tree that was not grown here; none where it has nodes that the source does not tell apart."""
+    if isinstance(source, Probe):
+        if not set(tree.paths) <= set(source.tree.paths):
+            return {}, []
+        counts = guess_counts(source, tree.paths)
+        rates: dict[str, Any] = {"replayed": replay_probe(source, tree).tokens_per_step}
+    else:
+        if max(tree.ranks) >= source.top_k:
+            return {}, []
+        counts, rates = accepted_counts(source, tree.paths), rate_tree(source, tree).document()
+    return rates, (counts / max(counts.sum(), 1)).tolist()

@@ -17,10 +17,11 @@ import torch
 from treeopt.benchmark import Answer, Benchmark, Block, Contender
 from treeopt.errors import InvalidInput
 from treeopt.replay import accepted_counts, replay, tokens_per_step
+from treeopt.runtime.acceptance import Acceptance
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.collect import Prompt
 from treeopt.runtime.decode import Decoder, StopRule, capacity_for, synchronize
-from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.target import Target
 from treeopt.runtime.timing import timed_step
 from treeopt.trace import RankTrace
@@ -47,13 +48,14 @@ def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
 
 def decode_contenders(
     target: Target,
-    heads: MedusaHeads,
+    drafter: Drafter,
     prompts: Sequence[Prompt],
     trees: Mapping[str, Tree | None],
     *,
     batch_size: int,
     stop: StopRule,
     rounds: int,
+    acceptance: Acceptance | None = None,
     finished: Sequence[Visit] = (),
     keep: Callable[[Visit], None] = lambda visit: None,
     seed: int = 0,
@@ -66,8 +68,9 @@ def decode_contenders(
     ``progress`` is called with the number of answers of every visit.
     """
     tokens = [prompt.tokens for prompt in prompts]
-    decoder = Decoder(target, heads, batch_size=batch_size, capacity=capacity_for(tokens, stop, target),
-                      stop=stop, most_nodes=max(len(t) if t else 1 for t in trees.values()))  # fmt: skip
+    decoder = Decoder(target, drafter, batch_size=batch_size, capacity=capacity_for(tokens, stop, target),
+                      stop=stop, most_nodes=max(len(t) if t else 1 for t in trees.values()),
+                      acceptance=acceptance)  # fmt: skip
     visits = list(finished)
     blocks = blocks_of(prompts, batch_size)
     order = list(itertools.product(range(rounds), range(len(blocks))))
@@ -128,12 +131,14 @@ def assemble(
     predicted: Mapping[str, dict[str, Any]],
     predicted_accepted: Mapping[str, list[float]],
     info: dict[str, Any],
+    is_lossless: bool = True,
 ) -> Benchmark:
     """The benchmark of all visits.
 
     reference           the trace of these very prompts: plain answers, to compare with and to replay
     predicted           name to the tokens per step expected before this run: product, joint, replayed, ...
     predicted_accepted  name to the share of steps expected to emit 0, 1, ... guesses
+    is_lossless         whether the text is the same with every tree, so that the reference can be replayed
     """
     if reference.tokens is None or reference.num_sequences != len(prompts):
         raise InvalidInput("The benchmark's reference must be the trace of its own prompts, with tokens.")
@@ -148,9 +153,10 @@ def assemble(
                                 group=prompts[visit["prompts"][0]].group))  # fmt: skip
             first += [run] if visit["round"] == 0 else []
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
-        replayed = replay(reference, tree or Tree.chain(0))
+        fixed = tree or Tree.chain(0)
+        replayed = replay(reference, fixed) if is_lossless else None
         sequences = [
-            _sequence(target, prompts[i], row, answers[i], int(replayed.steps[i]))
+            _sequence(target, prompts[i], row, answers[i], int(replayed.steps[i]) if replayed else None)
             for i, row in enumerate(rows)
         ]
         steps = sum(s.steps for s in sequences)
@@ -172,10 +178,10 @@ def assemble(
             prefill_s=sum(visit["runs"][name]["prefill_s"] for visit in visits),
             predicted=predicted.get(name, {}),
             predicted_tokens_per_step=predicted.get(name, {}).get("replayed"),
-            replayed_steps=int(replayed.steps.sum()),
-            replayed_tokens_per_step=replayed.tokens_per_step,
+            replayed_steps=int(replayed.steps.sum()) if replayed else None,
+            replayed_tokens_per_step=replayed.tokens_per_step if replayed else None,
             accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
-            replayed_accepted=accepted_counts(reference, (tree or Tree.chain(0)).paths).tolist(),
+            replayed_accepted=accepted_counts(reference, fixed.paths).tolist() if replayed else [],
             predicted_accepted=predicted_accepted.get(name, []),
             sequences=sequences,
             blocks=blocks,
@@ -194,7 +200,7 @@ def by_round(blocks: Sequence[Block]) -> Iterator[tuple[int, list[Block]]]:
 
 
 def _sequence(
-    target: Target, prompt: Prompt, row: dict[str, Any], answer: list[int], replayed_steps: int
+    target: Target, prompt: Prompt, row: dict[str, Any], answer: list[int], replayed_steps: int | None
 ) -> Answer:
     ours, at, gap = row["tokens"], None, None
     if ours != answer:

@@ -99,14 +99,17 @@ class TreeCache(Cache):
             else:
                 self.lengths[row] = length
 
-    def begin_step(self, new_tokens: int, starts: Tensor) -> None:
-        """The next pass writes ``new_tokens`` to every live row, from ``starts`` (b, 1) on."""
+    def begin_step(self, new_tokens: int, starts: Tensor, *, after: int = 0) -> None:
+        """The next pass writes ``new_tokens`` to every live row, from its length on, ``starts`` (b, 1).
+
+        after : rows of the same step that were written before and stay
+        """
         self._prefilled = None
-        self.new_tokens, self.columns = new_tokens, max(self.lengths) + new_tokens
+        self.new_tokens, self.columns = new_tokens, max(self.lengths) + after + new_tokens
         self.is_even = min(self.lengths) == max(self.lengths)
         if not self.is_even:
             self._rows = torch.arange(len(self.lengths), device=starts.device)[:, None]
-            self._targets = starts + torch.arange(new_tokens, device=starts.device)
+            self._targets = starts + torch.arange(after, after + new_tokens, device=starts.device)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store (b, H, T, D) keys and values; return all that the pass may attend to."""
@@ -152,14 +155,14 @@ class TreeCache(Cache):
         for i, guesses in enumerate(accepted.tolist()):
             self.lengths[i] += 1 + guesses
 
-    def drop_row(self, row: int) -> None:
-        """Forget a row; the last live row takes its place."""
-        last = len(self.lengths) - 1
-        n = self.lengths[last]
-        for store in self._stores.values() if row != last else ():
-            store[:, :, row, :, :n] = store[:, :, last, :, :n]
-        self.lengths[row] = self.lengths[last]
-        self.lengths.pop()
+    def keep(self, order: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        rows = [row for row, old in enumerate(order) if row != old]
+        moved = [order[row] for row in rows]
+        n = max((self.lengths[old] for old in moved), default=0)
+        for store in self._stores.values() if rows else ():
+            store[:, :, rows, :, :n] = store[:, :, moved, :, :n]
+        self.lengths = [self.lengths[old] for old in order]
 
     def clear(self) -> None:
         """Forget all rows; the memory stays."""
@@ -172,24 +175,24 @@ def tree_mask(
     """Which columns every new row may attend to: (b or 1, 1, T, n) bool; None for all of them.
 
     starts    : (b, 1)  committed tokens of each row
-    ancestors : (T, T)  the tree's own mask
-    depths    : (T,)    position of a row beyond its start
+    ancestors : (T, A)  of the rows of this step, those written before this pass and its own T, which may be seen
+    depths    : (A,)    position of each of them beyond the start
     window    : attend to positions less than ``window`` back only (sliding window), by position
     """
-    even, n, t = cache.is_even, cache.columns, cache.new_tokens
+    even, n, (t, step) = cache.is_even, cache.columns, ancestors.shape
     if window is not None and n <= window:
         window = None
-    if t == 1 and even and window is None:
+    if t == step == 1 and even and window is None:
         return None
     if even and window is None:
-        past = torch.ones((t, n - t), dtype=torch.bool, device=ancestors.device)
+        past = torch.ones((t, n - step), dtype=torch.bool, device=ancestors.device)
         return torch.cat([past, ancestors], 1)[None, None]
     column = torch.arange(n, device=starts.device)
-    offset = column - starts  # (b, n) column of the tree's own mask, where inside
-    inside = (offset >= 0) & (offset < t)
-    index = offset.clamp(0, t - 1)
+    offset = column - starts  # (b, n) column of the step's own mask, where inside
+    inside = (offset >= 0) & (offset < step)
+    index = offset.clamp(0, step - 1)
     mask = torch.where(inside[:, None], ancestors.T[index].transpose(1, 2), (offset < 0)[:, None])
     if window is not None:
         position = torch.where(inside, starts + depths[index], column)  # (b, n)
-        mask &= (starts + depths)[:, :, None] - position[:, None] < window
+        mask &= (starts + depths[-t:])[:, :, None] - position[:, None] < window
     return mask[:, None]

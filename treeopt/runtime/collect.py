@@ -1,10 +1,10 @@
-"""Calibration: answer conversations, keep the hidden states, and count the heads' ranks on them.
+"""Calibration: answer conversations, keep the hidden states, and have the drafter count its ranks on them.
 
 The hidden state that a head reads at a state is the one that decoding just computed, so there is no
 second pass of the target, and the heads run on many states at once. Answers that are given are read
 in one pass instead.
 
-N states of an answer · b rows · T tokens of a row · d width · V vocabulary · K heads
+N states of an answer · b rows · T tokens of a row · d width · K guesses at most
 """
 
 from __future__ import annotations
@@ -16,44 +16,45 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.runtime.acceptance import Acceptance
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.chat import Tokens
 from treeopt.runtime.decode import Decoder, Row, StopRule, capacity_for
-from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.drafters.protocol import Answer, Drafter
+from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.prompts import Conversation, PromptSet
+from treeopt.runtime.ranking import rank_of
 from treeopt.runtime.target import Target
-from treeopt.trace import MISS, NO_TRIAL, End, RankTrace, SequenceEnd
-
-# Bound the memory of a chunk: states times vocabulary, but at least FEWEST_STATES states, at which a
-# matrix product is still efficient (float32 logits over a vocabulary of 128 k: 64 MB). Slices of the
-# vocabulary would bound it further, but the true token's logit must come of the same product as those
-# that it is compared with, or rounding would change ranks; so a slice would have to be computed twice.
-LOGITS_AT_ONCE, FEWEST_STATES = 2**21, 128
+from treeopt.trace import End, RankTrace, SequenceEnd
 
 
 def collect_trace(
     target: Target,
-    heads: MedusaHeads,
+    drafter: Drafter,
     prompts: PromptSet,
     *,
     batch_size: int = 16,
     stop: StopRule,
+    acceptance: Acceptance | None = None,
     top_k: int = 32,
     given: bool = False,
     meta: dict[str, Any] | None = None,
     progress: Callable[[int], None] = lambda conversations: None,
 ) -> RankTrace:
-    """Answer every conversation greedily, turn by turn, and record at which rank each head had the
-    token that came. Every turn is a sequence; the turns of a conversation are a cluster.
+    """Answer every conversation turn by turn, and record at which rank the drafter had the token that came.
+    Every turn is a sequence; the turns of a conversation are a cluster.
+
+    acceptance : a lossless rule that the target's own tokens are chosen by; greedy by default
 
     Ranks 0...top_k-1 are told apart. With ``given`` nothing is generated: one pass of the target over
     the given answers. A turn that cannot be asked, for one because the context has no room, ends its
     conversation and is listed under meta["skipped"]. ``progress`` is called with the number of conversations that ended.
     """
-    counter = RankCounter(heads, top_k, target if given else None)
+    counter = RankCounter(drafter, top_k, target if given else None)
+    options: dict[str, Any] = {"batch_size": batch_size, "stop": stop, "done": counter.add,
+                               "keep_prompts": drafter.reads_prompt}  # fmt: skip
     answered: list[list[Row]] = [[] for _ in prompts.conversations]
     skipped: list[dict[str, Any]] = []
     waiting = list(range(len(answered)))
@@ -70,9 +71,9 @@ def collect_trace(
                 answers.append(answer)
                 at.append(i)
         if given:
-            rows = read_answers(target, asked, answers, batch_size=batch_size, stop=stop, done=counter.add)
+            rows = read_answers(target, asked, answers, **options)
         else:
-            rows = write_answers(target, asked, batch_size=batch_size, stop=stop, done=counter.add)
+            rows = write_answers(target, asked, acceptance=acceptance, **options)
         for i, row in zip(at, rows, strict=True):
             answered[i].append(row)
         last = [i for i in waiting if prompts.conversations[i].num_turns == turn or i not in at]
@@ -157,12 +158,17 @@ def write_answers(
     batch_size: int,
     stop: StopRule,
     done: Callable[[Row], None],
+    keep_prompts: bool = False,
+    acceptance: Acceptance | None = None,
 ) -> list[Row]:
-    """Decode plainly; ``done`` takes every row, with its hidden states, when it ends."""
+    """Decode plainly; ``done`` takes every row, with its hidden states, when it ends.
+
+    keep_prompts : keep those of the prompts too
+    """
     if not prompts:
         return []
     decoder = Decoder(target, None, batch_size=batch_size, capacity=capacity_for(prompts, stop, target),
-                      stop=stop, keep_states=True, most_nodes=1)  # fmt: skip
+                      stop=stop, keep_states=True, keep_prompts=keep_prompts, most_nodes=1, acceptance=acceptance)  # fmt: skip
     decoder.start(enumerate(prompts))
     rows: list[Row] = []
     while not decoder.is_done:
@@ -185,6 +191,7 @@ def read_answers(
     batch_size: int,
     stop: StopRule,
     done: Callable[[Row], None],
+    keep_prompts: bool = False,
 ) -> list[Row]:
     """The same rows as if the target had written the answers, by one pass over each (teacher forcing)."""
     rows = []
@@ -193,7 +200,7 @@ def read_answers(
         for i in range(begin, min(begin + batch_size, len(prompts))):
             watch = SequenceEnd(stop.eos_ids, stop.max_new_tokens, target.context - len(prompts[i]),
                                 stop_at_loops=stop.at_loops)  # fmt: skip
-            row = Row(i, len(prompts[i]), watch, end=End.LIMIT)
+            row = Row(i, prompts[i], watch, end=End.LIMIT)
             for token in answers[i]:
                 if not row.emit(token):
                     break
@@ -210,30 +217,33 @@ def read_answers(
         for i, row in enumerate(batch):
             first = row.prompt_tokens - 1
             row.states = [(hidden[i], first + t) for t in range(len(row.tokens))]
+            row.prompt_states = hidden[i, :first] if keep_prompts else None
             done(row)
         rows += batch
     return rows
 
 
 class RankCounter:
-    """Gathers the states of ended rows and runs the heads on whole chunks of them.
+    """Gathers the states of ended rows and has the drafter count its ranks on whole chunks of them.
 
     With a ``target`` it also counts at which rank the target itself had every token.
     """
 
-    def __init__(self, heads: MedusaHeads, top_k: int, target: Target | None = None) -> None:
-        self.heads, self.top_k, self.target = heads, top_k, target
-        self.chunk = max(LOGITS_AT_ONCE // heads.vocab_size, FEWEST_STATES)
+    def __init__(self, drafter: Drafter, top_k: int, target: Target | None = None) -> None:
+        self.drafter, self.top_k, self.target = drafter, top_k, target
         self._ranks: dict[int, NDArray[np.int16]] = {}  # by the row's identity
         self._target_ranks: dict[int, NDArray[np.int16]] = {}
-        self._pending: list[tuple[Row, Tensor, Tensor]] = []  # row, (N, d), (N, K) labels
+        self._pending: list[tuple[Row, Answer]] = []
 
     def add(self, row: Row) -> None:
         """Take the states of an ended row; its own references to them are dropped."""
         hidden = torch.stack([hidden[i] for hidden, i in row.states[: len(row.tokens)]])
-        row.states = []
-        self._pending.append((row, hidden, labels_of(row, self.heads.num_heads)))
-        if sum(len(hidden) for _, hidden, _ in self._pending) >= self.chunk:
+        if row.prompt_states is not None:
+            hidden = torch.cat([row.prompt_states, hidden])
+        row.states, row.prompt_states = [], None
+        assert row.end is not None, "only ended rows come here"
+        self._pending.append((row, Answer(row.prompt, row.tokens, row.end, hidden)))
+        if sum(len(answer.hidden) for _, answer in self._pending) >= states_at_once(self.drafter.vocab_size):
             self._flush()
 
     def ranks(self, row: Row) -> NDArray[np.int16]:
@@ -249,57 +259,17 @@ class RankCounter:
     def _flush(self) -> None:
         if not self._pending:
             return
-        hidden = torch.cat([h for _, h, _ in self._pending])
-        labels = torch.cat([labels for _, _, labels in self._pending])
-        tokens = torch.tensor([token for row, _, _ in self._pending for token in row.tokens])
-        chunks = list(zip(hidden.split(self.chunk), labels.split(self.chunk), strict=True))
-        found = torch.cat([count_ranks(self.heads, h, y, self.top_k) for h, y in chunks])
-        sizes = [len(h) for _, h, _ in self._pending]
-        for (row, _, _), part in zip(self._pending, found.split(sizes), strict=True):
-            self._ranks[id(row)] = part.numpy()
+        rows, answers = [row for row, _ in self._pending], [answer for _, answer in self._pending]
+        for row, found in zip(rows, self.drafter.ranks(answers, self.top_k), strict=True):
+            self._ranks[id(row)] = found
         if self.target is not None:
-            split = zip(hidden.split(self.chunk), tokens.split(self.chunk), strict=True)
-            own = torch.cat([rank_of(self.target.logits(h), y, self.top_k) for h, y in split])
-            for (row, _, _), part in zip(self._pending, own.to("cpu", torch.int16).split(sizes), strict=True):
-                self._target_ranks[id(row)] = part.numpy()
+            at_once = states_at_once(self.target.vocab_size)
+            for row, answer in self._pending:
+                chunks = zip(
+                    answer.state_hidden.split(at_once),
+                    torch.tensor(answer.tokens).split(at_once),
+                    strict=True,
+                )
+                own = torch.cat([rank_of(self.target.logits(h), y, self.top_k) for h, y in chunks])
+                self._target_ranks[id(row)] = own.to("cpu", torch.int16).numpy()
         self._pending.clear()
-
-
-def labels_of(row: Row, num_heads: int) -> Tensor:
-    """(N, K) the token that head k has to guess at each state; MISS or NO_TRIAL past the end."""
-    n = len(row.tokens)
-    beyond = MISS if row.end is End.EOS else NO_TRIAL
-    padded = torch.tensor([*row.tokens, *[beyond] * num_heads])
-    labels = torch.stack([padded[k : n + k] for k in range(1, num_heads + 1)], dim=1)
-    labels[-1] = NO_TRIAL  # no step is taken at the last state
-    return labels
-
-
-@torch.inference_mode()
-def rank_of(logits: Tensor, tokens: Tensor, top_k: int) -> Tensor:
-    """(N,) rank of each token among (N, V) logits: #(greater) + #(equal, smaller id), never sorted.
-
-    MISS from top_k on.
-    """
-    logits, label = logits.float(), tokens.to(logits.device)[:, None]
-    true = logits.gather(1, label)
-    rank = (logits > true).sum(1)
-    ties = (logits == true).sum(1) > 1
-    if ties.any():
-        ids = torch.arange(logits.shape[1], device=logits.device)
-        rank[ties] += ((logits[ties] == true[ties]) & (ids < label[ties])).sum(1)
-    return torch.where(rank < top_k, rank, MISS)
-
-
-@torch.inference_mode()
-def count_ranks(heads: MedusaHeads, hidden: Tensor, labels: Tensor, top_k: int) -> Tensor:
-    """(N, d) states and (N, K) labels to (N, K) int16 ranks: counted, never sorted.
-
-    rank = #(logit greater) + #(logit equal, smaller id); MISS from top_k on, and for tokens that the heads do
-    not know; labels below 0 stay.
-    """
-    labels = labels.to(hidden.device)
-    rows, known = heads.draft_ids(labels.clamp_min(0))  # (N, K) both
-    ranks = [rank_of(heads.logits(hidden, k), rows[:, k], top_k) for k in range(heads.num_heads)]
-    ranks_or_miss = torch.where(known, torch.stack(ranks, dim=1), MISS)
-    return torch.where(labels < 0, labels, ranks_or_miss).to("cpu", torch.int16)

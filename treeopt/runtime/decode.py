@@ -1,27 +1,27 @@
-"""The decoding step: propose from the heads, verify the tree in one pass, accept, commit.
+"""The decoding step: propose from the drafter, verify the tree in one pass, accept, commit.
 
 One engine for collecting traces, timing and bench. A row holds one sequence; rows have lengths of
 their own, stop on their own, and are refilled with the next prompt.
 
-b live rows · T nodes of the tree · D its depth · K heads · d width · V vocabulary
+b live rows · T nodes of the tree · D its depth · d width · V vocabulary
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.runtime.acceptance import Acceptance, Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.trace import End, SequenceEnd
 from treeopt.tree import IntArray, Tree
@@ -49,13 +49,18 @@ class Row:
     """One sequence while it is decoded, and its record afterwards."""
 
     id: int  # place among the prompts
-    prompt_tokens: int
+    prompt: Sequence[int]
     watch: SequenceEnd
     tokens: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)  # guesses emitted by each step
     end: End | None = None
     # Where the hidden state of each state is: the pass's (b, d) tensor and the row in it.
     states: list[tuple[Tensor, int]] = field(default_factory=list)
+    prompt_states: Tensor | None = None  # (P - 1, d) of the prompt's tokens but the last
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
 
     @property
     def steps(self) -> int:
@@ -68,83 +73,11 @@ class Row:
         return self.end is None
 
 
-@dataclass(frozen=True, eq=False)
-class TreeTensors:
-    """What a step needs of a tree, on the device."""
-
-    tree: Tree
-    width: int  # candidates taken from each head
-    token_index: Tensor  # (T,) place of each node's token among root and candidates
-    depths: Tensor  # (T,)
-    ancestors: Tensor  # (T, T) bool
-    paths: IntArray  # (T, D+1) nodes from the root to each node; column j holds j beyond it
-
-    @classmethod
-    def of(cls, tree: Tree, device: torch.device) -> TreeTensors:
-        width = int(tree.ranks.max()) + 1
-        token_index = np.where(tree.depths == 0, 0, 1 + (tree.depths - 1) * width + tree.ranks)
-        paths = np.tile(np.arange(tree.depth + 1), (len(tree), 1))
-        for node in range(1, len(tree)):
-            depth = tree.depths[node]
-            paths[node, :depth] = paths[tree.parents[node], :depth]
-            paths[node, depth] = node
-        return cls(
-            tree,
-            width,
-            torch.tensor(token_index, device=device),
-            torch.tensor(tree.depths, device=device),
-            torch.tensor(tree.mask, device=device),
-            paths,
-        )
-
-
-def top_candidates(logits: Tensor, width: int) -> Tensor:
-    """Ids of the ``width`` best tokens by (float32 logit descending, id ascending): (..., V) to (..., width).
-
-    Half precision is full of ties, which ``topk`` breaks as it likes; the trace counts ranks by this
-    same order.
-
-    >>> top_candidates(torch.tensor([1.0, 3.0, 3.0, 2.0]), 3).tolist()
-    [1, 2, 3]
-    """
-    logits = logits.float()
-    if width == 1:
-        return logits.argmax(-1, keepdim=True)  # the first of equal maxima
-    values, ids = logits.topk(min(width + 1, logits.shape[-1]), dim=-1)
-    if (values[..., 1:] == values[..., :-1]).any():
-        ids = logits.sort(dim=-1, descending=True, stable=True).indices
-    return ids[..., :width]
-
-
-def accept_greedy(
-    tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64]
-) -> tuple[IntArray, IntArray]:
-    """The acceptance rule: follow the target's own choices down the tree as far as they were guessed.
-
-    tokens  : (b, T)  token of every node, the root's first
-    choices : (b, T)  the target's argmax after every node
-    returns : (b,) the last accepted node (0 for none), (b,) how many guesses were accepted
-    """
-    parents = tree.parents[1:]
-    accepted = np.ones(tokens.shape, dtype=bool)
-    accepted[:, 1:] = tokens[:, 1:] == choices[:, parents]
-    for _ in range(tree.depth - 1):  # a node needs its parent, and so all its ancestors
-        accepted[:, 1:] &= accepted[:, parents]
-    # Siblings have distinct tokens, so one path is accepted and its end is the last node in order.
-    last = len(tree) - 1 - accepted[:, ::-1].argmax(1)
-    return last, tree.depths[last]
-
-
-# An acceptance rule: tree, tokens and choices to the last accepted node and the guesses accepted of each row.
-Accept = Callable[[Tree, NDArray[np.int64], NDArray[np.int64]], tuple[IntArray, IntArray]]
-
-
 class Decoder:
     """Decodes prompts with up to ``batch_size`` live rows; the tree may change from step to step.
 
-    capacity is the longest sequence, prompt and answer, that rows have room for. With
-    ``keep_states`` the hidden state of every state is kept for calibration (plain steps only).
-    ``accept`` replaces the verdict over a tree, for timing a model whose guesses mean nothing.
+    capacity is the longest sequence, prompt and answer, that rows have room for. With ``keep_states`` the hidden
+    state of every state is kept for calibration (plain steps only), with ``keep_prompts`` those of the prompt too.
 
     Use: ``start(prompts)``, then ``refill()`` and ``step(tree)`` while ``live`` or ``waiting``.
     """
@@ -152,24 +85,28 @@ class Decoder:
     def __init__(
         self,
         target: Target,
-        heads: MedusaHeads | None,
+        drafter: Drafter | None,
         *,
         batch_size: int,
         capacity: int,
         stop: StopRule,
         keep_states: bool = False,
+        keep_prompts: bool = False,
         most_nodes: int = 64,
-        accept: Accept = accept_greedy,
+        acceptance: Acceptance | None = None,
     ) -> None:
-        self.target, self.heads, self.stop, self.keep_states = target, heads, stop, keep_states
-        self.accept = accept
-        self.cache = TreeCache(target.num_layers, batch_size, capacity + most_nodes, target.layer_devices)
+        self.target, self.drafter, self.stop = target, drafter, stop
+        self.keep_states, self.keep_prompts = keep_states, keep_prompts
+        self.acceptance: Acceptance = acceptance or Greedy()
+        room = capacity + most_nodes
+        self.cache = TreeCache(target.num_layers, batch_size, room, target.layer_devices)
+        self.draft = drafter.start(batch_size, room) if drafter is not None else None
         self.batch_size, self.most_nodes = batch_size, most_nodes
         self.waiting: deque[tuple[int, Sequence[int]]] = deque()
         self.live: list[Row] = []
         self.finished: list[Row] = []
         self.emitted = 0  # tokens that steps have emitted since `start`
-        self._hidden = self._roots = torch.empty(0)  # (b, d) of the last committed token; (b,)
+        self._roots = self._keys = torch.empty(0)  # (b,) of every live row
         self.parts: list[tuple[str, float]] | None = None  # a list takes (part, time when it ended)
         self._tensors: dict[Tree, TreeTensors] = {}
         self._one = torch.ones((1, 1), dtype=torch.bool, device=target.device)
@@ -178,6 +115,8 @@ class Decoder:
     def start(self, prompts: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Take (id, tokens) of the prompts to decode; forget everything before."""
         self.cache.clear()
+        if self.draft is not None:
+            self.draft.clear()
         self.waiting, self.live, self.finished, self.emitted = deque(prompts), [], [], 0
 
     @property
@@ -207,12 +146,15 @@ class Decoder:
             row[: len(prompt)] = torch.tensor(prompt)
         positions = torch.arange(max(lengths), device=device).expand(len(prompts), -1)
         self.cache.begin_prefill(rows, lengths, device)
-        hidden = target.hidden(tokens.to(device), positions, self.cache, None)
-        last = torch.tensor(lengths, device=device) - 1
-        hidden = hidden[torch.arange(len(prompts), device=device), last]  # (rows, d)
-        roots = target.logits(hidden).argmax(-1)
-        self._hidden = torch.cat([self._hidden, hidden]) if self.live else hidden
+        hidden = target.hidden(tokens.to(device), positions, self.cache, None)  # (rows, longest, d)
+        if self.draft is not None:
+            self.draft.prefill([prompt for _, prompt in prompts], hidden)
+        ends = torch.tensor(lengths, device=device)
+        last = hidden[torch.arange(len(prompts), device=device), ends - 1]  # (rows, d)
+        keys = torch.tensor([sequence_key(prompt) for _, prompt in prompts], device=device)
+        roots = self.acceptance.choose(target.scores(target.logits(last)), keys, ends)
         self._roots = torch.cat([self._roots, roots]) if self.live else roots
+        self._keys = torch.cat([self._keys, keys]) if self.live else keys
         for i, (id_, prompt) in enumerate(prompts):
             watch = SequenceEnd(
                 self.stop.eos_ids,
@@ -220,9 +162,11 @@ class Decoder:
                 target.context - len(prompt),
                 stop_at_loops=self.stop.at_loops,
             )
-            self.live.append(Row(id_, len(prompt), watch))
+            self.live.append(Row(id_, prompt, watch))
             if self.keep_states:
-                self.live[-1].states.append((hidden, i))
+                self.live[-1].states.append((last, i))
+            if self.keep_prompts:
+                self.live[-1].prompt_states = hidden[i, : len(prompt) - 1].clone()
         goes_on = [True] * rows[0] + [
             row.emit(root) for row, root in zip(self.live[rows[0] :], roots.tolist(), strict=True)
         ]
@@ -244,19 +188,24 @@ class Decoder:
         starts = torch.tensor(cache.lengths, device=target.device)[:, None]  # (b, 1)
         cache.begin_step(1, starts)
         mask = target.mask(cache, starts, self._one, self._zero)
-        hidden = target.hidden(self._roots[:, None], starts, cache, mask)[:, 0]  # (b, d)
-        choices = target.logits(hidden).argmax(-1)  # (b,)
+        hidden = target.hidden(self._roots[:, None], starts, cache, mask)  # (b, 1, d)
+        last = hidden[:, 0]
+        choices = self.acceptance.choose(
+            target.scores(target.logits(last)), self._keys, starts[:, 0] + 1
+        )  # (b,)
         self._mark("target")
+        if self.draft is not None:
+            self.draft.extend(self._roots[:, None], hidden, [1] * len(self.live))
         for i in range(len(cache.lengths)):
             cache.lengths[i] += 1
         goes_on = []
         for i, (row, token) in enumerate(zip(self.live, choices.tolist(), strict=True)):
             row.accepted.append(0)
             if self.keep_states:
-                row.states.append((hidden, i))
+                row.states.append((last, i))
             goes_on.append(row.emit(token))
         self.emitted += len(self.live)
-        self._hidden, self._roots = hidden, choices
+        self._roots = choices
         accepted = np.zeros(len(self.live), dtype=np.int64)
         self._drop_finished(goes_on)
         self._mark("commit")
@@ -265,19 +214,21 @@ class Decoder:
     def _tree_step(self, tree: Tree) -> IntArray:
         cache, target = self.cache, self.target
         plan = self._prepared(tree)
-        tokens = self._propose(plan)  # (b, T)
-        self._mark("draft")
+        assert self.draft is not None, "a tree step needs a drafter"
+        tokens = self.draft.propose(plan, self._roots, self._mark)  # (b, T)
         starts = torch.tensor(cache.lengths, device=target.device)[:, None]  # (b, 1)
-        positions = starts + plan.depths  # (b, T)
+        places = starts + plan.depths  # (b, T)
+        positions = places
         if max(cache.lengths) + tree.depth >= target.context:
-            positions = positions.clamp_max(target.context - 1)  # such nodes are never accepted
+            positions = places.clamp_max(target.context - 1)  # such nodes are never accepted
         cache.begin_step(len(tree), starts)
         mask = target.mask(cache, starts, plan.ancestors, plan.depths)
-        hidden = target.hidden(tokens, positions, cache, mask)  # (b, T, d)
-        choices = target.logits(hidden).argmax(-1)  # (b, T)
+        hidden = target.hidden(tokens.clamp_min(0), positions, cache, mask)  # (b, T, d)
+        logits = target.scores(target.logits(hidden))  # (b, T, V)
+        choices = self.acceptance.choose(logits, self._keys[:, None], places + 1)  # (b, T)
         self._mark("target")
         known, chosen = torch.stack([tokens, choices]).cpu().numpy()
-        last, accepted = self.accept(tree, known, chosen)
+        last, accepted = self.acceptance.accept(tree, known, chosen, logits)
         self._mark("verify")
         paths = plan.paths[last]  # (b, D+1)
         cache.commit(paths, accepted)
@@ -287,33 +238,25 @@ class Decoder:
             goes_on.append(all(row.emit(token) for token in (*guesses, int(chosen[i, last[i]]))))
             row.accepted.append(min(int(accepted[i]), len(row.tokens) - before))
             self.emitted += len(row.tokens) - before
-        ends = torch.from_numpy(last).to(target.device)
-        rows = torch.arange(len(ends), device=target.device)
-        self._hidden, self._roots = hidden[rows, ends], choices[rows, ends]
+        rows = torch.arange(len(last), device=target.device)[:, None]
+        route = torch.from_numpy(paths[:, : int(accepted.max()) + 1]).to(target.device)
+        self.draft.extend(tokens[rows, route], hidden[rows, route], (accepted + 1).tolist())
+        self._roots = choices[rows[:, 0], torch.from_numpy(last).to(target.device)]
         self._drop_finished(goes_on)
         self._mark("commit")
         return accepted
 
-    def _propose(self, plan: TreeTensors) -> Tensor:
-        """(b, T) the token of every node: the root's, and the candidates of heads 1...D."""
-        assert self.heads is not None, "a tree step needs heads"
-        logits = self.heads.first_logits(self._hidden, plan.tree.depth)  # (b, D, Vt)
-        candidates = top_candidates(logits, plan.width).flatten(1)  # (b, D * width)
-        if self.heads.token_ids is not None:  # heads that know a part of the vocabulary
-            candidates = self.heads.token_ids[candidates]
-        return torch.cat([self._roots[:, None], candidates], 1)[:, plan.token_index]
-
     def _prepared(self, tree: Tree) -> TreeTensors:
         if tree not in self._tensors:
-            heads = self.heads.num_heads if self.heads else 0
-            if tree.depth > heads:
+            deepest = self.drafter.num_heads if self.drafter else 0
+            if tree.depth > deepest:
                 raise InvalidInput(
-                    f"A tree may be as deep as there are heads, {heads}, but its depth is {tree.depth}."
+                    f"A tree may be as deep as the drafter guesses, {deepest}, but its depth is {tree.depth}."
                 )
-            known = self.heads.draft_vocab_size if self.heads else 0
+            known = self.drafter.draft_vocab_size if self.drafter else 0
             if max(tree.ranks) >= known:
                 raise InvalidInput(
-                    f"A rank must be below the tokens that the heads know, {known}, but the tree has "
+                    f"A rank must be below the tokens that the drafter knows, {known}, but the tree has "
                     f"{max(tree.ranks)}."
                 )
             if len(tree) > self.most_nodes:
@@ -330,19 +273,20 @@ class Decoder:
         order = list(range(len(self.live)))
         for i in reversed(range(len(goes_on))):
             if not goes_on[i]:
-                self.finished.append(self.live[i])
-                self.cache.drop_row(i)
+                self.finished.append(self.live[order[i]])
                 order[i] = order[-1]
                 order.pop()
-                self.live[i] = self.live[-1]
-                self.live.pop()
+        self.live = [self.live[i] for i in order]
+        self.cache.keep(order)
+        if self.draft is not None:
+            self.draft.keep(order)
         index = torch.tensor(order, dtype=torch.long, device=self.target.device)
-        self._hidden, self._roots = self._hidden[index], self._roots[index]
+        self._roots, self._keys = self._roots[index], self._keys[index]
 
 
 def decode(
     target: Target,
-    heads: MedusaHeads | None,
+    drafter: Drafter | None,
     prompts: Sequence[Sequence[int]],
     tree: Tree | None = None,
     *,
@@ -353,7 +297,7 @@ def decode(
     """Decode every prompt to its end, with one tree or plainly; the records in the prompts' order."""
     capacity = capacity_for(prompts, stop, target)
     most_nodes = len(tree) if tree else 1
-    decoder = Decoder(target, heads, batch_size=batch_size, capacity=capacity, stop=stop,
+    decoder = Decoder(target, drafter, batch_size=batch_size, capacity=capacity, stop=stop,
                       most_nodes=most_nodes, **options)  # fmt: skip
     decoder.start(enumerate(prompts))
     while not decoder.is_done:

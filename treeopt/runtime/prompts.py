@@ -169,18 +169,20 @@ def load_prompts(
     return _prompt_set(found, rows.name, rows.fingerprint, chat, skipped)
 
 
-def demo_prompts(target: Target, *, group_by: str | None = None) -> PromptSet:
-    """Beginnings cut from the held-out modules of this interpreter's standard library.
+def demo_prompts(
+    target: Target, *, group_by: str | None = None, held_out: bool = True, most: int | None = None
+) -> PromptSet:
+    """Beginnings cut from the held-out modules of this interpreter's standard library, or from the others.
 
     At most one prompt, of 48 to 128 tokens, starts in every stretch of 1,000 characters, at a line.
     Their order is shuffled, the same way every time. ``group_by="module"`` groups them by the module or
-    package that ``import`` names.
+    package that ``import`` names. ``most`` keeps the first ones only, and a few less where some are alike.
     """
     from treeopt.demo.corpus import fingerprint, standard_library
 
     if group_by not in (None, "module"):
         raise InvalidInput(f"The demo's prompts can be grouped by module only, but --group-by is {group_by}.")
-    modules = standard_library(held_out=True)
+    modules = standard_library(held_out=held_out)
     rng = np.random.default_rng(0)
     texts: list[tuple[str, str]] = []
     for module in modules:
@@ -190,15 +192,16 @@ def demo_prompts(target: Target, *, group_by: str | None = None) -> PromptSet:
             texts.append((slot[slot.find("\n") + 1 :], package if group_by else ""))
     order = rng.permutation(len(texts))
     lengths = rng.integers(DEMO_TOKENS[0], DEMO_TOKENS[1] + 1, len(texts))
-    all_ids = target.tokenizer([text for text, _ in texts])["input_ids"]
+    chosen = order[:most].tolist()
+    all_ids = target.tokenizer([texts[i][0] for i in chosen])["input_ids"]
     found = []
-    for row, i in enumerate(order.tolist(), 1):
-        if all_ids[i]:
-            first = tuple(all_ids[i][: lengths[i]])
+    for row, (i, ids) in enumerate(zip(chosen, all_ids, strict=True), 1):
+        if ids:
+            first = tuple(ids[: lengths[i]])
             message = ("user", str(target.tokenizer.decode(first)))
             found.append(Conversation(first, (message,), group=texts[i][1], row=row))
     chat = ChatFormat.of(target, chat_template=False)
-    name = "held-out modules of the Python standard library"
+    name = f"{'held-out' if held_out else 'training'} modules of the Python standard library"
     return _prompt_set(found, name, fingerprint(modules), chat, [])
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from treeopt import storage
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth import product_values
+from treeopt.runtime.acceptance import Greedy
 from treeopt.runtime.chat import ChatFormat
-from treeopt.runtime.decode import Accept
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.prompts import Conversation, PromptSet
 from treeopt.runtime.session import Session
@@ -55,8 +56,8 @@ def open_random_session(
     chat = ChatFormat(None, frozenset(), target.vocab_size, None)
     prompts = PromptSet(tuple(Conversation(tuple(row), ()) for row in tokens.tolist()), "random token ids",
                         f"seed {seed}", chat)  # fmt: skip
-    drafter = {"kind": heads.kind, "id": RANDOM, "num_heads": num_heads, "num_layers": heads.num_layers}
-    return Session(target, heads, drafter, prompts, weights=RANDOM)
+    record = {"kind": heads.kind, "id": RANDOM, "num_heads": num_heads, "num_layers": heads.num_layers}
+    return Session(target, heads, record, prompts, weights=RANDOM)
 
 
 def random_target(config: str, *, dtype: str | None, device: str | None, seed: int) -> Target:
@@ -111,27 +112,30 @@ def random_heads(target: Target, num_heads: int, *, seed: int = 0) -> MedusaHead
     return heads.eval().requires_grad_(False)
 
 
-def drawn_acceptance(accept: NDArray[np.float64], rng: np.random.Generator) -> Accept:
-    """A verdict by chance, as if heads erred independently of each other.
+class DrawnAcceptance(Greedy):
+    """A verdict by chance, as if heads erred independently of each other; the text is the target's own.
 
     A node is the last accepted one with the product of the accuracies along its path, less those of its
     children; so P(d guesses or more are accepted) is the sum of the products of the nodes at depth d.
 
-    >>> draw = drawn_acceptance(np.array([[0.6, 0.2]]), np.random.default_rng(0))
+    >>> draw = DrawnAcceptance(np.array([[0.6, 0.2]]), np.random.default_rng(0)).accept
     >>> last, accepted = draw(Tree.dense([2]), np.zeros((10_000, 3)), np.zeros((10_000, 3)))
     >>> round(float(accepted.mean()), 2)
     0.8
     """
-    known: dict[Tree, NDArray[np.float64]] = {}
 
-    def draw(tree: Tree, tokens: NDArray[Any], choices: NDArray[Any]) -> tuple[IntArray, IntArray]:
-        if tree not in known:
-            known[tree] = np.cumsum(last_node_shares(tree, accept))
-        last = np.searchsorted(known[tree], rng.random(len(tokens)), side="right")
+    def __init__(self, accept: NDArray[np.float64], rng: np.random.Generator) -> None:
+        self._rates, self._rng = accept, rng
+        self._known: dict[Tree, NDArray[np.float64]] = {}
+
+    def accept(
+        self, tree: Tree, tokens: NDArray[Any], choices: NDArray[Any], logits: Tensor | None = None
+    ) -> tuple[IntArray, IntArray]:
+        if tree not in self._known:
+            self._known[tree] = np.cumsum(last_node_shares(tree, self._rates))
+        last = np.searchsorted(self._known[tree], self._rng.random(len(tokens)), side="right")
         last = np.minimum(last, len(tree) - 1)
         return last, tree.depths[last]
-
-    return draw
 
 
 def last_node_shares(tree: Tree, accept: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -63,8 +63,20 @@ class Target:
         return output.last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., d) to (..., V). Scales and soft caps, which keep the order, are left out."""
+        """(..., d) to (..., V). Scales and soft caps, which keep the order, are left out: `scores` has them."""
         return self.lm_head(hidden)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """(..., V) logits as the model itself gives them, for probabilities: scaled and soft-capped."""
+        config = self.config
+        scaling = getattr(config, "logits_scaling", None)  # Granite, MiniCPM3, HyperCLOVA X
+        factor = getattr(config, "logit_scale", None)  # Cohere
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma, nanochat
+        if scaling is not None:
+            logits = logits * scaling if config.model_type == "hyperclovax" else logits / scaling
+        if factor is not None:
+            logits = logits * factor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def mask(self, cache: TreeCache, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
         """The attention mask of a pass in the form that this model takes; None for plain causal."""

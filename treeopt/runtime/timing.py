@@ -21,8 +21,9 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.rounds import PRECISION, Round, is_enough
-from treeopt.runtime.decode import Accept, Decoder, StopRule, accept_greedy, capacity_for, synchronize
-from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.acceptance import Acceptance
+from treeopt.runtime.decode import Decoder, StopRule, capacity_for, synchronize
+from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.target import Target
 from treeopt.tree import Tree
 
@@ -53,7 +54,7 @@ def step_parts(decoder: Decoder, tree: Tree | None) -> dict[str, float]:
 
 def measure_steps(
     target: Target,
-    heads: MedusaHeads,
+    drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     trees: Sequence[Tree],
     *,
@@ -61,7 +62,7 @@ def measure_steps(
     stop: StopRule,
     time_limit_s: float,
     precision: float = PRECISION,
-    accept: Accept = accept_greedy,
+    acceptance: Acceptance | None = None,
     finished: Sequence[Round] = (),
     keep: Callable[[Round], None] = lambda round_: None,
     seed: int = 0,
@@ -76,8 +77,8 @@ def measure_steps(
 
     Raises InvalidInput where no answer is longer than its first token.
     """
-    decoder = Decoder(target, heads, batch_size=batch_size, capacity=capacity_for(prompts, stop, target),
-                      stop=stop, most_nodes=max(map(len, trees), default=1), accept=accept)  # fmt: skip
+    decoder = Decoder(target, drafter, batch_size=batch_size, capacity=capacity_for(prompts, stop, target),
+                      stop=stop, most_nodes=max(map(len, trees), default=1), acceptance=acceptance)  # fmt: skip
     decoder.start([])
     supply = enumerate(itertools.cycle(prompts))
     rounds = list(finished)

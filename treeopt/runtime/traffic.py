@@ -11,22 +11,23 @@ from typing import Any
 from torch import nn
 
 from treeopt.latency import StepTiming, median_latency
-from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.target import Target
 
 
-def weight_bytes(target: Target, heads: MedusaHeads) -> dict[str, int]:
-    """Bytes of the target's weights, of the heads' own, and of those that a plain step reads.
+def weight_bytes(target: Target, drafter: Drafter) -> dict[str, int]:
+    """Bytes of the target's weights, of the drafter's own, and of those that a plain step reads.
 
     An embedding that is not the lm_head too is read by the row, and left out of the last.
     """
-    whole = _bytes(target.model)
+    theirs = _storages(target.model)
+    own = {place: n for place, n in _storages(drafter).items() if place not in theirs}
+    whole = sum(theirs.values())
     embedding = target.model.get_input_embeddings().weight
     tied = embedding.data_ptr() == target.lm_head.weight.data_ptr()
-    shared = heads.projection.nbytes if heads.shares_projection else 0
     return {
         "target": whole,
-        "heads": _bytes(heads) - shared,
+        "heads": sum(own.values()),
         "plain_step": whole if tied else whole - embedding.nbytes,
     }
 
@@ -50,5 +51,8 @@ def bandwidth_floor(target: Target, plain: StepTiming, *, weights: int, gb_per_s
     }
 
 
-def _bytes(module: nn.Module) -> int:
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in module.parameters()}.values())
+def _storages(owner: Any) -> dict[int, int]:
+    """Address and bytes of the weights of a module, or of a draft model's; nothing for drafters without weights."""
+    module = owner if isinstance(owner, nn.Module) else getattr(getattr(owner, "draft", None), "model", None)
+    parameters = module.parameters() if isinstance(module, nn.Module) else ()
+    return {tensor.data_ptr(): tensor.nbytes for tensor in parameters}

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.library import LAYOUTS
+from treeopt.runtime.checkpoints.checks import LoadedHeads
 from treeopt.runtime.checkpoints.files import find_checkpoint
-from treeopt.runtime.checkpoints.load import LoadedHeads, build_heads, open_checkpoint
-from treeopt.runtime.checkpoints.save import read_lm_head, save_heads
+from treeopt.runtime.checkpoints.load import build_heads, open_checkpoint
+from treeopt.runtime.checkpoints.save import SEQUENTIAL, check_kind, read_lm_head, save_heads
 
 WITH_WEIGHTS = ("merged", "modelopt")  # layouts that contain the base
+WITHOUT_LM_HEAD = ("medusa-shared", "eagle-1")  # whose heads guess with the base's
 
 
 @dataclass(frozen=True)
@@ -47,20 +49,22 @@ def convert(
         raise InvalidInput(f"--to must be one of {', '.join(LAYOUTS)}, but got {layout!r}.")
     checkpoint = open_checkpoint(source, revision)
     from_layout = checkpoint.recognised.layout
+    check_kind(from_layout if from_layout in SEQUENTIAL else "medusa", layout)
     if base is None and base_folder is None and from_layout in WITH_WEIGHTS:
         base_folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    needs_lm_head = lm_head is None and "medusa-shared" in (layout, from_layout)
+    needs_lm_head = lm_head is None and (layout == "medusa-shared" or from_layout in WITHOUT_LM_HEAD)
     if base_folder is None and base is not None and (needs_lm_head or layout in WITH_WEIGHTS):
         base_folder = find_checkpoint(base)
     if needs_lm_head:
         if base_folder is None:
             raise InvalidInput(
-                f"{source} is {from_layout!r}, and 'medusa-shared' shares the base's lm_head: pass it with --model."
+                f"{source} is {from_layout!r}, and heads of the layouts {' and '.join(map(repr, WITHOUT_LM_HEAD))} "
+                "share the base's lm_head: pass it with --model."
             )
         lm_head = read_lm_head(base_folder)
     loaded = build_heads(checkpoint, lm_head=lm_head, dtype=dtype, device="cpu")
     name = base or (str(base_folder) if base_folder else None) or loaded.base
-    if name is None and layout.startswith("medusa"):
+    if name is None and layout.startswith(("medusa", "hydra")):
         raise InvalidInput(
             f"The layout {layout!r} names its base model, but {source} names none: pass it with --model."
         )

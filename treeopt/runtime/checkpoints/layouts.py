@@ -1,4 +1,4 @@
-"""How the published layouts name their tensors, how they are told apart, and which are refused.
+"""How the published layouts of Medusa heads name their tensors, and which other layouts are refused.
 
 A layout is recognised by the tensors' names; config.json is only asked where names say nothing.
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.library import LAYOUTS
+from treeopt.runtime.checkpoints.checks import check_names
 from treeopt.runtime.checkpoints.files import StoredTensors, quoted
 
 WITH_BASE = ("merged", "modelopt", "tensorrt-llm")  # whose files hold the base's tensors too
@@ -146,24 +147,14 @@ def recognise(stored: StoredTensors, config: dict[str, Any]) -> Recognised:
         projections = iter([one if one in stored.parts else scheme.projection_name(0, num_layers)])
     token_map = scheme.prefix + "token_map" if layout == "vllm" else ""
 
-    present: list[str] = []
-    missing = None
-    for name in chain(_block_names(scheme, num_heads, num_layers, kinds), projections):
-        if name not in stored.parts:
-            missing = name
-            break
-        present.append(name)
-    known = {*(found if missing else present), token_map}
-    strange = [
-        n for n in stored.parts if n not in known and (layout not in WITH_BASE or "medusa" in n.lower())
-    ]
-    if missing or strange:
-        faults = [f"{quoted(missing)} is missing"] if missing else []
-        faults += [f"{quoted(strange[0])} is not one of them"] if strange else []
-        raise InvalidInput(
-            f"{stored.origin} must hold exactly the tensors of {num_heads} heads of {num_layers} blocks in the "
-            f"layout {layout!r}, but {' and '.join(faults)}."
-        )
+    present = check_names(
+        stored,
+        chain(_block_names(scheme, num_heads, num_layers, kinds), projections),
+        f"{num_heads} heads of {num_layers} blocks in the layout {layout!r}",
+        known=found,
+        optional=[token_map],
+        among=[n for n in stored.parts if layout not in WITH_BASE or "medusa" in n.lower()],
+    )
     return Recognised(
         layout,
         scheme,
@@ -204,31 +195,24 @@ def _block_names(scheme: Scheme, num_heads: int, num_layers: int, kinds: tuple[s
 
 
 def _refusal(stored: StoredTensors, config: dict[str, Any]) -> TreeoptError:
-    """The error that names what the tensors are instead of Medusa heads."""
+    """The error that names what the tensors are instead of heads in a published layout."""
     names = list(stored.parts)
     if not names:
-        return InvalidInput(f"{stored.origin} must hold Medusa heads, but it has no tensors.")
+        return InvalidInput(f"{stored.origin} must hold heads, but it has no tensors.")
 
     def has(*starts: str) -> bool:
         return any(name.startswith(starts) for name in names)
 
-    kind = None
-    if has("prefix_embeding_layer.") or config.get("hydra_head_arch") == "prefix-mlp":
-        kind = "Hydra++ heads, which read the guesses before them and a prefix layer"
-    elif has("hydra_") or "hydra_num_heads" in config:
-        kind = "Hydra heads, which read the guesses before them"
-    elif has("midlayer."):
-        kind = "an EAGLE-3 drafter, which decodes with a layer of its own"
-    elif has("fc.") and has("layers.0."):
-        kind = "an EAGLE-1 or EAGLE-2 drafter, which decodes with a layer of its own"
-    elif has("speculator.") or config.get("model_type") == "mlp_speculator":
-        kind = "an MLP speculator, which reads the guesses before it"
-    if kind:
+    readable = "--drafter must be Medusa, Hydra or EAGLE-1 heads, but"
+    if has("midlayer."):
         return Unsupported(
-            f"--drafter must be Medusa heads, which read the target's hidden state alone, but {stored.origin} "
-            f"holds {kind}."
+            f"{readable} {stored.origin} holds an EAGLE-3 drafter: it reads three of the target's hidden states, and its "
+            "dynamic trees follow the drafter's confidences, so only its chains can be planned, from the engine's own "
+            "log: treeopt import LOG --drafter eagle3."
         )
+    if has("speculator.") or config.get("model_type") == "mlp_speculator":
+        return Unsupported(f"{readable} {stored.origin} holds an MLP speculator, whose layout is not read.")
     return InvalidInput(
-        f"{stored.origin} must hold Medusa heads in a published layout ({', '.join(LAYOUTS)}), but its tensors "
+        f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors "
         f"are {', '.join(quoted(name) for name in sorted(names)[:3])}{' ...' if len(names) > 3 else '.'}"
     )

@@ -1,4 +1,6 @@
-"""Read published heads: recognise the layout, check every tensor, stack them.
+"""Read published heads: recognise the layout, check every tensor, put them where the heads have them.
+
+Medusa's are stacked here; Hydra's and EAGLE's have files of their own.
 
 Counts come from the tensors. config.json is a hint: another count is told in a note, another width or
 vocabulary is refused.
@@ -8,10 +10,7 @@ d width · V the target's vocabulary · Vt tokens that the heads know · K heads
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,16 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.checkpoints.checks import (
+    LoadedHeads,
+    check_shapes,
+    check_size,
+    count_notes,
+    loaded_heads,
+    most_common,
+    read_floats,
+)
+from treeopt.runtime.checkpoints.eagle import RecognisedEagle, build_eagle, recognise_eagle
 from treeopt.runtime.checkpoints.files import (
     StoredTensors,
     find_checkpoint,
@@ -26,21 +35,9 @@ from treeopt.runtime.checkpoints.files import (
     quoted,
     read_config,
 )
+from treeopt.runtime.checkpoints.hydra import RecognisedHydra, build_hydra, recognise_hydra
 from treeopt.runtime.checkpoints.layouts import Recognised, claimed_counts, recognise
 from treeopt.runtime.drafters.medusa import MedusaHeads
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class LoadedHeads:
-    """Heads with what is to be known of where they came from."""
-
-    heads: MedusaHeads
-    layout: str
-    files: tuple[Path, ...]  # the files of weights that were read
-    notes: tuple[str, ...]  # a sentence for whatever was repaired or is worth knowing
-    base: str | None  # the base model that config.json names
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Checkpoint:
     path: Path
     config: dict[str, Any]
     stored: StoredTensors
-    recognised: Recognised
+    recognised: Recognised | RecognisedHydra | RecognisedEagle
 
 
 def load_heads(
@@ -60,40 +57,81 @@ def load_heads(
     dtype: torch.dtype | None,
     device: torch.device | str,
     revision: str | None = None,
+    embedding: Tensor | None = None,
+    config: Any = None,
+    num_heads: int | None = None,
 ) -> LoadedHeads:
-    """The heads in a file, a folder or a hub repository, in any published layout of Medusa heads.
+    """The heads in a file, a folder or a hub repository, in any published layout (`treeopt.library.LAYOUTS`).
 
-    lm_head is the target's (V, d) weight, which heads without a projection of their own share; dtype None
-    is the stored one. Raises Unsupported, by name, for other drafters and InvalidInput for everything that
-    does not fit together.
+    lm_head   : the target's (V, d) weight, which heads without a projection of their own share
+    dtype     : None is the stored one
+    embedding : the target's (V, d) input embeddings, which Hydra and EAGLE read; without it their own copy
+    config    : the target's, for what a layer's tensors do not say (Hydra++; EAGLE without a config.json)
+    num_heads : how many guesses in a row EAGLE makes; the heads of other drafters are counted
+
+    Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
     """
-    return build_heads(open_checkpoint(path_or_id, revision), lm_head=lm_head, dtype=dtype, device=device)
+    checkpoint = open_checkpoint(path_or_id, revision, has_target=embedding is not None)
+    return build_heads(checkpoint, lm_head=lm_head, dtype=dtype, device=device, embedding=embedding,
+                       target_config=config, num_heads=num_heads)  # fmt: skip
 
 
-def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
-    """Find and recognise a checkpoint by its names; no tensor of safetensors is read."""
+def open_checkpoint(path_or_id: str, revision: str | None = None, *, has_target: bool = False) -> Checkpoint:
+    """Find and recognise a checkpoint by its names; no tensor of safetensors is read.
+
+    has_target : whether the target's input embeddings are at hand, so that the checkpoint may lack its copy
+    """
     path = find_checkpoint(str(path_or_id), revision)
     stored, config = find_tensors(path), read_config(path)
-    return Checkpoint(path, config, stored, recognise(stored, config))
+    found = (
+        recognise_hydra(stored, config, has_target=has_target)
+        or recognise_eagle(stored, has_target=has_target)
+        or recognise(stored, config)
+    )
+    return Checkpoint(path, config, stored, found)
 
 
 def build_heads(
-    checkpoint: Checkpoint, *, lm_head: Tensor | None, dtype: torch.dtype | None, device: torch.device | str
+    checkpoint: Checkpoint,
+    *,
+    lm_head: Tensor | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    embedding: Tensor | None = None,
+    target_config: Any = None,
+    num_heads: int | None = None,
 ) -> LoadedHeads:
-    """Read the tensors of a recognised checkpoint, check them and stack them."""
+    """Read the tensors of a recognised checkpoint and check them."""
     stored, config, found = checkpoint.stored, checkpoint.config, checkpoint.recognised
-    notes = [*stored.notes, *_count_notes(found, config)]
+    if isinstance(found, RecognisedHydra):
+        return build_hydra(stored, config, found, embedding=embedding, target_config=target_config, dtype=dtype,
+                           device=device)  # fmt: skip
+    if isinstance(found, RecognisedEagle):
+        return build_eagle(stored, config, found, lm_head=lm_head, embedding=embedding, target_config=target_config,
+                           dtype=dtype, device=device, num_heads=num_heads)  # fmt: skip
+    return _build_medusa(stored, config, found, lm_head=lm_head, dtype=dtype, device=device)
+
+
+def _build_medusa(
+    stored: StoredTensors,
+    config: dict[str, Any],
+    found: Recognised,
+    *,
+    lm_head: Tensor | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+) -> LoadedHeads:
+    notes = [
+        *stored.notes,
+        *count_notes(claimed_counts(found.layout, config), found.num_heads, found.num_layers),
+    ]
     if found.layout == "tensorrt-llm":
         _check_ranks(stored, config)
-    tensors = {name: stored.read(name) for name in found.names}
-    token_map = tensors.pop(found.token_map) if found.token_map else None
-    for name, tensor in tensors.items():
-        _check_dtype(stored, name, tensor)
-    dtype = dtype or reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
-    for name, tensor in tensors.items():
-        _check_finite(stored, name, tensor, dtype)
+    token_map = stored.read(found.token_map) if found.token_map else None
+    floats = [name for name in found.names if name != found.token_map]
+    tensors, dtype = read_floats(stored, floats, dtype)
     width = _check_shapes(stored, found, tensors)
-    _check_size(stored, config, "hidden_size", width, found.names[0])
+    check_size(stored, config, "hidden_size", width, found.names[0])
 
     rows = [tensors[name] for name in found.projections]
     rows = [rows[0].clone()] if found.shares and rows else rows  # it is kept, and the file may change
@@ -116,7 +154,7 @@ def build_heads(
             vocab_size = _unpadded(stored, config, vocab_size, notes)
             rows = [tensor[:vocab_size] for tensor in rows]
     if found.layout != "vllm":
-        _check_size(stored, config, "vocab_size", vocab_size, (*found.projections, "lm_head.weight")[0])
+        check_size(stored, config, "vocab_size", vocab_size, (*found.projections, "lm_head.weight")[0])
 
     shared = rows[0] if found.shares else None
     heads = MedusaHeads(found.num_heads, found.num_layers, width, vocab_size, shared=shared,
@@ -128,73 +166,20 @@ def build_heads(
                 heads.biases[layer, k, 0].copy_(tensors[found.scheme.block_name(k, layer, "bias")])
         if not found.shares:
             heads.projection[k].copy_(rows[k].T)
-    files = sorted({file for name in found.names for file in stored.parts[name]})
-    base = config.get("base_model_name_or_path")
-    base = base if isinstance(base, str) and base else None
-    return LoadedHeads(heads.eval(), found.layout, tuple(files), tuple(notes), base)
-
-
-def _count_notes(found: Recognised, config: dict[str, Any]) -> list[str]:
-    claims = claimed_counts(found.layout, config)
-    counts = ("heads", found.num_heads), ("blocks per head", found.num_layers)
-    return [
-        f"config.json says {quoted(claim)} {what}, the file has {count}: {count} are used."
-        for claim, (what, count) in zip(claims, counts, strict=True)
-        if claim is not None and claim != count
-    ]
-
-
-def _check_dtype(stored: StoredTensors, name: str, tensor: Tensor) -> None:
-    if tensor.dtype not in FLOATS:
-        raise InvalidInput(
-            f"Heads must be stored as float16, bfloat16, float32 or float64, but {quoted(name)} in "
-            f"{stored.origin} is {str(tensor.dtype).removeprefix('torch.')}: export them unquantised."
-        )
-
-
-def _check_finite(stored: StoredTensors, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    if not bool(torch.isfinite(tensor).all()):
-        raise InvalidInput(
-            f"Weights must be finite, but {quoted(name)} in {stored.origin} has NaN or infinities."
-        )
-    if tensor.dtype != dtype and not bool(torch.isfinite(tensor.to(dtype)).all()):
-        raise InvalidInput(
-            f"{quoted(name)} in {stored.origin} has weights that are too large for "
-            f"{str(dtype).removeprefix('torch.')}: use another --dtype."
-        )
+    return loaded_heads(heads, found.layout, stored, found.names, notes, config)
 
 
 def _check_shapes(stored: StoredTensors, found: Recognised, tensors: dict[str, Tensor]) -> int:
     """The heads' width; raises InvalidInput where a tensor does not have the shape of the others."""
-    width = _most_common(tensor.shape[-1] for tensor in tensors.values() if tensor.ndim)
-    rows = _most_common(tensors[name].shape[0] for name in found.projections if tensors[name].ndim)
+    width = most_common(tensor.shape[-1] for tensor in tensors.values() if tensor.ndim)
+    rows = most_common(tensors[name].shape[0] for name in found.projections if tensors[name].ndim)
     kinds = {"projection": (rows, width), "weight": (width, width), "bias": (width,)}
-    kind_of = {
-        name: "projection" if name in found.projections else name.rpartition(".")[2] for name in tensors
+    shapes = {
+        name: kinds["projection" if name in found.projections else name.rpartition(".")[2]]
+        for name in tensors
     }
-    for name, tensor in tensors.items():
-        expected = kinds[kind_of[name]]
-        if tensor.shape != expected or not tensor.numel():
-            good = (n for n, t in tensors.items() if kind_of[n] == kind_of[name] and t.shape == expected)
-            like = next((f" like {quoted(n)}" for n in good if n != name), "")
-            raise InvalidInput(
-                f"{stored.origin} holds {found.num_heads} heads of width {width}, so {quoted(name)} must have "
-                f"the shape {expected}{like}, but it has {tuple(tensor.shape)}."
-            )
+    check_shapes(stored, tensors, shapes, f"{found.num_heads} heads of width {width}")
     return width
-
-
-def _most_common(sizes: Iterable[int]) -> int:
-    return next((size for size, _ in Counter(sizes).most_common(1)), 0)
-
-
-def _check_size(stored: StoredTensors, config: dict[str, Any], key: str, size: int, name: str) -> None:
-    """Raise where config.json says another width or vocabulary than tensor ``name`` has."""
-    if config.get(key) not in (None, size):
-        raise InvalidInput(
-            f"config.json must describe the heads beside it, but it says {key} {quoted(config[key])} where "
-            f"{quoted(name)} of {stored.origin} has {size}: one of them is another model's."
-        )
 
 
 def _targets_own(stored: StoredTensors, lm_head: Tensor | None, width: int) -> Tensor:
@@ -267,7 +252,7 @@ def _whole(stored: StoredTensors, config: dict[str, Any], name: str, rows: int) 
             f"A truncated vocabulary needs a token_map, but {stored.origin} has none and config.json says "
             f"truncated_vocab_size {quoted(claimed)}."
         )
-    _check_size(stored, config, "vocab_size", rows, name)
+    check_size(stored, config, "vocab_size", rows, name)
     return rows
 
 

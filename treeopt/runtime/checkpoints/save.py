@@ -18,6 +18,8 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.library import LAYOUTS
+from treeopt.runtime.checkpoints.checks import Heads
+from treeopt.runtime.checkpoints.eagle import eagle_config, eagle_tensors
 from treeopt.runtime.checkpoints.files import (
     HEAD_FILES,
     MODEL_FILES,
@@ -28,17 +30,22 @@ from treeopt.runtime.checkpoints.files import (
     read_config,
     readable,
 )
+from treeopt.runtime.checkpoints.hydra import hydra_config, hydra_tensors
 from treeopt.runtime.checkpoints.layouts import scheme_of
+from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.storage import UNFINISHED, atomic_writer, write_text
 
 WEIGHTS = (*SUFFIXES, ".index.json")  # how the names of a checkpoint's files end
+HYDRA_FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
+SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1")  # layouts of other heads than Medusa's
 MOST_NODES = 63  # max_draft_len of TensorRT-LLM: the tree's nodes without the root, as published trees have
 BESIDE = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # a base's tokenizer and the like
 
 
 def save_heads(
-    heads: MedusaHeads,
+    heads: Heads,
     layout: str,
     folder: Path,
     *,
@@ -54,6 +61,9 @@ def save_heads(
     """
     if layout not in LAYOUTS:
         raise InvalidInput(f"--to must be one of {', '.join(LAYOUTS)}, but got {layout!r}.")
+    check_kind(heads.kind, layout)
+    if not isinstance(heads, MedusaHeads):
+        return _save_sequential(heads, layout, folder, base)
     if layout == "medusa-shared" and lm_head is None and base_folder is not None:
         lm_head = read_lm_head(base_folder)
     check_layout(heads, layout, lm_head)
@@ -81,6 +91,27 @@ def save_heads(
     if config is not None:
         written.append(_write_config(folder, config))
     return written
+
+
+def _save_sequential(heads: HydraHeads | EagleHeads, layout: str, folder: Path, base: str) -> list[Path]:
+    """Write heads that read the guesses before them: each kind has one layout, and Hydra's two kinds of file."""
+    if isinstance(heads, EagleHeads):
+        name, tensors, config = MODEL_FILES[0], eagle_tensors(heads), eagle_config(heads, base)
+    else:
+        name = HYDRA_FILES[layout.endswith("-pt")]
+        tensors, config = hydra_tensors(heads), hydra_config(heads, base)
+    _check_folder(folder, {name})
+    return [write_tensors(folder / name, _stored(tensors)), _write_config(folder, config)]
+
+
+def check_kind(kind: str, layout: str) -> None:
+    """Raise Unsupported where ``layout`` is one of other heads than these: medusa, hydra, hydra++ or eagle-1."""
+    of = {name: name.removesuffix("-pt") if name in SEQUENTIAL else "medusa" for name in LAYOUTS}
+    if of[layout] != kind:
+        own = ", ".join(name for name in LAYOUTS if of[name] == kind)
+        raise Unsupported(
+            f"The layout {layout!r} cannot hold these heads: these are {kind!r} heads, whose layouts are {own}."
+        )
 
 
 def check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> None:
@@ -123,6 +154,11 @@ def named_tensors(heads: MedusaHeads, layout: str) -> dict[str, Tensor]:
             tensors[scheme.projection_name(k, heads.num_layers)] = heads.projection[place].T
     if heads.token_ids is not None:
         tensors["token_map"] = heads.token_ids
+    return _stored(tensors)
+
+
+def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, none sharing storage with another."""
     return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()

@@ -12,11 +12,19 @@ K heads · L blocks · D heads that a tree needs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
+from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
+from treeopt.runtime.drafters.states import StateDraft, ranks_by_state
+from treeopt.runtime.ranking import rank_of, top_candidates
+from treeopt.trace import MISS
 
 
 class MedusaHeads(nn.Module):
@@ -31,6 +39,7 @@ class MedusaHeads(nn.Module):
     """
 
     kind = "medusa"
+    reads_prompt = is_sequential = False
     token_ids: Tensor | None
 
     def __init__(
@@ -102,6 +111,13 @@ class MedusaHeads(nn.Module):
             return (x.flatten(0, 1) @ self.projection[0]).unflatten(0, (depth, -1)).transpose(0, 1)
         return torch.bmm(x, self.projection[:depth]).transpose(0, 1)
 
+    def start(self, batch_size: int, capacity: int) -> MedusaDraft:
+        return MedusaDraft(self)
+
+    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+        return ranks_by_state(answers, self.num_heads, self.vocab_size,
+                              lambda hidden, labels: count_ranks(self, hidden, labels, top_k))  # fmt: skip
+
     def draft_ids(self, target_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The draft tokens of target ids, and where there is one; elsewhere the draft token is arbitrary."""
         if self.token_ids is None:
@@ -109,6 +125,37 @@ class MedusaHeads(nn.Module):
         found = torch.searchsorted(self.token_ids, target_ids.contiguous())
         found = found.clamp_max(self.draft_vocab_size - 1)
         return found, self.token_ids[found] == target_ids
+
+
+class MedusaDraft(StateDraft):
+    """The rows of a decoder: all heads that the tree needs guess at once."""
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        logits = self.heads.first_logits(self.hidden, plan.tree.depth)  # (b, D, Vt)
+        candidates = top_candidates(logits, plan.width).flatten(1)  # (b, D * width)
+        if self.heads.token_ids is not None:  # heads that know a part of the vocabulary
+            candidates = self.heads.token_ids[candidates]
+        tokens = torch.cat([roots[:, None], candidates], 1)[:, plan.token_index]
+        mark("draft")
+        return tokens
+
+
+@torch.inference_mode()
+def count_ranks(heads: MedusaHeads, hidden: Tensor, labels: Tensor, top_k: int) -> Tensor:
+    """(N, d) states and (N, K) labels to (N, K) int16 ranks: counted, never sorted.
+
+    rank = #(logit greater) + #(logit equal, smaller id); MISS from top_k on, and for tokens that the heads do
+    not know; labels below 0 stay.
+    """
+    labels = labels.to(hidden.device)
+    rows, known = heads.draft_ids(labels.clamp_min(0))  # (N, K) both
+    ranks = [rank_of(heads.logits(hidden, k), rows[:, k], top_k) for k in range(heads.num_heads)]
+    ranks_or_miss = torch.where(known, torch.stack(ranks, dim=1), MISS)
+    return torch.where(labels < 0, labels, ranks_or_miss).to("cpu", torch.int16)
 
 
 def check_token_ids(token_ids: Tensor, vocab_size: int) -> None:

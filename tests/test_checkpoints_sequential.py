@@ -1,0 +1,455 @@
+"""Reading and writing the published layouts of Hydra, Hydra++ and EAGLE-1, and refusing what is not one."""
+
+import json
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import silu
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.library import LAYOUTS
+from treeopt.runtime.checkpoints import convert, load_heads, save_heads
+from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.hydra import HydraHeads
+from treeopt.runtime.drafters.layer import layer_config
+from treeopt.runtime.drafters.medusa import MedusaHeads
+
+from .conftest import SHARED
+
+WIDTH, VOCAB = 16, 40
+SYNTHETIC = SHARED / "synthetic_ckpt"
+PUBLISHED = {"hydra_mlp_pt": "hydra", "hydra_prefix_mlp_pt": "hydra++", "eagle1_bin": "eagle-1"}
+WEIGHTS = ("hydra_lm_head.pt", "hydra_lm_head.safetensors", "pytorch_model.bin", "model.safetensors")
+PREFIX = "prefix_embeding_layer."
+FREQUENCIES = PREFIX + "layers.0.self_attn.rotary_emb.inv_freq"
+OPTIONAL = {"fc.bias", PREFIX + "embed_tokens.weight", FREQUENCIES}
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A small base whose layers are like those of the synthetic checkpoints."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
+                         bos_token_id=None, eos_token_id=3)  # fmt: skip
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+@pytest.fixture(params=PUBLISHED)
+def published(request, tmp_path) -> Path:
+    """A copy of a synthetic checkpoint that may be changed."""
+    if not SYNTHETIC.exists():
+        pytest.skip("no synthetic checkpoints beside the project")
+    folder = tmp_path / request.param
+    shutil.copytree(SYNTHETIC / request.param, folder)
+    for file in [folder, *folder.iterdir()]:
+        file.chmod(0o755)
+    return folder
+
+
+def load(path, *, dtype=None, lm_head=None, **options):
+    return load_heads(str(path), lm_head=torch.ones(VOCAB, WIDTH) if lm_head is None else lm_head, dtype=dtype,
+                      device="cpu", **options)  # fmt: skip
+
+
+def with_target(path, model, **options):
+    return load(path, lm_head=model.lm_head.weight, embedding=model.get_input_embeddings().weight,
+                config=model.config, **options)  # fmt: skip
+
+
+def weights_of(folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    file = next(folder / name for name in WEIGHTS if (folder / name).exists())
+    return file, load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
+
+
+def write(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
+
+
+def configure(folder: Path, **changes) -> None:
+    file = folder / "config.json"
+    document = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
+
+
+def same_bytes(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype
+        assert torch.equal(
+            ours[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)
+        ), name
+
+
+def layouts_of(kind: str) -> list[str]:
+    return [name for name in LAYOUTS if name.removesuffix("-pt") == kind]
+
+
+def random_heads(kind: str, model, *, num_layers=2, seed=0):
+    torch.manual_seed(seed)
+    embedding, lm_head = model.get_input_embeddings().weight, model.lm_head.weight
+    if kind == "eagle-1":
+        heads = EagleHeads(
+            layer_config(model.config, WIDTH), embedding=embedding, lm_head=lm_head, bias=False
+        )
+    else:
+        heads = HydraHeads.untrained(
+            embedding, lm_head, 3, num_layers, prefix=kind == "hydra++", config=model.config
+        )
+    for weight in heads.parameters():
+        torch.nn.init.normal_(weight)
+    return heads.requires_grad_(False)
+
+
+# Round trips
+
+
+def test_a_published_checkpoint_comes_back_byte_for_byte(published, model, tmp_path):
+    kind = PUBLISHED[published.name]
+    loaded = load(published)
+    assert (loaded.layout, loaded.heads.kind) == (kind, kind)
+    assert (loaded.heads.width, loaded.heads.vocab_size) == (WIDTH, VOCAB)
+    assert not any(weight.requires_grad for weight in loaded.heads.parameters())
+    assert loaded.files == (weights_of(published)[0],)
+    config = json.loads((published / "config.json").read_text())
+    for layout in layouts_of(kind):
+        files = save_heads(loaded.heads, layout, tmp_path / layout, base=loaded.base or "")
+        assert sorted((tmp_path / layout).iterdir()) == sorted(files)
+        same_bytes(weights_of(tmp_path / layout)[1], weights_of(published)[1])
+        written = json.loads((tmp_path / layout / "config.json").read_text())
+        changed = {key for key in config if written.get(key) != config[key]}
+        assert changed <= {"torch_dtype"}  # the synthetic one says float16 and stores float32
+        again = with_target(tmp_path / layout, model)
+        assert again.heads.num_heads == loaded.heads.num_heads
+        same_bytes(dict(again.heads.state_dict()), dict(loaded.heads.state_dict()))
+
+
+@pytest.mark.parametrize("kind", ["hydra", "hydra++", "eagle-1"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_heads_survive_their_file_and_guess_the_same(kind, dtype, model, tmp_path):
+    heads = random_heads(kind, model).to(dtype)
+    for layout in layouts_of(kind):
+        save_heads(heads, layout, tmp_path / layout, base="a/base")
+        loaded = with_target(tmp_path / layout, model)
+        assert {"'", "input"}.isdisjoint(" ".join(loaded.notes).split())  # nothing but what is always told
+        same_bytes(dict(loaded.heads.state_dict()), dict(heads.state_dict()))
+        assert (loaded.base, loaded.heads.num_layers) == ("a/base", heads.num_layers)
+        hidden, path = torch.randn(1, 6, WIDTH, dtype=dtype), torch.randint(VOCAB, (6, 2))
+        if kind == "eagle-1":
+            ours, theirs = (h.predict(path[None, :, 0], hidden) for h in (loaded.heads, heads))
+            assert loaded.heads.fc.bias is None
+        else:
+            ours, theirs = (h.logits(h.prefix(hidden)[0], path, 1) for h in (loaded.heads, heads))
+        # The embeddings are the target's own, in the precision of the heads.
+        assert torch.equal(ours, theirs)
+
+
+def test_conversions_stay_within_a_kind(published, model, tmp_path):
+    kind = PUBLISHED[published.name]
+    for layout in LAYOUTS:
+        if layout in layouts_of(kind):
+            made = convert(
+                str(published), layout, tmp_path / layout, base="a/base", lm_head=model.lm_head.weight
+            )
+            assert all(file.is_file() for file in made.files)
+            same_bytes(weights_of(tmp_path / layout)[1], weights_of(published)[1])
+        else:
+            with pytest.raises(Unsupported, match=f"these are '{re.escape(kind)}' heads"):
+                convert(
+                    str(published), layout, tmp_path / layout, base="a/base", lm_head=model.lm_head.weight
+                )
+    with pytest.raises(Unsupported, match="these are 'medusa' heads, whose layouts are medusa, medusa-pt, "):
+        save_heads(MedusaHeads(1, 1, 4, 5), "hydra", tmp_path / "medusa", base="x")
+    assert not (tmp_path / "medusa").exists()
+
+
+# What the tensors mean
+
+
+def test_hydras_tensors_are_the_heads_of_the_paper(published):
+    """The hidden state first, then the path in the order of the text; later blocks are residual."""
+    layout = PUBLISHED[published.name]
+    if layout == "eagle-1":
+        return
+    heads, t = load(published, dtype=torch.float64).heads, weights_of(published)[1]
+    t = {name: tensor.double() for name, tensor in t.items()}
+    hidden, path = torch.randn(WIDTH, dtype=torch.float64), [7, 31, 2]
+    x = torch.cat([hidden, *(t["input_embed_fn.weight"][token] for token in path)])
+    places, projection = ([1, 3, 5, 7], "2.1") if layout == "hydra++" else ([0], "2")
+    assert heads.num_layers == len(places)
+    first = f"hydra_mlp.2.{places[0]}."
+    y = t[first + "res_connection.weight"] @ x + t[first + "res_connection.bias"]
+    y = y + silu(t[first + "linear.weight"] @ x + t[first + "linear.bias"])
+    for place in places[1:]:
+        y = y + silu(t[f"hydra_mlp.2.{place}.linear.weight"] @ y + t[f"hydra_mlp.2.{place}.linear.bias"])
+    expected = t[f"hydra_lm_head.{projection}.weight"] @ y + t[f"hydra_lm_head.{projection}.bias"]
+    torch.testing.assert_close(heads.logits(hidden[None], torch.tensor([path]), 2)[0], expected)
+
+
+def test_eagles_tensors_are_read_embedding_first(published):
+    if PUBLISHED[published.name] != "eagle-1":
+        return
+    heads, t = load(published).heads, weights_of(published)[1]
+    assert heads.num_heads == 5
+    assert load(published, num_heads=3).heads.num_heads == 3
+    hidden, token = torch.randn(WIDTH), 9
+    pair = torch.cat([t["embed_tokens.weight"][token], hidden])
+    seen = []
+    heads.layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    heads.predict(torch.tensor([[token]]), hidden[None, None])
+    torch.testing.assert_close(seen[0][0, 0], t["fc.weight"] @ pair + t["fc.bias"])
+    assert torch.equal(heads.logits(hidden), torch.ones(VOCAB, WIDTH) @ hidden)
+
+
+@pytest.mark.parametrize("name", ["hydra_prefix_mlp_pt", "eagle1_bin"])
+def test_the_layer_is_llamas_own(name, model):
+    """Against transformers' modules put together here, the layer's sizes from the shapes."""
+    if not SYNTHETIC.exists():
+        pytest.skip("no synthetic checkpoints beside the project")
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+    loaded = with_target(SYNTHETIC / name, model).heads
+    ours = loaded.layer if name == "eagle1_bin" else loaded.prefix_layer
+    t, start = weights_of(SYNTHETIC / name)[1], "" if name == "eagle1_bin" else PREFIX
+    config, x = model.config, torch.randn(2, 7, WIDTH)
+    layer = LlamaDecoderLayer(config, 0)
+    weights = {
+        n.removeprefix(start + "layers.0."): v for n, v in t.items() if n.startswith(start + "layers.0.")
+    }
+    layer.load_state_dict({n: v for n, v in weights.items() if "inv_freq" not in n}, strict=False)
+    if not start:
+        layer.input_layernorm = torch.nn.Identity()
+    rotary = LlamaRotaryEmbedding(config)(x, torch.arange(7)[None])
+    mask = torch.full((7, 7), float("-inf")).triu(1)[None, None]
+    expected = layer(x, attention_mask=mask, position_embeddings=rotary)
+    if start:
+        norm = LlamaRMSNorm(WIDTH, eps=config.rms_norm_eps)
+        norm.load_state_dict({"weight": t[PREFIX + "norm.weight"]})
+        expected = norm(expected)
+    torch.testing.assert_close(ours(x), expected.detach())
+
+
+# What is told
+
+
+def test_counts_come_from_the_tensors(published, model):
+    if PUBLISHED[published.name] == "eagle-1":
+        return
+    configure(published, hydra_num_heads=9, hydra_num_layers=[], hydra_head_arch=None)
+    notes = load(published).notes
+    assert "config.json says 9 heads, the file has 4: 4 are used." in notes
+    assert any(note.startswith("config.json says [] blocks per head, the file has") for note in notes)
+    other = {"hydra": "prefix-mlp", "hydra++": "mlp"}[PUBLISHED[published.name]]
+    configure(published, hydra_head_arch=other)
+    assert any(f"hydra_head_arch {other}" in note for note in load(published).notes)
+    (published / "config.json").unlink()
+    assert with_target(published, model).heads.num_heads == 4
+
+
+def test_blocks_that_share_storage_are_taken_and_told(published, tmp_path):
+    if PUBLISHED[published.name] != "hydra++":
+        return
+    loaded = load(published)
+    told = "Each head's blocks after the first share their storage: they are one block, repeated."
+    assert told in loaded.notes
+    save_heads(loaded.heads, "hydra++", tmp_path / "copies", base="x")
+    again = load(tmp_path / "copies")
+    assert told not in again.notes
+    same_bytes(dict(again.heads.state_dict()), dict(loaded.heads.state_dict()))
+
+
+def test_eagles_bias_is_what_the_file_has(published):
+    if PUBLISHED[published.name] != "eagle-1":
+        return
+    assert load(published).notes == (
+        "EAGLE-1 and EAGLE-2 share this layout: a static tree, as EAGLE-1 has, is measured and planned.",
+    )
+    configure(published, bias=None)
+    assert len(load(published).notes) == 1  # absent is true
+    configure(published, bias=False)
+    assert "config.json says bias False, but fc has one in the file, which decides." in load(published).notes
+    file, tensors = weights_of(published)
+    tensors.pop("fc.bias")
+    write(file, tensors)
+    assert len(load(published).notes) == 1
+    for claim, start in ((True, "config.json says bias True"), (None, "config.json lacks bias")):
+        configure(published, bias=claim)
+        loaded = load(published)
+        assert loaded.notes[1].startswith(start)
+        assert loaded.heads.fc.bias is None
+
+
+def test_the_targets_embeddings_are_shared_where_the_file_has_a_copy(published, model):
+    name = "embed_tokens.weight" if PUBLISHED[published.name] == "eagle-1" else "input_embed_fn.weight"
+    target = model.get_input_embeddings().weight
+    other = with_target(published, model)
+    assert any(name in note and "not a copy" in note for note in other.notes)
+    file, tensors = weights_of(published)
+    assert torch.equal(other.heads.embedding, tensors[name])  # what they were trained with
+    for copy in (target, target.bfloat16(), target.half()):
+        write(file, tensors | {name: copy})
+        loaded = with_target(published, model, dtype=torch.float32)
+        assert loaded.heads.embedding.data_ptr() == target.data_ptr()
+        assert not any(name in note for note in loaded.notes)
+    tensors.pop(name)
+    write(file, tensors)
+    loaded = with_target(published, model)
+    assert loaded.heads.embedding.data_ptr() == target.data_ptr()
+    assert any(f"no {name}" in note for note in loaded.notes)
+    with pytest.raises(InvalidInput, match=f"'{name}' is missing"):
+        load(published)
+
+
+def test_rotary_frequencies_other_than_the_targets_are_told(model, tmp_path):
+    save_heads(random_heads("hydra++", model), "hydra++", tmp_path, base="x")
+    assert with_target(tmp_path, model).notes == ()
+    file, tensors = weights_of(tmp_path)
+    write(file, tensors | {FREQUENCIES: tensors[FREQUENCIES].half()})  # rounded
+    assert with_target(tmp_path, model).notes == ()
+    write(file, tensors | {FREQUENCIES: tensors[FREQUENCIES] * 2})
+    assert "other rotary frequencies" in with_target(tmp_path, model).notes[0]
+    assert "usual rotary base" in load(tmp_path).notes[0]
+    del tensors[FREQUENCIES]
+    write(file, tensors)
+    assert with_target(tmp_path, model).notes == ()
+    with pytest.raises(InvalidInput, match="How many attention heads"):
+        load(tmp_path)
+
+
+def test_eagle_takes_its_sizes_from_its_config_or_the_targets(model, tmp_path):
+    heads = random_heads("eagle-1", model)
+    save_heads(heads, "eagle-1", tmp_path, base="x")
+    for key, value, message in (
+        ("num_attention_heads", 8, "num_attention_heads 8"), ("num_attention_heads", 3, "multiple"),
+        ("num_attention_heads", "4", "whole number"), ("head_dim", 8, "num_attention_heads 4"), ("head_dim", 0, "at least 2"),
+        ("rms_norm_eps", -1.0, "rms_norm_eps"), ("hidden_act", "zzz", "Llama"), ("hidden_act", 3, "Llama layer"),
+        ("rope_theta", -1.0, "rotary frequencies"), ("rope_theta", 0.0, "rotary frequencies"), ("rope_theta", "x", "Llama"),
+        ("rope_scaling", {"type": "zz"}, "Llama"), ("intermediate_size", 25, "intermediate_size 25"),
+        ("hidden_size", 17, "hidden_size 17"), ("vocab_size", 41, "vocab_size 41"),
+    ):  # fmt: skip
+        save_heads(heads, "eagle-1", tmp_path, base="x")
+        configure(tmp_path, **{key: value})
+        with pytest.raises(InvalidInput, match=message):
+            load(tmp_path)
+    save_heads(heads, "eagle-1", tmp_path, base="x")
+    configure(tmp_path, rope_theta=77.0, rope_scaling={"type": "linear", "factor": 2.0}, rms_norm_eps=0.5)
+    config = load(tmp_path).heads.layer.config
+    assert config.rope_parameters["rope_theta"] == 77.0
+    assert config.rope_parameters["factor"] == 2.0
+    assert config.rms_norm_eps == 0.5
+    save_heads(load(tmp_path).heads, "eagle-1", tmp_path / "again", base="x")
+    again = load(tmp_path / "again").heads.layer.config
+    assert again.rope_parameters == config.rope_parameters
+    assert again.rms_norm_eps == 0.5
+    (tmp_path / "config.json").unlink()
+    assert with_target(tmp_path, model).heads.layer.config.num_attention_heads == 4
+    with pytest.raises(InvalidInput, match="How many attention heads"):
+        load(tmp_path)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hydra_head_arch": "cross-attn"}, "'mlp' and 'prefix-mlp'.*'cross-attn'"),
+        ({"hydra_head_arch": "eagle-attn"}, "'eagle-attn'"),
+        ({"hydra_head_arch": ["mlp"]}, "hydra_head_arch"),
+        ({"hidden_state_offset": 1}, "hidden_state_offset 0.*says 1"),
+        ({"hidden_state_offset": "0"}, "hidden_state_offset"),
+        ({"grounded_heads": False}, "grounded_heads is true.*says False"),
+    ],
+)
+def test_what_would_change_the_guesses_is_not_ignored(published, change, message):
+    if PUBLISHED[published.name] == "eagle-1":
+        return
+    configure(published, **change)
+    with pytest.raises(Unsupported, match=message) as caught:
+        load(published)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_hydra_heads_are_named_whatever_their_tensors(tmp_path):
+    torch.save({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "hydra_lm_head.pt")
+    (tmp_path / "config.json").write_text('{"hydra_num_heads": 4, "hydra_head_arch": "cross-attn"}')
+    with pytest.raises(Unsupported, match="'cross-attn'"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({"hydra_attention.0.weight": torch.zeros(2, 2)}, tmp_path / "hydra_lm_head.pt")
+    with pytest.raises(InvalidInput, match=r"'hydra_attention.0.weight' is not one of them"):
+        load(tmp_path)
+
+
+def test_a_tensor_renamed_dropped_or_reshaped_is_refused_by_its_name(published):
+    file, tensors = weights_of(published)
+    for name, tensor in tensors.items():
+        rest = {key: value for key, value in tensors.items() if key != name}
+        wrong, flat = torch.cat([tensor, tensor[:1]]), tensor.flatten()[:0]
+        nan, whole = torch.full_like(tensor, float("nan")), tensor.to(torch.int8)
+        for change in (
+            {},
+            {name + "x": tensor},
+            {"x": tensor},
+            {name: wrong},
+            {name: flat},
+            {name: nan},
+            {name: whole},
+        ):
+            write(file, rest | change)
+            if not change and name in OPTIONAL:
+                with suppress(InvalidInput):  # without inv_freq the target has to tell the heads' width
+                    load(published)
+                continue
+            with pytest.raises(InvalidInput, match=r"^(?!.*\n).*\.$") as caught:
+                load(published)
+            assert name in str(caught.value) or any(repr(odd) in str(caught.value) for odd in change), (
+                name,
+                change,
+            )
+
+
+def test_drafters_of_another_model_are_refused(published, model):
+    if PUBLISHED[published.name] == "eagle-1":
+        for lm_head, message in (
+            (torch.ones(VOCAB, 15), r"shape \(40, 15\)"),
+            (torch.ones(39, WIDTH), r"shape \(39, 16\)"),
+        ):
+            with pytest.raises(InvalidInput, match=message):
+                load(published, lm_head=lm_head)
+        with pytest.raises(InvalidInput, match="pass --model"):
+            load_heads(str(published), lm_head=None, dtype=None, device="cpu")
+        with pytest.raises(InvalidInput, match="share the base's lm_head: pass it with --model"):
+            convert(str(published), "eagle-1", published / "out")
+    else:
+        configure(published, hidden_size=17)
+        with pytest.raises(InvalidInput, match="hidden_size 17"):
+            load(published)
+
+
+def test_huge_numbers_in_names_are_refused_at_once(tmp_path):
+    for name in (
+        "hydra_mlp.9999.9999.linear.weight",
+        "hydra_lm_head.9999.9999.weight",
+        "hydra_mlp.٣.0.linear.weight",
+    ):
+        torch.save({name: torch.zeros(2, 2), "x" * 500: torch.zeros(1)}, tmp_path / "hydra_lm_head.pt")
+        with pytest.raises(InvalidInput) as caught:
+            load(tmp_path)
+        assert len(str(caught.value).encode()) < 600
+
+
+def test_weights_beyond_the_dtype_are_refused(model, tmp_path):
+    for kind in ("hydra", "hydra++", "eagle-1"):
+        heads = random_heads(kind, model)
+        next(iter(heads.parameters())).data.view(-1)[3] = 1e6
+        save_heads(heads, kind, tmp_path / kind, base="x")
+        with pytest.raises(InvalidInput, match="too large for float16"):
+            load(tmp_path / kind, dtype=torch.float16)

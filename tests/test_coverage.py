@@ -1,0 +1,304 @@
+"""What trees reach by a probe: against its definition, a slow decoder, and the best of all trees."""
+
+import functools
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.coverage import (
+    coverage,
+    grow_coverage,
+    guess_counts,
+    independent_tokens,
+    replay_probe,
+    tokens_of_trees,
+)
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.heldout import crossfit_probe
+from treeopt.planner import plan_trees
+from treeopt.probe import Probe
+from treeopt.shapes import SHAPES
+from treeopt.trace import FOLDS, fold_numbers
+from treeopt.tree import Tree, TreeFamily
+
+from .conftest import trees
+from .test_planner import staircase
+
+
+def random_probe(rng, tree, steps, *, ends=0.05, policy=None) -> Probe:
+    """Steps of answers of 0 to 9 steps (the first of none), easy and hard ones; siblings may pass together."""
+    easy = rng.random(steps)
+    accepted = np.ones((steps, len(tree)), dtype=bool)
+    for node in range(1, len(tree)):
+        chance = easy**0.5 * 0.9 / (1 + 0.7 * tree.ranks[node])
+        accepted[:, node] = accepted[:, tree.parents[node]] & (rng.random(steps) < chance)
+    stops = accepted & (rng.random(accepted.shape) < ends)
+    stops[:, 0] = False
+    # Few different values, so that paths are often equally likely.
+    likelihood = -rng.integers(0, 3, accepted[:, 1:].sum()).astype(np.float32)
+    starts = np.minimum(np.concatenate([[0, 0], np.cumsum(rng.integers(0, 10, steps))]), steps)
+    starts = starts[: int(np.argmax(starts == steps)) + 1]
+    n = len(starts) - 1
+    probe = Probe(tree, policy or tree, accepted, stops, likelihood, starts, np.zeros(n), group=np.arange(n) % 2,
+                  prompt_tokens=np.full(n, 7), meta={"group_names": ["a", "b"]})  # fmt: skip
+    lengths = 1 + replay_probe(probe, probe.policy).tokens
+    return replace(probe, lengths=lengths)
+
+
+@st.composite
+def probes(draw, **limits) -> Probe:
+    tree = draw(trees(**limits).filter(lambda tree: len(tree) > 1))
+    return random_probe(np.random.default_rng(draw(st.integers(0, 2**32))), tree, 40)
+
+
+def emitted(probe: Probe, step: int, tree: Tree) -> list[int]:
+    """Depths of the guesses that a step emits, as decoding goes: the longest path wins, then it is cut."""
+    index = {path: i for i, path in enumerate(probe.tree.paths)}
+    likelihood = np.zeros(probe.accepted.shape)
+    likelihood[:, 1:][probe.accepted[:, 1:]] = probe.log_likelihood
+    best: tuple = (0, 0.0, 0)
+    for path in tree.paths[1:]:
+        node = index.get(path)
+        if node is not None and probe.accepted[step, node]:
+            best = max(best, (len(path), float(likelihood[step, node]), -node))
+    winner, found = tree_path(probe.tree, -best[2]), []
+    for node in winner:
+        found.append(node)
+        if probe.ends[step, node]:
+            return found
+    return [*found, 0]  # and the token that the target says after them
+
+
+def tree_path(tree: Tree, node: int) -> list[int]:
+    path: list[int] = []
+    while node > 0:
+        path.insert(0, node)
+        node = int(tree.parents[node])
+    return path
+
+
+@given(probes(), trees())
+def test_what_a_tree_emits_is_what_decoding_would(probe, tree):
+    """Trees with nodes that were not probed among them: those are never accepted."""
+    steps = [emitted(probe, p, tree) for p in range(len(probe.accepted))]
+    replayed = replay_probe(probe, tree)
+    want = [sum(map(len, steps[a:b])) for a, b in itertools.pairwise(probe.starts)]
+    assert replayed.tokens.tolist() == want
+    assert replayed.steps.tolist() == np.diff(probe.starts).tolist()
+    guesses = [len([node for node in step if node]) for step in steps]
+    assert guess_counts(probe, tree.paths).tolist() == np.bincount(guesses, minlength=tree.depth + 1).tolist()
+
+
+@given(probes(), st.integers(0, 2**32))
+def test_all_trees_at_once_are_each_by_itself(probe, seed):
+    """Nested or not."""
+    rng = np.random.default_rng(seed)
+    paths = probe.tree.paths
+    members = rng.random((5, len(paths))) < 0.7
+    members[:, 0] = True
+    for node in range(1, len(paths)):
+        members[:, node] &= members[:, probe.tree.parents[node]]
+    found = tokens_of_trees(probe, paths, members)
+    for row, tokens in zip(members, found, strict=True):
+        tree = Tree.from_choices([path for path, there in zip(paths[1:], row[1:], strict=True) if there])
+        assert tokens.tolist() == replay_probe(probe, tree).tokens.tolist()
+
+
+@given(probes())
+def test_coverage_is_its_definition(probe):
+    """1 + sum over depths of P(some node there is accepted with all its ancestors), before any end."""
+    tree, total = probe.tree, 0.0
+    for depth in range(1, tree.depth + 1):
+        for p in range(len(probe.accepted)):
+            paths = (tree_path(tree, int(node)) for node in np.flatnonzero(tree.depths == depth))
+            total += any(all(probe.accepted[p, v] and not probe.ends[p, v] for v in path) for path in paths)
+    assert coverage(probe, tree) == pytest.approx(1 + total / len(probe.accepted))
+    assert replay_probe(probe, tree).tokens_per_step <= coverage(probe, tree) + 1e-9
+
+
+@given(probes(), trees())
+def test_without_ends_coverage_is_what_is_emitted(probe, tree):
+    free = replace(probe, ends=np.zeros_like(probe.ends))
+    assert replay_probe(free, tree).tokens_per_step == pytest.approx(coverage(free, tree))
+
+
+@given(probes(), st.sampled_from(["any", "sibling-closed", "chain"]), st.integers(1, 4), st.integers(0, 3))
+def test_grown_trees_have_the_shape_and_the_gains_that_they_claim(probe, shape, max_depth, max_rank):
+    family = grow_coverage(probe, budget=15, max_depth=max_depth, max_rank=max_rank, shape=shape)
+    for size in family.sizes.tolist():
+        tree = family.tree(size)
+        assert tree.depth <= max_depth
+        assert max(tree.ranks) <= max_rank
+        assert family.tokens_per_step(size) == pytest.approx(coverage(probe, tree))
+    assert SHAPES[shape](family.tree(len(family)))  # an inner size may end in the middle of a path, not a row
+    assert all(SHAPES[shape](family.tree(size)) for size in family.sizes.tolist())
+
+
+def plain_greedy(probe: Probe, budget: int) -> list[float]:
+    """Coverage of every size where only the next node counts."""
+    paths, found = [()], [1.0]
+    while len(paths) < budget:
+        free = [p for p in probe.tree.paths if p not in paths and p[:-1] in paths]
+        value, path = max((coverage(probe, Tree.from_choices([*paths[1:], p])), p) for p in free)
+        paths.append(path)
+        found.append(value)
+    return found
+
+
+def best_of_all(probe: Probe, size: int) -> float:
+    nodes = probe.tree.paths[1:]
+    best = 0.0
+    for chosen in itertools.combinations(nodes, size - 1):
+        if all(len(path) == 1 or path[:-1] in chosen for path in chosen):
+            best = max(best, coverage(probe, Tree.from_choices(chosen)))
+    return best
+
+
+@functools.cache
+def losses() -> tuple[np.ndarray, np.ndarray]:
+    """Share of the gain over the root that growth and plain greedy growth lose to the best tree."""
+    ours, plain = [], []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        probe = random_probe(rng, Tree.dense([3, 2, 1]) if seed % 2 else Tree.dense([2, 2, 2]), 60)
+        family, greedy = grow_coverage(probe, budget=9), plain_greedy(probe, 9)
+        for size in (3, 5, 7):
+            best = best_of_all(probe, size)
+            ours.append(1 - family.tokens_per_step(size) / best)
+            plain.append(1 - greedy[size - 1] / best)
+    return np.array(ours), np.array(plain)
+
+
+def test_growth_is_close_to_the_best_tree():
+    ours, plain = losses()
+    print(
+        f"loss: worst {ours.max():.2%}, mean {ours.mean():.3%}; plain greedy {plain.max():.2%}, {plain.mean():.3%}"
+    )
+    assert ours.min() > -1e-9  # nothing is better than the best
+    assert ours.max() < 0.04
+    assert ours.mean() < 0.01
+
+
+def test_growth_looks_past_a_node_that_gains_nothing():
+    """(0,) covers every step that (1,) does, but what follows (1,) is worth more than what follows (0,)."""
+    tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
+    accepted = np.zeros((20, 6), dtype=bool)
+    accepted[:, 0] = accepted[:, 1] = True
+    accepted[:9, [2, 4, 5]] = True
+    accepted[9:11, 3] = True
+    likelihood = np.full(accepted[:, 1:].sum(), -1.0)
+    probe = Probe(
+        tree, tree, accepted, np.zeros_like(accepted), likelihood, np.array([0, 20]), np.array([41])
+    )
+    assert grow_coverage(probe, budget=5).tree(5) == Tree.from_choices([[0], [1], [1, 0], [1, 0, 0]])
+    assert plain_greedy(probe, 5)[-1] < coverage(probe, grow_coverage(probe, budget=5).tree(5))
+
+
+def test_siblings_that_pass_together_count_once():
+    tree = Tree.from_choices([[0], [1], [2]])
+    accepted = np.ones((4, 4), dtype=bool)
+    accepted[3, 1:] = [False, False, True]
+    probe = Probe(
+        tree, tree, accepted, np.zeros_like(accepted), -np.ones(10), np.array([0, 4]), np.array([9])
+    )
+    family = grow_coverage(probe, budget=4)
+    assert family.paths[:3] == ((), (2,), (0,))
+    assert family.gains.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_independence_is_exact_where_guesses_are_independent():
+    """All outcomes of a tree, each as often as its chance says."""
+    tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 1]])
+    chance = {(1, 0): 0.75, (1, 1): 0.5, (2, 0): 0.5, (2, 1): 0.25}
+    rows = []
+    for passes in itertools.product((False, True), repeat=5):
+        share = 1.0
+        for node, passed in enumerate(passes, 1):
+            p = chance[int(tree.depths[node]), int(tree.ranks[node])]
+            share *= p if passed else 1 - p
+        accepted = np.array([True, *passes])
+        for node in range(1, 6):
+            accepted[node] &= accepted[tree.parents[node]]
+        rows += [accepted] * round(share * 128)
+    bits = np.array(rows)
+    probe = Probe(tree, tree, bits, np.zeros_like(bits), -np.ones(bits[:, 1:].sum()), np.array([0, len(bits)]),
+                  np.array([1]))  # fmt: skip
+    family = TreeFamily(tree.paths, np.ones(6))
+    found = independent_tokens(probe, family.paths, family.members_of(family.sizes))
+    for size, value in zip(family.sizes.tolist(), found, strict=True):
+        assert value == pytest.approx(coverage(probe, family.tree(size)))
+
+
+@pytest.fixture(scope="module")
+def probe():
+    return random_probe(np.random.default_rng(3), Tree.dense([5, 3, 2]), 900, ends=0.01, policy=Tree.chain(2))
+
+
+def test_figures_of_a_probe_are_held_out(probe):
+    limits = {"budget": 12, "max_depth": 2, "max_rank": 3, "shape": "sibling-closed"}
+    held_out = crossfit_probe(probe, **limits)
+    fold = fold_numbers(probe)
+    for f in range(FOLDS):
+        tree = grow_coverage(probe.select(np.flatnonzero(fold != f)), **limits).tree(12)
+        test = np.flatnonzero(fold == f)
+        assert held_out.tokens[11, test].tolist() == replay_probe(probe, tree).tokens[test].tolist()
+    assert held_out.steps[11].tolist() == np.diff(probe.starts).tolist()
+    assert held_out.family.paths == grow_coverage(probe, **limits).paths
+    rates = held_out.rates(12)
+    assert rates.replayed == pytest.approx(held_out.tokens[11].sum() / len(probe.accepted))
+    assert rates.stderr > 0
+    assert held_out.draws[11].mean() == pytest.approx(rates.replayed, rel=0.01)
+    guesses = held_out.accepted(12, probe)
+    assert guesses.sum() == pytest.approx(1)
+    assert 1 + guesses @ np.arange(len(guesses)) >= rates.replayed
+    groups = held_out.by_group(12, probe)
+    steps = [np.diff(probe.starts)[probe.group == g].sum() for g in (0, 1)]
+    assert sum(n * groups[name][0] for n, name in zip(steps, "ab", strict=True)) == pytest.approx(
+        held_out.tokens[11].sum()
+    )
+
+
+def test_a_plan_can_be_made_of_a_probe(probe):
+    def cost(rows):
+        return 2.0 + np.ceil(rows / 8)
+
+    plan = plan_trees(probe, staircase(cost), budget=24)
+    entry = plan.entries[0]
+    best = 0.0
+    for depth in (1, 2, 3):
+        held_out = crossfit_probe(probe, budget=24, max_depth=depth, shape="sibling-closed")
+        for size, rate in zip(held_out.family.sizes, held_out.tokens_per_step, strict=True):
+            best = max(best, 1e3 * rate / cost(size))
+    assert plan.objective == "coverage"
+    assert entry.tokens_per_s == pytest.approx(best, rel=0.005)
+    assert entry.size % 8 == 0
+    assert entry.predicted["joint"] is None
+    assert entry.predicted["product"] > 1
+    assert entry.predicted["steps"] == len(probe.accepted)
+    chains = [replay_probe(probe, Tree.chain(depth)).tokens_per_step for depth in (1, 2, 3)]
+    assert entry.best_chain["tokens_per_step"] == pytest.approx(chains[entry.best_chain["depth"] - 1])
+    assert any("approximate" in warning for warning in entry.warnings)
+    assert list(entry.groups) == ["a", "b"]
+
+
+def test_a_plan_for_the_policy_itself_has_no_warning_that_it_is_approximate(probe):
+    chosen = plan_trees(probe, budget=4).entries[0].tree
+    same = replace(probe, policy=chosen)
+    assert not any("approximate" in warning for warning in plan_trees(same, budget=4).entries[0].warnings)
+
+
+def test_what_cannot_be_grown_is_said(probe):
+    for shape in ("level-uniform", "low-rank-expands"):
+        with pytest.raises(InvalidInput, match="sibling-closed"):
+            grow_coverage(probe, budget=4, shape=shape)
+    with pytest.raises(InvalidInput, match="at least 1"):
+        grow_coverage(probe, budget=0)
+    with pytest.raises(OutOfRange, match="at least 2 sequences"):
+        crossfit_probe(probe.select(np.array([0])), budget=4)
+    empty = np.flatnonzero(np.diff(probe.starts) == 0)
+    with pytest.raises(OutOfRange, match="more than one token"):
+        grow_coverage(probe.select(empty), budget=4)

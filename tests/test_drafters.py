@@ -1,0 +1,236 @@
+"""One contract for all drafters, on trained ones: any tree decodes the plain text, and the teacher-forced trace is
+the trace of decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from treeopt.replay import accepted_counts, replay
+from treeopt.runtime.acceptance import Greedy
+from treeopt.runtime.collect import collect_trace, write_answers
+from treeopt.runtime.decode import Decoder, Row, StopRule, decode
+from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
+from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.hydra import HydraHeads
+from treeopt.runtime.drafters.layer import layer_config
+from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.drafters.protocol import Answer, Drafter
+from treeopt.runtime.sampling import Sampling
+from treeopt.runtime.target import Target
+from treeopt.trace import End
+from treeopt.tree import Tree
+
+from .conftest import CONTEXT, HEADS, VOCABULARY, asked, tiny_model, trees
+
+TEXTS, STEPS = 12, 120  # answers that heads are trained on, and for how long
+NEVER = StopRule(frozenset(), 24, at_loops=False)
+PROMPTS = [[9], [4, 5, 4, 5, 4], *([(i * step) % VOCABULARY for i in range(60)] for step in (13, 22, 25))]
+RULES = [Greedy(), Sampling(0.7, top_p=0.9)]
+
+
+def random_prompts(seed: int, most: int = 6, longest: int = 20) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [
+        [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))]
+        for _ in range(rng.randint(1, most))
+    ]
+
+
+def answers_of(target: Target, prompts: list[list[int]]) -> list[Answer]:
+    """The target's answers with all hidden states."""
+    found: list[Answer] = []
+
+    def done(row: Row) -> None:
+        hidden = torch.stack([hidden[i] for hidden, i in row.states[: len(row.tokens)]])
+        assert row.prompt_states is not None
+        assert row.end is not None
+        found.append(Answer(row.prompt, row.tokens, row.end, torch.cat([row.prompt_states, hidden])))
+
+    write_answers(target, prompts, batch_size=4, stop=NEVER, done=done, keep_prompts=True)
+    return [Answer(a.prompt, a.tokens, a.end, a.hidden.clone()) for a in found]
+
+
+def trained(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> torch.nn.Module:
+    """A few steps of Adam in float64, so that guesses are often right."""
+    module.train().requires_grad_(True)
+    optimiser = torch.optim.Adam(module.parameters(), lr=0.02)
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        loss().backward()
+        optimiser.step()
+    return module.eval().requires_grad_(False)
+
+
+def medusa(target: Target, texts: list[Answer]) -> Drafter:
+    heads = MedusaHeads.like_lm_head(target.lm_head.weight, HEADS)
+    hidden, labels = torch.cat([a.state_hidden for a in texts]), torch.cat([a.labels(HEADS) for a in texts])
+
+    def loss() -> torch.Tensor:
+        parts = [
+            F.cross_entropy(heads.logits(hidden, k), labels[:, k], ignore_index=-2) for k in range(HEADS)
+        ]
+        return torch.stack(parts).sum()
+
+    return trained(heads, loss)
+
+
+def hydra(target: Target, texts: list[Answer], *, prefix: bool = False) -> Drafter:
+    heads = HydraHeads.untrained(target.model.get_input_embeddings().weight, target.lm_head.weight, HEADS,
+                                 prefix=prefix, config=target.config)  # fmt: skip
+
+    def loss() -> torch.Tensor:
+        parts = []
+        for a in texts:
+            hidden = heads.prefix(a.hidden[None])[0, -len(a.tokens) :]
+            tokens, n = torch.tensor(a.tokens), len(a.tokens)
+            for k in range(HEADS):
+                states = n - 1 - k  # at which head k has a token to guess
+                path = torch.stack([tokens[i : i + states] for i in range(k + 1)], dim=1)
+                parts.append(F.cross_entropy(heads.logits(hidden[:states], path, k), tokens[k + 1 :]))
+        return torch.stack(parts).sum()
+
+    return trained(heads, loss)
+
+
+def eagle(target: Target, texts: list[Answer]) -> Drafter:
+    """Trained on the true states, as the first level reads them, to say the next state and so the next token."""
+    heads = EagleHeads(layer_config(target.config, target.width), embedding=target.model.get_input_embeddings().weight,
+                       lm_head=target.lm_head.weight, num_heads=HEADS, dtype=target.dtype)  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in heads.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(0, 0.2, generator=generator)
+            elif "layernorm" in name:
+                weight.fill_(1.0)
+
+    def loss() -> torch.Tensor:
+        parts = []
+        for a in texts:
+            text = torch.tensor([*a.prompt, *a.tokens])
+            states = heads.predict(text[None, 1:], a.hidden[None])[0, :-1]  # of tokens 1...; the next state
+            parts.append(F.cross_entropy(states @ target.lm_head.weight.T, text[2:]))
+        return torch.stack(parts).sum()
+
+    return trained(heads, loss)
+
+
+def draft_model(target: Target, texts: list[Answer]) -> Drafter:
+    """A disturbed copy of the target, which is right about as often as a good draft model."""
+    model = tiny_model()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return DraftModel(Target(model), target.vocab_size, num_heads=HEADS)
+
+
+MAKERS: dict[str, Callable[[Target, list[Answer]], Drafter]] = {
+    "medusa": medusa,
+    "hydra": hydra,
+    "eagle": eagle,
+    "hydra++": lambda target, texts: hydra(target, texts, prefix=True),
+    "draft-model": draft_model,
+    "early-exit": lambda target, texts: early_exit(target, 2, num_heads=HEADS),
+    "ngram": lambda target, texts: PromptLookup(target.vocab_size, num_heads=HEADS),
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def drafter(request, target) -> Drafter:
+    return MAKERS[request.param](target, answers_of(target, random_prompts(99, most=TEXTS)))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.record["rule"])
+class TestContract:
+    @settings(max_examples=8)
+    @given(
+        tree=trees(),
+        seed=st.integers(0, 10**6),
+        limit=st.sampled_from([1, 2, 17, 40]),
+        batch_size=st.integers(1, 4),
+    )
+    def test_decoding_with_any_tree_is_plain_decoding(
+        self, target, drafter, rule, tree, seed, limit, batch_size
+    ):
+        prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=False)
+        plain = decode(target, None, prompts, batch_size=1, stop=stop, acceptance=rule)
+        ours = decode(target, drafter, prompts, tree, batch_size=batch_size, stop=stop, acceptance=rule)
+        assert [(row.tokens, row.end) for row in ours] == [(row.tokens, row.end) for row in plain]
+
+    @settings(max_examples=8)
+    @given(
+        tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), loops=st.booleans()
+    )
+    def test_the_teacher_forced_trace_is_that_of_decoding(
+        self, target, drafter, rule, tree, seed, limit, loops
+    ):
+        prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=loops)
+        trace = collect_trace(
+            target, drafter, asked(prompts), batch_size=3, stop=stop, top_k=10, acceptance=rule
+        )
+        rows = decode(target, drafter, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
+        assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
+        assert [row.end for row in rows] == trace.end.tolist()
+        assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
+        accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
+        assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
+
+    def test_an_end_token_inside_an_accepted_path_ends_the_text_there(self, target, drafter, rule):
+        """Every token of some answers is made the end token once, so some are in the middle of accepted paths."""
+        tree, inside = Tree.dense([6, 2, 1]), 0
+        rows = decode(target, drafter, PROMPTS, tree, batch_size=1, stop=NEVER, acceptance=rule)
+        for row in rows:
+            emitted = np.cumsum([1, *(1 + a for a in row.accepted)])  # where steps end
+            for at in range(1, len(row.tokens)):
+                stop = StopRule(frozenset([row.tokens[at]]), NEVER.max_new_tokens, at_loops=False)
+                (ours,) = decode(
+                    target, drafter, [row.prompt], tree, batch_size=1, stop=stop, acceptance=rule
+                )
+                first = row.tokens.index(row.tokens[at]) + 1
+                assert (ours.tokens, ours.end) == (row.tokens[:first], End.EOS)
+                inside += first not in emitted
+        assert inside > 0
+
+    def test_the_tree_may_change_from_step_to_step(self, target, drafter, rule):
+        prompts = PROMPTS
+        decoder = Decoder(
+            target, drafter, batch_size=3, capacity=90, stop=NEVER, most_nodes=9, acceptance=rule
+        )
+        decoder.start(enumerate(prompts))
+        for i in range(200):
+            if decoder.is_done:
+                break
+            decoder.refill()
+            decoder.step([None, Tree.chain(2), None, None, Tree.dense([2, 3])][i % 5])
+        plain = decode(target, None, prompts, batch_size=1, stop=NEVER, acceptance=rule)
+        finished = sorted(decoder.finished, key=lambda row: row.id)
+        assert [row.tokens for row in finished] == [row.tokens for row in plain]
+
+    def test_the_context_ends_a_sequence(self, target, drafter, rule):
+        prompt = [1 + i % 30 for i in range(CONTEXT - 10)]
+        stop = StopRule(frozenset(), 50, at_loops=False)
+        (row,) = decode(
+            target, drafter, [prompt], Tree.dense([3, 2]), batch_size=1, stop=stop, acceptance=rule
+        )
+        (plain,) = decode(target, None, [prompt], batch_size=1, stop=stop, acceptance=rule)
+        assert row.end is End.CONTEXT
+        assert row.tokens == plain.tokens
+
+
+def test_trained_guesses_are_accepted(target, drafter):
+    """Else the contract is about nothing: of 100 steps at least 5 accept a guess, of heads at depth 2 and beyond."""
+    rows = decode(target, drafter, random_prompts(99), Tree.dense([4, 2, 1]), batch_size=2, stop=NEVER)
+    accepted = [a for row in rows for a in row.accepted]
+    assert np.mean(np.array(accepted) > 0) > 0.05
+    if drafter.kind in ("medusa", "hydra", "eagle"):
+        assert max(accepted) >= 2

@@ -1,0 +1,356 @@
+"""Rejection keeps the target's distribution, exactly; its loop is the slow way's text; its theory says its rate."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from treeopt.chain_theory import best_chain, chain_speedup, chain_tokens_per_step
+from treeopt.errors import InvalidInput
+from treeopt.runtime.acceptance import sequence_key
+from treeopt.runtime.decode import StopRule
+from treeopt.runtime.rejection import (
+    accepted_tokens,
+    decode_by_rejection,
+    estimate_overlap,
+    next_probabilities,
+    reject,
+)
+from treeopt.runtime.sampling import Sampling, Stream, gumbel_argmax, stream_states, uniforms
+from treeopt.runtime.target import Target
+from treeopt.trace import End
+
+from .conftest import CONTEXT, VOCABULARY, tiny_model
+
+LETTERS, TWELFTHS = 3, 12
+STANDARD_ERRORS = 3.9  # false alarms: 1e-4 a test, were its seed drawn anew
+
+
+# The step: every drafted chain and every noise at once.
+
+any_share = st.sampled_from([c for c in itertools.product(range(13), repeat=LETTERS) if sum(c) == TWELFTHS])
+# Of these every p/q is a multiple of 1/12, so that the noise (i + 1/2)/12 has each of its sides as often as it should.
+drafted_share = st.sampled_from(
+    [c for c in itertools.product([0, 1, 2, 3, 4, 6, 12], repeat=LETTERS) if sum(c) == TWELFTHS]
+)
+
+
+@settings(max_examples=80)
+@given(chain=st.sampled_from([1, 2]), data=st.data())
+def test_what_is_emitted_is_distributed_as_the_target_says(chain, data):
+    """The exact law of one step, over all drafted tokens and all noise.
+
+    With p and q that depend on the tokens before, P(first token = a) is p(a); P(a accepted, then b) is
+    min(p, q)(a) p(b | a); and so on. So what follows the tokens that are emitted is always as p says.
+    """
+    prefixes = [path for d in range(chain + 1) for path in itertools.product(range(LETTERS), repeat=d)]
+    tables = {path: np.array(data.draw(any_share)) / TWELFTHS for path in prefixes}
+    drafts = {path: np.array(data.draw(drafted_share)) / TWELFTHS for path in prefixes if len(path) < chain}
+    grid = (np.arange(TWELFTHS) + 0.5) / TWELFTHS
+    cases = [
+        (path, noise)
+        for path in itertools.product(range(LETTERS), repeat=chain)
+        for noise in itertools.product(grid, repeat=chain)
+    ]
+    p = torch.tensor(np.array([[tables[path[:d]] for d in range(chain + 1)] for path, _ in cases]))
+    q = torch.tensor(np.array([[drafts[path[:d]] for d in range(chain)] for path, _ in cases]))
+    drafted = torch.tensor([path for path, _ in cases])
+    accepted = accepted_tokens(p, q, drafted, torch.tensor(np.array([noise for _, noise in cases])))
+    following = next_probabilities(p, q, accepted)
+    weights = q.gather(-1, drafted[..., None])[..., 0].prod(1) / TWELFTHS**chain
+
+    law = {path: np.zeros(LETTERS) for path in prefixes}  # of the next token behind each accepted prefix
+    for (path, _), n, after, weight in zip(cases, accepted.tolist(), following.numpy(), weights, strict=True):
+        for d in range(n):
+            law[path[:d]][path[d]] += float(weight)
+        law[path[:n]] += float(weight) * after
+    for path in prefixes:
+        overlaps = [np.minimum(tables[path[:d]], drafts[path[:d]]) for d in range(len(path))]
+        reached = math.prod(overlap[token] for overlap, token in zip(overlaps, path, strict=True))
+        np.testing.assert_allclose(law[path], reached * tables[path], atol=1e-12)
+    rate = float(weights[accepted >= 1].sum())
+    assert rate == pytest.approx(np.minimum(tables[()], drafts[()]).sum())  # of the first drafted token
+
+
+def test_equal_models_leave_no_residual_and_need_none():
+    p = torch.full((1, 2, 4), 0.25, dtype=torch.float64)
+    assert next_probabilities(p, p[:, :1], torch.tensor([0])).tolist() == [[0.25] * 4]
+
+
+def test_a_verdict_depends_on_its_place_and_not_on_the_batch():
+    rng = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(20, k, 30, generator=rng, dtype=torch.float64).mul(2).softmax(-1) for k in (4, 3))
+    q = 0.5 * q + 0.5 * p[:, :3]
+    keys, positions = torch.arange(20) % 7, torch.arange(20)
+    drafted = q.argmax(-1)
+    accepted, tokens = reject(p, q, drafted, seed=5, keys=keys, positions=positions)
+    assert set(accepted.tolist()) == {0, 1, 2, 3}
+    for i in range(20):
+        one = slice(i, i + 1)
+        alone = reject(p[one], q[one], drafted[one], seed=5, keys=keys[one], positions=positions[one])
+        assert (int(alone[0]), int(alone[1])) == (int(accepted[i]), int(tokens[i]))
+
+
+# The loop: against one token after the other, without caches.
+
+
+def noise(sampling, stream, prompt, position):
+    return stream_states(
+        sampling.seed, stream, torch.tensor([sequence_key(prompt)]), torch.tensor([position])
+    )
+
+
+def slow_decoding(target, draft, prompt, *, chain, limit, sampling):
+    """Tokens and accepted counts: whole passes over the whole text for every single distribution."""
+
+    def probabilities(model, tokens):
+        return sampling.probabilities(model.model(torch.tensor([tokens])).logits[0, -1])
+
+    def draw(stream, shares, position):
+        return int(gumbel_argmax(shares.log()[None], noise(sampling, stream, prompt, position)))
+
+    text, counts = [*prompt], []
+    end = len(prompt) + limit
+    text.append(draw(Stream.TOKEN, probabilities(target, text), len(text)))
+    while len(text) < end:
+        guesses, q = [], []
+        for _ in range(chain):
+            q.append(probabilities(draft, text + guesses))
+            guesses.append(draw(Stream.DRAFT, q[-1], len(text + guesses)))
+        n, before = 0, len(text)
+        while True:
+            p = probabilities(target, text)
+            if n == chain:
+                text.append(draw(Stream.TOKEN, p, len(text)))
+                break
+            token, place = guesses[n], len(text)
+            if float(uniforms(noise(sampling, Stream.ACCEPT, prompt, place), 1)) < p[token] / q[n][token]:
+                text.append(token)
+                n += 1
+                continue
+            residual = (p - q[n]).clamp_min(0)
+            text.append(draw(Stream.TOKEN, residual / residual.sum(), place))
+            break
+        text = text[:end]
+        counts.append(min(n, len(text) - before))
+    return text[len(prompt) :], counts
+
+
+def shaken(model, spread: float, seed: int = 1):
+    """A draft model: the same with other logits."""
+    draft = tiny_model(seed=0) if model == "llama" else tiny_model(model, seed=0)
+    rng = torch.Generator().manual_seed(seed)
+    weight = draft.lm_head.weight
+    weight += spread * torch.randn(weight.shape, generator=rng, dtype=weight.dtype)
+    return Target(draft)
+
+
+def random_prompts(seed: int, n: int = 4) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 2, 5, 9]))] for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "chain", "options"),
+    [("llama", 1, {}), ("llama-eager", 2, {"top_p": 0.9}), ("qwen3", 3, {"top_k": 12}), ("mistral", 4, {})],
+)
+def test_batched_decoding_is_the_slow_way(kind, chain, options):
+    target, draft, limit = Target(tiny_model(kind)), shaken(kind, 0.5), 14
+    prompts, sampling = random_prompts(chain), Sampling(2.0, seed=chain, **options)
+    stop = StopRule(frozenset(), limit, at_loops=False)
+    slow = [slow_decoding(target, draft, p, chain=chain, limit=limit, sampling=sampling) for p in prompts]
+    for batch_size in (1, 3):
+        rows = decode_by_rejection(
+            target, draft, prompts, chain=chain, batch_size=batch_size, stop=stop, sampling=sampling
+        )
+        assert [(row.tokens, row.accepted) for row in rows] == slow
+    assert 0 < sum(sum(row.accepted) for row in rows) < chain * sum(len(row.accepted) for row in rows)
+
+
+def test_a_draft_like_the_target_is_always_accepted(target):
+    stop = StopRule(frozenset(), 21, at_loops=False)
+    rows = decode_by_rejection(
+        target, target, random_prompts(2), chain=4, batch_size=3, stop=stop, sampling=Sampling(1.5)
+    )
+    assert all(row.accepted == [4, 4, 4, 4] for row in rows)
+
+
+def test_next_to_no_temperature_decodes_greedily(target):
+    prompts, limit = random_prompts(5), 20
+    stop = StopRule(target.eos_ids, limit, at_loops=False)
+    rows = decode_by_rejection(
+        target, shaken("llama", 0.3), prompts, chain=3, batch_size=4, stop=stop, sampling=Sampling(1e-9)
+    )
+    for prompt, row in zip(prompts, rows, strict=True):
+        tokens = torch.tensor([prompt])
+        answer = target.model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=limit
+        )
+        assert prompt + row.tokens == answer[0].tolist()
+    assert sum(sum(row.accepted) for row in rows) > 0
+
+
+def test_a_sequence_ends_where_its_tokens_end_it(target):
+    """At EOS inside a chain, and at the first token."""
+    sampling, prompts = Sampling(1.5), [[7, 8]]
+    free = StopRule(frozenset(), 30, at_loops=False)
+    (whole,) = decode_by_rejection(
+        target, target, prompts, chain=4, batch_size=1, stop=free, sampling=sampling
+    )
+    for eos in set(whole.tokens):
+        stop = StopRule(frozenset([eos]), 30, at_loops=False)
+        (row,) = decode_by_rejection(
+            target, target, prompts, chain=4, batch_size=1, stop=stop, sampling=sampling
+        )
+        assert row.tokens == whole.tokens[: whole.tokens.index(eos) + 1]
+        assert row.end is End.EOS
+        cut = 1 + sum(row.accepted) + len(row.accepted) - len(row.tokens)
+        assert cut in (0, 1)  # the token behind the last chain, where EOS is in the chain
+    stop = StopRule(frozenset(), 1)
+    (row,) = decode_by_rejection(target, target, prompts, chain=4, batch_size=1, stop=stop, sampling=sampling)
+    assert (row.tokens, row.accepted, row.end) == (whole.tokens[:1], [], End.LIMIT)
+
+
+def test_a_chain_may_reach_beyond_the_context():
+    """Learned positions end there, the draft model's even before."""
+    models = []
+    for context in (20, 16):
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=context)
+        models.append(Target(GPT2LMHeadModel(config).eval()))
+    stop = StopRule(frozenset(), 200, at_loops=False)
+    rows = decode_by_rejection(
+        *models, [[1] * 18, [2] * 9], chain=6, batch_size=2, stop=stop, sampling=Sampling()
+    )
+    assert [(len(row.tokens), row.end) for row in rows] == [(2, End.CONTEXT), (11, End.CONTEXT)]
+
+
+def test_pairs_and_prompts_that_cannot_be_decoded_are_refused(target):
+    stop, sampling = StopRule(frozenset(), 5), Sampling(1.0)
+    options = {"batch_size": 1, "stop": stop, "sampling": sampling}
+    with pytest.raises(InvalidInput, match="at least 1 token, but got 0"):
+        decode_by_rejection(target, target, [[1]], chain=0, **options)
+    with pytest.raises(InvalidInput, match=r"prompt 2 has 0"):
+        decode_by_rejection(target, target, [[1], []], chain=2, **options)
+    with pytest.raises(InvalidInput, match=f"prompt 1 has {CONTEXT}"):
+        decode_by_rejection(target, target, [[1] * CONTEXT], chain=2, **options)
+    other = Target(tiny_model())
+    other.vocab_size = 40
+    with pytest.raises(InvalidInput, match=r"vocabulary, 37 tokens, but has 40"):
+        estimate_overlap(target, other, [[1]], sampling)
+
+
+# The theory: its formulas, and its rate against decoding.
+
+
+def constant_model(logits: torch.Tensor) -> Target:
+    """Says the same whatever the text: all tokens have one embedding."""
+    model = tiny_model()
+    model.model.embed_tokens.weight[:] = model.model.embed_tokens.weight[1].clone()
+    hidden = model.model(torch.tensor([[0]])).last_hidden_state[0, 0]
+    model.lm_head.weight[:] = logits[:, None] * hidden / hidden.square().sum()
+    return Target(model)
+
+
+def test_a_constant_pair_gives_the_tokens_per_step_of_the_theory():
+    """Acceptance is independent from token to token here, so the formula is exact."""
+    rng, chain, sampling = torch.Generator().manual_seed(3), 3, Sampling(1.0, top_p=0.95)
+    first = torch.randn(VOCABULARY, generator=rng, dtype=torch.float64)
+    target = constant_model(first)
+    draft = constant_model(first + torch.randn(VOCABULARY, generator=rng, dtype=torch.float64))
+    (overlap,) = estimate_overlap(target, draft, [[1, 2, 3]], sampling)
+    rate = overlap[0]
+    assert overlap == pytest.approx([rate] * 3)
+    stop = StopRule(frozenset(), 80, at_loops=False)
+    rows = decode_by_rejection(
+        target, draft, [[i] for i in range(32)], chain=chain, batch_size=32, stop=stop, sampling=sampling
+    )
+    emitted = np.array(
+        [1 + count for row in rows for count in row.accepted[:18]]
+    )  # as many of each: none is cut
+    assert len(emitted) == 18 * len(rows)
+    expected = chain_tokens_per_step(rate, chain)
+    assert 0.3 < rate < 0.9
+    assert abs(emitted.mean() - expected) < STANDARD_ERRORS * emitted.std() / math.sqrt(len(emitted))
+
+
+def test_the_overlap_along_a_text_is_the_chance_of_every_trial(target):
+    """Accepted tokens less their chances are a martingale, whatever models and texts are: no bias to forgive."""
+    draft, sampling, chain, limit = shaken("llama", 0.5), Sampling(2.5, top_k=20, seed=4), 4, 60
+    prompts = [[i, 3 * i % VOCABULARY] for i in range(24)]
+    stop = StopRule(frozenset(), limit, at_loops=False)
+    rows = decode_by_rejection(
+        target, draft, prompts, chain=chain, batch_size=24, stop=stop, sampling=sampling
+    )
+    overlaps = estimate_overlap(target, draft, [[*row.prompt, *row.tokens] for row in rows], sampling)
+    chances, successes = [], 0
+    for row, overlap in zip(rows, overlaps, strict=True):
+        place = len(row.prompt)  # of the root; the first drafted token's chance stands there
+        for count in row.accepted:
+            trials = min(count + 1, chain, len(row.prompt) + limit - 1 - place)
+            chances += overlap[place : place + trials].tolist()
+            successes += count
+            place += 1 + count
+    chances = np.array(chances)
+    assert 0.2 < chances.mean() < 0.9
+    assert abs(successes - chances.sum()) < STANDARD_ERRORS * math.sqrt((chances * (1 - chances)).sum())
+
+
+def test_overlap_is_that_of_the_full_models(target):
+    draft, sampling, text = shaken("llama", 0.5), Sampling(1.7, top_p=0.9), [5, 6, 7, 1, 2]
+    p, q = (
+        sampling.probabilities(model.model(torch.tensor([text])).logits[0]).numpy()
+        for model in (target, draft)
+    )
+    (overlap,) = estimate_overlap(target, draft, [text], sampling)
+    np.testing.assert_allclose(overlap, np.minimum(p, q).sum(1), rtol=1e-9)
+    assert estimate_overlap(target, target, [text], sampling)[0] == pytest.approx([1.0] * 5)
+
+
+@pytest.mark.parametrize("accept", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("chain", [0, 1, 5])
+def test_tokens_per_step_are_those_of_a_geometric_process(accept, chain):
+    n = 50_000
+    tosses = np.random.default_rng(0).random((n, chain)) < accept
+    tokens = 1 + np.cumprod(tosses, axis=1).sum(1)
+    error = STANDARD_ERRORS * tokens.std() / math.sqrt(n)
+    assert abs(tokens.mean() - chain_tokens_per_step(accept, chain)) <= error + 1e-12
+    if accept < 1:
+        closed = (1 - accept ** (chain + 1)) / (1 - accept)
+        assert chain_tokens_per_step(accept, chain) == pytest.approx(closed)
+
+
+@pytest.mark.parametrize(
+    ("accept", "chain", "speedup"),
+    [(0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 2, 2.44), (0.8, 5, 3.69), (0.9, 2, 2.71), (0.9, 10, 6.86)],
+)
+def test_speedups_are_those_of_the_papers_table_1(accept, chain, speedup):
+    assert round(chain_speedup(accept, 0, chain), 2) == speedup
+
+
+@given(accept=st.floats(0, 1), cost=st.floats(0.01, 2), longest=st.integers(1, 30))
+def test_drafting_pays_just_where_acceptance_exceeds_the_cost(accept, cost, longest):
+    """Corollary 3.9, with the gain that it promises."""
+    chain = best_chain(accept, cost, longest)
+    if abs(accept - cost) > 1e-9:
+        assert (chain > 0) == (accept > cost)
+    if chain:
+        assert chain_speedup(accept, cost, chain) >= (1 + accept) / (1 + cost) - 1e-12
+        assert chain_speedup(accept, cost, chain) > chain_speedup(accept, cost, chain - 1)
+    if chain < longest:
+        assert chain_speedup(accept, cost, chain) >= chain_speedup(accept, cost, chain + 1)
+
+
+def test_rates_and_costs_that_cannot_be_are_refused():
+    with pytest.raises(InvalidInput, match=r"between 0 and 1, but got 1\.5"):
+        chain_tokens_per_step(1.5, 2)
+    with pytest.raises(InvalidInput, match=r"at least 0 tokens, but got -1"):
+        chain_tokens_per_step(0.5, -1)
+    with pytest.raises(InvalidInput, match=r"at least 0, but got -0\.1"):
+        chain_speedup(0.5, -0.1, 2)

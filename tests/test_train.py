@@ -1,0 +1,345 @@
+"""Training, piece by piece: schedules, labels and losses against slow loops, untrained heads."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import CohereConfig, CohereForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from treeopt.errors import InvalidInput
+from treeopt.figures.style import to_bytes
+from treeopt.figures.training import draw_training, training_data
+from treeopt.runtime.drafters.hydra import head_parameters
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import (
+    Text,
+    count_trials,
+    digest_of,
+    make_batch,
+    split_texts,
+    texts_of_step,
+)
+from treeopt.runtime.training.heads import make_heads, size_of_heads
+from treeopt.runtime.training.losses import NO_LABEL, kl_to_base, teacher_loss, text_loss
+from treeopt.runtime.training.recipe import KINDS, Recipe
+from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee, count_heads
+
+K = 3
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These models are too small for two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def small_target(*, vocab: int = 37, dtype=torch.float64, kind=LlamaForCausalLM, **options) -> Target:
+    """A random model of one layer; in float64 and with logits well apart unless told otherwise."""
+    torch.manual_seed(0)
+    make = CohereConfig if kind is CohereForCausalLM else LlamaConfig
+    config = make(vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                  num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64,
+                  initializer_range=0.5, eos_token_id=3,
+                  bos_token_id=None, pad_token_id=0, **options)  # fmt: skip
+    return Target(kind(config).to(dtype).eval().requires_grad_(False), name="small")
+
+
+def scores_of(target: Target):
+    return lambda hidden: target.scores(target.logits(hidden))
+
+
+@st.composite
+def some_texts(draw, most: int = 6) -> list[Text]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    return random_texts(rng, draw(st.integers(1, most)))
+
+
+def random_texts(rng, n: int, vocab: int = 37) -> list[Text]:
+    made = []
+    for i in range(n):
+        prompt, answer = rng.integers(1, 6), rng.integers(2, 9)
+        made.append(Text(rng.integers(6, vocab, prompt + answer).astype(np.int32), int(prompt), f"{i:04d}"))
+    return made
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_learning_rate_rises_in_a_line_and_falls_by_half_a_cosine(kind):
+    recipe = Recipe(kind, steps=200)
+    for step in range(200):
+        share = recipe.share(step, seconds=7.0)
+        assert share == (step + 0.5) / 200
+        expected = min((step + 1) / 20, 1) * (0.5 + 0.5 * math.cos(math.pi * share))
+        assert recipe.rate(step, share) == pytest.approx(expected)
+    assert recipe.rate(199, 1.0) == 0
+
+
+def test_a_run_by_the_clock_ends_by_the_clock_with_a_rate_of_zero():
+    recipe = Recipe(minutes=2.0)
+    assert [recipe.share(999, s) for s in (0, 30, 120, 500)] == [0, 0.25, 1, 1]
+    assert [recipe.is_over(10**6, s) for s in (0, 119.9, 120)] == [False, False, True]
+    both = Recipe(minutes=2.0, steps=10)
+    assert both.share(5, 119.0) > both.share(5, 0.0) == 0.55
+    assert both.is_over(10, 0.0)
+    assert both.is_over(0, 120.0)
+
+
+def test_the_base_of_medusa_2_waits_a_quarter_and_the_heads_weight_rises_by_a_sine():
+    recipe = Recipe("medusa-2", steps=8)
+    assert [recipe.heads_alone(x) for x in (0, 0.24, 0.25, 1)] == [True, True, False, False]
+    for share in (0.25, 0.4, 0.85, 1.0):
+        assert recipe.joint_weight(share) == pytest.approx(
+            0.2 * math.sin(math.pi / 2 * (share - 0.25) / 0.75)
+        )
+    assert all(Recipe("hydra", steps=8).heads_alone(x) for x in (0, 0.5, 1))
+
+
+def test_epochs_become_steps_and_one_epoch_is_the_default():
+    assert Recipe(epochs=1.5, batch_size=4).over(10).steps == 4
+    assert Recipe().over(10).steps == 2
+    assert Recipe(minutes=1).over(10).steps is None
+    assert Recipe(minutes=1, epochs=2).over(10).steps == 3
+    assert Recipe(steps=7).over(10).steps == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kind": "eagle"}, "--kind must be one of medusa-1, medusa-2, hydra, hydra\\+\\+, but got 'eagle'"),
+        ({"num_heads": 0}, "--heads must be at least 1, but got 0"),
+        ({"batch_size": 0}, "--batch-size must be at least 1"),
+        ({"minutes": -1.0}, "--minutes must be above 0, but got -1.0"),
+        ({"learning_rate": math.nan}, "--learning-rate must be above 0"),
+        ({"steps": 3, "epochs": 1.0}, "--steps and --epochs exclude each other"),
+    ],
+)
+def test_a_recipe_that_makes_no_sense_is_refused(options, said):
+    with pytest.raises(InvalidInput, match=said):
+        Recipe(**options)
+
+
+# Texts as tensors
+
+
+@given(some_texts(), st.integers(1, 5))
+def test_the_labels_of_a_batch_are_the_tokens_that_follow_each_state(texts, num_heads):
+    batch = make_batch(texts, num_heads, "cpu")
+    expected = []
+    for row, text in enumerate(texts):
+        tokens = text.tokens.tolist()
+        for t in range(text.answer_tokens):  # state t: its last committed token is y_t, its root y_{t+1}
+            p = text.prompt_tokens - 1 + t
+            ahead = [tokens[p + 1 + k] if p + 1 + k < len(tokens) else NO_LABEL for k in range(num_heads + 1)]
+            expected.append((row, p, ahead))
+    found = zip(batch.rows.tolist(), batch.columns.tolist(), batch.ahead.tolist(), strict=True)
+    assert list(found) == expected
+    for row, text in enumerate(texts):
+        assert batch.tokens[row].tolist() == [*text.tokens, *[0] * (batch.tokens.shape[1] - len(text.tokens))]
+    assert count_trials(texts, num_heads).tolist() == (batch.ahead != NO_LABEL).sum(0).tolist()
+
+
+@given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 3))
+def test_every_text_comes_once_in_every_epoch(n, batch_size, seed):
+    steps = -(-2 * n // batch_size)
+    order = np.concatenate([texts_of_step(step, n, batch_size, seed) for step in range(steps)])
+    for epoch in (order[:n], order[n : 2 * n]):
+        assert sorted(epoch.tolist()) == list(range(n))
+
+
+@given(st.integers(2, 90), st.randoms())
+def test_held_out_conversations_are_whole_and_do_not_depend_on_the_order(n, random):
+    texts = [
+        Text(np.array([1, 2, 3]), 1, f"{i * 7919 % 1000:04d}") for i in range(n) for _ in range(1 + i % 2)
+    ]
+    learned, held_out = split_texts(texts)
+    names = {text.sha256 for text in held_out}
+    assert not names & {text.sha256 for text in learned}
+    assert len(learned) + len(held_out) == len(texts)
+    assert len(names) == max(1, round(0.05 * n))
+    random.shuffle(texts)
+    assert {text.sha256 for text in split_texts(texts)[1]} == names
+
+
+def test_one_conversation_is_too_few():
+    with pytest.raises(InvalidInput, match="at least 2 conversations, one of them held out, but there is 1"):
+        split_texts([Text(np.array([1, 2, 3]), 1, "a")] * 2)
+
+
+def test_the_digest_knows_where_an_answer_begins():
+    one, other = (digest_of([Text(np.array([1, 2, 3]), n, "")]) for n in (1, 2))
+    assert one != other
+
+
+# Losses
+
+
+def slow_log_softmax(row):
+    top = max(row)
+    total = math.log(sum(math.exp(x - top) for x in row)) + top
+    return [x - total for x in row]
+
+
+def test_losses_are_those_of_slow_loops():
+    rng = np.random.default_rng(0)
+    logits, other = rng.normal(size=(2, 7, 5))
+    labels = [0, 4, NO_LABEL, 2, 2, NO_LABEL, 1]
+    text = teacher = kl = 0.0
+    for row, teacher_row, label in zip(logits.tolist(), other.tolist(), labels, strict=True):
+        if label == NO_LABEL:
+            continue
+        now, then = slow_log_softmax(row), slow_log_softmax(teacher_row)
+        text -= now[label]
+        teacher -= sum(math.exp(p) * q for p, q in zip(then, now, strict=True))
+        kl += sum(math.exp(p) * (p - q) for p, q in zip(then, now, strict=True))
+    a, b, y = torch.tensor(logits), torch.tensor(other), torch.tensor(labels)
+    assert float(text_loss(a, y)) == pytest.approx(text, rel=1e-12)
+    assert float(teacher_loss(a, b, y)) == pytest.approx(teacher, rel=1e-12)
+    assert float(kl_to_base(a, b, y)) == pytest.approx(kl, rel=1e-12)
+    assert float(kl_to_base(a, a, y)) == 0
+
+
+class Counting:
+    """Heads of the language 0, 1, 2, ...: head k (from 1) reads p from the state and says p + k + 1."""
+
+    kind, num_heads = "medusa", K
+
+    def logits(self, hidden, k):
+        said = hidden[:, 0].long() + (k + 1) + 1
+        return torch.nn.functional.one_hot(said, 64).double() * 9
+
+
+@pytest.mark.parametrize(("shift", "right"), [(-1, 0.0), (0, 1.0), (1, 0.0)])
+def test_head_k_guesses_the_token_k_plus_1_places_on(shift, right):
+    """An off-by-one would look like a head near the base's own accuracy (or the token before it)."""
+    texts = [Text(np.arange(first, first + 12, dtype=np.int32), 4, "") for first in (5, 20)]
+    batch = make_batch(texts, K, "cpu")
+    hidden = (batch.tokens[..., None] + shift).double()  # (B, T, 1)
+    losses, hits = count_heads(Counting(), batch.states(hidden), batch)
+    assert (hits / torch.from_numpy(count_trials(texts, K))[1:]).tolist() == [right] * K
+    assert bool((losses < 1).all()) == bool(right)
+
+
+@pytest.mark.parametrize("kind", ["medusa-1", "hydra", "hydra++"])
+def test_the_loss_of_a_step_is_that_of_slow_loops(kind):
+    """State by state, head by head, with the model's own logits as the teacher of Hydra++."""
+    target, recipe = small_target(), Recipe(kind, K, num_layers=2, steps=1)
+    heads = make_heads(target, recipe)
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=rng, dtype=parameter.dtype)
+    texts = random_texts(np.random.default_rng(2), 4)
+    batch, trials = make_batch(texts, K, "cpu"), count_trials(texts, K)
+    hidden = FrozenStates(target, texts).of(range(4), batch)
+    found = HeadsTrainee(heads, recipe, scores_of(target))(batch, hidden, torch.from_numpy(trials), 0.5)
+
+    sums, hits = [0.0] * K, [0] * K
+    for text in texts:
+        tokens = torch.from_numpy(text.tokens.astype(np.int64))
+        output = target.model(tokens[None], output_hidden_states=True)
+        logits, states = output.logits[0], output.hidden_states[-1]
+        read = states[0] if kind == "medusa-1" else heads.prefix(states)[0]
+        for p in range(text.prompt_tokens - 1, len(tokens) - 1):
+            for k in range(1, K + 1):
+                if p + k + 1 >= len(tokens):
+                    continue
+                path = () if kind == "medusa-1" else (tokens[None, p + 1 : p + 1 + k],)
+                said = heads.logits(read[p][None], *path, k - 1)[0].log_softmax(-1)
+                hits[k - 1] += int(said.argmax() == tokens[p + k + 1])
+                if kind == "hydra++":
+                    sums[k - 1] -= (logits[p + k].softmax(-1) * said).sum().item()
+                else:
+                    sums[k - 1] -= said[tokens[p + k + 1]].item()
+    assert found.head_loss.tolist() == pytest.approx(sums, rel=1e-9)
+    assert found.hits.tolist() == hits
+    decay = 0.8 if kind == "medusa-1" else 1.0
+    expected = sum(decay**k * sums[k - 1] / trials[k] for k in range(1, K + 1))
+    assert found.loss.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_teacher_has_the_scale_of_the_model_itself():
+    """Cohere's logits are scaled: without it the teacher's distribution would be another."""
+    target = small_target(kind=CohereForCausalLM, logit_scale=0.25)
+    tokens = torch.arange(6, 16)[None]
+    output = target.model(tokens, output_hidden_states=True)
+    torch.testing.assert_close(scores_of(target)(output.hidden_states[-1]), output.logits)
+
+
+# Heads
+
+
+@pytest.mark.parametrize("kind", ["medusa-1", "medusa-2", "hydra"])
+def test_untrained_heads_say_exactly_what_the_model_says_next(kind):
+    target = small_target()
+    heads = make_heads(target, Recipe(kind, K, num_layers=2, steps=1))
+    texts = random_texts(np.random.default_rng(0), 3)
+    batch = make_batch(texts, K, "cpu")
+    states = batch.states(FrozenStates(target, texts).of(range(3), batch))
+    own = target.logits(states)
+    for k in range(K):
+        path = () if heads.kind == "medusa" else (batch.tokens[0, : k + 1].expand(len(states), -1),)
+        torch.testing.assert_close(heads.logits(states, *path, k), own, rtol=1e-12, atol=1e-12)
+
+
+def test_untrained_hydra_plus_heads_order_tokens_as_the_model_does():
+    target = small_target()
+    texts = random_texts(np.random.default_rng(0), 3)
+    states = FrozenStates(target, texts)
+    heads = make_heads(target, Recipe("hydra++", K, steps=1), hidden_rms=states.usual_rms())
+    batch = make_batch(texts, K, "cpu")
+    hidden = states.of(range(3), batch)
+    read = batch.states(heads.prefix(hidden))
+    own = target.logits(batch.states(hidden)).argsort(-1)
+    assert heads.logits(read, batch.tokens[:1, :2].expand(len(read), -1), 1).argsort(-1).equal(own)
+    assert float(read.detach().square().mean().sqrt()) == pytest.approx(states.usual_rms(), rel=0.2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_that_is_announced_is_that_of_the_heads(kind):
+    target, recipe = small_target(), Recipe(kind, K, num_layers=2, steps=1)
+    size = size_of_heads(target, recipe)
+    assert size.total == sum(p.numel() for p in make_heads(target, recipe).parameters())
+    d, v = target.width, target.vocab_size
+    if kind.startswith("medusa"):
+        assert size.parameters == {"blocks": K * 2 * (d * d + d), "projections": K * d * v}
+    else:
+        assert size.total == head_parameters(kind, d, v, K, 2, config=target.config)
+    assert f"{size.total * 8 / 1e6:,.1f} MB" in str(size)
+
+
+def test_heads_of_a_half_precision_model_learn_in_float32():
+    heads = make_heads(small_target(dtype=torch.bfloat16), Recipe(steps=1))
+    assert {p.dtype for p in heads.parameters()} == {torch.float32}
+    assert all(p.requires_grad for p in heads.parameters())
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_kept_states_are_the_computed_ones(batch_size):
+    target, texts = small_target(), random_texts(np.random.default_rng(0), 7)
+    kept, fresh = FrozenStates(target, texts), FrozenStates(target, texts)
+    kept.keep(batch_size)
+    places = list(range(len(texts)))[::-1]
+    batch = make_batch([texts[i] for i in places], K, "cpu")
+    torch.testing.assert_close(batch.states(kept.of(places, batch)), batch.states(fresh.of(places, batch)))
+    assert kept.bytes_needed == sum(len(text.tokens) for text in texts) * 16 * 8
+
+
+# Curves
+
+
+def test_curves_are_means_of_neighbouring_steps_and_can_be_drawn():
+    log = [{"step": s, "head_loss_nats": [s, 2 * s], "accuracy": [0.5, s / 400]} for s in range(1, 401)]
+    counts = {"accuracy": [0.1, 0.2], "trials": [90, 80]}
+    data = training_data(log, {"before": counts, "after": counts})
+    assert len(data.steps) == 100
+    assert data.loss[0].tolist() == [2.5, 5.0]
+    assert data.loss.mean(0).tolist() == pytest.approx([200.5, 401.0])
+    assert to_bytes(draw_training(data), "png").startswith(b"\x89PNG")

@@ -1,0 +1,515 @@
+"""Training as a whole: runs that continue, what heads learn, what becomes of the base, and the command."""
+
+import copy
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from treeopt.errors import InvalidInput, OutOfRange, Unsupported
+from treeopt.runtime.acceptance import Greedy
+from treeopt.runtime.checkpoints import load_heads
+from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.prompts import Conversation, PromptSet, demo_prompts
+from treeopt.runtime.sampling import Sampling
+from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.training import loop as loop_module
+from treeopt.runtime.training import opening
+from treeopt.runtime.training import texts as texts_module
+from treeopt.runtime.training.batches import Text, make_batch
+from treeopt.runtime.training.checkpoint import Checkpoints
+from treeopt.runtime.training.heads import make_heads
+from treeopt.runtime.training.loop import Loop
+from treeopt.runtime.training.medusa2 import JointTrainee
+from treeopt.runtime.training.recipe import KINDS, MEDUSA_2, Recipe
+from treeopt.runtime.training.texts import Asking, Worker, given_texts, own_texts
+from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee
+from treeopt.tree import Tree
+
+from .conftest import asked, treeopt
+from .test_train import one_thread, random_texts, scores_of, small_target  # noqa: F401  a fixture
+
+K = 2
+
+
+def make_loop(folder, target, recipe, texts, *, own_answers=True, **options) -> Loop:
+    from accelerate import Accelerator
+
+    heads = make_heads(target, recipe)
+    if recipe.kind == MEDUSA_2:
+        trainee, states = JointTrainee(heads, recipe, target, own_answers=own_answers), None
+    else:
+        trainee, states = HeadsTrainee(heads, recipe, scores_of(target)), FrozenStates(target, texts)
+    checkpoints = Checkpoints(folder / "checkpoint.partial", recipe.record())
+    return Loop(Accelerator(device_placement=False), trainee, recipe, texts, states, checkpoints=checkpoints,
+                log=folder / "log.jsonl", **options)  # fmt: skip
+
+
+def trained(module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def run(loop: Loop, steps: int | None = None) -> dict[str, torch.Tensor]:
+    """The weights after a run, which is killed behind its step ``steps``."""
+    loop.resume()
+    for position in loop.run():
+        if position.step == steps:
+            break
+    return trained(loop.trainee)
+
+
+# Runs that continue
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp_path):
+    """Bit by bit, in float32, with LoRA's dropout; killed one step behind its last checkpoint."""
+    texts = random_texts(np.random.default_rng(0), 9)
+    recipe = Recipe(kind, K, num_layers=1, steps=7, batch_size=4)
+
+    def fresh(name):
+        return make_loop(
+            tmp_path / name, small_target(dtype=torch.float32), recipe, texts, checkpoint_steps=2
+        )
+
+    whole = run(fresh("whole"))
+    run(fresh("killed"), steps=5)
+    assert json.loads((tmp_path / "killed/checkpoint.partial/state.json").read_text())["step"] == 4
+    again = fresh("killed")
+    assert again.resume().step == 4
+    for _ in again.run():
+        pass
+    assert whole.keys() == trained(again.trainee).keys()
+    assert all(torch.equal(whole[name], weight) for name, weight in trained(again.trainee).items())
+    one, other = ((tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("whole", "killed"))
+    assert [json.loads(line)["loss"] for line in one] == [json.loads(line)["loss"] for line in other]
+    assert [json.loads(line)["step"] for line in other] == list(range(1, 8))
+    assert len(list((tmp_path / "killed/checkpoint.partial").glob("*.safetensors"))) == 1
+
+
+def test_a_checkpoint_of_another_run_is_thrown_away(tmp_path):
+    texts, target = random_texts(np.random.default_rng(0), 5), small_target()
+    run(make_loop(tmp_path, target, Recipe(steps=3, num_heads=K), texts, checkpoint_steps=1))
+    other = make_loop(tmp_path, target, Recipe(steps=3, num_heads=K, seed=1), texts)
+    assert other.resume().step == 0
+    assert (tmp_path / "log.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("kind", ["medusa-1", "hydra++"])
+def test_passes_change_memory_and_not_the_result(kind, tmp_path):
+    texts = random_texts(np.random.default_rng(0), 8)
+    found = [
+        run(
+            make_loop(
+                tmp_path / str(n), small_target(), Recipe(kind, K, steps=3, batch_size=7, accumulate=n), texts
+            )
+        )
+        for n in (1, 3)
+    ]
+    for name, weight in found[0].items():
+        torch.testing.assert_close(found[1][name], weight, rtol=1e-6, atol=1e-9)
+
+
+def test_a_run_by_the_clock_stops_at_its_minutes(tmp_path, monkeypatch):
+    """The clock is a fake: 10 s go by whenever it is read, so that a step takes 10 s."""
+    ticks = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: float(next(ticks)))
+    loop = make_loop(
+        tmp_path, small_target(), Recipe(minutes=1.0, num_heads=K), random_texts(np.random.default_rng(0), 5)
+    )
+    run(loop)
+    assert (loop.position.step, loop.position.seconds) == (5, 60.0)
+    rates = [json.loads(line)["learning_rate"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    expected = [1e-3 * (s + 1) / 40 * (0.5 + 0.5 * np.cos(np.pi * 10 * (s + 1) / 60)) for s in range(5)]
+    assert rates == pytest.approx(expected)
+
+
+def test_more_processes_and_passes_than_texts_are_refused(tmp_path):
+    with pytest.raises(
+        InvalidInput, match="--batch-size must be at least 1 for each process and pass, 4, but got 3"
+    ):
+        make_loop(tmp_path, small_target(), Recipe(steps=1, batch_size=3, accumulate=4), [])
+
+
+def test_a_step_without_memory_says_what_helps(tmp_path, monkeypatch):
+    loop = make_loop(
+        tmp_path, small_target(), Recipe(steps=1, num_heads=K), random_texts(np.random.default_rng(0), 5)
+    )
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "_pass", full)
+    with pytest.raises(OutOfRange, match="use more passes"):
+        run(loop)
+
+
+# What is learned
+
+
+def cyclic_texts() -> list[Text]:
+    """The language 6, 7, ..., 17, 6, 7, ...: after any token all that follow are certain."""
+    return [
+        Text((6 + (first + np.arange(20)) % 12).astype(np.int32), 4, f"{first:04d}") for first in range(12)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["medusa-1", "hydra"])
+def test_heads_learn_a_language_without_surprises(kind, tmp_path):
+    texts = cyclic_texts()
+    recipe = Recipe(kind, K, steps=50, batch_size=6, learning_rate=0.1)
+    loop = make_loop(tmp_path, small_target(dtype=torch.float32), recipe, texts)
+    before = loop.count(texts, loop.states).record()
+    run(loop)
+    after = loop.count(texts, loop.states).record()
+    assert max(before["accuracy"]) < 0.5
+    assert min(after["accuracy"]) > 0.95
+    assert after["trials"] == [12 * 15, 12 * 14]
+
+
+def test_hydra_plus_heads_come_nearer_to_the_bases_own_distribution(tmp_path):
+    texts = random_texts(np.random.default_rng(0), 8)
+    loop = make_loop(
+        tmp_path, small_target(), Recipe("hydra++", K, num_layers=1, steps=12, learning_rate=1e-2), texts
+    )
+    before = loop.count(texts, loop.states)
+    run(loop)
+    after = loop.count(texts, loop.states)
+    assert (after.head_loss < before.head_loss).all()
+
+
+def test_a_frozen_base_stays_as_it_is(tmp_path):
+    target = small_target()
+    before = copy.deepcopy(target.model.state_dict())
+    run(make_loop(tmp_path, target, Recipe("hydra++", K, steps=2), random_texts(np.random.default_rng(0), 5)))
+    assert all(torch.equal(before[name], weight) for name, weight in target.model.state_dict().items())
+
+
+# Medusa-2
+
+
+def test_the_original_base_is_the_model_with_its_adapter_off(tmp_path):
+    """KL is 0 before training; afterwards the base has moved, the original has not."""
+    target, texts = small_target(), random_texts(np.random.default_rng(0), 8)
+    batch = make_batch(texts, K, "cpu")
+    original = target.model(batch.tokens).logits[batch.rows, batch.columns]
+    loop = make_loop(tmp_path, target, Recipe(MEDUSA_2, K, steps=8, learning_rate=2e-2), texts)
+    assert loop.count(texts, None).base_kl == 0
+    run(loop)
+    after = loop.count(texts, None)
+    assert after.base_kl > 1e-6
+    loop.trainee.eval()
+    torch.testing.assert_close(loop.trainee._original(batch), original)
+    moved = scores_of(target)(batch.states(loop.trainee._decoder(batch.tokens).last_hidden_state))
+    expected = (original.softmax(-1) * (original.log_softmax(-1) - moved.log_softmax(-1))).sum()
+    assert after.base_kl == pytest.approx(float(expected.detach()))
+    labels = batch.ahead[:, 0]
+    assert after.base_loss == pytest.approx(
+        -float(moved.log_softmax(-1).gather(1, labels[:, None]).sum().detach())
+    )
+
+
+def test_the_merged_base_is_the_base_with_its_adapter_on(tmp_path):
+    target, texts = small_target(), random_texts(np.random.default_rng(0), 8)
+    loop = make_loop(tmp_path, target, Recipe(MEDUSA_2, K, steps=8, learning_rate=2e-2), texts)
+    run(loop)
+    tokens = torch.arange(6, 30)[None]
+    loop.trainee.eval()
+    adapted = loop.trainee.base(tokens).logits
+    merged = loop.trainee.merged()
+    torch.testing.assert_close(merged(tokens).logits, adapted)
+    assert not torch.allclose(adapted, small_target().model(tokens).logits)
+    assert not any("lora" in name for name in merged.state_dict())
+
+
+def test_the_base_waits_until_the_heads_have_learned_alone(tmp_path):
+    texts = random_texts(np.random.default_rng(0), 8)
+    loop = make_loop(tmp_path, small_target(), Recipe(MEDUSA_2, K, steps=8), texts)
+    adapters, heads = [], []
+    loop.resume()
+    for _ in loop.run():
+        weights = trained(loop.trainee)
+        adapters.append(float(sum(w.abs().sum() for name, w in weights.items() if "lora_B" in name)))
+        heads.append(weights["heads.blocks"])
+    assert adapters[:2] == [0.0, 0.0]
+    assert all(size > 0 for size in adapters[2:])
+    assert not torch.equal(heads[0], heads[1])
+
+
+def test_the_base_learns_with_a_quarter_of_the_heads_rate(tmp_path):
+    texts = random_texts(np.random.default_rng(0), 5)
+    loop = make_loop(tmp_path, small_target(), Recipe(MEDUSA_2, K, steps=8, learning_rate=0.04), texts)
+    assert [group["peak"] for group in loop.trainee.groups()] == [0.04, 0.01]
+
+
+def test_on_given_answers_the_base_learns_the_text(tmp_path):
+    """On its own answers it is held where it was instead, and so learns less of the text."""
+    texts = cyclic_texts()
+    recipe = Recipe(MEDUSA_2, K, steps=10, batch_size=6, learning_rate=4e-2)
+    nats = {}
+    for own in (False, True):
+        loop = make_loop(
+            tmp_path / str(own), small_target(dtype=torch.float32), recipe, texts, own_answers=own
+        )
+        before = loop.count(texts, None).record()["base_nats_per_token"]
+        run(loop)
+        nats[own] = before - loop.count(texts, None).record()["base_nats_per_token"]
+    assert nats[False] > 1.0
+    assert nats[False] > 2 * nats[True]
+
+
+# Texts
+
+
+def asking(limit=12, most_tokens=64, acceptance=None) -> Asking:
+    return Asking(StopRule(frozenset({3}), limit), acceptance or Greedy(), most_tokens)
+
+
+def seeds(n=5, turns=1) -> PromptSet:
+    rng = np.random.default_rng(1)
+    plain = asked([])
+    made = [
+        Conversation(
+            tuple(rng.integers(6, 37, 4).tolist()), tuple(("user", f"turn {t}") for t in range(turns)), row=i
+        )
+        for i in range(n)
+    ]
+    return PromptSet(tuple(made), "seeds", "0" * 64, plain.chat)
+
+
+def test_own_answers_are_what_plain_decoding_writes_turn_by_turn(tmp_path):
+    target, prompts = small_target(), seeds(turns=2)
+    found = iter(own_texts(target, prompts, tmp_path, asking()))
+    for conversation in prompts.conversations:
+        answers = []
+        for _ in range(2):
+            prompt = prompts.next_prompt(conversation, answers)
+            (row,) = decode(target, None, [prompt], batch_size=1, stop=asking().stop)
+            answers.append(row.tokens)
+            if len(row.tokens) > 1:
+                text = next(found)
+                assert text.tokens.tolist() == [*prompt, *row.tokens]
+                assert (text.prompt_tokens, text.sha256) == (len(prompt), conversation.sha256)
+    assert next(found, None) is None
+
+
+def test_answers_are_written_once_for_the_same_question(tmp_path, monkeypatch):
+    target, prompts = small_target(), seeds()
+    once = own_texts(target, prompts, tmp_path, asking())
+    calls = []
+    original = texts_module.decode
+    monkeypatch.setattr(texts_module, "decode", lambda *a, **o: calls.append(1) or original(*a, **o))
+    again = own_texts(target, prompts, tmp_path, asking())
+    assert not calls
+    assert [t.tokens.tolist() for t in again] == [t.tokens.tolist() for t in once]
+    cut = own_texts(target, prompts, tmp_path, asking(most_tokens=7))
+    assert not calls
+    assert {len(t.tokens) for t in cut} <= {6, 7}
+    own_texts(target, prompts, tmp_path, asking(limit=11))
+    with torch.no_grad():
+        target.lm_head.weight += 0.1
+    own_texts(target, prompts, tmp_path, asking())  # another model under the same name
+    assert len(calls) == 2
+
+
+def test_processes_share_the_answers(tmp_path, monkeypatch):
+    """Two processes by turns: each writes every other block, and both read all of them."""
+    monkeypatch.setattr(texts_module, "BLOCK_CONVERSATIONS", 2)
+    target, prompts, sampled = small_target(), seeds(7), asking(acceptance=Sampling(1.5, seed=3))
+    alone = own_texts(target, prompts, tmp_path / "alone", sampled)
+    original, written = texts_module.answer_block, []
+
+    def record(target, prompts, block, *rest, **options):
+        written.append([c.row for c in block])
+        return original(target, prompts, block, *rest, **options)
+
+    monkeypatch.setattr(texts_module, "answer_block", record)
+    waits = []
+
+    def wait():  # the first process waits for the folder to be there, then for the blocks of the other
+        waits.append(1)
+        if len(waits) == 2:
+            assert written == [[0, 1], [4, 5]]
+            shared.append(own_texts(target, prompts, tmp_path / "two", sampled, worker=Worker(1, 2)))
+
+    shared: list[list[Text]] = []
+    shared.append(own_texts(target, prompts, tmp_path / "two", sampled, worker=Worker(0, 2, wait)))
+    assert written == [[0, 1], [4, 5], [2, 3], [6]]
+    for texts in shared:
+        assert [t.tokens.tolist() for t in texts] == [t.tokens.tolist() for t in alone]
+    assert len(alone) > 4
+
+
+def test_given_answers_are_cut_where_they_loop():
+    target, plain = small_target(), asked([])
+    first = plain.chat.first_prompts([[("user", "ab")]])[0]
+    conversation = Conversation(first, (("user", "ab"), ("user", "c")), ("xyz" * 5, "q"), row=1)
+    prompts = PromptSet((conversation,), "", "", plain.chat)
+    one, two = given_texts(target, prompts, asking(limit=40))
+    letters = plain.chat.tokenizer
+    assert one.tokens.tolist() == [*first, *letters("xyz" * 3)["input_ids"]]
+    assert two.tokens.tolist() == [*first, *letters("xyz" * 5 + "\n\nc" + "q")["input_ids"], 3]
+
+
+# The command
+
+
+def test_a_command_makes_heads_that_decode_what_the_model_says(tmp_path):
+    out = tmp_path / "heads"
+    options = [
+        "--num-prompts",
+        6,
+        "--max-new-tokens",
+        10,
+        "--batch-size",
+        2,
+        "--heads",
+        2,
+        "--dtype",
+        "float32",
+    ]
+    said = treeopt("train", *options, "--steps", 3, "-o", out)
+    assert said.rstrip().endswith(f"treeopt run --drafter {out}")
+    saved = json.loads((out / "training/training.json").read_text())
+    assert saved["schema"] == "treeopt.training/1"
+    assert saved["steps"] == 3
+    assert len(saved["texts"]["prompt_sha256"]) == 6
+    for counts in saved["held_out"].values():
+        assert all(f"{accuracy:.3f}" in said for accuracy in counts["accuracy"])
+    assert (out / "training/curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not (out / "training/checkpoint.partial").exists()
+    assert len((out / "training/log.jsonl").read_text().splitlines()) == 3
+
+    target = opening.open_base("demo", None, device="cpu", dtype="float64")
+    heads = load_heads(str(out), lm_head=target.lm_head.weight, dtype=torch.float64, device="cpu").heads
+    assert (heads.num_heads, heads.num_layers) == (2, 1)
+    assert not torch.equal(heads.projection[0], target.lm_head.weight.T)
+    prompts = [c.first for c in demo_prompts(target).conversations[:2]]
+    stop = StopRule(target.eos_ids, 12)
+    plain, tree = (
+        decode(target, drafter, prompts, shape, batch_size=2, stop=stop)
+        for drafter, shape in ((None, None), (heads, Tree.from_choices([(0,), (1,), (0, 0)])))
+    )
+    assert [row.tokens for row in tree] == [row.tokens for row in plain]
+
+    said = treeopt("train", "--kind", "hydra", *options, "--steps", 1, "-o", out, code=1)
+    assert "--output must be a folder without other weights" in said
+
+
+@pytest.mark.parametrize("kind", ["medusa-2", "hydra++"])
+def test_other_kinds_can_be_made_and_loaded(kind, tmp_path):
+    out = tmp_path / "made"
+    options = ["--num-prompts", 4, "--max-new-tokens", 8, "--batch-size", 2, "--heads", 2, "--layers", 1]
+    done = json.loads(treeopt("train", "--kind", kind, *options, "--steps", 2, "-o", out, "--json"))
+    target = (
+        load_target(str(out), device="cpu")
+        if kind == MEDUSA_2
+        else opening.open_base("demo", None, device="cpu")
+    )
+    parts = {"lm_head": target.lm_head.weight, "embedding": target.model.get_input_embeddings().weight}
+    loaded = load_heads(str(out), **parts, config=target.config, dtype=None, device="cpu")
+    assert loaded.heads.num_heads == 2
+    assert loaded.layout.startswith({"medusa-2": "merged"}.get(kind, kind))
+    assert done["recipe"]["kind"] == kind
+    if kind != MEDUSA_2:
+        return
+    assert done["command"].startswith(f"treeopt run --model {out} ")
+    assert not (out / "training/base.partial").exists()
+    before, after = (done["held_out"][when]["base_nats_per_token"] for when in ("before", "after"))
+    assert after == pytest.approx(before, rel=0.05)
+    original = load_target(str(opening.demo.MODEL), device="cpu")
+    tokens = torch.arange(5, 25)[None]
+    one, other = (model.model(tokens).logits for model in (target, original))
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(one.log_softmax(-1), other.log_softmax(-1), rtol=0.2, atol=0.5)
+
+
+def test_heads_of_ones_own_model_learn_from_given_answers(tmp_path):
+    rows = [{"prompt": f"def f{i}(x):", "answer": f"\n    return x + {i}\n"} for i in range(6)]
+    (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--model", opening.demo.MODEL, "--prompts", tmp_path / "said.jsonl", "--responses", "answer"]
+    out = tmp_path / "made"
+    assert "--temperature says how" in treeopt("train", *options, "--temperature", 1, "-o", out, code=1)
+    done = json.loads(treeopt("train", *options, "--steps", 1, "--heads", 1, "-o", out, "--json"))
+    assert done["texts"]["learned"] + done["texts"]["held_out"] == 6
+    assert done["texts"]["own_answers"] is False
+    assert done["provenance"]["acceptance"] is None
+    assert done["command"] == f"treeopt run --model {options[1]} --drafter {out} --prompts {options[3]}"
+    assert not list((out / "training").glob("answers-*"))
+
+
+def test_training_prompts_are_none_of_calibrations():
+    target = opening.open_base("demo", None, device="cpu")
+    seen = {c.sha256 for c in demo_prompts(target).conversations}
+    learned = opening.open_seeds(target, None, 300)
+    assert 250 < len(learned.conversations) <= 300
+    assert not seen & {c.sha256 for c in learned.conversations}
+    assert "training modules" in learned.name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--drafter", "heads"], "makes a drafter: leave out --drafter"),
+        (["--kind", "eagle"], "is not one of"),
+        (["--heads", "0"], "0 is not in the range"),
+    ],
+)
+def test_the_command_refuses_what_makes_no_sense(options, said, tmp_path):
+    assert said in treeopt("train", "-o", tmp_path / "x", *options, code=2)
+
+
+def test_what_is_missing_is_named_before_anything_is_loaded(monkeypatch):
+    with pytest.raises(Unsupported, match="a base that stays as it is, but medusa-2 trains it"):
+        opening.check_packages("medusa-2", load_in_8bit=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        Unsupported, match="needs bitsandbytes and a CUDA device, but there is no CUDA device"
+    ):
+        opening.check_packages("hydra", load_in_8bit=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match=r"needs peft|needs accelerate.*treeopt\[train\]"):
+        opening.check_packages("medusa-2", load_in_8bit=False)
+
+
+def test_half_precision_on_cuda_learns_in_bf16_unless_something_else_is_said(monkeypatch):
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert opening.wanted_precision(None, None, None) == "bf16"
+    assert opening.wanted_precision(None, "cuda:1", "float16") == "bf16"
+    assert opening.wanted_precision(None, None, "float32") == "no"
+    assert opening.wanted_precision(None, "cpu", "bfloat16") == "no"
+    assert opening.wanted_precision("no", None, None) == "no"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    assert opening.wanted_precision(None, None, None) == "fp16"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert opening.wanted_precision(None, None, None) == "no"
+
+
+def test_a_model_of_ones_own_needs_prompts():
+    with pytest.raises(InvalidInput, match="--prompts is needed with a model of your own"):
+        opening.open_seeds(Target(small_target().model, name="mine"), None, 8)
+
+
+@pytest.mark.slow
+def test_two_processes_end_in_the_weights_of_one(tmp_path):
+    from safetensors.torch import load_file
+
+    options = ["--num-prompts", "6", "--max-new-tokens", "10", "--batch-size", "4", "--heads", "2",
+               "--steps", "3", "--dtype", "float64", "--device", "cpu"]  # fmt: skip
+    treeopt("train", *options, "-o", tmp_path / "one")
+    command = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
+               "--mixed_precision", "no", "--dynamo_backend", "no", "-m", "treeopt.cli", "train"]  # fmt: skip
+    command = [sys.executable, *command, *options, "-o", str(tmp_path / "two")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("treeopt run --drafter") == 1
+    one, two = (load_file(tmp_path / name / "medusa_lm_head.safetensors") for name in ("one", "two"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-6, atol=1e-8)

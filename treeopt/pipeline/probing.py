@@ -1,0 +1,118 @@
+"""Probe: what every step of decoding under typical acceptance would have accepted, in two rounds.
+
+round one  decodes with a tree that the greedy trace of the same prompts makes likely
+round two  decodes with the tree that a plan on round one chooses, so that its figures are those of its own steps
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.console import note, progress
+from treeopt.coverage import grow_coverage, probe_tree
+from treeopt.errors import InvalidInput
+from treeopt.growth import grow
+from treeopt.planner import plan_trees
+from treeopt.probe import Probe
+from treeopt.rundir import RunDirectory
+from treeopt.trace import RankTrace
+from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.runtime.session import Session
+
+PROBE_NODES = 96  # rows of the tree that is verified
+POLICY_ROWS = 16  # of the tree that is followed, before latencies say better
+ROUNDS = 2
+
+
+def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, batch_size: int) -> Probe:
+    """Both rounds, on the prompts of the ``trace``; saved in the run directory.
+
+    A killed run goes on with the round that it was in.
+    """
+    policy, found = _first_policy(trace), None
+    for number in range(1, ROUNDS + 1):
+        file = run.partial("probe") / f"round-{number}.npz"
+        found = _finished(file, session, trace, policy) or collect_round(
+            session, trace, policy, batch_size=batch_size, title=f"Probing, round {number} of {ROUNDS}"
+        )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        found.save(file)
+        policy = next_policy(run, found)
+    assert found is not None
+    found.save(run.probe)
+    return found
+
+
+def probe_again(run: RunDirectory, session: Session, *, batch_size: int = 16) -> Probe:
+    """One more round with the tree that a plan on the run's probe and profile chooses; the probe if it is its own."""
+    probe = run.read_probe()
+    policy = next_policy(run, probe)
+    if policy == probe.policy:
+        return probe
+    found = collect_round(
+        session, run.read_trace(), policy, batch_size=batch_size, title="Probing the plan's tree"
+    )
+    found.save(run.probe)
+    return found
+
+
+def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_size: int, title: str) -> Probe:
+    """The probe of the trace's prompts under a policy."""
+    from treeopt.runtime.collect import turn_prompts
+    from treeopt.runtime.memory import with_less_memory
+    from treeopt.runtime.typical import Typical, collect_probe
+
+    assert isinstance(session.acceptance, Typical), "only typical acceptance is probed"
+    rule, prompts = session.acceptance, turn_prompts(session.prompts, trace)
+    tree = probe_tree(trace, size=PROBE_NODES, policy=policy)
+    kept = ("max_new_tokens", "drafter", "source", "answers", "provenance")
+    meta: dict[str, Any] = {key: trace.meta.get(key) for key in kept} | {"top_k": trace.top_k}
+    if meta["provenance"]:
+        meta["provenance"] = {**meta["provenance"], "acceptance": rule.record}
+    with progress(title, len(prompts)) as advance:
+
+        def attempt(rows: int) -> Probe:
+            return collect_probe(
+                session.target, session.drafter, prompts, rule=rule, tree=tree, policy=policy, batch_size=rows,
+                stop=session.stop(trace.meta["max_new_tokens"]), meta=meta, progress=advance,
+            )  # fmt: skip
+
+        return with_less_memory(attempt, batch_size, note)[0]
+
+
+def next_policy(run: RunDirectory, probe: Probe) -> Tree:
+    """The tree that a plan chooses at the first batch size of the run's profile, or one of `POLICY_ROWS` rows."""
+    if run.profile.exists():
+        profile = run.read_profile()
+        entry = plan_trees(probe, profile, batch_sizes=profile.batch_sizes[:1]).entries[0]
+        if entry.size > 1:
+            return entry.tree
+    family = grow_coverage(probe, budget=POLICY_ROWS, shape="sibling-closed")
+    return family.tree(len(family))
+
+
+def _first_policy(trace: RankTrace) -> Tree:
+    family = grow(
+        trace, objective="joint", budget=POLICY_ROWS, max_depth=trace.num_heads, shape="sibling-closed"
+    )
+    return family.tree(len(family))
+
+
+def _finished(file: Path, session: Session, trace: RankTrace, policy: Tree) -> Probe | None:
+    """A round that an earlier run has finished, if it is the same."""
+    if not file.exists():
+        return None
+    try:
+        probe = Probe.load(file)
+    except InvalidInput:
+        return None
+    same = (
+        probe.policy == policy
+        and probe.meta.get("acceptance") == session.acceptance.record
+        and probe.meta.get("prompt_sha256") == trace.meta.get("prompt_sha256")
+        and (probe.meta.get("drafter") or {}).get("sha256") == session.drafter_record["sha256"]
+    )
+    return probe if same else None

@@ -1,0 +1,146 @@
+"""Rows of a drafter that attends to the text before it: a cache of its own, fed with every committed token once.
+
+A place of the cache belongs to a state: to a committed token with its hidden state, and the token that follows
+it. The prompt's states but the last are fed when the prompt is, the others when the next tree step drafts: then
+the root, which follows the last committed token, is known. Guesses are written behind them and never kept: what
+was accepted is fed again with the target's own hidden states, in the pass that the new root needs anyway.
+
+b live rows · n states to feed · d width of the target · E nodes of a level
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treeopt.runtime.cache import TreeCache
+from treeopt.runtime.drafters.protocol import Level
+
+
+class CausalDraft:
+    """What such drafters share: the cache, and the states that are not yet in it.
+
+    A subclass says what `feed` computes, and proposes with `catch_up` and `feed_level`.
+    """
+
+    def __init__(self, num_layers: int, batch_size: int, capacity: int, device: torch.device) -> None:
+        self.cache = TreeCache(num_layers, batch_size, capacity)
+        self.device = device
+        self._tokens = torch.zeros((0, 0), dtype=torch.long, device=device)  # (b, n) committed, to be fed
+        self._hidden = torch.zeros(0, device=device)  # (b, n, d)
+        self._counts: list[int] = []  # how many of the n each row has
+
+    def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
+        """One pass over (b, n) states: (b, n, ...) whatever guesses are read from.
+
+        following : (b, n) the token after each state; hidden : (b, n, d) the target's, or in a tree the drafter's own
+        """
+        raise NotImplementedError
+
+    def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
+        """The attention mask of a pass in the form that `feed` takes."""
+        raise NotImplementedError
+
+    def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
+        """Feed all states of new rows but the last ones, which wait for their roots."""
+        counts = [len(prompt) - 1 for prompt in prompts]
+        tokens = torch.zeros((len(prompts), hidden.shape[1]), dtype=torch.long)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        tokens = tokens.to(self.device)
+        self.feed_prompts(tokens, hidden, counts)
+        rows = torch.arange(len(prompts), device=self.device)
+        last = torch.tensor(counts, device=self.device)
+        first = len(self._counts)
+        self._append(
+            [0] * first + [1] * len(prompts), tokens[rows, last][:, None], hidden[rows, last][:, None]
+        )
+
+    def feed_prompts(self, tokens: Tensor, hidden: Tensor, counts: list[int]) -> None:
+        """Feed ``counts`` states of each (rows, longest) prompt into new rows of the cache."""
+        rows = list(range(len(self.cache.lengths), len(self.cache.lengths) + len(counts)))
+        n = max(counts)
+        if n == 0:
+            self.cache.lengths += counts
+            return
+        self.cache.begin_prefill(rows, counts, self.device)
+        positions = torch.arange(n, device=self.device).expand(len(rows), -1)
+        self.feed(tokens[:, 1 : n + 1], hidden[:, :n], positions, None)
+
+    def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
+        """Committed tokens of a step; they wait for the next tree step."""
+        self._append(list(counts), tokens, hidden)
+
+    def _append(self, counts: list[int], tokens: Tensor, hidden: Tensor) -> None:
+        """Let more states wait: ``counts`` of every row; new rows, which ``tokens`` alone may cover, come last."""
+        before = self._counts + [0] * (len(counts) - len(self._counts))
+        if not any(before):
+            self._tokens, self._hidden, self._counts = tokens, hidden, counts
+            return
+        n = max(a + b for a, b in zip(before, counts, strict=True))
+        merged = torch.zeros((len(counts), n), dtype=torch.long, device=self.device)
+        states = hidden.new_zeros((len(counts), n, hidden.shape[-1]))
+        new = len(counts) - len(tokens)  # the rows that ``tokens`` begins with
+        for i, (had, more) in enumerate(zip(before, counts, strict=True)):
+            if had:
+                merged[i, :had], states[i, :had] = self._tokens[i, :had], self._hidden[i, :had]
+            if more:
+                part = slice(had, had + more)
+                merged[i, part], states[i, part] = tokens[i - new, :more], hidden[i - new, :more]
+        self._tokens, self._hidden = merged, states
+        self._counts = [had + more for had, more in zip(before, counts, strict=True)]
+
+    def catch_up(self, roots: Tensor) -> Tensor:
+        """Feed what waits, now that the (b,) roots are known: (b, ...) what `feed` made of each row's last state.
+
+        A pass writes as many places in every row, so after plain steps a long row beside one with more to feed
+        may lack the room for all at once: then there are several passes.
+        """
+        counts = torch.tensor(self._counts, device=self.device)
+        b, n = self._tokens.shape
+        rows = torch.arange(b, device=self.device)
+        following = torch.cat([self._tokens[:, 1:], roots[:, None]], 1)  # (b, n)
+        following[rows, counts - 1] = roots
+        found, fed = None, 0
+        while fed < n:
+            size = min(n - fed, max(self.cache.capacity - max(self.cache.lengths), 1))
+            part = slice(fed, fed + size)
+            starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
+            steps = torch.arange(size, device=self.device)
+            self.cache.begin_step(size, starts)
+            causal = torch.ones((size, size), dtype=torch.bool, device=self.device).tril()
+            mask = self.mask(starts, causal, steps)
+            made = self.feed(following[:, part], self._hidden[:, part], starts + steps, mask)
+            made = made[rows, (counts - 1 - fed).clamp(0, size - 1)]
+            found = made if found is None else torch.where((counts > fed)[:, None], made, found)
+            for i, count in enumerate(self._counts):
+                self.cache.lengths[i] += min(max(count - fed, 0), size)
+            fed += size
+        self._counts = [0] * b
+        assert found is not None, "every step commits a token, so something waits"
+        return found
+
+    def feed_level(self, level: Level, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """One pass over the expanding nodes of a level below the root: (b, E, ...).
+
+        tokens : (b, E) theirs; hidden : (b, E, d) what the drafter has instead of the target's state before each
+        """
+        starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
+        depth = level.paths.shape[1] - 2  # places beyond the start; the root's is already the cache's
+        above = level.ancestors[:, 1:]  # (E, A) without the root
+        self.cache.begin_step(len(level.nodes), starts, after=level.first - 1)
+        mask = self.mask(starts, above, level.row_depths[1:] - 1)
+        return self.feed(tokens, hidden, (starts + depth).expand(-1, len(level.nodes)), mask)
+
+    def keep(self, order: Sequence[int]) -> None:
+        self.cache.keep(order)
+        index = torch.tensor(order, dtype=torch.long, device=self.device)
+        self._tokens, self._hidden = self._tokens[index], self._hidden[index]
+        self._counts = [self._counts[i] for i in order]
+
+    def clear(self) -> None:
+        self.cache.clear()
+        self._counts = []

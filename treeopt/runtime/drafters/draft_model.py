@@ -1,0 +1,262 @@
+"""A small language model that drafts for the target, and the target's own first layers as such a model.
+
+The draft model reads text and nothing of the target, so a place of its cache holds a *token*: the prompt's are
+fed with the prompt, and what waits for the next tree step are the committed tokens and its root. The guess
+after the token at position p needs that position inside the draft's own context; where it is not, there is no
+guess: -1 in a tree, MISS in the ranks. Its passes still run, at the last position that the context has.
+
+b live rows · n tokens to feed · E nodes of a level · T nodes of the tree · P tokens of a prompt · N of an answer
+K guesses at most · V the target's vocabulary · Vt tokens that both models have
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.cache import TreeCache
+from treeopt.runtime.drafters.causal import CausalDraft
+from treeopt.runtime.drafters.protocol import Answer, Level, Mark, TreeTensors, take_candidates
+from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.ranking import rank_of
+from treeopt.runtime.target import DTYPES, Target, load_target
+from treeopt.trace import MISS
+
+NUM_HEADS = 5  # deepest guess, unless told otherwise
+TOKENS_AT_ONCE = 8192  # most tokens, padding included, of one pass over given texts
+
+
+class DraftModel:
+    """A causal LM with the target's tokens, run once per level of the tree.
+
+    Leviathan et al. 2023 and Chen et al. 2023 draft a chain with it; here every expanding node is drafted for.
+
+    model      : the draft, which is never the target's own object
+    vocab_size : V; guesses are of the first min(V, the draft's rows) tokens
+    """
+
+    reads_prompt, is_sequential = False, True
+
+    def __init__(
+        self, model: Target, vocab_size: int, *, num_heads: int = NUM_HEADS, kind: str = "draft-model"
+    ) -> None:
+        if num_heads < 1:
+            raise InvalidInput(f"A draft model must guess at least 1 token ahead, but got {num_heads}.")
+        self.model, self.vocab_size, self.num_heads, self.kind = model, vocab_size, num_heads, kind
+        self.draft_vocab_size = min(vocab_size, model.vocab_size)
+
+    def start(self, batch_size: int, capacity: int) -> ModelDraft:
+        return ModelDraft(self, batch_size, capacity)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, cache: TreeCache, mask: Any) -> Tensor:
+        """(b, n) tokens and their places in the text to (b, n, d), d the draft's own width."""
+        tokens = tokens.clamp(0, self.model.vocab_size - 1)  # -1 for no guess; tokens only the target has
+        return self.model.hidden(tokens, positions.clamp_max(self.model.context - 1), cache, mask)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., d) to (..., Vt)."""
+        return self.model.logits(hidden)[..., : self.draft_vocab_size]
+
+    @torch.inference_mode()
+    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+        """(N, K) of each answer, from one pass over prompt and answer.
+
+        A guess depends on the true tokens before it and not on the state that it was made at, so that
+        ranks[t, k-1] is the rank of token t + k of the answer, counted from 0.
+        """
+        texts = [[*answer.prompt, *answer.tokens[:-1]][: self.model.context] for answer in answers]
+        of_tokens = [np.full(len(answer.tokens), MISS, dtype=np.int16) for answer in answers]  # (N,)
+        for batch in batches([len(text) for text in texts]):
+            for i, hidden in zip(batch, self._read([texts[i] for i in batch]), strict=True):
+                states = hidden[
+                    len(answers[i].prompt) : len(texts[i])
+                ]  # of the tokens that have a guess behind them
+                guessed = slice(1, 1 + len(states))
+                of_tokens[i][guessed] = self._token_ranks(states, answers[i].tokens[guessed], top_k)
+        return [self._state_ranks(answer, ranks) for answer, ranks in zip(answers, of_tokens, strict=True)]
+
+    def _read(self, texts: list[list[int]]) -> Tensor:
+        """(rows, longest, d) of the texts, padded on the right."""
+        device, lengths = self.model.device, [len(text) for text in texts]
+        longest = max(lengths)
+        tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
+        cache = TreeCache(self.model.num_layers, len(texts), longest, self.model.layer_devices)
+        cache.begin_prefill(list(range(len(texts))), lengths, device)
+        positions = torch.arange(longest, device=device).expand(len(texts), -1)
+        return self.hidden(tokens, positions, cache, None)
+
+    def _token_ranks(self, states: Tensor, tokens: Sequence[int], top_k: int) -> NDArray[np.int16]:
+        """(n,) rank of the token after each of (n, d) states; MISS for tokens that only the target has."""
+        at_once = states_at_once(self.model.vocab_size)
+        labels = torch.tensor(tokens, dtype=torch.long, device=states.device)
+        known = labels.clamp_max(self.draft_vocab_size - 1)
+        chunks = zip(states.split(at_once), known.split(at_once), strict=True)
+        ranks = torch.cat([rank_of(self.logits(part), true, top_k) for part, true in chunks])
+        return torch.where(labels == known, ranks, MISS).to("cpu", torch.int16).numpy()
+
+    def _state_ranks(self, answer: Answer, ranks: NDArray[np.int16]) -> NDArray[np.int16]:
+        """(N, K) from the (N,) ranks of the tokens."""
+        labels = answer.labels(self.num_heads).numpy()
+        padded = np.concatenate([ranks[1:], np.zeros(self.num_heads, dtype=np.int16)])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self.num_heads)
+        return np.where(labels < 0, labels, windows).astype(np.int16)
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The texts of every pass, like ones together, so that a pass has at most TOKENS_AT_ONCE tokens or one text."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[i] > TOKENS_AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+class ModelDraft(CausalDraft):
+    """The draft model's rows of a decoder. The target's hidden states are dropped as they come."""
+
+    def __init__(self, drafter: DraftModel, batch_size: int, capacity: int) -> None:
+        super().__init__(drafter.model.num_layers, batch_size, capacity, drafter.model.device)
+        self.drafter = drafter
+
+    def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
+        return self.drafter.model.mask(self.cache, starts, ancestors, depths)
+
+    def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
+        return self.drafter.hidden(following, positions, self.cache, mask)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
+        super().prefill(prompts, hidden[..., :0])
+
+    def feed_prompts(self, tokens: Tensor, hidden: Tensor, counts: list[int]) -> None:
+        """Feed whole prompts; the last state of each, for which ``counts`` leaves one out, waits for its root."""
+        rows = list(range(len(self.cache.lengths), len(self.cache.lengths) + len(counts)))
+        self.cache.begin_prefill(rows, [n + 1 for n in counts], self.device)
+        positions = torch.arange(max(counts) + 1, device=self.device).expand(len(rows), -1)
+        self.feed(tokens[:, : max(counts) + 1], hidden, positions, None)
+
+    def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
+        super().extend(tokens, hidden[..., :0], counts)
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        tokens = roots.new_full((len(roots), len(plan.tree)), -1)
+        tokens[:, 0] = roots
+        for depth, level in enumerate(plan.levels):
+            hidden = self.catch_up(roots)[:, None] if depth == 0 else self._feed_guesses(level, tokens)
+            take_candidates(tokens, level, self.drafter.logits(hidden))
+            # The root is the cache's last token; the nodes of this level are ``depth`` places behind it.
+            beyond = [n - 1 + depth >= self.drafter.model.context for n in self.cache.lengths]
+            if any(beyond):
+                outside = torch.tensor(beyond, device=tokens.device)[:, None]
+                tokens[:, level.children] = tokens[:, level.children].masked_fill(outside, -1)
+            mark(f"draft {depth}")
+        return tokens
+
+    def _feed_guesses(self, level: Level, tokens: Tensor) -> Tensor:
+        guesses = tokens[:, level.nodes]
+        return self.feed_level(level, guesses, guesses.new_zeros((*guesses.shape, 0)))
+
+
+def load_draft_model(
+    path_or_id: str,
+    target: Target,
+    *,
+    num_heads: int = NUM_HEADS,
+    dtype: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> DraftModel:
+    """A draft model from a folder or a hub id, on the target's device and by default in its number format.
+
+    Raises InvalidInput unless it has the target's tokens.
+    """
+    names = {kind: name for name, kind in DTYPES.items()}
+    draft = load_target(
+        path_or_id,
+        dtype=dtype or names.get(target.dtype),
+        device=str(target.device),
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    check_same_tokenizer(target, draft)
+    return DraftModel(draft, target.vocab_size, num_heads=num_heads)
+
+
+def check_same_tokenizer(target: Target, draft: Target) -> None:
+    """Raise InvalidInput, by the first difference, unless both tokenizers give the same tokens the same ids.
+
+    The rows of the two lm_heads may differ: models pad them as they like.
+    """
+    for model in (target, draft):
+        if model.tokenizer is None:
+            raise InvalidInput(
+                f"A draft model must have the target's tokens, but {model.name} has no tokenizer."
+            )
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours != theirs:
+        token = min(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))[0]
+        raise InvalidInput(
+            f"A draft model must have the target's tokens, but the id of {token!r} is {ours.get(token)} in "
+            f"{target.name} and {theirs.get(token)} in {draft.name}: take a draft of the target's own family."
+        )
+
+
+def early_exit(target: Target, layer: int, *, num_heads: int = NUM_HEADS) -> DraftModel:
+    """The target's own first ``layer`` layers, its final norm and its lm_head as a draft model.
+
+    No weight is copied. Elhoushi et al. 2024 (LayerSkip), section 4, drafts so with models that were trained to
+    exit early, and hands the keys of the first layers on to the target. Here the draft has a cache of its own:
+    the target's pass over a tree computes those layers anew.
+    """
+    if not 1 <= layer < target.num_layers:
+        raise InvalidInput(
+            f"The exit must be after one of the layers 1 to {target.num_layers - 1} of {target.name}, but got {layer}."
+        )
+    return DraftModel(first_layers(target, layer), target.vocab_size, num_heads=num_heads, kind="early-exit")
+
+
+def first_layers(target: Target, layer: int) -> Target:
+    """The target cut behind its first ``layer`` layers, all its modules shared; the target stays as it is."""
+    decoder = target.model.get_decoder()
+    name = type(target.model).__name__
+    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
+        raise Unsupported(f"An early exit needs a decoder with a list of layers, but {name} has none.")
+    if hasattr(decoder, "_hf_hook"):  # it moves tensors between devices, and is bound to the whole decoder
+        raise Unsupported(
+            f"An early exit needs the target on one device, but {name} is spread: use --device."
+        )
+    config = copy.copy(target.config)
+    config.num_hidden_layers = layer
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layer]
+    cut = copy.copy(decoder)
+    cut.__dict__["_modules"] = {**decoder._modules, "layers": decoder.layers[:layer]}
+    cut.config = config
+    return Target(
+        _Cut(config, cut, target.lm_head), target.tokenizer, name=target.name, revision=target.revision
+    )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What `Target` asks of a model."""
+
+    config: Any
+    decoder: nn.Module
+    lm_head: nn.Module
+
+    def get_decoder(self) -> nn.Module:
+        return self.decoder
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head

@@ -1,0 +1,170 @@
+"""EAGLE-1: one layer that predicts the target's next hidden state, from which the target's own head guesses.
+
+The pair of the hidden state f_j of token j and the embedding of the token after it goes through a linear layer,
+fc [e_{j+1}, f_j], and a Llama layer without input norm, which attends to the pairs before it; what comes out
+stands for f_{j+1} (EAGLE, section 4.1). In a tree it takes the place of the target's state for the next depth.
+EAGLE-2's checkpoints are the same; its trees change with the drafter's confidence, those planned here do not.
+
+b rows · M pairs of a text · N states of its answer, of which n are unrolled together · K guesses in a row
+d width · V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treeopt.errors import InvalidInput
+from treeopt.runtime.cache import TreeCache
+from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, batches, pad
+from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors, take_candidates
+from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.ranking import rank_of
+
+NUM_HEADS = 5  # guesses in a row, unless told otherwise
+SEEN_AT_ONCE = 2**24  # most entries of the attention mask of an unrolled pass, its own keys not counted
+
+
+class EagleHeads(nn.Module):
+    """EAGLE-1's layer; it could go on for ever, and ``num_heads`` says how far it does.
+
+    config    : of the layer, see `layer_config`
+    embedding : (V, d)  input embeddings     lm_head : (V, d)  the target's
+                the storage of both is used; they are neither trained nor in the state dict
+
+    All weights are zero at first.
+    """
+
+    kind = "eagle"
+    reads_prompt = is_sequential = shares_projection = True
+    token_ids, num_layers = None, 1
+    embedding: Tensor
+    lm_head: Tensor
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        embedding: Tensor,
+        lm_head: Tensor,
+        bias: bool = True,
+        num_heads: int = NUM_HEADS,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1:
+            raise InvalidInput(f"EAGLE must guess at least 1 token ahead, but got {num_heads}.")
+        self.num_heads = num_heads
+        self.vocab_size, self.width = lm_head.shape
+        self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
+        self.register_buffer("lm_head", lm_head.detach().to(device, dtype), persistent=False)
+        self.fc = nn.utils.skip_init(nn.Linear, 2 * self.width, self.width, bias=bias, dtype=dtype,
+                                     device=device or "cpu")  # fmt: skip
+        with torch.no_grad():
+            for weight in self.fc.parameters():
+                weight.zero_()
+        self.layer = OneLayer(config, normed=False, dtype=dtype, device=device)
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.vocab_size
+
+    def predict(
+        self,
+        following: Tensor,
+        hidden: Tensor,
+        positions: Tensor | None = None,
+        cache: TreeCache | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """(b, n) tokens and the (b, n, d) states before each to the (b, n, d) states predicted for them."""
+        pairs = torch.cat([F.embedding(following, self.embedding), hidden], -1)
+        return self.layer(self.fc(pairs), positions, cache, mask)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """What follows predicted states: (..., d) to (..., V)."""
+        return F.linear(states, self.lm_head)
+
+    def start(self, batch_size: int, capacity: int) -> EagleDraft:
+        return EagleDraft(self, batch_size, capacity)
+
+    @torch.inference_mode()
+    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+        """(N, K) of each answer, from the layer unrolled along the true text at every state.
+
+        Pass k at state t reads what pass k - 1 predicted there and the true token, and attends to the true pairs up
+        to t and to its own earlier passes, as it does when it decodes.
+        """
+        found = [answer.labels(self.num_heads) for answer in answers]
+        for batch in batches([len(answer.hidden) for answer in answers]):
+            self._unroll([answers[i] for i in batch], [found[i] for i in batch], top_k)
+        return [ranks.to(torch.int16).numpy() for ranks in found]
+
+    def _unroll(self, answers: list[Answer], ranks: list[Tensor], top_k: int) -> None:
+        """Replace the true tokens in the (N, K) ``ranks`` of each answer by their ranks."""
+        device = self.embedding.device
+        after = [torch.tensor([*answer.prompt, *answer.tokens][1:], device=device) for answer in answers]
+        following, hidden = pad(after), pad([answer.hidden for answer in answers])
+        (b, m), longest = following.shape, max(len(answer.tokens) for answer in answers)
+        n = max(1, min(longest, SEEN_AT_ONCE // (b * m)))
+        cache = TreeCache(1, b, m + n * (self.num_heads - 1))
+        cache.begin_prefill(list(range(b)), [m] * b, device)
+        first = self.predict(following, hidden, torch.arange(m, device=device).expand(b, -1), cache)
+        starts = torch.full((b, 1), m, device=device)
+        ends = torch.tensor([len(answer.hidden) for answer in answers], device=device)[:, None]
+        firsts = ends - torch.tensor([len(answer.tokens) for answer in answers], device=device)[:, None]
+        row, pair = torch.arange(b, device=device)[:, None], torch.arange(m, device=device)
+        for begin in range(0, longest, n):
+            # (b, n) pairs of the states; those past a row's end repeat its last one and count for nothing
+            at = torch.minimum(firsts + torch.arange(begin, begin + n, device=device), ends - 1)
+            seen = pair <= at[:, :, None]  # (b, n, m)
+            itself = torch.eye(n, dtype=torch.bool, device=device).expand(b, -1, -1)
+            states = first[row, at]
+            for k in range(self.num_heads):
+                if k:
+                    cache.begin_step(n, starts, after=n * (k - 1))
+                    mask = torch.cat([seen, *[itself] * k], 2)[:, None]
+                    states = self.predict(
+                        following[row, (at + k).clamp_max(m - 1)], states, at + k, cache, mask
+                    )
+                self._count(states, [part[begin : begin + n, k] for part in ranks], top_k)
+
+    def _count(self, states: Tensor, ranks: list[Tensor], top_k: int) -> None:
+        """Replace the true tokens in the views (n or fewer,) ``ranks`` of each row, from (b, n, d) states."""
+        tried = [(part >= 0).nonzero()[:, 0] for part in ranks]
+        at_once = states_at_once(self.vocab_size)
+        states = torch.cat([of_row[at.to(of_row.device)] for of_row, at in zip(states, tried, strict=True)])
+        labels = torch.cat([part[at] for part, at in zip(ranks, tried, strict=True)])
+        chunks = zip(states.split(at_once), labels.split(at_once), strict=True)
+        found = torch.cat([rank_of(self.logits(h), y, top_k).cpu() for h, y in chunks])
+        for part, at, counted in zip(ranks, tried, found.split([len(at) for at in tried]), strict=True):
+            part[at] = counted
+
+
+class EagleDraft(LayerDraft):
+    """The rows of a decoder: the true pairs are kept, the guessed ones live for one step."""
+
+    def __init__(self, heads: EagleHeads, batch_size: int, capacity: int) -> None:
+        super().__init__(batch_size, capacity, heads.embedding.device)
+        self.heads = heads
+
+    def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
+        return self.heads.predict(following, hidden, positions, self.cache, mask)
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        tokens = torch.full((len(roots), len(plan.tree)), -1, dtype=torch.long, device=roots.device)
+        tokens[:, 0] = roots
+        states = self.catch_up(roots)[:, None]  # (b, E, d) predicted for the expanding nodes
+        for depth, level in enumerate(plan.levels[: self.heads.num_heads]):
+            if depth:
+                states = self.feed_level(level, tokens[:, level.nodes], states[:, level.parent])
+            take_candidates(tokens, level, self.heads.logits(states))
+            mark(f"draft {depth}")
+        return tokens

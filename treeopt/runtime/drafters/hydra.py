@@ -1,0 +1,261 @@
+"""Hydra heads: like Medusa's, but every head also reads the tokens that were guessed before its own.
+
+Head i reads the hidden state of y_t and the target's input embeddings of y_{t+1}...y_{t+1+i}, one after the
+other, and guesses y_{t+2+i} (Hydra, section 3). Its first block takes them to the target's width,
+R x + SiLU(W x); further ones are Medusa's, x + SiLU(W x); its vocabulary projection has a bias. Hydra++
+(section 4) first sends the hidden states of the whole text through one decoder layer, the prefix layer.
+
+N states · K heads · L blocks · d width · V vocabulary · b live rows · E expanding nodes of a level
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treeopt.errors import InvalidInput
+from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, batches, layer_config, pad
+from treeopt.runtime.drafters.protocol import Answer, Draft, Mark, TreeTensors, take_candidates
+from treeopt.runtime.drafters.states import StateDraft, states_at_once
+from treeopt.runtime.ranking import rank_of
+
+
+class HydraHead(nn.Module):
+    """Head i: (i+2) d numbers to logits."""
+
+    def __init__(
+        self,
+        i: int,
+        num_layers: int,
+        width: int,
+        vocab_size: int,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+
+        def linear(inputs: int, outputs: int) -> nn.Linear:
+            made = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=dtype, device=device or "cpu")
+            with torch.no_grad():
+                made.weight.zero_()
+                made.bias.zero_()
+            return made
+
+        self.linear = linear((i + 2) * width, width)
+        self.res_connection = linear((i + 2) * width, width)
+        self.blocks = nn.ModuleList(linear(width, width) for _ in range(num_layers - 1))
+        self.lm_head = linear(width, vocab_size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(N, (i+2) d) to (N, V)."""
+        x = self.res_connection(inputs) + F.silu(self.linear(inputs))
+        for block in self.blocks:
+            x = x + F.silu(block(x))
+        return self.lm_head(x)
+
+
+class HydraHeads(nn.Module):
+    """K heads that read the path before their guess; with a prefix layer they are Hydra++.
+
+    embedding : (V or more, d)  the target's input embeddings, whose storage is used; neither trained nor in the state dict
+    prefix    : config of the prefix layer (see `layer_config`); None for plain Hydra
+
+    All weights are zero at first; `untrained` makes heads to train. ``unused`` are tensors of a checkpoint that no
+    guess depends on, kept on the CPU for writing it again.
+    """
+
+    is_sequential, token_ids, shares_projection = True, None, False
+    embedding: Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_layers: int,
+        vocab_size: int,
+        *,
+        embedding: Tensor,
+        prefix: Any = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_layers = num_heads, num_layers
+        self.vocab_size, self.width = vocab_size, embedding.shape[1]
+        self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
+        self.heads = nn.ModuleList(
+            HydraHead(i, num_layers, self.width, vocab_size, dtype, device) for i in range(num_heads)
+        )
+        self.prefix_layer = (
+            None if prefix is None else OneLayer(prefix, normed=True, dtype=dtype, device=device)
+        )
+        self.unused: dict[str, Tensor] = {}
+
+    @classmethod
+    def untrained(
+        cls,
+        embedding: Tensor,
+        lm_head: Tensor,
+        num_heads: int,
+        num_layers: int = 1,
+        *,
+        prefix: bool = False,
+        config: Any = None,
+        lm_head_bias: Tensor | None = None,
+        hidden_rms: float = 1.0,
+    ) -> HydraHeads:
+        """Heads that all start as the target's own (V, d) head on the hidden state.
+
+        Their logits are exactly the target's. With ``prefix``, a layer like one of ``config``'s, they are the
+        target's times a number above 0 for each state, since the layer ends in a norm: the same order (if the head
+        has no bias), and about the same numbers where ``hidden_rms`` is the usual root mean square of the target's
+        hidden states. The layer's weights that are not zero are drawn from torch's own generator.
+        """
+        if prefix and config is None:
+            raise InvalidInput(
+                "A prefix layer is made like one of the target's, so it needs the target's config."
+            )
+        vocab_size, width = lm_head.shape
+        layer = layer_config(config, width) if prefix else None
+        made = cls(num_heads, num_layers, vocab_size, embedding=embedding, prefix=layer, dtype=lm_head.dtype,
+                   device=lm_head.device)  # fmt: skip
+        with torch.no_grad():
+            for head in made.heads:
+                assert isinstance(head, HydraHead)
+                head.res_connection.weight[:, :width].fill_diagonal_(1)
+                head.lm_head.weight.copy_(lm_head)
+                if lm_head_bias is not None:
+                    head.lm_head.bias.copy_(lm_head_bias)
+            if made.prefix_layer is not None:
+                std = made.prefix_layer.config.initializer_range
+                for name, weight in made.prefix_layer.weights.items():
+                    if weight.ndim == 1:
+                        weight.fill_(hidden_rms if name == "norm.weight" else 1.0)
+                    elif (
+                        "o_proj" not in name and "down_proj" not in name
+                    ):  # these are zero: the layer passes on
+                        weight.normal_(std=std)
+        return made
+
+    @property
+    def kind(self) -> str:
+        return "hydra" if self.prefix_layer is None else "hydra++"
+
+    @property
+    def reads_prompt(self) -> bool:
+        return self.prefix_layer is not None
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.vocab_size
+
+    def prefix(self, hidden: Tensor) -> Tensor:
+        """What the heads read instead of the states (b, T, d) of whole texts, padded on the right; plain: the same."""
+        return hidden if self.prefix_layer is None else self.prefix_layer(hidden)
+
+    def logits(self, hidden: Tensor, path: Tensor, i: int) -> Tensor:
+        """Logits of head i (from 0): (N, d) states, from `prefix`, and (N, i+1) tokens after each to (N, V)."""
+        inputs = torch.cat([hidden, F.embedding(path, self.embedding).flatten(1)], 1)
+        return self.heads[i](inputs)
+
+    def guess(self, hidden: Tensor, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        """(b, T) tokens of a tree after the (b,) roots, from the (b, d) states before these."""
+        tokens = torch.full((len(roots), len(plan.tree)), -1, dtype=torch.long, device=roots.device)
+        tokens[:, 0] = roots
+        for i, level in enumerate(plan.levels[: self.num_heads]):
+            paths = tokens[:, level.paths]  # (b, E, i+1)
+            states = hidden[:, None].expand(-1, paths.shape[1], -1)
+            logits = self.logits(states.flatten(0, 1), paths.flatten(0, 1), i)
+            take_candidates(tokens, level, logits.unflatten(0, paths.shape[:2]))
+            mark(f"draft {i}")
+        return tokens
+
+    def start(self, batch_size: int, capacity: int) -> Draft:
+        if self.prefix_layer is None:
+            return HydraDraft(self)
+        return PrefixDraft(self, batch_size, capacity)
+
+    @torch.inference_mode()
+    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+        """(N, K) of each answer; head i reads the true tokens as far as its own guess."""
+        if not answers:
+            return []
+        device = self.embedding.device
+        hidden = torch.cat(self._states(answers))  # of all answers, one after the other
+        tokens = torch.tensor([token for answer in answers for token in answer.tokens], device=device)
+        labels = torch.cat([answer.labels(self.num_heads) for answer in answers]).to(device)
+        found = labels.clone()
+        for i in range(self.num_heads):
+            path = torch.arange(i + 1, device=device)
+            for at in (labels[:, i] >= 0).nonzero().split(states_at_once(self.vocab_size)):  # (n, 1) states
+                logits = self.logits(hidden[at[:, 0]], tokens[at + path], i)
+                found[at[:, 0], i] = rank_of(logits, labels[at[:, 0], i], top_k)
+        parts = found.to("cpu", torch.int16).split([len(answer.tokens) for answer in answers])
+        return [part.numpy() for part in parts]
+
+    def _states(self, answers: Sequence[Answer]) -> list[Tensor]:
+        """(N, d) of each answer, through the prefix layer where there is one."""
+        if self.prefix_layer is None:
+            return [answer.state_hidden for answer in answers]
+        found = [torch.empty(0)] * len(answers)
+        for batch in batches([len(answer.hidden) for answer in answers]):
+            read = self.prefix(pad([answers[i].hidden for i in batch]))
+            for i, states in zip(batch, read, strict=True):
+                end = len(answers[i].hidden)
+                found[i] = states[end - len(answers[i].tokens) : end]
+        return found
+
+
+class HydraDraft(StateDraft):
+    """The rows of a decoder: the state of the last committed token is all that plain Hydra needs."""
+
+    def __init__(self, heads: HydraHeads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        return self.heads.guess(self.hidden, plan, roots, mark)
+
+
+class PrefixDraft(LayerDraft):
+    """The rows of a decoder for Hydra++: newly committed states go through the prefix layer once a tree step."""
+
+    def __init__(self, heads: HydraHeads, batch_size: int, capacity: int) -> None:
+        super().__init__(batch_size, capacity, heads.embedding.device)
+        self.heads = heads
+
+    def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
+        assert self.heads.prefix_layer is not None
+        return self.heads.prefix_layer(hidden, positions, self.cache, mask)
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        return self.heads.guess(self.catch_up(roots), plan, roots, mark)
+
+
+def head_parameters(
+    kind: str, width: int, vocab_size: int, num_heads: int, num_layers: int = 1, *, config: Any = None
+) -> int:
+    """Numbers to train in Hydra ("hydra") or Hydra++ ("hydra++") heads; times the bytes of each: their memory.
+
+    config is the target's, whose layer the prefix layer of Hydra++ is like. The embeddings are the target's own.
+
+    >>> head_parameters("hydra", 2, 10, 1)
+    50
+    """
+    if kind not in ("hydra", "hydra++"):
+        raise InvalidInput(f"Heads must be 'hydra' or 'hydra++', but got {kind!r}.")
+    first = sum(2 * ((i + 2) * width * width + width) for i in range(num_heads))
+    later = num_heads * (num_layers - 1) * (width + 1) * width
+    total = first + later + num_heads * (width + 1) * vocab_size
+    if kind == "hydra":
+        return total
+    if config is None:
+        raise InvalidInput("The prefix layer of 'hydra++' is like one of the target's: its config is needed.")
+    layer = layer_config(config, width)
+    rows = (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
+    return total + 2 * rows * width + 3 * layer.intermediate_size * width + 3 * width

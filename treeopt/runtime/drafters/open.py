@@ -1,0 +1,139 @@
+"""Which drafter a user means: heads by folder, file or hub id, a draft model, or one without weights by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treeopt import demo
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.checkpoints import load_heads
+from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
+from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.target import Target
+from treeopt.storage import sha256_of
+
+DRAFT_DEPTH = 5  # guesses in a row of drafters that could go on for ever
+NGRAM, EARLY_EXIT = "ngram", "early-exit"  # names of the drafters without weights
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class OpenDrafter:
+    """A drafter, its record for provenance (kind, id, sha256, num_heads, ...), and what is worth knowing."""
+
+    drafter: Drafter
+    record: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def open_drafter(
+    name: str | None,
+    target: Target,
+    *,
+    is_demo: bool = False,
+    depth: int | None = None,
+    revision: str | None = None,
+) -> OpenDrafter:
+    """The drafter that ``name`` stands for; None is the heads in the target's own checkpoint (Medusa-2).
+
+    name  : a folder, file or hub id of heads or of a causal LM; "ngram"; "early-exit:LAYER"; with the demo model
+            also one of `demo.DRAFTERS`
+    depth : deepest guess of a drafter that has no number of heads (default 5)
+
+    Raises InvalidInput where drafter and target do not belong together.
+    """
+    if depth is not None and depth < 1:
+        raise InvalidInput(f"--draft-depth must be at least 1, but got {depth}.")
+    where = name or target.name
+    if name == NGRAM:
+        lookup = PromptLookup(target.vocab_size, num_heads=depth or DRAFT_DEPTH)
+        return OpenDrafter(lookup, _record(lookup, NGRAM))
+    if name is not None and name.partition(":")[0] == EARLY_EXIT:
+        exit_ = early_exit(target, _exit_layer(name, target), num_heads=depth or DRAFT_DEPTH)
+        return OpenDrafter(exit_, _record(exit_, name))
+    if is_demo:
+        name = name or "medusa"
+        if name in demo.DRAFTERS:
+            where = str(demo.DRAFTERS[name])
+            name = f"treeopt demo {name}"
+    if where != target.name and is_causal_lm(where, revision):
+        model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH)
+        return OpenDrafter(model, _record(model, name or where, digest=digest_of(Path(where))))
+    loaded = load_heads(where, lm_head=target.lm_head.weight, dtype=target.dtype, device=target.device,
+                        revision=revision if where == target.name else None,
+                        embedding=target.model.get_input_embeddings().weight, config=target.config,
+                        num_heads=depth)  # fmt: skip
+    heads = loaded.heads
+    if getattr(heads, "shares_projection", False) and target.lm_head.bias is not None:
+        raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
+    if heads.width != target.width or heads.vocab_size != target.vocab_size:
+        raise InvalidInput(
+            f"The heads must fit the model (width {target.width}, vocabulary {target.vocab_size}), but "
+            f"{where} has width {heads.width} and vocabulary {heads.vocab_size}."
+        )
+    digest = hashlib.sha256("".join(map(sha256_of, loaded.files)).encode()).hexdigest()
+    record = _record(heads, name or where, digest=digest)
+    return OpenDrafter(heads, {**record, "layout": loaded.layout}, tuple(loaded.notes))
+
+
+def _record(drafter: Drafter, id_: str, *, digest: str | None = None) -> dict[str, Any]:
+    record = {"kind": drafter.kind, "id": id_, "sha256": digest, "num_heads": drafter.num_heads}
+    layers = getattr(drafter, "num_layers", None)
+    return record if layers is None else {**record, "num_layers": layers}
+
+
+def _exit_layer(name: str, target: Target) -> int:
+    """The layer that "early-exit:LAYER" names; half of the layers where it names none."""
+    _, _, layer = name.partition(":")
+    if not layer:
+        return max(1, target.num_layers // 2)
+    if not layer.isdecimal() or not 1 <= int(layer) < target.num_layers:
+        raise InvalidInput(
+            f"--drafter early-exit:LAYER needs a layer of 1 to {target.num_layers - 1}, but got {layer!r}."
+        )
+    return int(layer)
+
+
+def is_causal_lm(where: str, revision: str | None = None) -> bool:
+    """Whether a folder (or hub id) holds a whole model with a tokenizer, and no heads beside it."""
+    folder = Path(where)
+    if not folder.is_dir():
+        return _is_causal_lm_of_hub(where, revision) if not folder.exists() else False
+    has_tokenizer = any((folder / name).exists() for name in TOKENIZER_FILES)
+    return has_tokenizer and _says_causal_lm(folder / "config.json")
+
+
+def _is_causal_lm_of_hub(where: str, revision: str | None) -> bool:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        config = hf_hub_download(where, "config.json", revision=revision)
+        hf_hub_download(where, "tokenizer_config.json", revision=revision)
+    except (OSError, ValueError, HFValidationError, HfHubHTTPError):
+        return False  # what is wrong with it, the loader of heads says
+    return _says_causal_lm(Path(config))
+
+
+def _says_causal_lm(config: Path) -> bool:
+    try:
+        document = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(document, dict) or any("medusa" in key or "hydra" in key for key in document):
+        return False
+    names = document.get("architectures")
+    return isinstance(names, list) and any(
+        str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names
+    )
+
+
+def digest_of(folder: Path) -> str | None:
+    """sha256 over the weights of a local model; None where they are not in a folder."""
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest() if files else None

@@ -1,0 +1,69 @@
+"""What drafters share that read the hidden state of the last committed token: heads.
+
+b live rows · N states · K heads · d width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treeopt.runtime.drafters.protocol import Answer
+
+# Bound the memory of a chunk: states times vocabulary, but at least FEWEST_STATES states, at which a
+# matrix product is still efficient (float32 logits over a vocabulary of 128 k: 64 MB). Slices of the
+# vocabulary would bound it further, but the true token's logit must come of the same product as those
+# that it is compared with, or rounding would change ranks; so a slice would have to be computed twice.
+LOGITS_AT_ONCE, FEWEST_STATES = 2**21, 128
+
+
+class StateDraft:
+    """The hidden state of every row's last committed token: (b, d)."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.empty(0)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=hidden.device)
+        new = hidden[torch.arange(len(prompts), device=hidden.device), last]
+        self.hidden = torch.cat([self.hidden, new]) if len(self.hidden) else new
+
+    def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
+        if hidden.shape[1] == 1:
+            self.hidden = hidden[:, 0]
+        else:
+            last = torch.tensor(counts, device=hidden.device) - 1
+            self.hidden = hidden[torch.arange(len(counts), device=hidden.device), last]
+
+    def keep(self, order: Sequence[int]) -> None:
+        self.hidden = self.hidden[torch.tensor(order, dtype=torch.long, device=self.hidden.device)]
+
+    def clear(self) -> None:
+        self.hidden = torch.empty(0)
+
+
+def states_at_once(vocab_size: int) -> int:
+    """How many states' logits are computed together."""
+    return max(LOGITS_AT_ONCE // vocab_size, FEWEST_STATES)
+
+
+def ranks_by_state(
+    answers: Sequence[Answer],
+    num_heads: int,
+    vocab_size: int,
+    count: Callable[[Tensor, Tensor], Tensor],
+) -> list[NDArray[np.int16]]:
+    """(N, K) ranks of every answer, counted on whole chunks of states of all of them.
+
+    count : (n, d) states and (n, K) labels to (n, K) int16 ranks
+    """
+    hidden = torch.cat([answer.state_hidden for answer in answers])
+    labels = torch.cat([answer.labels(num_heads) for answer in answers])
+    at_once = states_at_once(vocab_size)
+    chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
+    found = torch.cat([count(h, y) for h, y in chunks])
+    return [part.numpy() for part in found.split([len(answer.tokens) for answer in answers])]

@@ -1,0 +1,48 @@
+"""Which acceptance rule a user means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treeopt.errors import InvalidInput
+from treeopt.rules import OPTIONS, RULES
+from treeopt.runtime.acceptance import Acceptance, Greedy
+
+
+def open_acceptance(
+    name: str | None, temperature: float | None = None, *, given: bool = False, **options: Any
+) -> Acceptance:
+    """The rule called ``name`` (one of `RULES`), with those of its options that were given.
+
+    temperature : of sampling (default 1.0) and of typical acceptance (default 0.7); with ``given`` answers and no
+                  name it is what they were sampled at, so that their rule is sample-then-match
+
+    >>> open_acceptance(None).record["rule"]
+    'greedy'
+    """
+    if name is None and temperature and not given:
+        raise InvalidInput(
+            f"--temperature {temperature} needs a rule that samples: add --acceptance sample (lossless) or "
+            "--acceptance typical."
+        )
+    name = name or ("sample" if temperature else "greedy")
+    if name not in RULES:
+        raise InvalidInput(f"--acceptance must be one of {', '.join(RULES)}, but got {name!r}.")
+    strange = sorted(options.keys() - set(OPTIONS[name]))
+    if strange:
+        raise InvalidInput(f"--{strange[0].replace('_', '-')} is not for --acceptance {name}: leave it out.")
+    if name == "greedy":
+        if temperature:
+            raise InvalidInput(
+                f"--acceptance greedy has no temperature, but got --temperature {temperature}: leave it out."
+            )
+        return Greedy()
+    if temperature is not None:
+        options["temperature"] = temperature
+    if name == "typical":
+        from treeopt.runtime.typical import Typical
+
+        return Typical(**options)
+    from treeopt.runtime.sampling import Sampling
+
+    return Sampling(**{"temperature": 1.0, **options})

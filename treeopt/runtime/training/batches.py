@@ -1,0 +1,124 @@
+"""Texts as tensors: which states a batch has, and which tokens really follow each of them.
+
+A text is P tokens of a prompt and N of an answer. Its states are the places P-1...P+N-2: the prompt's last
+token and every token of the answer but the last one (see `treeopt.trace`).
+
+B texts · T tokens of the longest · n states of all · K heads
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treeopt.errors import InvalidInput
+from treeopt.runtime.training.losses import NO_LABEL
+from treeopt.tree import IntArray
+
+HELD_OUT_SHARE = 0.05  # of the conversations
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Prompt and answer, and the conversation that they are a turn of."""
+
+    tokens: NDArray[np.int32]  # (P + N,)
+    prompt_tokens: int
+    sha256: str
+
+    @property
+    def answer_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some texts, padded on the right: causal attention keeps the padding from the real tokens.
+
+    tokens        (B, T)
+    rows, columns (n,)      text and place of each state; those of a text are consecutive
+    ahead         (n, K+1)  tokens that follow it: the base's guess, then the heads'; NO_LABEL past the end
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    columns: Tensor
+    ahead: Tensor
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """(B, T, d) of all places to (n, d) of the states."""
+        return hidden[self.rows, self.columns]
+
+
+def make_batch(texts: Sequence[Text], num_heads: int, device: torch.device | str) -> Batch:
+    """The tensors of some texts, on the device.
+
+    >>> batch = make_batch([Text(np.array([7, 1, 2, 3]), 1, "")], 2, "cpu")
+    >>> batch.columns.tolist(), batch.ahead.tolist()
+    ([0, 1, 2], [[1, 2, 3], [2, 3, -100], [3, -100, -100]])
+    """
+    width = max(len(text.tokens) for text in texts)
+    tokens = np.zeros((len(texts), width), dtype=np.int64)
+    rows, columns, ahead = [], [], []
+    for row, text in enumerate(texts):
+        n = len(text.tokens)
+        tokens[row, :n] = text.tokens
+        states = np.arange(text.prompt_tokens - 1, n - 1)
+        padded = np.concatenate([text.tokens, np.full(num_heads, NO_LABEL)])
+        rows.append(np.full(len(states), row))
+        columns.append(states)
+        ahead.append(padded[states[:, None] + np.arange(1, num_heads + 2)])
+    arrays = tokens, np.concatenate(rows), np.concatenate(columns), np.concatenate(ahead)
+    return Batch(*(torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays))
+
+
+def count_trials(texts: Sequence[Text], num_heads: int) -> IntArray:
+    """(K+1,) how many labels the base and each head have in some texts.
+
+    >>> count_trials([Text(np.array([7, 1, 2, 3]), 1, "")], 2).tolist()
+    [3, 2, 1]
+    """
+    answers = np.array([text.answer_tokens for text in texts], dtype=np.int64)
+    return np.maximum(answers[:, None] - np.arange(num_heads + 1), 0).sum(0)
+
+
+def texts_of_step(step: int, n: int, batch_size: int, seed: int) -> IntArray:
+    """(batch_size,) places of the texts of a step among ``n``, of which each comes once in every epoch.
+
+    They depend on nothing but the arguments, so that a run that goes on takes the batches it would have
+    taken.
+    """
+    places = np.arange(step * batch_size, (step + 1) * batch_size)
+    orders = {
+        epoch: np.random.default_rng((seed, epoch)).permutation(n) for epoch in set((places // n).tolist())
+    }
+    return np.array([orders[place // n][place % n] for place in places.tolist()], dtype=np.int64)
+
+
+def split_texts(texts: Sequence[Text], share: float = HELD_OUT_SHARE) -> tuple[list[Text], list[Text]]:
+    """Texts to learn from, and those of the held-out conversations: the ones whose hashes come first.
+
+    Raises InvalidInput where there are fewer than two conversations.
+    """
+    names = sorted({text.sha256 for text in texts})
+    if len(names) < 2:
+        raise InvalidInput(
+            "Training needs at least 2 conversations, one of them held out, but there "
+            f"{'is 1' if names else 'are none'}: pass more --prompts."
+        )
+    held_out = set(names[: max(1, round(share * len(names)))])
+    return [t for t in texts if t.sha256 not in held_out], [t for t in texts if t.sha256 in held_out]
+
+
+def digest_of(texts: Sequence[Text]) -> str:
+    """sha256 over all tokens and where the answers begin."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(np.array([text.prompt_tokens, *text.tokens], dtype="<i4").tobytes())
+    return digest.hexdigest()

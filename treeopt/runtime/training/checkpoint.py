@@ -1,0 +1,90 @@
+"""A run that was killed goes on where it was, and ends in the same weights.
+
+A checkpoint is two files, named by the step: weights (safetensors, only what is trained) and the optimiser's
+state (torch, loadable without pickles). ``state.json`` names the step whose files are whole; it is written
+last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from treeopt import storage
+from treeopt.errors import InvalidInput
+from treeopt.journal import Journal, discard
+from treeopt.runtime.checkpoints.save import write_tensors
+
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run is: steps done, and seconds of training that they took."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoints of one run, under a folder that is thrown away where it is of another run.
+
+    key : all that the weights depend on, as plain JSON
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        self.folder, self.key = folder, key
+
+    def open(self) -> None:
+        """Keep what there is of this run, delete what is of another."""
+        Journal(self.folder, self.key)
+
+    def save(self, position: Position, module: nn.Module, optimiser: Any, scaler: Any = None) -> None:
+        name = f"{position.step:08d}"
+        write_tensors(self.folder / f"{name}.safetensors", weights(module))
+        state = {
+            "optimiser": optimiser.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+        with storage.atomic_writer(self.folder / f"{name}.optimiser") as stream:
+            torch.save(state, stream)
+        storage.write_text(self.folder / STATE, storage.to_json(vars(position)) + "\n")
+        for file in self.folder.iterdir():
+            if file.suffix in (".safetensors", ".optimiser") and not file.name.startswith(name):
+                file.unlink()
+
+    def load(self, module: nn.Module, optimiser: Any, scaler: Any = None) -> Position:
+        """Put the last checkpoint into module and optimiser; the beginning where there is none."""
+        from safetensors.torch import load_file
+
+        if not (self.folder / STATE).exists():
+            return Position()
+        position = storage.typed(Position, storage.load_json(self.folder / STATE), self.folder / STATE)
+        name = f"{position.step:08d}"
+        try:
+            stored = load_file(self.folder / f"{name}.safetensors")
+            state = torch.load(self.folder / f"{name}.optimiser", weights_only=True, map_location="cpu")
+        except OSError as error:
+            raise InvalidInput(
+                f"{self.folder} cannot be continued: {error}. Delete it to begin anew."
+            ) from None
+        missing, strange = module.load_state_dict(stored, strict=False)
+        assert not strange, "a checkpoint of the same key has the same tensors"
+        assert not set(missing) & weights(module).keys(), "a checkpoint holds all that is trained"
+        optimiser.load_state_dict(state["optimiser"])
+        if scaler is not None:
+            scaler.load_state_dict(state["scaler"])
+        return position
+
+    def discard(self) -> None:
+        discard(self.folder)
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """What of a module is trained, on the CPU."""
+    return {name: p.detach().cpu().contiguous() for name, p in module.named_parameters() if p.requires_grad}

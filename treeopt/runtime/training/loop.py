@@ -1,0 +1,228 @@
+"""Steps, and counting on held-out texts, on one device or on many.
+
+The texts of a step are spread over processes and passes; the loss of each is divided by the labels of the
+whole step, so the gradient is the same however they are spread.
+
+W processes · A passes of each per step · K heads
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.runtime.decode import synchronize
+from treeopt.runtime.memory import is_out_of_memory
+from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
+from treeopt.runtime.training.checkpoint import Checkpoints, Position
+from treeopt.runtime.training.recipe import CLIP_NORM, Recipe
+from treeopt.runtime.training.trainees import CACHE_BYTES, FrozenStates, Sums
+from treeopt.tree import IntArray
+
+CHECKPOINT_STEPS = 100
+LOGGED = ("accuracy", "head_loss_nats", "base_nats_per_token", "base_kl_nats_per_token")  # of every step
+PER_HEAD = ("head_loss", "hits")
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What was counted over some texts: sums, and the labels that they are sums over.
+
+    trials : (K+1,)  of the base, then of the heads
+    """
+
+    trials: IntArray
+    head_loss: NDArray[np.float64]  # (K,) [nats]
+    hits: NDArray[np.float64]  # (K,)
+    base_loss: float
+    base_kl: float
+
+    def record(self) -> dict[str, Any]:
+        """For files: counts, and the rates that are read off them."""
+        trials = np.maximum(self.trials, 1)
+        return {
+            "accuracy": (self.hits / trials[1:]).tolist(),
+            "head_loss_nats": (self.head_loss / trials[1:]).tolist(),
+            "hits": self.hits.astype(int).tolist(),
+            "trials": self.trials[1:].tolist(),
+            "base_nats_per_token": self.base_loss / float(trials[0]) if self.base_loss else None,
+            "base_kl_nats_per_token": self.base_kl / float(trials[0]) if self.base_loss else None,
+        }
+
+
+class Loop:
+    """One run: a trainee, its optimiser, and the texts, under an `accelerate.Accelerator`.
+
+    log : file that takes a line of JSON for every step
+    """
+
+    def __init__(
+        self,
+        accelerator: Any,
+        trainee: Any,
+        recipe: Recipe,
+        texts: Sequence[Text],
+        states: FrozenStates | None,
+        *,
+        checkpoints: Checkpoints,
+        log: Path,
+        checkpoint_steps: int = CHECKPOINT_STEPS,
+    ) -> None:
+        self.accelerator, self.recipe, self.texts, self.states = accelerator, recipe, texts, states
+        self.checkpoints, self.log, self.checkpoint_steps = checkpoints, log, checkpoint_steps
+        passes = accelerator.num_processes * recipe.accumulate
+        if recipe.batch_size < passes:
+            raise InvalidInput(
+                f"--batch-size must be at least 1 for each process and pass, {passes}, but got "
+                f"{recipe.batch_size}."
+            )
+        groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
+        optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+        self.trainee = trainee  # itself, where `model` may be wrapped
+        self.model, self.optimiser = accelerator.prepare(trainee, optimiser)
+        self.position = Position()
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the base's states are computed once: for several epochs, in one process, where it fits."""
+        if self.states is None or self.accelerator.num_processes > 1:
+            return False
+        steps = self.recipe.steps
+        return self.states.bytes_needed <= CACHE_BYTES and (
+            steps is None or steps * self.recipe.batch_size > len(self.texts)
+        )
+
+    def resume(self) -> Position:
+        """Go on from the last checkpoint; the log keeps the lines of the steps before."""
+        if self.accelerator.is_main_process:
+            self.checkpoints.open()
+        self.accelerator.wait_for_everyone()
+        self.position = self.checkpoints.load(self.trainee, self.optimiser, self.accelerator.scaler)
+        if self.accelerator.is_main_process:
+            lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self.log.write_text(
+                "".join(f"{line}\n" for line in lines[: self.position.step]), encoding="utf-8"
+            )
+        return self.position
+
+    def run(self) -> Iterator[Position]:
+        """Train to the end of the recipe, and say after every step where it is."""
+        self.model.train()
+        started = time.perf_counter()
+        if self.keeps_states and self.states is not None:
+            self.states.keep(self.recipe.batch_size)
+        step = self.position.step
+        seconds = self._together(self.position.seconds + time.perf_counter() - started)
+        while not self.recipe.is_over(step, seconds):
+            started = time.perf_counter()
+            try:
+                line = self._step(step, seconds)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise OutOfRange(
+                    f"A step must fit into memory, but one of {self.recipe.batch_size} texts in "
+                    f"{self.recipe.accumulate} passes does not: use more passes (--accumulate), or shorter "
+                    "texts (--tokens)."
+                ) from None
+            synchronize(self.accelerator.device)
+            seconds, step = self._together(seconds + time.perf_counter() - started), step + 1
+            self.position = Position(step, seconds)
+            self._write({"step": step, **line, "seconds": round(seconds, 3)})
+            if step % self.checkpoint_steps == 0:
+                self._checkpoint()
+            yield self.position
+
+    def _step(self, step: int, seconds: float) -> dict[str, Any]:
+        recipe, accelerator = self.recipe, self.accelerator
+        share = recipe.share(step, seconds)
+        rate = recipe.rate(step, share)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["peak"] * rate
+        chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
+        trials = count_trials([self.texts[i] for i in chosen], self.trainee.heads.num_heads)
+        mine = chosen[accelerator.process_index :: accelerator.num_processes]
+        torch.manual_seed(
+            recipe.seed + step * accelerator.num_processes + accelerator.process_index
+        )  # dropout
+        parts = np.array_split(mine, recipe.accumulate)
+        found = []
+        for n, part in enumerate(parts, 1):
+            with nullcontext() if n == len(parts) else accelerator.no_sync(self.model):
+                sums = self._pass(self.model, self.texts, self.states, part.tolist(), trials, share)
+                # Processes average their gradients, where the step's is the sum.
+                accelerator.backward(sums.loss * accelerator.num_processes)
+                found.append(sums)
+        accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        total = self._summed(found)
+        record = self._counts(total, trials).record()
+        return {"loss": float(total.loss), "learning_rate": recipe.peak_rate * rate,
+                **{key: record[key] for key in LOGGED if record[key] is not None}}  # fmt: skip
+
+    def _pass(
+        self, model: Any, texts: Sequence[Text], states: FrozenStates | None, places: list[int],
+        trials: IntArray, share: float,
+    ) -> Sums:  # fmt: skip
+        device = next(self.trainee.heads.parameters()).device
+        batch = make_batch([texts[i] for i in places], self.trainee.heads.num_heads, device)
+        hidden = states.of(places, batch) if states is not None else None
+        return model(batch, hidden, torch.from_numpy(trials).to(device), share)
+
+    @torch.no_grad()
+    def count(self, texts: Sequence[Text], states: FrozenStates | None) -> Counts:
+        """Losses and hits over some texts, with the weights as they are."""
+        self.trainee.eval()
+        trials = count_trials(texts, self.trainee.heads.num_heads)
+        mine = range(self.accelerator.process_index, len(texts), self.accelerator.num_processes)
+        size = max(1, self.recipe.batch_size // self.accelerator.num_processes // self.recipe.accumulate)
+        found = [
+            self._pass(self.trainee, texts, states, list(mine[i : i + size]), trials, 1.0)
+            for i in range(0, len(mine), size)
+        ]
+        self.trainee.train()
+        return self._counts(self._summed(found), trials)
+
+    def _summed(self, found: Sequence[Sums]) -> Sums:
+        """Over passes and processes."""
+        parts = []
+        for name in Sums._fields:
+            values = [getattr(sums, name).detach().double() for sums in found]
+            empty = torch.zeros(self.trainee.heads.num_heads if name in PER_HEAD else (), dtype=torch.float64)
+            total = torch.stack(values).sum(0) if values else empty.to(self.accelerator.device)
+            parts.append(self.accelerator.reduce(total, "sum"))
+        return Sums(*parts)
+
+    def _counts(self, sums: Sums, trials: IntArray) -> Counts:
+        return Counts(trials, sums.head_loss.cpu().numpy(), sums.hits.cpu().numpy(), float(sums.base_loss),
+                      float(sums.base_kl))  # fmt: skip
+
+    def _checkpoint(self) -> None:
+        if self.accelerator.is_main_process:
+            self.checkpoints.save(self.position, self.trainee, self.optimiser, self.accelerator.scaler)
+        self.accelerator.wait_for_everyone()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.accelerator.is_main_process:
+            with self.log.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+
+    def _together(self, seconds: float) -> float:
+        """The first process's clock, so that all of them end at the same step."""
+        if self.accelerator.num_processes == 1:
+            return seconds
+        from accelerate.utils import broadcast
+
+        return float(broadcast(torch.tensor(seconds, dtype=torch.float64, device=self.accelerator.device)))

@@ -1,0 +1,126 @@
+"""What a training run works with: devices, the base, the seed prompts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from treeopt import demo
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.prompts import PromptSet, demo_prompts, load_prompts
+from treeopt.runtime.target import Target, load_target, wanted_dtype
+from treeopt.runtime.training.recipe import MEDUSA_2
+
+LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
+
+
+def check_packages(kind: str, *, load_in_8bit: bool) -> None:
+    """Raise Unsupported where a package or a device is missing, before anything is loaded."""
+    for package in ("accelerate", *(["peft"] if kind == MEDUSA_2 else [])):
+        if importlib.util.find_spec(package) is None:
+            raise Unsupported(f"--kind {kind} needs {package}. Install it with: pip install 'treeopt[train]'")
+    if not load_in_8bit:
+        return
+    if kind == MEDUSA_2:
+        raise Unsupported(
+            "--load-in-8bit is for a base that stays as it is, but medusa-2 trains it: leave it out."
+        )
+    if importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available():
+        missing = "bitsandbytes is not installed" if torch.cuda.is_available() else "there is no CUDA device"
+        raise Unsupported(
+            f"--load-in-8bit needs bitsandbytes and a CUDA device, but {missing}: leave it out, or install "
+            "bitsandbytes with: pip install bitsandbytes"
+        )
+
+
+def open_accelerator(
+    kind: str, *, device: str | None, dtype: str | None = None, mixed_precision: str | None = None
+) -> Any:
+    """accelerate's view of the devices; started by ``accelerate launch`` it is one process of several.
+
+    Modules are placed by the caller, so that --device means here what it means elsewhere.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    # While Medusa-2's heads learn alone, the base's adapter is no part of the loss.
+    handlers = [InitProcessGroupKwargs(timeout=LONGEST_WAIT),
+                DistributedDataParallelKwargs(find_unused_parameters=kind == MEDUSA_2)]  # fmt: skip
+    cpu = device is not None and torch.device(device).type == "cpu"
+    precision = wanted_precision(mixed_precision, device, dtype)
+    return Accelerator(device_placement=False, mixed_precision=precision, cpu=cpu, kwargs_handlers=handlers)
+
+
+def wanted_precision(given: str | None, device: str | None, dtype: str | None) -> str:
+    """What is given, here or to ``accelerate launch``; else bf16 for half precision on a CUDA device."""
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # it says "no" where the user said nothing
+    if given or launched != "no" or dtype in ("float32", "float64"):
+        return given or launched
+    on_cuda = torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda")
+    return "bf16" if on_cuda and torch.cuda.is_bf16_supported() else "no"
+
+
+def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **options: Any) -> Target:
+    """The target that heads are trained for, on this process's device."""
+    is_demo = model == demo.NAME
+    if options.get("device_map") is None and options.get("device") is None:
+        options["device"] = str(accelerator.device)
+    if load_in_8bit:
+        target = _load_in_8bit(model, accelerator, **options)
+    else:
+        target = load_target(str(demo.MODEL) if is_demo else model, **options)
+    if is_demo:
+        target.name = "treeopt demo model"
+    return target
+
+
+def _load_in_8bit(
+    model: str,
+    accelerator: Any,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Target:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    place = options.get("device_map") or {"": options.get("device") or str(accelerator.device)}
+    try:
+        base = AutoModelForCausalLM.from_pretrained(
+            model, quantization_config=BitsAndBytesConfig(load_in_8bit=True), device_map=place,
+            dtype=wanted_dtype(options.get("dtype"), "cuda") or "auto", **common,
+        )  # fmt: skip
+        tokenizer = AutoTokenizer.from_pretrained(model, **common)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InvalidInput(f"--model must be loadable in 8 bits, but {model}: {reason}") from None
+    base.eval().requires_grad_(False)
+    return Target(base, tokenizer, name=model, revision=revision)
+
+
+def open_seeds(target: Target, prompts: str | None, most: int, **options: Any) -> PromptSet:
+    """The first ``most`` prompts to answer, and given answers where ``responses`` names their column.
+
+    The demo's are cut from the modules that the demo model was trained on, so that none of calibration's and
+    bench's are among them.
+    """
+    if prompts is None or prompts == demo.NAME:
+        if target.name != "treeopt demo model":
+            raise InvalidInput(
+                "--prompts is needed with a model of your own: heads learn from its answers to prompts like "
+                "those that it will be asked."
+            )
+        if options:
+            raise InvalidInput(
+                f"--{sorted(options)[0].replace('_', '-')} needs --prompts: the demo's are plain text."
+            )
+        return demo_prompts(target, held_out=False, most=most)
+    found = load_prompts(target, prompts, **options)
+    return replace(found, conversations=found.conversations[:most])

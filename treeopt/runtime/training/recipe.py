@@ -1,0 +1,162 @@
+"""What is trained and how: the recipe of each kind of heads, and how it changes over a run.
+
+A run is as long as its steps or its minutes say; where it stands is a share of that, from 0 to 1, so that a
+run by the clock also ends with a learning rate of zero.
+
+s step, from 0 · S steps in all · x share of the run that is over
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from treeopt.errors import InvalidInput
+
+MEDUSA_1, MEDUSA_2, HYDRA, HYDRA_PLUS = "medusa-1", "medusa-2", "hydra", "hydra++"
+PRECISIONS = ("no", "bf16", "fp16")
+WARMUP_STEPS = 40  # most steps in which the learning rate rises; at most a tenth of the steps
+HEADS_ALONE = 0.25  # share of a Medusa-2 run in which the base is left as it is
+JOINT_WEIGHT = 0.2  # lambda_0 (Medusa, section 2.2.2), reached at the end of the run
+BASE_RATE = 0.25  # learning rate of the base over that of the heads (Medusa, section 2.2.2)
+CLIP_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a kind of heads is trained with unless the user says otherwise.
+
+    decay   : weight of head k's loss is decay**k: 0.8 in Medusa, section 2.2.1; in Hydra's code all are alike
+    teacher : learn the base's distribution instead of the text's tokens (Hydra++)
+    """
+
+    num_layers: int
+    learning_rate: float
+    decay: float
+    teacher: bool = False
+
+
+DEFAULTS: Mapping[str, Defaults] = {
+    MEDUSA_1: Defaults(1, 1e-3, 0.8),
+    MEDUSA_2: Defaults(1, 2e-3, 0.8),
+    HYDRA: Defaults(1, 1e-3, 1.0),
+    HYDRA_PLUS: Defaults(4, 1e-3, 1.0, teacher=True),
+}
+KINDS = tuple(DEFAULTS)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How heads of one kind are trained.
+
+    num_layers    : blocks of a head; None for the kind's own number
+    learning_rate : peak of the heads'; None for the kind's own. The base of Medusa-2 learns with a quarter
+    steps, epochs, minutes : it is over after so many steps, passes over the texts, or minutes of training; by
+                    default after one pass
+    batch_size    : texts of a step, over all processes and passes
+    accumulate    : passes that a step's texts are spread over, which changes memory, not the result
+    """
+
+    kind: str = MEDUSA_1
+    num_heads: int = 4
+    num_layers: int | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    minutes: float | None = None
+    batch_size: int = 8
+    accumulate: int = 1
+    learning_rate: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in DEFAULTS:
+            raise InvalidInput(f"--kind must be one of {', '.join(KINDS)}, but got {self.kind!r}.")
+        for name in ("num_heads", "num_layers", "steps", "batch_size", "accumulate"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = name.removeprefix("num_").replace("_", "-")
+                raise InvalidInput(f"--{option} must be at least 1, but got {value}.")
+        for name in ("epochs", "minutes", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InvalidInput(f"--{name.replace('_', '-')} must be above 0, but got {value}.")
+        if self.steps is not None and self.epochs is not None:
+            raise InvalidInput("--steps and --epochs exclude each other: both say how long to train.")
+
+    def over(self, num_texts: int) -> Recipe:
+        """The same with its epochs as steps, for so many texts to learn from.
+
+        >>> Recipe(epochs=2, batch_size=8).over(30).steps
+        8
+        """
+        if self.steps is not None or (self.epochs is None and self.minutes is not None):
+            return self
+        return replace(self, steps=math.ceil((self.epochs or 1.0) * num_texts / self.batch_size), epochs=None)
+
+    @property
+    def defaults(self) -> Defaults:
+        return DEFAULTS[self.kind]
+
+    @property
+    def layers(self) -> int:
+        return self.num_layers or self.defaults.num_layers
+
+    @property
+    def peak_rate(self) -> float:
+        """Learning rate of the heads at its highest."""
+        return self.learning_rate or self.defaults.learning_rate
+
+    @property
+    def warmup_steps(self) -> int:
+        return WARMUP_STEPS if self.steps is None else min(WARMUP_STEPS, math.ceil(self.steps / 10))
+
+    def is_over(self, step: int, seconds: float) -> bool:
+        """Whether step s is one too many, after so many seconds of training."""
+        late = self.minutes is not None and seconds >= 60 * self.minutes
+        return late or (self.steps is not None and step >= self.steps)
+
+    def share(self, step: int, seconds: float) -> float:
+        """x at the middle of step s: by steps or by the clock, whichever is further."""
+        by_steps = (step + 0.5) / self.steps if self.steps is not None else 0.0
+        by_clock = seconds / (60 * self.minutes) if self.minutes is not None else 0.0
+        return min(1.0, max(by_steps, by_clock))
+
+    def rate(self, step: int, share: float) -> float:
+        """Learning rate over its peak: a linear rise, then half a cosine down to zero.
+
+        >>> [round(Recipe(steps=100).rate(s, s / 100), 2) for s in (0, 9, 50, 100)]
+        [0.1, 0.98, 0.5, 0.0]
+        """
+        return min((step + 1) / self.warmup_steps, 1.0) * 0.5 * (1.0 + math.cos(math.pi * share))
+
+    def heads_alone(self, share: float) -> bool:
+        """Whether the base waits: always, but in the later part of a Medusa-2 run."""
+        return self.kind != MEDUSA_2 or share < HEADS_ALONE
+
+    def joint_weight(self, share: float) -> float:
+        """Weight of the heads' loss beside the base's: 1 while they learn alone, then a sine up to lambda_0.
+
+        >>> recipe = Recipe("medusa-2", steps=1)
+        >>> [round(recipe.joint_weight(x), 3) for x in (0.0, 0.25, 0.5, 1.0)]
+        [1.0, 0.0, 0.1, 0.2]
+        """
+        if self.heads_alone(share):
+            return 1.0
+        return JOINT_WEIGHT * math.sin(math.pi / 2 * (share - HEADS_ALONE) / (1 - HEADS_ALONE))
+
+    def record(self) -> dict[str, Any]:
+        """All that a run depends on, for files."""
+        return {
+            "kind": self.kind,
+            "num_heads": self.num_heads,
+            "num_layers": self.layers,
+            "steps": self.steps,
+            "minutes": self.minutes,
+            "batch_size": self.batch_size,
+            "accumulate": self.accumulate,
+            "learning_rate": self.peak_rate,
+            "seed": self.seed,
+            "teacher": self.defaults.teacher,  # whether losses are against the base's distribution
+        }

@@ -1,0 +1,28 @@
+"""Write trained heads in the layout that readers of their kind expect; with Medusa-2 the changed base too."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from treeopt.runtime.checkpoints import save_heads
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.recipe import MEDUSA_2
+
+LAYOUTS = {"medusa-1": "medusa", "medusa-2": "merged", "hydra": "hydra", "hydra++": "hydra++"}  # by kind
+
+
+def save_result(trainee: Any, target: Target, kind: str, folder: Path) -> list[Path]:
+    """The files written. The heads take the target's dtype; Medusa-2's adapter becomes part of the base."""
+    heads = trainee.heads.eval().requires_grad_(False).to(target.dtype)
+    if kind != MEDUSA_2:
+        return save_heads(heads, LAYOUTS[kind], folder, base=target.name)
+    base_folder = folder / "training" / "base.partial"
+    try:
+        trainee.merged().save_pretrained(base_folder)
+        if target.tokenizer is not None:
+            target.tokenizer.save_pretrained(base_folder)
+        return save_heads(heads, LAYOUTS[kind], folder, base=target.name, base_folder=base_folder)
+    finally:
+        shutil.rmtree(base_folder, ignore_errors=True)

@@ -1,0 +1,211 @@
+"""The texts that heads learn from: the model's own answers to seed prompts, or answers that are given.
+
+Heads have to guess what this very model says, so its own answers are the better teacher (self-distillation,
+Medusa, section 2.3.2). They are written block by block into a journal that is kept: the next kind of heads
+learns from the same answers, and several processes share the work. An answer that runs into a loop is cut
+there, as in calibration: in a loop every head looks brilliant and learns nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from treeopt import storage
+from treeopt.errors import InvalidInput
+from treeopt.journal import Journal
+from treeopt.runtime.acceptance import Acceptance
+from treeopt.runtime.chat import Tokens
+from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.memory import with_less_memory
+from treeopt.runtime.prompts import Conversation, PromptSet
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Text
+from treeopt.trace import SequenceEnd
+
+BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most
+DIGEST_NUMBERS = 64
+FEWEST_ANSWER_TOKENS = 2  # fewer leave no head anything to guess
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How answers are asked for.
+
+    most_tokens : longest text, prompt included; what is longer is cut
+    """
+
+    stop: StopRule
+    acceptance: Acceptance
+    most_tokens: int
+    batch_size: int = 16
+
+    def record(self) -> dict[str, Any]:
+        return {"max_new_tokens": self.stop.max_new_tokens, "eos_ids": sorted(self.stop.eos_ids),
+                "acceptance": self.acceptance.record}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Worker:
+    """This process among those that train together."""
+
+    rank: int = 0
+    count: int = 1
+    wait: Callable[[], None] = lambda: None  # for all of them
+
+
+def own_texts(
+    target: Target,
+    prompts: PromptSet,
+    folder: Path,
+    asking: Asking,
+    *,
+    worker: Worker = Worker(),
+    advance: Callable[[int], None] = lambda conversations: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[Text]:
+    """The model's own answers to all conversations, kept in a folder of ``folder`` for the same question."""
+    conversations = prompts.conversations
+    key = {
+        **asking.record(),
+        "model": target.name,
+        "revision": target.revision,
+        "dtype": str(target.dtype),
+        "weights": weights_digest(target.model),
+        "conversations": hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest(),
+    }
+    name = hashlib.sha256(storage.to_json(key).encode()).hexdigest()[:12]
+    place = folder / f"answers-{name}"
+    if worker.rank == 0:
+        Journal(place, key, ".npz")
+    worker.wait()
+    journal = Journal(place, key, ".npz")
+    blocks = [
+        conversations[i : i + BLOCK_CONVERSATIONS] for i in range(0, len(conversations), BLOCK_CONVERSATIONS)
+    ]
+    batch_size = asking.batch_size
+    for number in range(worker.rank, len(blocks), worker.count):
+        file, block = journal.block(number), blocks[number]
+        if not file.exists():
+
+            def attempt(rows: int, block: Sequence[Conversation] = block) -> list[tuple[int, Tokens, Tokens]]:
+                return answer_block(target, prompts, block, asking, batch_size=rows)
+
+            answered, batch_size = with_less_memory(attempt, batch_size, say)
+            storage.write_npz(file, _arrays(answered))
+        advance(len(block) * worker.count)
+    worker.wait()
+    return [
+        text
+        for number, block in enumerate(blocks)
+        for text in _read_block(journal.block(number), block, asking.most_tokens)
+    ]
+
+
+def answer_block(
+    target: Target,
+    prompts: PromptSet,
+    conversations: Sequence[Conversation],
+    asking: Asking,
+    *,
+    batch_size: int,
+) -> list[tuple[int, Tokens, Tokens]]:
+    """(place of the conversation, prompt, answer) of every turn.
+
+    A turn that cannot be asked ends its conversation.
+    """
+    said: list[list[Tokens]] = [[] for _ in conversations]
+    found: list[tuple[int, Tokens, Tokens]] = []
+    going = list(range(len(conversations)))
+    while going:
+        asked: list[tuple[int, Tokens]] = []
+        for i in going:
+            try:
+                tokens = prompts.next_prompt(conversations[i], said[i])
+            except InvalidInput:  # the model's template refuses its own answer
+                continue
+            if len(tokens) < target.context:
+                asked.append((i, tokens))
+        rows = decode(target, None, [tokens for _, tokens in asked], batch_size=batch_size, stop=asking.stop,
+                      acceptance=asking.acceptance) if asked else []  # fmt: skip
+        for (i, tokens), row in zip(asked, rows, strict=True):
+            said[i].append(tuple(row.tokens))
+            found.append((i, tokens, said[i][-1]))
+        going = [i for i, _ in asked if len(said[i]) < conversations[i].num_turns]
+    return sorted(found, key=lambda turn: turn[0])  # stable: turns stay in their order
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over the first numbers of every tensor: enough to tell a model from its own next version."""
+    digest = hashlib.sha256()
+    for name, tensor in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(tensor.detach().flatten()[:DIGEST_NUMBERS].double().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text]:
+    """The given answers, each after the prompt of its turn, cut where the model's own would be."""
+    return [
+        text
+        for conversation in prompts.conversations
+        for prompt, answer in _given_turns(target, prompts, conversation, asking.stop)
+        if (text := _text(prompt + answer, len(prompt), conversation.sha256, asking.most_tokens)) is not None
+    ]
+
+
+def _given_turns(
+    target: Target, prompts: PromptSet, conversation: Conversation, stop: StopRule
+) -> Iterator[tuple[Tokens, Tokens]]:
+    before: list[Tokens] = []
+    for turn in range(conversation.num_turns):
+        try:
+            prompt = prompts.next_prompt(conversation, before)
+            before.append(prompts.given_answer(conversation, turn))
+        except InvalidInput:
+            return
+        if len(prompt) >= target.context:
+            return
+        end = SequenceEnd(
+            stop.eos_ids, stop.max_new_tokens, target.context - len(prompt), stop_at_loops=stop.at_loops
+        )
+        n = next((n for n, token in enumerate(before[-1], 1) if end.push(token) is not None), len(before[-1]))
+        yield prompt, before[-1][:n]
+
+
+def _arrays(answered: Sequence[tuple[int, Tokens, Tokens]]) -> dict[str, Any]:
+    lengths = [len(prompt) + len(answer) for _, prompt, answer in answered]
+    flat = [token for _, prompt, answer in answered for token in (*prompt, *answer)]
+    return {
+        "tokens": np.array(flat, dtype=np.int32),
+        "starts": np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        "prompt_tokens": np.array([len(prompt) for _, prompt, _ in answered], dtype=np.int32),
+        "conversation": np.array([i for i, _, _ in answered], dtype=np.int32),
+    }
+
+
+def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> Iterator[Text]:
+    arrays = storage.read_npz(file, ("tokens", "starts", "prompt_tokens", "conversation"))
+    begins, ends = arrays["starts"][:-1], arrays["starts"][1:]
+    turns = zip(begins, ends, arrays["prompt_tokens"], arrays["conversation"], strict=True)
+    for begin, end, prompt_tokens, i in turns:
+        text = _text(arrays["tokens"][begin:end], int(prompt_tokens), block[i].sha256, most_tokens)
+        if text is not None:
+            yield text
+
+
+def _text(
+    tokens: Sequence[int] | NDArray[np.int32], prompt_tokens: int, sha256: str, most_tokens: int
+) -> Text | None:
+    """A text of at most so many tokens; None where that leaves the heads nothing to guess."""
+    kept = np.array(tokens[:most_tokens], dtype=np.int32)
+    if len(kept) < prompt_tokens + FEWEST_ANSWER_TOKENS:
+        return None
+    return Text(kept, prompt_tokens, sha256)

@@ -1,0 +1,158 @@
+"""What a step trains: a module that turns a batch into a loss and into counts.
+
+The base is frozen here: its hidden states are computed without gradients, or kept in memory where several
+epochs read the same ones. Medusa-2, which trains the base too, is in medusa2.py.
+
+B texts · T tokens · n states · d width · V vocabulary · K heads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch, Text, make_batch
+from treeopt.runtime.training.losses import NO_LABEL, head_weights, mean_over_trials, teacher_loss, text_loss
+from treeopt.runtime.training.recipe import HYDRA_PLUS, Recipe
+
+CACHE_BYTES = 2 * 2**30  # most that hidden states may take in memory
+
+
+class Sums(NamedTuple):
+    """What a batch gave, summed over its states.
+
+    loss      : ()    what is minimised: already divided by the trials of the whole step
+    head_loss : (K,)  [nats]
+    hits      : (K,)  states at which a head's first choice is the label
+    base_loss : ()    -log p of the text under the base [nats]; 0 where the base is frozen
+    base_kl   : ()    KL(original base || base) [nats]
+    """
+
+    loss: Tensor
+    head_loss: Tensor
+    hits: Tensor
+    base_loss: Tensor
+    base_kl: Tensor
+
+
+class Trainee(Protocol):
+    """The module that is trained; ``heads`` is the part of it that is saved."""
+
+    heads: Any
+    needs_states: bool  # whether it is given the frozen base's hidden states
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimiser's groups of parameters, each with its ``peak`` learning rate."""
+
+
+class HeadsTrainee(nn.Module):
+    """Medusa-1, Hydra or Hydra++ heads on a frozen base.
+
+    scores : (n, d) hidden states to (n, V) logits of the base, the teacher of Hydra++
+    """
+
+    needs_states = True
+
+    def __init__(self, heads: Any, recipe: Recipe, scores: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.heads, self.recipe, self.scores = heads, recipe, scores
+
+    def groups(self) -> list[dict[str, Any]]:
+        parameters = [p for p in self.heads.parameters() if p.requires_grad]
+        return [{"params": parameters, "peak": self.recipe.peak_rate}]
+
+    def forward(self, batch: Batch, hidden: Tensor, trials: Tensor, share: float) -> Sums:
+        """The loss of a batch. hidden : (B, T, d) of the base; trials : (K+1,) labels of the whole step."""
+        places = hidden.to(dtype_of(self.heads))
+        if self.recipe.kind == HYDRA_PLUS:
+            places = self.heads.prefix(places)
+        teacher = None
+        if self.recipe.defaults.teacher:
+            with torch.no_grad():
+                teacher = self.scores(batch.states(hidden))
+        head_loss, hits = count_heads(self.heads, batch.states(places), batch, teacher=teacher)
+        loss = heads_loss(head_loss, trials, self.recipe)
+        return Sums(loss, head_loss.detach(), hits, *torch.zeros(2, dtype=loss.dtype, device=loss.device))
+
+
+def count_heads(
+    heads: Any, states: Tensor, batch: Batch, *, teacher: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(K,) loss and (K,) hits of the heads on (n, d) states, each summed over those where it has a label.
+
+    teacher : (n, V) logits of the base at the same states; the loss is then against the base's distribution
+    """
+    losses, hits = [], []
+    for k in range(heads.num_heads):
+        labels = batch.ahead[:, k + 1]
+        logits = head_logits(heads, states, batch.ahead, k)
+        if teacher is None:
+            losses.append(text_loss(logits, labels))
+        else:  # the base guesses the label of head k at the state k + 1 places on, which is of the same text
+            losses.append(teacher_loss(logits, teacher.roll(-(k + 1), 0), labels))
+        hits.append((logits.argmax(-1) == labels).sum())
+    return torch.stack(losses), torch.stack(hits)
+
+
+def head_logits(heads: Any, states: Tensor, ahead: Tensor, k: int) -> Tensor:
+    """(n, V) logits of head k (from 0); Hydra's also read the k + 1 tokens between state and guess."""
+    if heads.kind == "medusa":
+        return heads.logits(states, k)
+    return heads.logits(states, ahead[:, : k + 1].where(ahead[:, : k + 1] != NO_LABEL, 0), k)
+
+
+def heads_loss(head_loss: Tensor, trials: Tensor, recipe: Recipe) -> Tensor:
+    """sum_k decay**k times the mean loss of head k (Medusa, equation 1)."""
+    weights = head_weights(len(head_loss), recipe.defaults.decay).to(head_loss)
+    return (weights * mean_over_trials(head_loss, trials[1:])).sum()
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype
+
+
+class FrozenStates:
+    """Hidden states of the frozen base for batches of some texts."""
+
+    def __init__(self, target: Target, texts: Sequence[Text]) -> None:
+        self.target, self.texts = target, texts
+        self._kept: list[Tensor] = []
+
+    @property
+    def bytes_needed(self) -> int:
+        """To keep all of them."""
+        places = sum(len(text.tokens) for text in self.texts)
+        return places * self.target.width * self.target.dtype.itemsize
+
+    @torch.no_grad()
+    def keep(self, batch_size: int, advance: Callable[[int], None] = lambda texts: None) -> None:
+        """Compute them once and keep them in memory, in batches that depend on the texts alone."""
+        kept: dict[int, Tensor] = {}
+        order = sorted(range(len(self.texts)), key=lambda i: len(self.texts[i].tokens))
+        for begin in range(0, len(order), batch_size):
+            places = order[begin : begin + batch_size]
+            hidden = self._compute(make_batch([self.texts[i] for i in places], 0, self.target.device))
+            for row, i in enumerate(places):
+                kept[i] = hidden[row, : len(self.texts[i].tokens)].cpu().clone()
+            advance(len(places))
+        self._kept = [kept[i] for i in range(len(self.texts))]
+
+    def of(self, places: Sequence[int], batch: Batch) -> Tensor:
+        """(B, T, d) of the texts at some places, which ``batch`` holds; what padding has is arbitrary."""
+        if not self._kept:
+            return self._compute(batch)
+        kept = [self._kept[i] for i in places]
+        return nn.utils.rnn.pad_sequence(kept, batch_first=True).to(self.target.device)
+
+    def usual_rms(self, texts: int = 8) -> float:
+        """Root mean square of the numbers in the states of the first texts."""
+        batch = make_batch(self.texts[:texts], 0, self.target.device)
+        return float(batch.states(self._compute(batch)).double().square().mean().sqrt())
+
+    @torch.no_grad()
+    def _compute(self, batch: Batch) -> Tensor:
+        return self.target.decoder(input_ids=batch.tokens, use_cache=False).last_hidden_state
