@@ -47,7 +47,7 @@ def test_one_guess_needs_no_unrolling():
 def test_it_shares_the_targets_weights_and_trains_its_own():
     heads = random_eagle().requires_grad_(True)
     assert (heads.kind, heads.num_layers, heads.shares_projection) == ("eagle", 1, True)
-    assert (heads.reads_prompt, heads.is_sequential) == (True, True)
+    assert heads.reads_prompt
     model = tiny_model()
     assert not set(heads.state_dict()) & {"embedding", "lm_head"}
     tokens = torch.randint(model.config.vocab_size, (2, 9))

@@ -45,7 +45,6 @@ def test_plain_hydra_needs_no_prompt_and_hydra_plus_plus_does():
     plain, prefixed = random_heads(), random_heads(prefix=True)
     assert (plain.kind, plain.reads_prompt) == ("hydra", False)
     assert (prefixed.kind, prefixed.reads_prompt) == ("hydra++", True)
-    assert (plain.is_sequential, prefixed.is_sequential) == (True, True)
     hidden = torch.randn(2, 5, plain.width, dtype=torch.float64)
     assert plain.prefix(hidden) is hidden
 

@@ -254,7 +254,7 @@ def test_contexts_beyond_the_model_are_refused(session):
 
 
 def test_sizes_that_no_tree_has_are_named(run, session, capsys):
-    one = replace(session, heads=tiny_heads(session.target, num_heads=1))
+    one = replace(session, drafter=tiny_heads(session.target, num_heads=1))
     pipeline.profile(run, one, batch_sizes=(1,), sizes=(2, 12, 30), **QUICK)
     assert "sizes 12, 30" in capsys.readouterr().err
     with pytest.raises(InvalidInput, match="at most 11 with 1 heads"):

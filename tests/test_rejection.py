@@ -13,20 +13,26 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from treeopt.chain_theory import best_chain, chain_speedup, chain_tokens_per_step
 from treeopt.errors import InvalidInput
+from treeopt.replay import replay
 from treeopt.runtime.acceptance import sequence_key
-from treeopt.runtime.decode import StopRule
+from treeopt.runtime.collect import collect_trace
+from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.rejection import (
+    Rejection,
+    SampledChain,
     accepted_tokens,
-    decode_by_rejection,
-    estimate_overlap,
     next_probabilities,
     reject,
 )
+from treeopt.runtime.rules import by_rejection
 from treeopt.runtime.sampling import Sampling, Stream, gumbel_argmax, stream_states, uniforms
 from treeopt.runtime.target import Target
 from treeopt.trace import End
+from treeopt.tree import Tree
 
-from .conftest import CONTEXT, VOCABULARY, tiny_model
+from .conftest import VOCABULARY, asked, tiny_model
 
 LETTERS, TWELFTHS = 3, 12
 STANDARD_ERRORS = 3.9  # false alarms: 1e-4 a test, were its seed drawn anew
@@ -97,7 +103,20 @@ def test_a_verdict_depends_on_its_place_and_not_on_the_batch():
         assert (int(alone[0]), int(alone[1])) == (int(accepted[i]), int(tokens[i]))
 
 
-# The loop: against one token after the other, without caches.
+# Decoding: against one token after the other, without caches.
+
+
+def decode_by_rejection(target, draft, prompts, *, chain, batch_size, stop, sampling):
+    drafter = SampledChain(DraftModel(draft, target.vocab_size, num_heads=chain), target, sampling)
+    return decode(target, drafter, prompts, Tree.chain(chain), batch_size=batch_size, stop=stop,
+                  acceptance=Rejection(drafter))  # fmt: skip
+
+
+def overlap_of(target, draft, text, sampling):
+    """(n,) sum min(p, q) behind each of n tokens."""
+    with torch.inference_mode():
+        p, q = (sampling.probabilities(m.model(torch.tensor([text])).logits[0]) for m in (target, draft))
+    return torch.minimum(p, q).sum(1).numpy()
 
 
 def noise(sampling, stream, prompt, position):
@@ -231,19 +250,32 @@ def test_a_chain_may_reach_beyond_the_context():
     assert [(len(row.tokens), row.end) for row in rows] == [(2, End.CONTEXT), (11, End.CONTEXT)]
 
 
-def test_pairs_and_prompts_that_cannot_be_decoded_are_refused(target):
-    stop, sampling = StopRule(frozenset(), 5), Sampling(1.0)
-    options = {"batch_size": 1, "stop": stop, "sampling": sampling}
-    with pytest.raises(InvalidInput, match="at least 1 token, but got 0"):
-        decode_by_rejection(target, target, [[1]], chain=0, **options)
-    with pytest.raises(InvalidInput, match=r"prompt 2 has 0"):
-        decode_by_rejection(target, target, [[1], []], chain=2, **options)
-    with pytest.raises(InvalidInput, match=f"prompt 1 has {CONTEXT}"):
-        decode_by_rejection(target, target, [[1] * CONTEXT], chain=2, **options)
-    other = Target(tiny_model())
-    other.vocab_size = 40
-    with pytest.raises(InvalidInput, match=r"vocabulary, 37 tokens, but has 40"):
-        estimate_overlap(target, other, [[1]], sampling)
+def test_trees_are_refused(target):
+    sampling = Sampling(1.0)
+    drafter = SampledChain(DraftModel(target, target.vocab_size), target, sampling)
+    with pytest.raises(InvalidInput, match="chains only, but got a tree of 3 rows"):
+        drafter.start(1, 9).propose(TreeTensors.of(Tree.dense([2]), target.device), torch.tensor([1]), print)
+
+
+def test_the_rule_needs_a_draft_model(target, heads):
+    with pytest.raises(InvalidInput, match="the drafter is of the kind medusa"):
+        by_rejection(heads, target, Sampling())
+
+
+def test_the_teacher_forced_trace_has_the_law_of_decoding(target):
+    """Steps by replay of a sampled text, and by decoding, which is another text: their means agree."""
+    draft, sampling, chain, limit = shaken("llama", 0.5), Sampling(1.5, top_p=0.95), 3, 40
+    drafter = SampledChain(DraftModel(draft, VOCABULARY, num_heads=chain), target, sampling)
+    prompts = [[i, 5 * j % VOCABULARY] for i in range(VOCABULARY) for j in range(4)]
+    stop, tree = StopRule(frozenset(), limit, at_loops=False), Tree.chain(chain)
+    trace = collect_trace(
+        target, drafter, asked(prompts), batch_size=32, stop=stop, acceptance=Rejection(drafter)
+    )
+    rows = decode(target, drafter, prompts, tree, batch_size=32, stop=stop, acceptance=Rejection(drafter))
+    expected, measured = replay(trace, tree).steps, np.array([row.steps for row in rows])
+    assert set(np.unique(trace.ranks)) == {-2, -1, 0}
+    error = math.sqrt((expected.var() + measured.var()) / len(prompts))
+    assert abs(expected.mean() - measured.mean()) < STANDARD_ERRORS * error < 0.07 * expected.mean()
 
 
 # The theory: its formulas, and its rate against decoding.
@@ -264,7 +296,7 @@ def test_a_constant_pair_gives_the_tokens_per_step_of_the_theory():
     first = torch.randn(VOCABULARY, generator=rng, dtype=torch.float64)
     target = constant_model(first)
     draft = constant_model(first + torch.randn(VOCABULARY, generator=rng, dtype=torch.float64))
-    (overlap,) = estimate_overlap(target, draft, [[1, 2, 3]], sampling)
+    overlap = overlap_of(target, draft, [1, 2, 3], sampling)
     rate = overlap[0]
     assert overlap == pytest.approx([rate] * 3)
     stop = StopRule(frozenset(), 80, at_loops=False)
@@ -288,7 +320,7 @@ def test_the_overlap_along_a_text_is_the_chance_of_every_trial(target):
     rows = decode_by_rejection(
         target, draft, prompts, chain=chain, batch_size=24, stop=stop, sampling=sampling
     )
-    overlaps = estimate_overlap(target, draft, [[*row.prompt, *row.tokens] for row in rows], sampling)
+    overlaps = [overlap_of(target, draft, [*row.prompt, *row.tokens], sampling) for row in rows]
     chances, successes = [], 0
     for row, overlap in zip(rows, overlaps, strict=True):
         place = len(row.prompt)  # of the root; the first drafted token's chance stands there
@@ -300,17 +332,6 @@ def test_the_overlap_along_a_text_is_the_chance_of_every_trial(target):
     chances = np.array(chances)
     assert 0.2 < chances.mean() < 0.9
     assert abs(successes - chances.sum()) < STANDARD_ERRORS * math.sqrt((chances * (1 - chances)).sum())
-
-
-def test_overlap_is_that_of_the_full_models(target):
-    draft, sampling, text = shaken("llama", 0.5), Sampling(1.7, top_p=0.9), [5, 6, 7, 1, 2]
-    p, q = (
-        sampling.probabilities(model.model(torch.tensor([text])).logits[0]).numpy()
-        for model in (target, draft)
-    )
-    (overlap,) = estimate_overlap(target, draft, [text], sampling)
-    np.testing.assert_allclose(overlap, np.minimum(p, q).sum(1), rtol=1e-9)
-    assert estimate_overlap(target, target, [text], sampling)[0] == pytest.approx([1.0] * 5)
 
 
 @pytest.mark.parametrize("accept", [0.0, 0.3, 0.8, 1.0])

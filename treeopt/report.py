@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from treeopt import __version__, console, storage
+from treeopt.bench_table import CONTENDERS, PUBLISHED
 from treeopt.benchmark import Benchmark, Ratio
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.export import export_plan, runners
@@ -161,7 +162,7 @@ def write_report(run: RunDirectory) -> Path:
             missing = str(reason)
         sections.append({
             "entry": entry, "bench": bench, "missing": missing,
-            "speedup": _speedup(bench, "plain"), "over_published": _speedup(bench, "mc_sim_7b_63"),
+            "speedup": _speedup(bench, "plain"), "over_published": _speedup(bench, PUBLISHED),
             "tree": _tree(inputs, entry, examples, f"tree-{i}"), "curve": _curve(run, entry, f"curve-{i}"),
             "groups": _groups(entry, bench), "exports": list(_exports(run, plan, entry)),
         })  # fmt: skip
@@ -194,7 +195,7 @@ def render(*, marks: list[Mark], **content: Any) -> str:
     return environment.get_template("report.html.j2").render(
         tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
         style=Markup(style), script=Markup(script), script_hash=f"sha256-{digest}", svg=Markup,
-        contenders=console.CONTENDERS, version=__version__, **content,
+        contenders=CONTENDERS, version=__version__, **content,
     )  # fmt: skip
 
 

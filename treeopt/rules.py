@@ -7,13 +7,15 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 
-RULES = {
-    "greedy": "greedy",
-    "sample": "sample-then-match",
-    "typical": "typical",
-}  # as --acceptance, as records say
-OPTIONS = {"greedy": (), "sample": ("top_p", "top_k", "seed"), "typical": ("epsilon", "delta")}
-LOSSLESS = ("greedy", "sample-then-match")  # the text does not depend on the tree
+# As --acceptance has them, and as records do.
+RULES = {"greedy": "greedy", "sample": "sample-then-match", "reject": "rejection", "typical": "typical"}
+OPTIONS = {
+    "greedy": (),
+    "sample": ("top_p", "top_k", "seed"),
+    "reject": ("top_p", "top_k", "seed"),
+    "typical": ("epsilon", "delta"),
+}
+SAME_TEXT = ("greedy", "sample-then-match")  # the text does not depend on the tree
 
 
 def option_of(record: Mapping[str, Any]) -> str:

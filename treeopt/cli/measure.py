@@ -47,7 +47,8 @@ def run(
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
     """
     from treeopt import figures, pipeline
-    from treeopt.console import bench_table, closing, note, out, plan_table, progress
+    from treeopt.bench_table import bench_table, closing
+    from treeopt.console import note, out, plan_table, progress
     from treeopt.journal import Journal, discard
     from treeopt.report import write_report
 
@@ -204,7 +205,7 @@ def bench(
         treeopt bench --prompts trace --tree my_tree.json --dtype float64
     """
     from treeopt import pipeline
-    from treeopt.console import bench_table
+    from treeopt.bench_table import bench_table
 
     on_trace = source.get("prompts") == "trace"
     if on_trace:

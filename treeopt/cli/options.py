@@ -118,12 +118,13 @@ MODEL_OPTIONS: dict[str, str] = {
 FLAGS = ("trust_remote_code", "chat_template")
 # How the target decodes and what it accepts; they are put into the trace as well.
 RULE_OPTIONS: dict[str, tuple[Any, str]] = {
-    "acceptance": (str, "greedy, sample (lossless, at --temperature) or typical (Medusa's).  [default: greedy]"),
-    "temperature": (click.FloatRange(min=0), "Of sample (1.0) and typical (0.7); with --responses what they were "
+    "acceptance": (str, "greedy; sample (lossless, at --temperature); reject (the same with chains of a draft "
+                   "model, by p/q rejection); typical (Medusa's).  [default: greedy]"),
+    "temperature": (click.FloatRange(min=0), "Of sample and reject (1.0) and typical (0.7); with --responses what they were "
                     "sampled at."),
-    "top_p": (float, "Of --acceptance sample: the likeliest tokens of this probability."),
-    "top_k": (int, "Of --acceptance sample: so many of the likeliest tokens."),
-    "seed": (int, "Of --acceptance sample.  [default: 0]"),
+    "top_p": (float, "Of sample and reject: the likeliest tokens of this probability."),
+    "top_k": (int, "Of sample and reject: so many of the likeliest tokens."),
+    "seed": (int, "Of sample, reject and training.  [default: 0]"),
     "epsilon": (float, "Of --acceptance typical.  [default: 0.09]"),
     "delta": (float, "Of --acceptance typical.  [default: the square root of epsilon]"),
     "draft_depth": (int, "Guesses in a row of a draft model, ngram or early exit.  [default: 5]"),

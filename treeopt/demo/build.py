@@ -80,25 +80,27 @@ def learning_rate(step: int, steps: int) -> float:
     return min((step + 1) / WARMUP, 1.0) * (1 - step / steps)
 
 
+def untrained(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, eos_token_id=0, bos_token_id=None,
+                                        pad_token_id=None, **shape)).to(device)  # fmt: skip
+
+
 def train_model(
     work: Path,
     name: str,
-    shape: dict[str, Any],
-    code: np.ndarray,
-    books: np.ndarray,
+    model: LlamaForCausalLM,
+    streams: dict[float, np.ndarray],
     *,
     tokens: int,
-    device: str,
     teacher: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
     """Train a model on random windows; Muon for the matrices, AdamW for the rest.
 
+    streams : share of the windows to the token ids that they are cut from
     teacher : whose distributions to learn instead of the text's tokens
     """
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, eos_token_id=0, bos_token_id=None,
-                                         pad_token_id=None, **shape))  # fmt: skip
-    model = model.to(device)
+    device = str(model.device)
     checkpoint, steps = work / f"{name}.pt", tokens // (BATCH * CONTEXT)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
@@ -117,10 +119,10 @@ def train_model(
     started = time.time()
     for step in range(first, steps):
         rng = np.random.default_rng(step)  # a step's batch depends on nothing but its number
-        n_code = rng.binomial(BATCH, CODE_SHARE)
+        counts = rng.multinomial(BATCH, list(streams))
         x = torch.cat([
             windows(stream, rng.integers(0, len(stream) - CONTEXT - 1, n), CONTEXT + 1)
-            for stream, n in ((code, n_code), (books, BATCH - n_code))
+            for stream, n in zip(streams.values(), counts, strict=True)
         ]).to(device)  # (B, T+1)  # fmt: skip
         with torch.autocast(device, torch.bfloat16):
             logits = model(x[:, :-1]).logits
@@ -207,6 +209,12 @@ def answer_lengths(sequences: torch.Tensor, end: int) -> tuple[torch.Tensor, Cou
     """Tokens of each answer up to its end token or loop (N,), and why each one ended."""
     ends = [sequence_end(row[-ANSWER:].tolist(), {end}, ANSWER) for row in sequences]
     return torch.tensor([n for n, _ in ends]), Counter(reason.name for _, reason in ends)
+
+
+def until_ends(sequences: torch.Tensor, end: int) -> np.ndarray:
+    """One stream of prompts with their answers, each up to where it ends."""
+    lengths = answer_lengths(sequences, end)[0] + sequences.shape[1] - ANSWER
+    return np.concatenate([row[:n].numpy() for row, n in zip(sequences, lengths.tolist(), strict=True)])
 
 
 @torch.inference_mode()
@@ -314,12 +322,13 @@ def main(
     tokenizer = build_tokenizer(base or work / "model", code, prose)
     code_ids, prose_ids = encode(tokenizer, code), encode(tokenizer, re.split(r"\n\n(?=CHAPTER)", prose))
     held_ids, n_bytes = encode(tokenizer, held_out), sum(len(t.encode()) for t in held_out)
+    texts = {CODE_SHARE: code_ids, 1 - CODE_SHARE: prose_ids}
     print(f"{len(code_ids)} code tokens, {len(prose_ids)} book tokens, {len(held_ids)} held out")
 
     if base is not None:
         model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).to(device).requires_grad_(False)
     else:
-        model = train_model(work, "base", BASE, code_ids, prose_ids, tokens=tokens, device=device)
+        model = train_model(work, "base", untrained(BASE, device), texts, tokens=tokens)
     model.eval()
     card: dict[str, Any] = {
         "train_tokens": tokens,
@@ -330,15 +339,19 @@ def main(
     model.to(torch.float16).save_pretrained(work / "model")
     model.to(torch.float32)  # the heads learn from the weights as shipped
 
+    answers = [own_answers(work, model, code_ids, prose_ids, n, prompts) for n in PROMPTS]
     if draft_tokens:
         draft = train_model(
-            work, "draft", DRAFT, code_ids, prose_ids, tokens=draft_tokens, device=device, teacher=model
+            work, "draft-texts", untrained(DRAFT, device), texts, tokens=draft_tokens, teacher=model
+        )
+        own = {1.0: np.concatenate([until_ends(x, 0) for x in answers])}
+        draft = train_model(
+            work, "draft", draft.requires_grad_(True), own, tokens=draft_tokens, teacher=model
         )
         draft.to(torch.float16).save_pretrained(work / "draft")
         tokenizer.save_pretrained(work / "draft")
-    if not prompts:
+    if not epochs:
         return
-    answers = [own_answers(work, model, code_ids, prose_ids, n, prompts) for n in PROMPTS]
     states = [head_states(model, x, answer_lengths(x, 0)[0]) for x in answers]
     hidden, labels = (torch.cat(parts) for parts in zip(*states, strict=True))
     print(f"{len(hidden)} loop-free states of {sum(map(len, answers))} answers", flush=True)

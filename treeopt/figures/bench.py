@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treeopt.bench_table import CONTENDERS
 from treeopt.benchmark import Benchmark, Ratio
-from treeopt.console import CONTENDERS
 from treeopt.errors import OutOfRange
 from treeopt.figures.style import (
     BLUE,

@@ -48,13 +48,13 @@ def calibrate(
     """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too."""
     from treeopt.runtime.acceptance import Greedy
 
-    conversations = first_conversations(session, num_prompts, reserved=1)
     is_typical = session.acceptance.record["rule"] == "typical"
     if is_typical and session.given:
         raise InvalidInput(
             "Typical acceptance is measured by decoding with a tree, so given answers say nothing of it: leave "
             "--responses out."
         )
+    conversations = first_conversations(session, num_prompts, reserved=1)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     trace = collect(asking, conversations, run.partial("calibrate"), max_new_tokens=max_new_tokens,
                     batch_size=batch_size, top_k=top_k, given=session.given, source=source,

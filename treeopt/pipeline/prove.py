@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treeopt.bench_table import PUBLISHED
 from treeopt.console import note, progress
 from treeopt.coverage import guess_counts, replay_probe
 from treeopt.errors import InvalidInput
@@ -21,7 +22,7 @@ from treeopt.plan import Plan, PlanEntry
 from treeopt.probe import Probe
 from treeopt.published import published_tree
 from treeopt.replay import accepted_counts
-from treeopt.rules import LOSSLESS, check_rule
+from treeopt.rules import SAME_TEXT, check_rule
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
@@ -29,6 +30,7 @@ from treeopt.tree import Tree
 if TYPE_CHECKING:
     from treeopt.benchmark import Benchmark
     from treeopt.runtime.collect import Prompt
+    from treeopt.runtime.drafters.protocol import Drafter
     from treeopt.runtime.prompts import Conversation
     from treeopt.runtime.session import Session
 
@@ -52,7 +54,7 @@ def bench(
     if run.is_stale(plan):
         note(STALE)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-    contenders, predicted, accepted = _contenders(plan, entry, source, session.drafter.num_heads)
+    contenders, predicted, accepted = _contenders(plan, entry, source, session.drafter)
     for file in trees:
         name = Path(file).stem
         if name in contenders:
@@ -122,10 +124,11 @@ def decode(
     from treeopt.runtime.memory import with_less_memory
 
     check_same_kind(session, source)
-    is_lossless = session.acceptance.record["rule"] in LOSSLESS
+    rule = session.acceptance.record["rule"]
+    has_one_text = rule in SAME_TEXT
     limit = max_new_tokens or source.meta.get("max_new_tokens", 128)
     if reference is None:
-        plainly = session if is_lossless else replace(session, acceptance=Greedy())
+        plainly = replace(session, acceptance=Greedy()) if rule == "typical" else session
         reference = collect(plainly, conversations, folder / "answers", max_new_tokens=limit, batch_size=16,
                             top_k=_ranks_needed(source, contenders), title="Plain answers of the bench prompts")  # fmt: skip
     prompts = turn_prompts(session.prompts, reference)
@@ -146,10 +149,10 @@ def decode(
             )  # fmt: skip
 
     visits, rows = with_less_memory(attempt, batch_size, note)
-    quality = {} if is_lossless else {"quality": _quality(session, visits, prompts, reference)}
+    quality = {} if has_one_text else {"quality": _quality(session, visits, contenders, prompts, reference)}
     return assemble(
         visits, session.target, prompts, contenders, reference, batch_size=rows, predicted=predicted or {},
-        predicted_accepted=predicted_accepted or {}, is_lossless=is_lossless,
+        predicted_accepted=predicted_accepted or {}, has_one_text=has_one_text,
         info={**(info or {}), **quality, "max_new_tokens": limit, "loop_share": reference.loop_share(),
               "skipped": reference.meta.get("skipped", []), "provenance": session.provenance(seed=0).record()},
     )  # fmt: skip
@@ -185,7 +188,11 @@ def check_same_kind(session: Session, source: RankTrace | Probe) -> None:
 
 
 def _quality(
-    session: Session, visits: Sequence[dict[str, Any]], prompts: Sequence[Prompt], reference: RankTrace
+    session: Session,
+    visits: Sequence[dict[str, Any]],
+    contenders: Iterable[str],
+    prompts: Sequence[Prompt],
+    reference: RankTrace,
 ) -> dict[str, dict[str, float]]:
     """What the target thinks of every contender's texts, and how far they are from the plain ones."""
     from treeopt.runtime.typical import measure_quality
@@ -194,7 +201,7 @@ def _quality(
     plain = [answer.tolist() for answer in np.split(reference.tokens, reference.starts[1:-1])]
     clusters, found = [prompt.cluster for prompt in prompts], {}
     with progress("Judging the texts", None):
-        for name in visits[0]["runs"]:
+        for name in contenders:
             rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"][name]["rows"]]
             texts = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
             found[name] = measure_quality(session.target, [prompt.tokens for prompt in prompts], texts, plain,
@@ -215,13 +222,14 @@ def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversati
 
 
 def _contenders(
-    plan: Plan, entry: PlanEntry, source: RankTrace | Probe, num_heads: int
+    plan: Plan, entry: PlanEntry, source: RankTrace | Probe, drafter: Drafter
 ) -> tuple[dict[str, Tree | None], dict[str, dict[str, Any]], dict[str, list[float]]]:
     """Who is decoded, and what the calibration predicts for each: tokens per step in three ways, and the
     share of the steps that emit 0, 1, ... guesses.
 
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
+    num_heads = drafter.num_heads
     limits = {"budget": entry.size, "max_rank": MAX_RANK, "max_depth": num_heads, "shape": "sibling-closed"}
     limits |= {name: value for name, value in (plan.constraint or {}).items() if name in limits}
     published = published_tree().cut(max_depth=num_heads)
@@ -234,7 +242,7 @@ def _contenders(
     trees: dict[str, Tree | None] = {
         "plain": None,
         "chosen": entry.tree if entry.size > 1 else None,
-        "mc_sim_7b_63": published,
+        PUBLISHED: published,
         "chain": chain,
         "budget": whole.family.tree(most),
     }
@@ -245,8 +253,11 @@ def _contenders(
         "budget": whole.rates(most).document(),
     }  # fmt: skip
     accepted = {"chosen": entry.accepted, "budget": whole.accepted(most, source).tolist()}
-    for name, tree in (("mc_sim_7b_63", published), ("chain", chain)):
+    for name, tree in ((PUBLISHED, published), ("chain", chain)):
         predicted[name], accepted[name] = _fixed(source, tree)
+    if max(published.ranks) >= drafter.draft_vocab_size:  # of a draft model's chains, or very few tokens
+        for found in (trees, predicted, accepted):
+            del found[PUBLISHED]
     return trees, predicted, accepted
 
 

@@ -37,7 +37,7 @@ class Acceptance(Protocol):
         """The last accepted node of each row (0 for none), and how many guesses that makes.
 
         tokens  : (b, T)  of every node, the root's first; -1 for no guess
-        choices : (b, T)  what the target says after every node
+        choices : (b, T)  what the target says after every node; a rule may change it after the last accepted one
         logits  : (b, T, V)
         """
 

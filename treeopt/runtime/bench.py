@@ -131,14 +131,14 @@ def assemble(
     predicted: Mapping[str, dict[str, Any]],
     predicted_accepted: Mapping[str, list[float]],
     info: dict[str, Any],
-    is_lossless: bool = True,
+    has_one_text: bool = True,
 ) -> Benchmark:
     """The benchmark of all visits.
 
     reference           the trace of these very prompts: plain answers, to compare with and to replay
     predicted           name to the tokens per step expected before this run: product, joint, replayed, ...
     predicted_accepted  name to the share of steps expected to emit 0, 1, ... guesses
-    is_lossless         whether the text is the same with every tree, so that the reference can be replayed
+    has_one_text         whether the text is the same with every tree, so that the reference can be replayed
     """
     if reference.tokens is None or reference.num_sequences != len(prompts):
         raise InvalidInput("The benchmark's reference must be the trace of its own prompts, with tokens.")
@@ -154,7 +154,7 @@ def assemble(
             first += [run] if visit["round"] == 0 else []
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
         fixed = tree or Tree.chain(0)
-        replayed = replay(reference, fixed) if is_lossless else None
+        replayed = replay(reference, fixed) if has_one_text else None
         sequences = [
             _sequence(target, prompts[i], row, answers[i], int(replayed.steps[i]) if replayed else None)
             for i, row in enumerate(rows)

@@ -241,7 +241,7 @@ class Decoder:
         rows = torch.arange(len(last), device=target.device)[:, None]
         route = torch.from_numpy(paths[:, : int(accepted.max()) + 1]).to(target.device)
         self.draft.extend(tokens[rows, route], hidden[rows, route], (accepted + 1).tolist())
-        self._roots = choices[rows[:, 0], torch.from_numpy(last).to(target.device)]
+        self._roots = torch.from_numpy(chosen[np.arange(len(last)), last]).to(target.device)
         self._drop_finished(goes_on)
         self._mark("commit")
         return accepted

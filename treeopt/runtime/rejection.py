@@ -17,17 +17,19 @@ q : (b, K, V)    the draft model's, which the tokens were drawn from
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.acceptance import sequence_key
-from treeopt.runtime.cache import TreeCache
+from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
+from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.sampling import (
     Sampling,
     Stream,
@@ -37,10 +39,9 @@ from treeopt.runtime.sampling import (
     uniforms,
 )
 from treeopt.runtime.target import Target
-from treeopt.trace import End, SequenceEnd
-
-if TYPE_CHECKING:
-    from treeopt.runtime.decode import StopRule
+from treeopt.shapes import chain
+from treeopt.trace import MISS
+from treeopt.tree import IntArray, Tree
 
 
 def accepted_tokens(p: Tensor, q: Tensor, drafted: Tensor, noise: Tensor) -> Tensor:
@@ -87,167 +88,133 @@ def reject(
     return accepted, gumbel_argmax(next_probabilities(p, q, accepted).log(), states)
 
 
-@dataclass
-class ChainRow:
-    """One sequence while it is decoded, and its record afterwards."""
+@dataclass(frozen=True)
+class Proposal:
+    """What the verdict over a step's chains needs to know of their drafting."""
 
-    prompt: Sequence[int]
-    watch: SequenceEnd
-    tokens: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)  # drafted tokens emitted by each step
-    end: End | None = None
+    q: Tensor  # (b, K, V)
+    keys: Tensor  # (b,) of each row's sequence
+    positions: Tensor  # (b,) of the first drafted token in its sequence
+
+
+class SampledChain(DraftModel):
+    """A draft model that draws its chains from its own distribution: guesses of rank 0 only.
+
+    proposal : of the last step of its decoder, of which there is one at a time
+    """
+
+    proposal: Proposal
+
+    def __init__(self, model: DraftModel, target: Target, sampling: Sampling) -> None:
+        super().__init__(model.model, model.vocab_size, num_heads=model.num_heads, kind=model.kind)
+        self.target, self.sampling, self.known = target, sampling, self.draft_vocab_size
+        self.draft_vocab_size = 1  # ranks
+
+    def start(self, batch_size: int, capacity: int) -> ChainDraft:
+        return ChainDraft(self, batch_size, capacity)
+
+    def probabilities(self, hidden: Tensor) -> Tensor:
+        """(..., d) of the draft model to (..., V): nothing for tokens that only the target has."""
+        logits = self.model.logits(hidden)[..., : self.known]
+        shares = self.sampling.probabilities(self.model.scores(logits))
+        return F.pad(shares, (0, self.vocab_size - self.known))
+
+    @torch.inference_mode()
+    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+        """(N, K) of each answer: 0 where a chain that is drafted would get the text's token accepted, MISS elsewhere.
+
+        Given that token y is what comes, it was drafted and accepted with probability min(p, q)(y) / p(y), and
+        whatever else was drafted makes it a token of the residual. So this holds for chains and for texts that the
+        target samples under the same rule; it is exact in law, and a draw of it for the text at hand.
+        """
+        texts = [[*answer.prompt, *answer.tokens[:-1]][: self.model.context] for answer in answers]
+        found = []
+        for answer, text in zip(answers, texts, strict=True):
+            ranks = np.full(len(answer.tokens), MISS, dtype=np.int16)
+            first = len(answer.prompt)
+            states = self._read([text])[0, first:]  # of the tokens with one behind them that is drafted
+            n = len(states)
+            tokens = torch.tensor(answer.tokens[1 : 1 + n], dtype=torch.long, device=states.device)[:, None]
+            key = torch.tensor([sequence_key(answer.prompt)], device=states.device)
+            places = torch.arange(first + 1, first + 1 + n, device=states.device)
+            noise = uniforms(stream_states(self.sampling.seed, Stream.ACCEPT, key, places), 1)
+            rows = rows_at_once(self.vocab_size)
+            parts = zip(states.split(rows), answer.state_hidden[1 : 1 + n].split(rows), tokens.split(rows),
+                        noise.split(rows), strict=True)  # fmt: skip
+            passes = []
+            for drafts, hidden, token, level in parts:
+                p = self.sampling.probabilities(self.target.scores(self.target.logits(hidden)))
+                q = self.probabilities(drafts)
+                passes.append(level * p.gather(1, token) < q.gather(1, token))
+            ranks[1 : 1 + n] = np.where(torch.cat(passes)[:, 0].cpu().numpy(), 0, MISS)
+            found.append(self._state_ranks(answer, ranks))
+        return found
+
+
+class ChainDraft(ModelDraft):
+    """The rows of a decoder that drafts chains by drawing them."""
+
+    drafter: SampledChain
+
+    def __init__(self, drafter: SampledChain, batch_size: int, capacity: int) -> None:
+        super().__init__(drafter, batch_size, capacity)
+        self.keys = torch.zeros(0, dtype=torch.long, device=self.device)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
+        new = torch.tensor([sequence_key(prompt) for prompt in prompts], device=self.device)
+        self.keys = torch.cat([self.keys, new])
+        super().prefill(prompts, hidden)
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        if not chain(plan.tree):
+            raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
+        tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
+        for depth, level in enumerate(plan.levels):
+            hidden = (
+                self.catch_up(roots)[:, None]
+                if depth == 0
+                else self._feed_guesses(level, torch.cat(tokens, 1))
+            )
+            if depth == 0:
+                positions = torch.tensor(self.cache.lengths, device=self.device)  # behind the root
+            shares.append(self.drafter.probabilities(hidden)[:, 0])  # (b, V)
+            states = stream_states(seed, Stream.DRAFT, self.keys, positions + depth)
+            tokens.append(gumbel_argmax(shares[-1].log(), states)[:, None])
+            mark(f"draft {depth}")
+        self.drafter.proposal = Proposal(torch.stack(shares, 1), self.keys, positions)
+        return torch.cat(tokens, 1)
+
+    def keep(self, order: Sequence[int]) -> None:
+        super().keep(order)
+        self.keys = self.keys[torch.tensor(order, dtype=torch.long, device=self.device)]
+
+    def clear(self) -> None:
+        super().clear()
+        self.keys = self.keys[:0]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """The rule: plain steps sample, and chains are accepted or replaced so that the law is that of sampling."""
+
+    drafter: SampledChain
 
     @property
-    def length(self) -> int:
-        """Tokens of the text so far, prompt included."""
-        return len(self.prompt) + len(self.tokens)
+    def record(self) -> dict[str, Any]:
+        return {**self.drafter.sampling.record, "rule": "rejection"}
 
-    def emit(self, tokens: Sequence[int]) -> int:
-        """Append tokens up to where the sequence ends; how many those are."""
-        before = len(self.tokens)
-        for token in tokens:
-            if self.end is None:
-                self.tokens.append(token)
-                self.end = self.watch.push(token)
-        return len(self.tokens) - before
+    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        if logits.ndim > 2:  # after the nodes of a chain, of which the verdict replaces the one that matters
+            return logits.argmax(-1)
+        return self.drafter.sampling.choose(logits, keys, positions)
 
-
-def decode_by_rejection(
-    target: Target,
-    draft: Target,
-    prompts: Sequence[Sequence[int]],
-    *,
-    chain: int,
-    batch_size: int,
-    stop: StopRule,
-    sampling: Sampling,
-) -> list[ChainRow]:
-    """Decode every prompt to its end, in steps of ``chain`` drafted tokens; the records in the prompts' order.
-
-    Raises InvalidInput for models of different vocabularies, an empty prompt or one that leaves no room.
-    """
-    if chain < 1:
-        raise InvalidInput(f"A chain must have at least 1 token, but got {chain}.")
-    check_pair(target, draft, prompts, target.context - 1)
-    rows = [
-        ChainRow(prompt, SequenceEnd(stop.eos_ids, stop.max_new_tokens, target.context - len(prompt),
-                                     stop_at_loops=stop.at_loops))
-        for prompt in prompts
-    ]  # fmt: skip
-    for first in range(0, len(rows), batch_size):
-        together = rows[first : first + batch_size]
-        longest = max(len(row.prompt) for row in together) + stop.max_new_tokens
-        capacity = min(longest, target.context) + chain
-        _decode_together(target, draft, together, chain, capacity, sampling)
-    return rows
-
-
-@torch.inference_mode()
-def _decode_together(
-    target: Target, draft: Target, live: list[ChainRow], chain: int, capacity: int, sampling: Sampling
-) -> None:
-    device, seed = target.device, sampling.seed
-    of_target, of_draft = (
-        TreeCache(model.num_layers, len(live), capacity, model.layer_devices) for model in (target, draft)
-    )
-    prompts = [row.prompt for row in live]
-    keys = torch.tensor([sequence_key(prompt) for prompt in prompts], device=device)
-    ends = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    _prefill(draft, of_draft, prompts)
-    last = _prefill(target, of_target, prompts)[torch.arange(len(live), device=device), ends - 1]  # (b, d)
-    first = sampling.choose(target.scores(target.logits(last)), keys, ends)
-    for row, root in zip(live, first.tolist(), strict=True):
-        row.emit([root])
-    while True:
-        going = [i for i, row in enumerate(live) if row.end is None]
-        live, keys = [live[i] for i in going], keys[going]
-        if not live:
-            return
-        # The root is in no cache. The draft model may not have seen the token before it, the last of a chain, so
-        # it is fed two; what its cache has from there on is written again.
-        for cache, unseen in ((of_target, 1), (of_draft, 2)):
-            cache.keep(going)
-            cache.lengths = [row.length - unseen for row in live]
-        starts = torch.tensor([row.length for row in live], device=device)  # (b,) of the first drafted token
-        fed = torch.tensor([[row.prompt[-1], *row.tokens[-2:]][-2:] for row in live], device=device)  # (b, 2)
-        verified, q = [fed[:, 1:]], []
-        for place in range(chain):
-            q.append(sampling.probabilities(_extend(draft, of_draft, fed)[:, -1]))  # (b, V)
-            states = stream_states(seed, Stream.DRAFT, keys, starts + place)
-            fed = gumbel_argmax(q[-1].log(), states)[:, None]  # (b, 1)
-            verified.append(fed)
-        tokens = torch.cat(verified, 1)  # (b, 1 + K) the roots first
-        p = sampling.probabilities(_extend(target, of_target, tokens))
-        drafted = tokens[:, 1:]
-        accepted, following = reject(p, torch.stack(q, 1), drafted, seed=seed, keys=keys, positions=starts)
-        for row, guesses, n, token in zip(
-            live, drafted.tolist(), accepted.tolist(), following.tolist(), strict=True
-        ):
-            row.accepted.append(min(n, row.emit([*guesses[:n], token])))
-
-
-def _prefill(model: Target, cache: TreeCache, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Feed whole texts, padded on the right: (rows, longest, d) hidden states."""
-    lengths = [len(text) for text in texts]
-    tokens = torch.zeros((len(texts), max(lengths)), dtype=torch.long)
-    for row, text in zip(tokens, texts, strict=True):
-        row[: len(text)] = torch.tensor(text)
-    cache.begin_prefill(list(range(len(texts))), lengths, model.device)
-    positions = torch.arange(max(lengths), device=model.device).clamp_max(model.context - 1)
-    return model.hidden(tokens.to(model.device), positions.expand(len(texts), -1), cache, None)
-
-
-def _extend(model: Target, cache: TreeCache, tokens: Tensor) -> Tensor:
-    """Feed (b, T) tokens behind the rows of a cache: (b, T, V) logits."""
-    count = tokens.shape[1]
-    starts = torch.tensor(cache.lengths, device=model.device)[:, None]
-    steps = torch.arange(count, device=model.device)
-    causal = torch.ones((count, count), dtype=torch.bool, device=model.device).tril()
-    cache.begin_step(count, starts)
-    mask = model.mask(cache, starts, causal, steps)
-    positions = (starts + steps).clamp_max(model.context - 1)  # what is beyond is never emitted
-    hidden = model.hidden(tokens.to(model.device), positions, cache, mask)
-    cache.lengths = [length + count for length in cache.lengths]
-    return model.scores(model.logits(hidden)).to(tokens.device)
-
-
-@torch.inference_mode()
-def estimate_overlap(
-    target: Target, draft: Target, texts: Sequence[Sequence[int]], sampling: Sampling
-) -> list[NDArray[np.float64]]:
-    """(n,) of each text of n tokens: sum min(p, q) behind each of them, P(a token drafted there is accepted).
-
-    Their mean over the texts that the target writes is the acceptance rate of `treeopt.chain_theory`.
-    """
-    check_pair(target, draft, texts, target.context)
-    rows, models = rows_at_once(target.vocab_size), (target, draft)
-    found = []
-    for text in texts:
-        parts = []
-        for model in models:
-            cache = TreeCache(model.num_layers, 1, len(text), model.layer_devices)
-            parts.append(_prefill(model, cache, [text])[0].split(rows))
-        overlaps = []
-        for both in zip(*parts, strict=True):
-            p, q = (
-                sampling.probabilities(model.scores(model.logits(hidden))).cpu()
-                for model, hidden in zip(models, both, strict=True)
-            )
-            overlaps.append(torch.minimum(p, q).sum(-1))
-        found.append(torch.cat(overlaps).numpy())
-    return found
-
-
-def check_pair(target: Target, draft: Target, texts: Sequence[Sequence[int]], most: int) -> None:
-    """Raise InvalidInput for models of different vocabularies, and for texts without tokens or with too many."""
-    if target.vocab_size != draft.vocab_size:
-        raise InvalidInput(
-            f"The draft model must have the target's vocabulary, {target.vocab_size} tokens, but has "
-            f"{draft.vocab_size}."
-        )
-    for i, text in enumerate(texts, 1):
-        if not 1 <= len(text) <= most:
-            raise InvalidInput(
-                f"Every prompt must have 1 to {most} tokens (the context is {target.context}), but prompt {i} has "
-                f"{len(text)}."
-            )
+    def accept(
+        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor
+    ) -> tuple[IntArray, IntArray]:
+        made, sampling = self.drafter.proposal, self.drafter.sampling
+        drafted = torch.from_numpy(tokens[:, 1:]).to(logits.device)
+        accepted, following = reject(sampling.probabilities(logits), made.q, drafted, seed=sampling.seed,
+                                     keys=made.keys, positions=made.positions)  # fmt: skip
+        count = accepted.cpu().numpy()
+        choices[np.arange(len(count)), count] = following.cpu().numpy()  # node n of a chain has depth n
+        return count, count

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
 from treeopt.rules import OPTIONS, RULES
 from treeopt.runtime.acceptance import Acceptance, Greedy
+from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.sampling import Sampling
+from treeopt.runtime.target import Target
+
+if TYPE_CHECKING:
+    from treeopt.runtime.rejection import Rejection, SampledChain
 
 
 def open_acceptance(
     name: str | None, temperature: float | None = None, *, given: bool = False, **options: Any
 ) -> Acceptance:
     """The rule called ``name`` (one of `RULES`), with those of its options that were given.
+
+    Rejection needs the draft model too: here it is sampling, and `by_rejection` makes the two of them.
 
     temperature : of sampling (default 1.0) and of typical acceptance (default 0.7); with ``given`` answers and no
                   name it is what they were sampled at, so that their rule is sample-then-match
@@ -43,6 +51,19 @@ def open_acceptance(
         from treeopt.runtime.typical import Typical
 
         return Typical(**options)
-    from treeopt.runtime.sampling import Sampling
-
     return Sampling(**{"temperature": 1.0, **options})
+
+
+def by_rejection(drafter: Drafter, target: Target, sampling: Acceptance) -> tuple[SampledChain, Rejection]:
+    """A draft model that draws its chains, and the rule that accepts them; InvalidInput for other drafters."""
+    from treeopt.runtime.drafters.draft_model import DraftModel
+    from treeopt.runtime.rejection import Rejection, SampledChain
+
+    if not isinstance(drafter, DraftModel):
+        raise InvalidInput(
+            "--acceptance reject weighs the target's probabilities against a draft model's, so it needs --drafter MODEL "
+            f"or early-exit, but the drafter is of the kind {drafter.kind}: use --acceptance sample."
+        )
+    assert isinstance(sampling, Sampling), "rejection samples"
+    chains = SampledChain(drafter, target, sampling)
+    return chains, Rejection(chains)

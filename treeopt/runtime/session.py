@@ -13,7 +13,7 @@ from treeopt.runtime.decode import StopRule
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.rules import open_acceptance
+from treeopt.runtime.rules import by_rejection, open_acceptance
 from treeopt.runtime.target import Target, load_target
 
 
@@ -66,7 +66,7 @@ class Session:
 def open_session(
     model: str = demo.NAME,
     drafter: str | None = None,
-    prompts: str = demo.NAME,
+    prompts: str | None = None,
     *,
     dtype: str | None = None,
     device: str | None = None,
@@ -85,21 +85,26 @@ def open_session(
 ) -> Session:
     """Load everything and raise InvalidInput where the parts do not belong together.
 
+    prompts : see `load_prompts`; "demo", the default with the demo model, are pieces of the Python standard library
     drafter, draft_depth : see `open_drafter`
     acceptance, temperature, rule : see `open_acceptance`; with ``responses`` the temperature is that of the answers
     """
     is_demo = model == demo.NAME
     rules = open_acceptance(acceptance, temperature, given=responses is not None, **rule)
-    if not is_demo and prompts == demo.NAME:
+    if not is_demo and prompts is None:
         raise InvalidInput(
             "--prompts is needed with a model of your own, since a tree is only as good as the prompts it "
             "was measured on: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
         )
+    prompts = prompts or demo.NAME
     if prompts == demo.NAME and (column or responses or split):
         raise InvalidInput("--column, --responses and --split need --prompts: the demo's are plain text.")
     target = load_target(str(demo.MODEL) if is_demo else model, dtype=dtype, device=device,
                          device_map=device_map, revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
     opened = open_drafter(drafter, target, is_demo=is_demo, depth=draft_depth, revision=revision)
+    drafting: Drafter = opened.drafter
+    if acceptance == "reject":
+        drafting, rules = by_rejection(drafting, target, rules)
     if is_demo:
         target.name = "treeopt demo model"
     if prompts == demo.NAME:
@@ -114,5 +119,5 @@ def open_session(
             f"{len(chosen.skipped)} of {len(chosen.skipped) + len(chosen.conversations)} prompts left "
             f"out, the first at row {first.row}: {first.reason}. calibration.json lists all."
         )
-    return Session(target, opened.drafter, opened.record, chosen, responses is not None, tuple(notes),
+    return Session(target, drafting, opened.record, chosen, responses is not None, tuple(notes),
                    acceptance=rules, temperature=temperature if responses is not None else None)  # fmt: skip

@@ -13,7 +13,7 @@ from treeopt.library import LAYOUTS
 from treeopt.runtime.checkpoints.checks import LoadedHeads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.checkpoints.load import build_heads, open_checkpoint
-from treeopt.runtime.checkpoints.save import SEQUENTIAL, check_kind, read_lm_head, save_heads
+from treeopt.runtime.checkpoints.save import check_kind, kind_of, read_lm_head, save_heads
 
 WITH_WEIGHTS = ("merged", "modelopt")  # layouts that contain the base
 WITHOUT_LM_HEAD = ("medusa-shared", "eagle-1")  # whose heads guess with the base's
@@ -49,7 +49,7 @@ def convert(
         raise InvalidInput(f"--to must be one of {', '.join(LAYOUTS)}, but got {layout!r}.")
     checkpoint = open_checkpoint(source, revision)
     from_layout = checkpoint.recognised.layout
-    check_kind(from_layout if from_layout in SEQUENTIAL else "medusa", layout)
+    check_kind(kind_of(from_layout), layout)
     if base is None and base_folder is None and from_layout in WITH_WEIGHTS:
         base_folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     needs_lm_head = lm_head is None and (layout == "medusa-shared" or from_layout in WITHOUT_LM_HEAD)

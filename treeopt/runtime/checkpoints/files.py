@@ -94,7 +94,12 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "*.index.json", *(f"*{suffix}" for suffix in SUFFIXES)]
+    patterns = [
+        "config.json",
+        "tokenizer_config.json",
+        "*.index.json",
+        *(f"*{suffix}" for suffix in SUFFIXES),
+    ]
     try:
         return Path(snapshot_download(path_or_id, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the client raises errors of several libraries, none of them its own

@@ -104,11 +104,17 @@ def _save_sequential(heads: HydraHeads | EagleHeads, layout: str, folder: Path, 
     return [write_tensors(folder / name, _stored(tensors)), _write_config(folder, config)]
 
 
+def kind_of(layout: str) -> str:
+    """The kind of the heads that a layout holds: medusa, hydra, hydra++ or eagle."""
+    if layout not in SEQUENTIAL:
+        return "medusa"
+    return "eagle" if layout == "eagle-1" else layout.removesuffix("-pt")
+
+
 def check_kind(kind: str, layout: str) -> None:
-    """Raise Unsupported where ``layout`` is one of other heads than these: medusa, hydra, hydra++ or eagle-1."""
-    of = {name: name.removesuffix("-pt") if name in SEQUENTIAL else "medusa" for name in LAYOUTS}
-    if of[layout] != kind:
-        own = ", ".join(name for name in LAYOUTS if of[name] == kind)
+    """Raise Unsupported where ``layout`` is one of heads of another kind."""
+    if kind_of(layout) != kind:
+        own = ", ".join(name for name in LAYOUTS if kind_of(name) == kind)
         raise Unsupported(
             f"The layout {layout!r} cannot hold these heads: these are {kind!r} heads, whose layouts are {own}."
         )

@@ -43,7 +43,7 @@ class DraftModel:
     vocab_size : V; guesses are of the first min(V, the draft's rows) tokens
     """
 
-    reads_prompt, is_sequential = False, True
+    reads_prompt = False
 
     def __init__(
         self, model: Target, vocab_size: int, *, num_heads: int = NUM_HEADS, kind: str = "draft-model"

@@ -42,7 +42,7 @@ class EagleHeads(nn.Module):
     """
 
     kind = "eagle"
-    reads_prompt = is_sequential = shares_projection = True
+    reads_prompt = shares_projection = True
     token_ids, num_layers = None, 1
     embedding: Tensor
     lm_head: Tensor

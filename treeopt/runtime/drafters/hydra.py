@@ -70,7 +70,7 @@ class HydraHeads(nn.Module):
     guess depends on, kept on the CPU for writing it again.
     """
 
-    is_sequential, token_ids, shares_projection = True, None, False
+    token_ids, shares_projection = None, False
     embedding: Tensor
 
     def __init__(

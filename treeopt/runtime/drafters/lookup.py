@@ -56,7 +56,7 @@ class PromptLookup:
     most_matches: int = 64
 
     kind = "ngram"
-    reads_prompt = is_sequential = False
+    reads_prompt = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:

@@ -39,7 +39,7 @@ class MedusaHeads(nn.Module):
     """
 
     kind = "medusa"
-    reads_prompt = is_sequential = False
+    reads_prompt = False
     token_ids: Tensor | None
 
     def __init__(

@@ -11,6 +11,7 @@ from typing import Any
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.checkpoints import load_heads
+from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
@@ -57,13 +58,13 @@ def open_drafter(
         exit_ = early_exit(target, _exit_layer(name, target), num_heads=depth or DRAFT_DEPTH)
         return OpenDrafter(exit_, _record(exit_, name))
     if is_demo:
-        name = name or "medusa"
+        name = "medusa" if name in (None, demo.NAME) else name
         if name in demo.DRAFTERS:
             where = str(demo.DRAFTERS[name])
             name = f"treeopt demo {name}"
-    if where != target.name and is_causal_lm(where, revision):
+    if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH)
-        return OpenDrafter(model, _record(model, name or where, digest=digest_of(Path(where))))
+        return OpenDrafter(model, _record(model, name or where, digest=digest_of(folder)))
     loaded = load_heads(where, lm_head=target.lm_head.weight, dtype=target.dtype, device=target.device,
                         revision=revision if where == target.name else None,
                         embedding=target.model.get_input_embeddings().weight, config=target.config,
@@ -99,25 +100,10 @@ def _exit_layer(name: str, target: Target) -> int:
     return int(layer)
 
 
-def is_causal_lm(where: str, revision: str | None = None) -> bool:
-    """Whether a folder (or hub id) holds a whole model with a tokenizer, and no heads beside it."""
-    folder = Path(where)
-    if not folder.is_dir():
-        return _is_causal_lm_of_hub(where, revision) if not folder.exists() else False
+def is_causal_lm(folder: Path) -> bool:
+    """Whether a folder holds a whole model with a tokenizer, and no heads beside it."""
     has_tokenizer = any((folder / name).exists() for name in TOKENIZER_FILES)
     return has_tokenizer and _says_causal_lm(folder / "config.json")
-
-
-def _is_causal_lm_of_hub(where: str, revision: str | None) -> bool:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        config = hf_hub_download(where, "config.json", revision=revision)
-        hf_hub_download(where, "tokenizer_config.json", revision=revision)
-    except (OSError, ValueError, HFValidationError, HfHubHTTPError):
-        return False  # what is wrong with it, the loader of heads says
-    return _says_causal_lm(Path(config))
 
 
 def _says_causal_lm(config: Path) -> bool:

@@ -180,11 +180,6 @@ class Drafter(Protocol):
     @property
     def reads_prompt(self) -> bool: ...  # whether `ranks` needs the states of the prompt too
 
-    @property
-    def is_sequential(
-        self,
-    ) -> bool: ...  # whether every level is drafted for its expanding nodes: `draft` costs
-
     def start(self, batch_size: int, capacity: int) -> Draft:
         """For a decoder of so many rows, each with room for ``capacity`` tokens and nodes."""
 

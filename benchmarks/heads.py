@@ -1,0 +1,141 @@
+"""Medusa-1, Medusa-2, Hydra and Hydra++ heads on the demo model: `python benchmarks/heads.py train`, then `... compare`.
+
+train    four heads of every kind, from the same answers of the model itself and for the same number of tokens
+compare  their accuracies, tokens per step at their own best tree, tokens per second at batch sizes 1, 2, 4 and 8, and how
+         many of the heads pay. Both go on where they were stopped; run `compare` on a quiet machine.
+
+Everything lies in --work; the figures of a comparison in --work/heads.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from treeopt import pipeline
+from treeopt.cli.options import demo_dtype, open_session
+from treeopt.planner import plan_trees
+from treeopt.provenance import cpu
+from treeopt.rundir import RunDirectory
+from treeopt.runtime.training.recipe import KINDS, Recipe
+
+BATCH_SIZES = (1, 2, 4, 8)
+HEADS = 4
+
+
+def train(work: Path, steps: int, num_prompts: int) -> None:
+    """Train what is not trained yet."""
+    for kind in KINDS:
+        if not (work / kind / "training" / "training.json").exists():
+            recipe = Recipe(kind=kind, num_heads=HEADS, steps=steps)
+            pipeline.train(work / kind, {}, recipe, num_prompts=num_prompts, max_new_tokens=128,
+                           answers=work / "answers")  # fmt: skip
+
+
+def source_of(work: Path, kind: str) -> dict[str, Any]:
+    """What the heads of a kind are used with: Medusa-2's checkpoint is a model of its own."""
+    dtype = demo_dtype()
+    if kind == "medusa-2":
+        return {"model": str(work / kind), "prompts": "demo", "dtype": dtype}
+    return {"drafter": str(work / kind), "dtype": dtype}
+
+
+def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dict[str, Any]:
+    """The figures of a kind; measured steps are kept in its run directory."""
+    run, source = RunDirectory(work / "runs" / kind), source_of(work, kind)
+    session = open_session(source)
+    with run.writing():
+        if not run.trace.exists():
+            pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=128, source=source)
+        if not run.profile.exists():
+            pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=time_limit_s)
+        plan = pipeline.search(run, batch_sizes=BATCH_SIZES, budget=64)
+        calibration, profile, trace = run.read_calibration(), run.read_profile(), run.read_trace()
+        by_depth = [plan_trees(trace, profile, batch_sizes=(1,), max_depth=depth).entries[0]
+                    for depth in range(1, HEADS + 1)]  # fmt: skip
+        measured = []
+        for entry in plan.entries:
+            file = run.bench_of(entry.batch_size)
+            if not file.exists():
+                pipeline.bench(run, session, batch_size=entry.batch_size)
+            result = json.loads(file.read_text(encoding="utf-8"))
+            chosen = next(c for c in result["contenders"] if c["name"] == "chosen")
+            plain = next(c for c in result["contenders"] if c["name"] == "plain")
+            measured.append({
+                "batch_size": entry.batch_size, "size": entry.size, "depth": entry.depth,
+                "tokens_per_step": chosen["tokens_per_step"], "predicted": entry.tokens_per_step,
+                "tokens_per_s": chosen["tokens_per_s"], "plain_tokens_per_s": plain["tokens_per_s"],
+            })  # fmt: skip
+    training = json.loads((work / kind / "training" / "training.json").read_text(encoding="utf-8"))
+    return {
+        "kind": kind,
+        "top1": calibration.accept[:, 0].tolist(),
+        "top1_stderr": calibration.stderr[:, 0].tolist(),
+        "training_steps": training["steps"],
+        "training_s": training["seconds"],
+        "base_nats_per_token": [
+            training["held_out"][when]["base_nats_per_token"] for when in ("before", "after")
+        ],
+        "measured": measured,
+        "speedup_by_heads": [entry.speedup for entry in by_depth],
+    }
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """Markdown, as benchmarks/README.md has it."""
+    heads = [f"head {k}" for k in range(1, HEADS + 1)]
+    lines = ["| heads | training | " + " | ".join(heads) + " |", "|---" * (2 + HEADS) + "|"]
+    for row in rows:
+        cells = [
+            f"{rate:.3f} ± {error:.3f}" for rate, error in zip(row["top1"], row["top1_stderr"], strict=True)
+        ]
+        lines.append(
+            f"| {row['kind']} | {row['training_steps']} steps, {row['training_s'] / 60:.0f} min | "
+            + " | ".join(cells)
+            + " |"
+        )
+    lines += [
+        "",
+        "| heads | " + " | ".join(f"batch {b}" for b in BATCH_SIZES) + " |",
+        "|---" * (1 + len(BATCH_SIZES)) + "|",
+    ]
+    for row in rows:
+        cells = [f"{m['size']} rows: {m['tokens_per_step']:.2f} tokens/step, {m['tokens_per_s']:.0f} tokens/s "
+                 f"({m['tokens_per_s'] / m['plain_tokens_per_s']:.2f}x)" for m in row["measured"]]  # fmt: skip
+        lines.append(f"| {row['kind']} | " + " | ".join(cells) + " |")
+    lines += ["", "| predicted speedup with the first heads only | " + " | ".join(map(str, range(1, HEADS + 1))) + " |",
+              "|---" * (1 + HEADS) + "|"]  # fmt: skip
+    for row in rows:
+        lines.append(f"| {row['kind']} | " + " | ".join(f"{x:.2f}" for x in row["speedup_by_heads"]) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("step", choices=("train", "compare"))
+    parser.add_argument("--work", type=Path, default=Path("build/heads"))
+    parser.add_argument(
+        "--steps", type=int, default=1200, help="Training steps of 8 texts, the same for all."
+    )
+    parser.add_argument("--prompts", type=int, default=4096, help="Prompts whose answers they learn from.")
+    parser.add_argument(
+        "--calibrate-on", type=int, default=192, help="Prompts to compare on, besides bench's."
+    )
+    parser.add_argument("--time-limit", type=float, default=150.0, help="Seconds of timing for every kind.")
+    options = parser.parse_args()
+    if options.step == "train":
+        train(options.work, options.steps, options.prompts)
+        return
+    rows = []
+    for kind in KINDS:
+        rows.append(compare(options.work, kind, options.time_limit, options.calibrate_on))
+        (options.work / "heads.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    print(f"Demo model, {demo_dtype()}, {cpu()}.\n\n{tables(rows)}")
+
+
+if __name__ == "__main__":
+    main()
