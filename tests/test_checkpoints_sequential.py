@@ -1,7 +1,6 @@
 """Reading and writing the published layouts of Hydra, Hydra++ and EAGLE-1, and refusing what is not one."""
 
 import json
-import re
 import shutil
 from contextlib import suppress
 from pathlib import Path

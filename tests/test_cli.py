@@ -267,6 +267,8 @@ def wrong(tmp_path):
         (("calibrate", "--drafter", tmp_path / "no-heads", *run), "does not exist"),
         (("calibrate", "--drafter", "early-exit:9", *run), "layer of 1 to 4"),
         (("calibrate", "--drafter", "ngram", "--draft-depth", "0", *run), "--draft-depth must be at least 1"),
+        (("calibrate", "--draft-depth", "3", *run), "has 4 heads"),
+        (("train", "--acceptance", "typical", "-o", tmp_path / "heads"), "written plainly"),
         (("calibrate", "--acceptance", "magic", *run), "greedy, sample, reject, typical"),
         (("calibrate", "--acceptance", "reject", *run), "needs --drafter MODEL"),
         (("calibrate", "--epsilon", "0.1", *run), "not for --acceptance greedy"),

@@ -61,7 +61,12 @@ def run(
     steps = Journal(run.partial("run"), options)  # those that a killed run had finished
     if steps.finished() < 1:
         pipeline.calibrate(
-            run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, source=source
+            run,
+            session,
+            num_prompts=num_prompts,
+            max_new_tokens=max_new_tokens,
+            probe_rounds=1,
+            source=source,
         )
         steps.append({"step": "calibrate"})
     if steps.finished() < 2:

@@ -109,7 +109,7 @@ MODEL_OPTIONS: dict[str, str] = {
     "device": "cpu, cuda, cuda:1 ...  [default: cuda where there is one]",
     "device_map": "Spread the model over devices: auto, balanced ... (needs accelerate).",
     "revision": "Revision of a hub model.",
-    "prompts": "A .jsonl, .json, .csv, .parquet or .txt file, a folder, or a datasets id.",
+    "prompts": "A .jsonl, .json, .csv, .parquet or .txt file, a folder, a datasets id, or demo.",
     "column": "Column that holds the prompt or conversation.  [default: the first known name]",
     "group_by": "Column to report groups by, for example category.",
     "responses": "Column of given answers: one teacher-forced pass, nothing is generated.",
@@ -127,7 +127,7 @@ RULE_OPTIONS: dict[str, tuple[Any, str]] = {
     "seed": (int, "Of sample, reject and training.  [default: 0]"),
     "epsilon": (float, "Of --acceptance typical.  [default: 0.09]"),
     "delta": (float, "Of --acceptance typical.  [default: the square root of epsilon]"),
-    "draft_depth": (int, "Guesses in a row of a draft model, ngram or early exit.  [default: 5]"),
+    "draft_depth": (int, "Guesses in a row of a draft model, EAGLE, ngram or early exit.  [default: 5]"),
 }  # fmt: skip
 
 
@@ -165,7 +165,9 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
              if (name in MODEL_OPTIONS and isinstance(value, str)) or (name == "chat_template" and value is False)
              or (name in RULE_OPTIONS and isinstance(value, str | int | float))}  # fmt: skip
     if "prompts" in source:  # another file has columns of its own
-        known = {k: v for k, v in known.items() if k not in ("column", "group_by", "responses", "split")}
+        if known.pop("responses", None) and known.get("temperature"):  # of the given answers
+            known.setdefault("acceptance", "sample")
+        known = {k: v for k, v in known.items() if k not in ("column", "group_by", "split")}
     if "acceptance" in source:  # another rule has options of its own
         known = {k: v for k, v in known.items() if k not in RULE_OPTIONS or k == "draft_depth"}
     return {**known, **source}

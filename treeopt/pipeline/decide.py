@@ -85,6 +85,11 @@ def search(
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, **options)
     if verify:
         mixed = isinstance(batch_sizes, Mapping)
+        if isinstance(source, Probe):
+            raise InvalidInput(
+                "--verify is for rules under which the text does not depend on the tree: leave it out, and check the "
+                "plan with treeopt bench."
+            )
         if session is None or latencies is None or mixed or not isinstance(source, RankTrace):
             raise InvalidInput(
                 "--verify decodes for real, one batch size at a time: it needs the run's own trace, a profile, "

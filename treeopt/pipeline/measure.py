@@ -19,7 +19,7 @@ from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK
 from treeopt.heldout import crossfit
 from treeopt.journal import Journal, discard
-from treeopt.pipeline.probing import collect_probes
+from treeopt.pipeline.probing import ROUNDS, collect_probes
 from treeopt.rundir import RunDirectory
 from treeopt.trace import RankTrace
 
@@ -43,9 +43,13 @@ def calibrate(
     max_new_tokens: int,
     batch_size: int = 16,
     top_k: int = 32,
+    probe_rounds: int = ROUNDS,
     source: dict[str, Any] | None = None,
 ) -> Calibration:
-    """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too."""
+    """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too.
+
+    probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
+    """
     from treeopt.runtime.acceptance import Greedy
 
     is_typical = session.acceptance.record["rule"] == "typical"
@@ -75,7 +79,7 @@ def calibrate(
     trace.save(run.trace)
     run.probe.unlink(missing_ok=True)  # of answers before these
     if is_typical:
-        collect_probes(run, session, trace, batch_size=batch_size)
+        collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds)
         discard(run.partial("probe"))
     calibration.save(run.calibration)
     discard(run.partial("calibrate"))

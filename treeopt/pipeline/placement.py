@@ -65,12 +65,20 @@ def _edges(batch_size: int, budget: int) -> dict[int, int]:
 
 
 def tree_families(
-    source: RankTrace | Calibration | None, num_heads: int, budget: int
+    source: RankTrace | Calibration | None, num_heads: int, budget: int, *, ranks: int = MAX_RANK + 1
 ) -> tuple[TreeFamily, ...]:
-    """The families of depth limits 1, 2, ...: grown on ``source``, or on typical accuracies without one."""
+    """The families of depth limits 1, 2, ...: grown on ``source``, or on typical accuracies without one.
+
+    ranks : how many the drafter tells apart
+    """
     known = source.num_heads if source else len(TYPICAL_ACCEPT)
     limits: list[dict[str, Any]] = [
-        {"budget": budget, "max_depth": depth, "max_rank": MAX_RANK, "shape": "sibling-closed"}
+        {
+            "budget": budget,
+            "max_depth": depth,
+            "max_rank": min(MAX_RANK, ranks - 1),
+            "shape": "sibling-closed",
+        }
         for depth in range(1, min(num_heads, known) + 1)
     ]
     if isinstance(source, RankTrace):

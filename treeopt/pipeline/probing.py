@@ -27,34 +27,34 @@ POLICY_ROWS = 16  # of the tree that is followed, before latencies say better
 ROUNDS = 2
 
 
-def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, batch_size: int) -> Probe:
-    """Both rounds, on the prompts of the ``trace``; saved in the run directory.
+def collect_probes(
+    run: RunDirectory, session: Session, trace: RankTrace, *, batch_size: int, rounds: int = ROUNDS
+) -> Probe:
+    """The rounds, on the prompts of the ``trace``; the last one is saved in the run directory.
 
     A killed run goes on with the round that it was in.
     """
-    policy, found = _first_policy(trace), None
-    for number in range(1, ROUNDS + 1):
+    found = None
+    for number in range(1, rounds + 1):
+        policy = _first_policy(trace) if found is None else next_policy(run, found)
         file = run.partial("probe") / f"round-{number}.npz"
         found = _finished(file, session, trace, policy) or collect_round(
-            session, trace, policy, batch_size=batch_size, title=f"Probing, round {number} of {ROUNDS}"
+            session, trace, policy, batch_size=batch_size, title=f"Probing, round {number}"
         )
         file.parent.mkdir(parents=True, exist_ok=True)
         found.save(file)
-        policy = next_policy(run, found)
-    assert found is not None
+    assert found is not None, "there is a round at least"
     found.save(run.probe)
     return found
 
 
 def probe_again(run: RunDirectory, session: Session, *, batch_size: int = 16) -> Probe:
-    """One more round with the tree that a plan on the run's probe and profile chooses; the probe if it is its own."""
+    """One more round, with the tree that a plan on the run's probe and profile chooses, unless it was that one's."""
     probe = run.read_probe()
     policy = next_policy(run, probe)
     if policy == probe.policy:
         return probe
-    found = collect_round(
-        session, run.read_trace(), policy, batch_size=batch_size, title="Probing the plan's tree"
-    )
+    found = collect_round(session, run.read_trace(), policy, batch_size=batch_size, title="Probing, round 2")
     found.save(run.probe)
     return found
 

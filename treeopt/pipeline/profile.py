@@ -106,7 +106,10 @@ def profile(
     if not contexts and session.weights != "checkpoint":
         contexts = (RANDOM_CONTEXT,)
     source, used = calibrated(run, session, calibration)
-    families = tree_families(source, session.drafter.num_heads, max(sizes or [budget]))
+    drafter = session.drafter
+    families = tree_families(
+        source, drafter.num_heads, max(sizes or [budget]), ranks=drafter.draft_vocab_size
+    )
     check_sizes(sizes or (), families)
     measure = Stages(run, session, precision, time_limit_s, max_new_tokens, _acceptance(session, source))
     held: list[int | None] = [*sorted(set(contexts))] or [None]

@@ -68,6 +68,11 @@ def train(
     from treeopt.runtime.training.heads import size_of_heads
 
     kind = recipe.kind
+    if source.get("acceptance") not in (None, "greedy", "sample"):
+        raise InvalidInput(
+            f"Answers to learn from are written plainly, greedily or with --acceptance sample, but got "
+            f"{source['acceptance']}."
+        )
     _check_folder(folder, kind)
     opening.check_packages(kind, load_in_8bit=load_in_8bit)
     model = source.get("model", demo.NAME)

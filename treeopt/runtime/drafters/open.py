@@ -70,6 +70,11 @@ def open_drafter(
                         embedding=target.model.get_input_embeddings().weight, config=target.config,
                         num_heads=depth)  # fmt: skip
     heads = loaded.heads
+    if depth is not None and heads.num_heads != depth:
+        raise InvalidInput(
+            f"--draft-depth is for drafters that could go on for ever, but {where} has {heads.num_heads} heads: leave "
+            "it out, and limit the tree with search --max-depth."
+        )
     if getattr(heads, "shares_projection", False) and target.lm_head.bias is not None:
         raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
     if heads.width != target.width or heads.vocab_size != target.vocab_size:
