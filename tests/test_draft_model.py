@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.runtime.drafters import draft_model
+from treeopt.runtime.drafters import draft_model, states
 from treeopt.runtime.drafters.draft_model import (
     DraftModel,
-    batches,
     check_same_tokenizer,
     early_exit,
     first_layers,
@@ -256,7 +255,7 @@ def test_memory_for_ranks_is_bounded(monkeypatch):
     at_once = [ranks.tolist() for ranks in drafter.ranks(answers, 10)]
     passed: list[tuple[int, ...]] = []
     projected: list[int] = []
-    monkeypatch.setattr(draft_model, "TOKENS_AT_ONCE", 30)
+    monkeypatch.setattr(states, "TOKENS_AT_ONCE", 30)
     monkeypatch.setattr(draft_model, "states_at_once", lambda vocab_size: 4)
     hook = drafter.model.decoder.register_forward_hook(
         lambda module, args, kwargs, out: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
@@ -275,30 +274,19 @@ def test_memory_for_ranks_is_bounded(monkeypatch):
     assert drafter.ranks([], 10) == []
 
 
-@given(st.lists(st.integers(1, 9000), max_size=20))
-def test_every_text_is_in_one_batch(lengths):
-    found = list(batches(lengths))
-    assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
-    for batch in found:
-        longest = max(lengths[i] for i in batch)
-        assert len(batch) == 1 or len(batch) * longest <= draft_model.TOKENS_AT_ONCE
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layer", [1, 2, 3])
 def test_an_early_exit_says_what_the_head_says_of_that_layer(kind, layer):
     target = Target(tiny_model(kind))
     cut = first_layers(target, layer)
     text = torch.arange(20)[None] % VOCABULARY
-    states: list[torch.Tensor] = []
-    hook = target.decoder.layers[layer - 1].register_forward_hook(
-        lambda module, args, out: states.append(out)
-    )
+    exits: list[torch.Tensor] = []
+    hook = target.decoder.layers[layer - 1].register_forward_hook(lambda module, args, out: exits.append(out))
     try:
         own = target.model(text, use_cache=False).logits
     finally:
         hook.remove()
-    expected = target.lm_head(target.decoder.norm(states[0]))
+    expected = target.lm_head(target.decoder.norm(exits[0]))
     found = cut.logits(cut.decoder(input_ids=text, use_cache=False).last_hidden_state)
     assert torch.equal(found, expected)
     assert torch.equal(found, own) == (layer == target.num_layers)

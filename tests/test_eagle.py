@@ -5,10 +5,10 @@ import torch
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.drafters import eagle as eagle_module
-from treeopt.runtime.drafters import layer as layer_module
 from treeopt.runtime.drafters import states as states_module
 from treeopt.runtime.drafters.eagle import EagleHeads
-from treeopt.runtime.drafters.layer import batches, layer_config
+from treeopt.runtime.drafters.layer import OneLayer, layer_config
+from treeopt.runtime.drafters.states import batches
 
 from .conftest import tiny_model
 from .slow_drafters import check_proposals, check_ranks, slow_eagle
@@ -36,7 +36,7 @@ def test_ranks_are_those_of_the_slow_way(monkeypatch):
     monkeypatch.setattr(eagle_module, "SEEN_AT_ONCE", 60)  # a few states are unrolled at a time
     monkeypatch.setattr(states_module, "FEWEST_STATES", 2)
     monkeypatch.setattr(states_module, "LOGITS_AT_ONCE", 0)
-    monkeypatch.setattr(layer_module, "TOKENS_AT_ONCE", 24)
+    monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 24)
     check_ranks(heads, slow_eagle, seed=1)
 
 
@@ -58,7 +58,7 @@ def test_it_shares_the_targets_weights_and_trains_its_own():
 
 
 def test_texts_are_read_in_batches_of_like_lengths(monkeypatch):
-    monkeypatch.setattr(layer_module, "TOKENS_AT_ONCE", 10)
+    monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 10)
     lengths = [5, 1, 30, 4, 3, 2]
     found = batches(lengths)
     assert sorted(i for batch in found for i in batch) == list(range(6))
@@ -72,6 +72,6 @@ def test_a_layer_needs_frequencies_of_its_width():
     config = layer_config(model.config, model.config.hidden_size)
     config.rope_parameters = {"rope_type": "default", "rope_theta": -1.0}
     with pytest.raises(InvalidInput, match="4 finite rotary frequencies"):
-        layer_module.OneLayer(config, normed=True)
+        OneLayer(config, normed=True)
     with pytest.raises(InvalidInput, match="at least 1"):
         EagleHeads(config, embedding=torch.zeros(3, 32), lm_head=torch.zeros(3, 32), num_heads=0)

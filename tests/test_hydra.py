@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.drafters import layer as layer_module
 from treeopt.runtime.drafters import states as states_module
 from treeopt.runtime.drafters.hydra import HydraHeads, head_parameters
 from treeopt.runtime.ranking import top_candidates
@@ -37,7 +36,7 @@ def test_ranks_are_those_of_the_slow_way(prefix, monkeypatch):
     check_ranks(heads, slow_hydra, seed=0)
     monkeypatch.setattr(states_module, "FEWEST_STATES", 2)
     monkeypatch.setattr(states_module, "LOGITS_AT_ONCE", 0)
-    monkeypatch.setattr(layer_module, "TOKENS_AT_ONCE", 12)
+    monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 12)
     check_ranks(heads, slow_hydra, seed=1)
 
 

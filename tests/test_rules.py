@@ -18,7 +18,7 @@ def test_a_rule_holds_for_itself_whatever_the_seed():
 
 @pytest.mark.parametrize("change", [{"rule": "greedy"}, {"temperature": 0.8}, {"top_p": 0.9}, {"top_k": 5}])
 def test_another_rule_is_refused_with_the_command(change):
-    with pytest.raises(InvalidInput, match="treeopt calibrate --acceptance sample --temperature 0.7"):
+    with pytest.raises(InvalidInput, match=r"treeopt calibrate --acceptance sample --temperature 0\.7"):
         check_rule({**SAMPLED, **change}, SAMPLED, "it holds")
 
 

@@ -76,7 +76,21 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
         cells = [f"{calibration.accept[k, r]:.3f} ±{calibration.stderr[k, r]:.3f}" for r in range(ranks)]
         table.add_row(str(k + 1), *cells, str(calibration.trials[k]))
     groups = info.get("groups")
+    if (info.get("acceptance") or {}).get("rule") == "rejection":
+        table.caption = f"{table.caption or ''} {_chains(calibration)}".strip()
     return together(table, _group_table(groups, calibration.num_heads)) if groups else table
+
+
+def _chains(calibration: Calibration) -> str:
+    """What chains reach by the formula of the papers, which takes one acceptance rate for all tokens."""
+    from treeopt.chain_theory import chain_tokens_per_step
+
+    accept = float(calibration.hits.sum() / calibration.trials.sum())
+    rates = [f"{chain_tokens_per_step(accept, n):.2f}" for n in range(1, calibration.num_heads + 1)]
+    return (
+        f"A drafted token is accepted with probability {accept:.2f}: chains of 1, 2, ... would give {', '.join(rates)} "
+        "tokens per step if that were the same everywhere."
+    )
 
 
 def _survival_table(calibration: Calibration) -> RenderableType:

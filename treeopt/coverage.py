@@ -27,6 +27,7 @@ from treeopt.shapes import check_shape
 from treeopt.trace import RankTrace
 from treeopt.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
 
+COVERAGE = "coverage"  # the objective that a plan names
 SHAPES = ("any", "sibling-closed", "chain")
 _ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # bits that are set in 16 of them
 
@@ -115,6 +116,28 @@ def guess_counts(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
     winner = ballot.nobody(len(probe.accepted))
     ballot.add(winner, _places(probe, paths))
     return np.bincount(ballot.guesses[winner], minlength=1 + max(map(len, paths)))
+
+
+def node_visits(probe: Probe, tree: Tree) -> IntArray:
+    """(T,) steps at which each node of ``tree`` is on the path that wins; the root is on all.
+
+    >>> tree = Tree.from_choices([[0], [0, 0]])
+    >>> bits = np.array([[True, True, True], [True, True, False]])
+    >>> probe = Probe(tree, tree, bits, np.zeros_like(bits), -np.ones(3), np.array([0, 2]), np.array([6]))
+    >>> node_visits(probe, tree).tolist()
+    [2, 2, 1]
+    """
+    ballot, places = Ballot.cast(probe), _places(probe, tree.paths)
+    winner = ballot.nobody(len(probe.accepted))
+    ballot.add(winner, places)
+    at = np.zeros(len(ballot.steps) + 1, dtype=np.int64)  # the node of ``tree`` that each place is of
+    for node, place in enumerate(places.tolist()):
+        if place > 0:
+            at[ballot.of[place]] = node
+    visits = np.bincount(at[winner], minlength=len(tree))
+    for node in range(len(tree) - 1, 0, -1):
+        visits[tree.parents[node]] += visits[node]
+    return visits
 
 
 def _places(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:

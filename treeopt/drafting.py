@@ -5,7 +5,8 @@ Such a drafter runs once for every depth 0...D-1 of a tree, on the nodes there t
 expanding  e_l of every level l: how many nodes of depth l have children; e_0 = 1, the root
 cost       c_l + s_l e_l [ms]: a fixed part of the level, and a part for every expanding node
 
-c_l and s_l are least squares of the medians that were timed, neither below zero. This takes for granted that a
+c_l and s_l are least squares of the medians that were timed, neither below zero. Parts are timed with a
+synchronisation after each, so that together they may take longer than the step; then they are scaled to it. This takes for granted that a
 level costs the same whatever else the tree has, and that nodes cost alike: hardware that computes by tiles of
 rows makes a staircase of it, which the line goes through, also beyond the most nodes that were timed. Between
 two levels that were timed costs are those between; a level below the deepest one timed is not estimated.
@@ -26,11 +27,11 @@ from treeopt.interpolation import Anchor, Setting, Weights
 from treeopt.tree import Choice
 
 if TYPE_CHECKING:
-    from treeopt.latency import StepTiming
+    from treeopt.latency import Latency, StepTiming
 
 PART = "draft "  # in a timing's parts_ms: "draft 0", "draft 1", ... are the levels
 LEFT = 0.05  # share of a step that is no drafting at least: parts timed one by one take longer than the whole
-NEGLIGIBLE = 0.01  # share of a step up to which drafting its expanding nodes is nothing to speak of
+NEARLY_FREE = 0.01  # share of a step up to which drafting its expanding nodes is nothing to speak of
 
 Level = tuple[int, int]  # a level, and how many nodes expanded there
 
@@ -89,10 +90,12 @@ def check_expanding(expanding: Sequence[int], size: int, depth: int) -> None:
 def draft_timings(points: Sequence[StepTiming]) -> tuple[DraftTiming, ...]:
     """What the timings of trees say of each level, by their parts "draft 0", "draft 1", ...; levels alike pooled.
 
-    Timings that do not tell the levels apart, or not which nodes of the tree expand, say nothing.
+    Timings that do not tell the levels apart, or not which nodes of the tree expand, say nothing. Where the parts of
+    a timing take longer than its step, its levels are shorter by that share.
     """
     found: dict[tuple[int, int, int, int], list[tuple[float, int | None]]] = {}
     for point in points:
+        share = _room(point)
         for part, samples in (point.parts_ms or {}).items():
             number = part.removeprefix(PART)
             if point.expanding is None or number == part or not number.isdecimal():
@@ -101,7 +104,7 @@ def draft_timings(points: Sequence[StepTiming]) -> tuple[DraftTiming, ...]:
             known = len(rounds) == len(samples)  # one of each round
             key = (point.batch_size, point.context_tokens, level, point.expanding[level])
             found.setdefault(key, []).extend(
-                zip(samples, rounds if known else [None] * len(samples), strict=True)
+                zip((share * ms for ms in samples), rounds if known else [None] * len(samples), strict=True)
             )
     return tuple(
         DraftTiming(
@@ -110,6 +113,18 @@ def draft_timings(points: Sequence[StepTiming]) -> tuple[DraftTiming, ...]:
         )
         for (batch_size, context, level, nodes), samples in sorted(found.items())
     )  # fmt: skip
+
+
+def _room(point: StepTiming) -> float:
+    """The share of its parts that a timing's step has room for, 1 at most; parts are compared with steps of their round."""
+    in_round: dict[int, list[float]] = {}
+    for number, ms in zip(point.round or (), point.step_ms, strict=False):
+        in_round.setdefault(number, []).append(ms)
+    steps, together = [median(in_round[number]) for number in sorted(in_round)], 0.0
+    for samples in filter(None, (point.parts_ms or {}).values()):
+        known = steps if len(steps) == len(samples) else [median(point.step_ms)] * len(samples)
+        together += median(ms / step for ms, step in zip(samples, known, strict=True))
+    return min(1 / together, 1.0) if together > 0 else 1.0
 
 
 def whole_parts(parts_ms: Mapping[str, Sequence[float]] | None) -> dict[str, list[float]]:
@@ -148,6 +163,11 @@ class DraftCosts:
             return None
         return float(self.fixed_ms[:n].sum() + self.node_ms[:n] @ np.asarray(expanding, dtype=float))
 
+    @property
+    def table(self) -> NDArray[np.float64]:
+        """(2, L) both."""
+        return np.stack([self.fixed_ms, self.node_ms])
+
     def between(self, other: DraftCosts, share: float) -> DraftCosts:
         """So far on the straight way to ``other``, over the levels that both know."""
         n = min(len(self.fixed_ms), len(other.fixed_ms))
@@ -160,10 +180,15 @@ class Drafting:
     """What drafting costs at every setting of a profile, and what everything measured takes without it.
 
     Only of settings that were timed level by level, all of whose trees say which nodes expand.
+
+    drafted : of everything measured (2, L) whether its trees have each level, and the mean of their expanding nodes
+    shifts  : (M, 2, L) what c and s of the levels change by where one of M medians is a standard error higher
     """
 
     costs: dict[Setting, DraftCosts]
     undrafted_ms: dict[Anchor, float]
+    drafted: dict[Anchor, NDArray[np.float64]]
+    shifts: dict[Setting, NDArray[np.float64]]
 
     @classmethod
     def fit(
@@ -171,45 +196,84 @@ class Drafting:
         timings: Sequence[DraftTiming],
         points: Sequence[StepTiming],
         step_ms: Mapping[Anchor, float],
-        paired_ms: Callable[[DraftTiming, Setting], float],
+        paired: Callable[[DraftTiming, Setting], Latency],
     ) -> Drafting:
         """From the timings of levels and of whole steps.
 
-        step_ms : of everything measured · paired_ms : the median of a level's samples in a setting
+        step_ms : of everything measured, of trees that expand otherwise the mean over samples of their medians
+        paired  : the median of a level's samples in a setting
         """
         trees = [p for p in points if p.size > 1]
         untold = {(p.batch_size, p.context_tokens) for p in trees if p.expanding is None}
-        costs = {}
+        costs, shifts = {}, {}
         for setting in {anchor[:2] for anchor in step_ms} - untold:
             levels: dict[Level, list[DraftTiming]] = {}
             for t in timings:
                 if t.batch_size == setting[0] and t.context_tokens in (None, setting[1]):
                     levels.setdefault((t.level, t.expanding_nodes), []).append(t)
-            fitted = fit_draft_costs({
-                level: (median(paired_ms(t, setting) for t in alike), sum(len(t.ms) for t in alike))
-                for level, alike in levels.items()
-            })  # fmt: skip
+            medians, errors = {}, {}
+            for level, alike in levels.items():
+                latencies = [paired(t, setting) for t in alike]
+                medians[level] = median(found.ms for found in latencies), sum(len(t.ms) for t in alike)
+                errors[level] = max(found.stderr_ms for found in latencies)
+            fitted = fit_draft_costs(medians)
             if len(fitted.node_ms):
-                costs[setting] = fitted
-        drafted: dict[Anchor, list[float | None]] = {
-            anchor: [0.0] for anchor in step_ms if anchor[2] == 1 and anchor[:2] in costs
+                costs[setting], shifts[setting] = fitted, _shifts(medians, errors)
+        samples: dict[Anchor, list[NDArray[np.float64]]] = {
+            anchor: [_levels((), costs[anchor[:2]])]
+            for anchor in step_ms
+            if anchor[2] == 1 and anchor[:2] in costs
         }
-        for p in trees:  # of trees alike in size and depth the mean over their samples
-            if (setting := (p.batch_size, p.context_tokens)) in costs:
-                ms = costs[setting].ms(p.expanding or ())
-                drafted.setdefault((*setting, p.size, p.depth), []).extend([ms] * len(p.step_ms))
+        for p in trees:
+            setting = p.batch_size, p.context_tokens
+            if setting in costs and p.depth <= len(costs[setting].fixed_ms):
+                own = [_levels(p.expanding or (), costs[setting])] * len(p.step_ms)
+                samples.setdefault((*setting, p.size, p.depth), []).extend(own)
+        drafted = {anchor: np.mean(of_samples, axis=0) for anchor, of_samples in samples.items()}
         undrafted = {}
-        for anchor, of_samples in drafted.items():
-            known = [ms for ms in of_samples if ms is not None]
-            if len(known) == len(of_samples):
-                undrafted[anchor] = max(step_ms[anchor] - float(np.mean(known)), LEFT * step_ms[anchor])
-        return cls(costs, undrafted)
+        for anchor, levels_of in drafted.items():
+            ms = float((costs[anchor[:2]].table * levels_of).sum())
+            undrafted[anchor] = max(step_ms[anchor] - ms, LEFT * step_ms[anchor])
+        return cls(costs, undrafted, drafted, shifts)
 
     def rest_ms(self, weights: Weights) -> float | None:
         """The weighted mean of what anchors take without drafting; None where that is not known."""
         if not self.undrafted_ms.keys() >= weights.keys():
             return None
         return sum(w * self.undrafted_ms[anchor] for anchor, w in weights.items())
+
+    def shifts_ms(self, weights: Weights, expanding: Sequence[int]) -> NDArray[np.float64]:
+        """(M,) what a tree's drafting changes by, less that of the trees it stands for, with each of all medians.
+
+        Trees that are compared share the medians, so the entries are those of all settings, in the same order.
+        """
+        found = [np.zeros(0)]
+        for setting, shifts in sorted(self.shifts.items()):
+            own = _levels(expanding, self.costs[setting])
+            change = np.zeros_like(own)
+            for anchor, weight in weights.items():
+                if anchor[:2] == setting:
+                    change += weight * (own - self.drafted[anchor])
+            found.append((shifts * change).sum((1, 2)))
+        return np.concatenate(found)
+
+
+def _levels(expanding: Sequence[int], costs: DraftCosts) -> NDArray[np.float64]:
+    """(2, L) by which the two costs of every level count for a tree."""
+    found = np.zeros_like(costs.table)
+    n = min(len(expanding), found.shape[1])
+    found[0, :n], found[1, :n] = 1.0, expanding[:n]
+    return found
+
+
+def _shifts(medians: Mapping[Level, tuple[float, int]], errors: Mapping[Level, float]) -> NDArray[np.float64]:
+    """(M, 2, L) what the costs change by where one of the medians is a standard error higher."""
+
+    def moved(level: Level, by: float) -> NDArray[np.float64]:
+        ms, samples = medians[level]
+        return fit_draft_costs({**medians, level: (max(ms + by, 0.0), samples)}).table
+
+    return np.array([(moved(level, error) - moved(level, -error)) / 2 for level, error in errors.items()])
 
 
 def fit_draft_costs(medians: Mapping[Level, tuple[float, int]]) -> DraftCosts:

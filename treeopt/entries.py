@@ -161,12 +161,10 @@ def _probe_warnings(probe: Probe, tree: Tree, budget: int, best: HeldOut) -> lis
     if tree != probe.policy:
         warnings.append(
             "These tokens per step are approximate: with another tree than the one that was decoded with, steps begin at "
-            "other places. Probe again with this tree as the policy."
+            "other places. With a profile at hand, treeopt calibrate and treeopt search again probe with it."
         )
-    if len(best.family) < budget:
-        warnings.append(
-            f"The probe tree has {len(best.family)} rows within these limits, so larger trees were left out."
-        )
+    if len(probe.tree) == len(best.family) < budget:
+        warnings.append(f"The probe tree has {len(probe.tree)} rows, so larger trees were left out.")
     return warnings
 
 

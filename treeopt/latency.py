@@ -8,6 +8,8 @@ round    a stretch of time in which everything was measured once. A step's laten
 
 Latency over rows is a staircase (Medusa, Table 8): matrix products cost by the tile. Its shape is pooled
 over all batch sizes of a profile, and says how to go from one measured size to the next.
+Trees of one size and depth cost the same but for their expanding nodes (`drafting`): those that differ in these are
+kinds of their own, whose mean, weighted by samples, is what the size and depth costs.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from treeopt.drafting import DraftCosts, Drafting, DraftTiming, check_expanding,
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.interpolation import (
     Anchor,
+    Setting,
     Weights,
     between_contexts,
     between_sizes,
@@ -190,7 +193,7 @@ class LatencyProfile:
 
         Size 1 is a plain step. Nothing is extrapolated. Where the pooled staircase and a straight line
         differ, half of that is part of the standard error. Where draft costs are known and ``expanding`` is given,
-        it is that tree's step, else one with as many expanding nodes as those that were timed.
+        it is that tree's step, else one with as many expanding nodes as those that were timed have on average.
         """
         weights = self.weights(batch_size, context_tokens, size, depth, measured_only=measured_only)
         found = self.estimate(weights)
@@ -206,7 +209,8 @@ class LatencyProfile:
         rest_ms, draft_ms = self.drafting.rest_ms(weights), costs.ms(expanding)
         if rest_ms is None or draft_ms is None:
             return None
-        return Latency(rest_ms + draft_ms, found.stderr_ms)
+        shifts = self.drafting.shifts_ms(weights, expanding)
+        return Latency(rest_ms + draft_ms, float(np.hypot(found.stderr_ms, np.linalg.norm(shifts))))
 
     def draft_costs(self, batch_size: int, context_tokens: int) -> DraftCosts | None:
         """What drafting costs; None where levels were not timed, or the trees do not say which nodes expand."""
@@ -221,7 +225,7 @@ class LatencyProfile:
         """What drafting costs at every setting, and everything measured without it."""
         return Drafting.fit(
             self.draft, self.points, {anchor: latency.ms for anchor, latency in self.anchors.items()},
-            lambda timing, setting: paired_latency(timing, self._pooled[(*setting, 1, 0)]).ms,
+            lambda timing, setting: paired_latency(timing, self._plain(setting)),
         )  # fmt: skip
 
     def estimate(self, weights: Weights | None) -> Latency | None:
@@ -232,15 +236,9 @@ class LatencyProfile:
         return Latency(sum(w * a.ms for w, a in parts), sum(w * a.stderr_ms for w, a in parts))
 
     def weights(
-        self,
-        batch_size: int,
-        context_tokens: int,
-        size: int,
-        depth: int,
-        *,
-        measured_only: bool = False,
-        pooled: bool = True,
-    ) -> Weights | None:
+        self, batch_size: int, context_tokens: int, size: int, depth: int, *,
+        measured_only: bool = False, pooled: bool = True,
+    ) -> Weights | None:  # fmt: skip
         """Which measurements make up the estimate for a tree; None where they do not enclose it.
 
         Between two measured sizes of one depth the way is that of the staircase over rows, pooled over
@@ -264,22 +262,26 @@ class LatencyProfile:
         """
         found = np.array([[self.anchors[anchor].ms for anchor in anchors]] * n)
         for setting in {anchor[:2] for anchor in anchors}:
-            plain = self._pooled[(*setting, 1, 0)]
+            plain = self._plain(setting)
             reference = np.array(list(by_round(plain).values()))
             together = rng.integers(0, max(len(reference), 1), (n, len(reference)))
-            for i, anchor in enumerate(anchors):
-                if anchor[:2] != setting:
-                    continue
+            for i, anchor in [(i, anchor) for i, anchor in enumerate(anchors) if anchor[:2] == setting]:
                 if not len(reference):
                     noise = self.anchors[anchor].stderr_ms * rng.standard_normal(n)
                     found[:, i] = np.maximum(found[:, i] + noise, found[:, i] / 2)
                     continue
                 found[:, i] *= np.median(reference[together], axis=1) / np.median(reference)
-                ratios = _ratios(self._pooled[anchor], plain)
-                if anchor[2] > 1 and len(ratios):
-                    same = len(ratios) == len(reference)  # else it joined later
-                    picks = together if same else rng.integers(0, len(ratios), (n, len(ratios)))
-                    found[:, i] *= np.median(ratios[picks], axis=1) / np.median(ratios)
+                if anchor[2] == 1:
+                    continue
+                again = np.zeros(n)
+                for kind, share, latency in self._kinds_of(anchor):
+                    own = np.full(n, share * latency.ms / self.anchors[anchor].ms)
+                    if len(ratios := _ratios(kind, plain)):
+                        same = len(ratios) == len(reference)  # else it joined later
+                        picks = together if same else rng.integers(0, len(ratios), (n, len(ratios)))
+                        own *= np.median(ratios[picks], axis=1) / np.median(ratios)
+                    again += own
+                found[:, i] *= again
         return found
 
     def staircase(self, rows: NDArray[Any]) -> NDArray[np.float64]:
@@ -287,31 +289,27 @@ class LatencyProfile:
 
         Least squares of step_ms = curve(rows) + one constant a setting and depth, then made to rise.
         """
-        knots, curve = self._staircase
-        found: NDArray[np.float64] = np.interp(rows, knots, curve)
-        return found
+        return np.asarray(np.interp(rows, *self._staircase))
 
     @cached_property
     def _staircase(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        measured = [a for a in self._pooled if a[3] > 0 or self._has_lone_root(a)]
+        lone = [
+            setting for setting, depths in self._sizes.items() if 0 in depths
+        ]  # a root timed as a tree, an end
+        measured = [a for a in self._kinds if a[3] > 0 or a[:2] in lone]
         return fit_staircase(
             rows=[a[0] * a[2] for a in measured],
             offsets=[[a[:2] for a in measured], [a[3] for a in measured]],
             step_ms=np.array([self.anchors[a].ms for a in measured]),
         )
 
-    def _has_lone_root(self, anchor: Anchor) -> bool:
-        """Whether a lone root was timed as a tree, so that size 1 is an end to go from."""
-        return 1 in self._sizes.get(anchor[:2], {}).get(0, ())
-
     def _enclosing(self, batch_size: int, context_tokens: int) -> tuple[int, int] | None:
         return enclosing_contexts([c for batch, c in self.settings if batch == batch_size], context_tokens)
 
     def reach(self, batch_size: int, context_tokens: int) -> tuple[int, int]:
         """The largest size and the largest depth measured; between two contexts the smaller of both."""
-        ends = self._enclosing(batch_size, context_tokens) or ()
         found = []
-        for context in ends:
+        for context in self._enclosing(batch_size, context_tokens) or ():
             here = [p for p in self.points if (p.batch_size, p.context_tokens) == (batch_size, context)]
             found.append((max((p.size for p in here), default=1), max((p.depth for p in here), default=0)))
         return (min(size for size, _ in found), min(depth for _, depth in found)) if found else (1, 0)
@@ -320,32 +318,43 @@ class LatencyProfile:
     def anchors(self) -> dict[Anchor, Latency]:
         """Everything measured; a plain step has size 1 and depth 0."""
         found = {}
-        for anchor, timing in self._pooled.items():
-            plain = self._pooled[(*anchor[:2], 1, 0)]
-            reference = median_latency(plain.step_ms)
-            medians = list(by_round(plain).values())
-            if medians:  # samples of a round are alike
-                reference = Latency(reference.ms, median_latency(medians).stderr_ms)
+        for anchor in self._kinds:
+            plain = self._plain(anchor[:2])
+            medians = list(by_round(plain).values()) or plain.step_ms  # samples of a round are alike
+            reference = Latency(median_latency(plain.step_ms).ms, median_latency(medians).stderr_ms)
             found[anchor] = reference
             if anchor[2] > 1:
-                step = paired_latency(timing, plain)
-                shared = reference.stderr_ms * step.ms / reference.ms if len(_ratios(timing, plain)) else 0.0
-                found[anchor] = Latency(step.ms, float(np.hypot(step.stderr_ms, shared)))
+                kinds = self._kinds_of(anchor)
+                ms = sum(share * latency.ms for _, share, latency in kinds)
+                own = np.linalg.norm([share * latency.stderr_ms for _, share, latency in kinds])
+                paired = any(len(_ratios(kind, plain)) for kind, *_ in kinds)
+                shared = reference.stderr_ms * ms / reference.ms if paired else 0.0
+                found[anchor] = Latency(ms, float(np.hypot(own, shared)))
         return found
 
+    def _plain(self, setting: Setting) -> StepTiming:
+        return self._kinds[(*setting, 1, 0)][0]
+
+    def _kinds_of(self, anchor: Anchor) -> list[tuple[StepTiming, float, Latency]]:
+        """The kinds of trees of a size and depth, each with its share of the samples and its latency."""
+        kinds, plain = self._kinds[anchor], self._plain(anchor[:2])
+        total = sum(len(kind.step_ms) for kind in kinds)
+        return [(kind, len(kind.step_ms) / total, paired_latency(kind, plain)) for kind in kinds]
+
     @cached_property
-    def _pooled(self) -> dict[Anchor, StepTiming]:
+    def _kinds(self) -> dict[Anchor, list[StepTiming]]:
         """All samples of the same kind of step as one timing."""
-        groups: dict[Anchor, list[StepTiming]] = {}
+        groups: dict[tuple[Anchor, tuple[int, ...] | None], list[StepTiming]] = {}
         for p in (*self.autoregressive, *(p for p in self.points if p.size > 1)):
-            groups.setdefault((p.batch_size, p.context_tokens, p.size, p.depth), []).append(p)
-        pooled = {}
-        for anchor, timings in groups.items():
+            anchor = p.batch_size, p.context_tokens, p.size, p.depth
+            groups.setdefault((anchor, p.expanding or None), []).append(p)
+        kinds: dict[Anchor, list[StepTiming]] = {}
+        for (anchor, _), timings in groups.items():
             samples = tuple(ms for p in timings for ms in p.step_ms)
             known = all(p.round is not None and len(p.round) == len(p.step_ms) for p in timings)
             rounds = tuple(r for p in timings for r in p.round or ()) if known else None
-            pooled[anchor] = StepTiming(*anchor, step_ms=samples, round=rounds)
-        return pooled
+            kinds.setdefault(anchor, []).append(StepTiming(*anchor, step_ms=samples, round=rounds))
+        return kinds
 
     @cached_property
     def _sizes(self) -> dict[tuple[int, int], dict[int, set[int]]]:
@@ -378,18 +387,12 @@ class LatencyProfile:
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
         document = storage.read_json(path, "profile", required=("points", "autoregressive"))
-        plain = [
-            {"size": 1, "depth": 0, **p} if isinstance(p, dict) else p
-            for p in _list(document, "autoregressive")
-        ]
+        alone = document["autoregressive"]
+        alone = alone if isinstance(alone, list) else [alone]
+        plain = [{"size": 1, "depth": 0, **p} if isinstance(p, dict) else p for p in alone]
         rest = ("schema", "points", "autoregressive", "draft", "runtime")
         info = {k: v for k, v in document.items() if k not in rest}
         return storage.typed(cls, {**document, "autoregressive": plain, "info": info}, path)
-
-
-def _list(document: dict[str, Any], key: str) -> list[Any]:
-    value = document[key]
-    return value if isinstance(value, list) else [value]
 
 
 def _without_unknown(record: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class PlanEntry:
     verified: dict[str, Any] | None = None
     best_chain: dict[str, Any] | None = None
     # Where drafting was timed by level: ms that it takes with this tree, its expanding nodes of every level, and the
-    # gap, a share: how much faster the best tree could be by the additive prediction; None where that was not sought.
+    # gap, a share: how much slower it is than the bound of all trees, by the values that add up; None where no bound
+    # was sought.
     draft_cost: dict[str, Any] | None = None
     unconstrained: dict[str, Any] | None = None  # what the best tree without the limits reaches
     rebuilds: dict[str, Any] | None = None  # the few sizes worth building an engine for

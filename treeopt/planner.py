@@ -2,7 +2,8 @@
 
 throughput = batch_size x tokens per step / step latency, over every size and depth. Both factors are
 measured, so both have noise; `treeopt.selection` says what it cannot tell apart. Where drafting is paid by the
-expanding node, there are also the trees grown under the prices of every batch size (`treeopt.throughput`).
+expanding node, there are also the trees grown under the prices of every batch size (`treeopt.throughput`), which are
+found once, on all conversations, and used in every fold.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treeopt.calibration import Calibration
+from treeopt.coverage import COVERAGE
 from treeopt.entries import entry_of, rebuilds_of, unconstrained
 from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK, Worth, check_objective, worth_of
@@ -75,7 +77,7 @@ def plan_trees(
     if isinstance(source, Calibration):
         objective = "independent"
     elif isinstance(source, Probe):
-        objective = "coverage"
+        objective = COVERAGE
     elif shape == "level-uniform" and objective == "replay":
         objective = "joint"  # which is what `grow_replay` hands over to
     meta = source.info if isinstance(source, Calibration) else source.meta

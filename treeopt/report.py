@@ -247,8 +247,8 @@ def _text(value: Any) -> str:
 
 def _stale(run: RunDirectory, told: Mapping[str, Told]) -> Iterator[str]:
     """Files that were made from others than those that are here now."""
-    here = {file.name: file for file in (run.trace, run.calibration, run.profile, run.plan) if file.exists()}
-    now = {name: storage.sha256_of(file) for name, file in here.items()}
+    files = (run.trace, run.probe, run.calibration, run.profile, run.plan)
+    now = {file.name: storage.sha256_of(file) for file in files if file.exists()}
     for file, this in told.items():
         command = "search" if file == run.plan.name else "bench"
         for name, sha256 in (this.inputs or {}).items():

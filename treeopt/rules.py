@@ -1,4 +1,4 @@
-"""Names of the acceptance rules, and whether what was measured under one holds for another."""
+"""Names of the acceptance rules, and whether what was measured with one rule or drafter holds for another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,23 @@ def option_of(record: Mapping[str, Any]) -> str:
     return " ".join([f"--acceptance {name}", *parts])
 
 
-def check_rule(measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str) -> None:
+def same_drafter(one: Mapping[str, Any], other: Mapping[str, Any], *, weights: bool = True) -> bool:
+    """Whether two records are of the same drafter, or (without ``weights``) of ones that cost the same; unknown may be.
+
+    >>> same_drafter({"kind": "early-exit", "id": "early-exit:1"}, {"kind": "early-exit", "id": "early-exit:2"})
+    False
+    """
+    keys = ["kind", "num_heads", "num_layers"]
+    if weights:
+        keys.append("sha256")
+    if one.get("sha256") is None and other.get("sha256") is None:  # none has weights of its own
+        keys.append("id")
+    return all(one.get(key) == other.get(key) for key in keys if None not in (one.get(key), other.get(key)))
+
+
+def check_rule(
+    measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str, *, command: str = "calibrate"
+) -> None:
     """Raise InvalidInput unless what was measured under one rule holds for another; an unknown rule may.
 
     what : the beginning of the sentence, "trace.npz holds"
@@ -41,5 +57,5 @@ def check_rule(measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], wh
         return
     raise InvalidInput(
         f"A tree is only as good as the acceptance rule that it was measured under: {what} for "
-        f"{option_of(measured)}, not for {option_of(wanted)}. Measure with: treeopt calibrate {option_of(wanted)}"
+        f"{option_of(measured)}, not for {option_of(wanted)}. Measure with: treeopt {command} {option_of(wanted)}"
     )

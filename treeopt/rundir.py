@@ -106,7 +106,14 @@ class RunDirectory:
         """
         if calibration is not None:
             path = library.find("calibration", calibration)
-            return path, RankTrace.load(path) if path.suffix == ".npz" else Calibration.load(path)
+            if path.suffix != ".npz":
+                return path, Calibration.load(path)
+            if is_probe(path):
+                raise InvalidInput(
+                    f"Accuracies come from a trace or a calibration, but {path} is a probe of typical acceptance, on "
+                    "which only search plans."
+                )
+            return path, RankTrace.load(path)
         if self.trace.exists():
             return self.trace, self.read_trace()
         if not self.calibration.exists():
@@ -126,8 +133,8 @@ class RunDirectory:
 
     def is_stale(self, plan: Plan) -> bool:
         """Whether the run's trace or profile has changed since the plan was made from it."""
-        files = [file for file in (self.trace, self.probe, self.profile) if file.exists()]
-        return any(plan.inputs.get(file.name) not in (None, sha256_of(file)) for file in files)
+        files = [file for file in (self.trace, self.probe, self.profile) if file.name in plan.inputs]
+        return any(not file.exists() or plan.inputs[file.name] != sha256_of(file) for file in files)
 
 
 def digests(*files: Path) -> dict[str, str]:

@@ -5,10 +5,10 @@ conversations, latencies from a sample of rounds: both are drawn again, the same
 and a candidate is *tied* with the fastest one where that is not faster in 97.5 % of the draws.
 
 Where drafting was timed level by level, a candidate's latency is that of the trees that were timed of its size and
-depth, with the drafting of their expanding nodes replaced by that of its own (`drafting`). The difference is between
-trees of one size, and its medians are of many samples, so its noise is left out of the draws.
+depth, with the drafting of their expanding nodes replaced by that of its own (`drafting`). The difference has the
+noise of the levels' medians, which is drawn from their standard errors, the same for all candidates.
 
-n candidates · B bootstrap draws
+n candidates · B bootstrap draws · M medians of levels
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ def candidates_of(
     found: list[tuple[Grown, list[int]]] = []  # with which of its trees
     ways: list[tuple[Weights, Weights]] = []  # pooled and straight
     drafted: list[float] = []
+    shifts: list[Floats] = []
     costs, rest_ms = profile.draft_costs(batch_size, context), profile.drafting.rest_ms
     for grown in families:
         family, rows = grown.held_out.family, []
@@ -147,10 +148,12 @@ def candidates_of(
             if pooled is None:
                 continue
             if costs is not None:
-                ms = costs.ms(expanding_nodes(family.nodes(size)))
+                expanding = expanding_nodes(family.nodes(size))
+                ms = costs.ms(expanding)
                 if ms is None or rest_ms(pooled) is None:
                     continue  # drafting so deep was not timed
                 drafted.append(ms)
+                shifts.append(profile.drafting.shifts_ms(pooled, expanding))
             rows.append(row)
             ways.append((pooled, straight or pooled))
         found.append((grown, rows))
@@ -178,6 +181,9 @@ def candidates_of(
     count = c.rate_draws.shape[1] if c.rate_draws.shape[1] > 1 else BOOTSTRAPS
     ms = table @ rest + draft
     ms_draws = table @ (profile.draws(anchors, count, rng) + (rest - whole)).T + draft[:, None]
+    if shifts:
+        moves = np.array(shifts)  # (n, M)
+        ms_draws += moves @ rng.standard_normal((moves.shape[1], count))
     unsure = np.abs(table @ rest - lines @ rest) / 2  # as much as the two ways between measured sizes differ
     ms_draws = np.maximum(ms_draws + unsure[:, None] * rng.standard_normal(ms_draws.shape), ms[:, None] / 4)
     spread = ms_draws.std(axis=1)

@@ -8,8 +8,9 @@ The best ratio of two sums is found by Dinkelbach's iteration (On nonlinear frac
 Science 13, 1967): with theta the best ratio so far, find the tree with the most T(t) - theta ms(t), and take its
 ratio for theta, until nothing is left to gain. A tree with the most of that difference is one of `Worth.best`, where
 an expanding node of level l has the price theta node_ms[l]; so a round finds it for all sizes at once, and the last
-one has the best of all trees up to a depth exactly. The trees of other sizes are the best at its theta: such a tree
-of ratio r is at most (theta - r) (ms of the size's best tree / its own ms - 1) short of that one.
+one has the best of all trees up to a depth exactly. A tree of another size is the size's best at the last theta,
+unless a smaller one has more tokens less prices (`knapsack`). Then its ratio r is at most (theta - r)
+(1 - its own ms / ms of the size's tree with the best ratio) short of the best.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.drafting import NEGLIGIBLE, DraftCosts, expanding_nodes
+from treeopt.drafting import NEARLY_FREE, DraftCosts, expanding_nodes
 from treeopt.growth import Worth
 from treeopt.latency import LatencyProfile
 
@@ -102,9 +103,10 @@ def rest_of_step(
 
 
 def is_costly(profile: LatencyProfile, batch_size: int, costs: DraftCosts) -> bool:
-    """Whether the expanding nodes of any tree that was timed took more than `NEGLIGIBLE` of its step."""
+    """Whether the expanding nodes of any tree that was timed took more than `NEARLY_FREE` of its step."""
     return any(
-        _node_ms(point.expanding, costs.node_ms[: point.depth]) > NEGLIGIBLE * float(np.median(point.step_ms))
+        _node_ms(point.expanding, costs.node_ms[: point.depth])
+        > NEARLY_FREE * float(np.median(point.step_ms))
         for point in profile.points
         if point.batch_size == batch_size and point.expanding and point.depth <= len(costs.node_ms)
     )

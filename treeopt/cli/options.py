@@ -168,7 +168,9 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
         if known.pop("responses", None) and known.get("temperature"):  # of the given answers
             known.setdefault("acceptance", "sample")
         known = {k: v for k, v in known.items() if k not in ("column", "group_by", "split")}
-    if "acceptance" in source:  # another rule has options of its own
+    if "drafter" in source:
+        known.pop("draft_depth", None)
+    if "acceptance" in source or "responses" in source:  # another rule has options of its own
         known = {k: v for k, v in known.items() if k not in RULE_OPTIONS or k == "draft_depth"}
     return {**known, **source}
 

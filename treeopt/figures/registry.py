@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from treeopt import library
 from treeopt.benchmark import Benchmark
 from treeopt.calibration import Calibration
+from treeopt.coverage import COVERAGE
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.figures import accuracy, bench, latency, planning, roofline, style, tree
 from treeopt.latency import LatencyProfile
 from treeopt.plan import Plan
+from treeopt.probe import Probe
 from treeopt.rundir import RunDirectory
 from treeopt.storage import atomic_writer, sha256_of
 from treeopt.trace import RankTrace
@@ -57,21 +59,25 @@ class Inputs:
         raise OutOfRange(f"{self.run.calibration} does not exist yet. Make it with: treeopt calibrate")
 
     @cached_property
-    def grown_on(self) -> RankTrace | Calibration | None:
+    def grown_on(self) -> RankTrace | Probe | Calibration | None:
         """What the plan was made from: a file of the run or a shipped one, unless it has changed since."""
         files = {file.name: file for file in library.shipped("calibration").values()}
-        files |= {file.name: file for file in (self.run.trace, self.run.calibration)}
+        files |= {file.name: file for file in (self.run.trace, self.run.probe, self.run.calibration)}
         for name, sha256 in self.plan.inputs.items():
             file = files.get(name)
             if file and file.is_file() and sha256_of(file) == sha256:
-                return RankTrace.load(file) if file.suffix == ".npz" else Calibration.load(file)
+                return self.run.read_planned(str(file))[1]
         return None
 
     @cached_property
-    def source(self) -> RankTrace | Calibration:
+    def source(self) -> RankTrace | Probe | Calibration:
         """What the plan was made from, if it is at hand; else the run's own trace or calibration."""
         if self.grown_on is not None:
             return self.grown_on
+        if self.plan.objective == COVERAGE:
+            raise OutOfRange(
+                f"The plan was made from another probe than there is in {self.run.path}: search again."
+            )
         if self.run.trace.exists():
             return self.trace
         if self.run.calibration.exists():

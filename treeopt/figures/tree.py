@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
+from treeopt.coverage import node_visits, replay_probe
 from treeopt.errors import OutOfRange
 from treeopt.figures.style import SEQUENTIAL, SIZE_INCHES, blank, count, heading, look, origin, sentence
 from treeopt.growth import product_values
+from treeopt.probe import Probe
 from treeopt.replay import growth_index, tokens_per_step
 from treeopt.trace import RankTrace
 from treeopt.tree import IntArray, Tree, read_only
@@ -57,8 +59,8 @@ class TreeData:
     caption: str = ""
 
 
-def tree_data(tree: Tree, source: RankTrace | Calibration, *, in_sample: bool = False) -> TreeData:
-    """Replay the trace with the tree; from a calibration, the products of its marginals.
+def tree_data(tree: Tree, source: RankTrace | Probe | Calibration, *, in_sample: bool = False) -> TreeData:
+    """Replay the trace or the probe with the tree; from a calibration, the products of its marginals.
 
     ``in_sample`` says that the tree was grown on this trace, which the caption then tells.
     Raises OutOfRange for a calibration that lacks the tree's heads or ranks.
@@ -68,15 +70,19 @@ def tree_data(tree: Tree, source: RankTrace | Calibration, *, in_sample: bool = 
     >>> data.visits.tolist(), data.steps, data.probabilities.tolist()
     ([2, 1], 2, [1.0, 0.5])
     """
-    if isinstance(source, RankTrace):
+    if isinstance(source, RankTrace | Probe):
         visits, steps = count_visits(source, tree)
         probabilities = visits / max(steps, 1) if steps else np.eye(len(tree))[0]
         caption = sentence(
-            f"replay of {count(source.num_sequences, 'sequence')}, {count(steps, 'step')}"
+            f"{'replay' if isinstance(source, RankTrace) else 'probe'} of "
+            f"{count(source.num_sequences, 'sequence')}, {count(steps, 'step')}"
             + (", in-sample" if in_sample else ""),
             origin(source.meta.get("provenance")),
         )
-        rate = tokens_per_step(int((source.lengths - 1).sum()), steps)
+        emitted = source.lengths.sum() - source.num_sequences
+        if isinstance(source, Probe):
+            emitted = replay_probe(source, tree).tokens.sum()
+        rate = tokens_per_step(int(emitted), steps)
         return TreeData(tree, columns(tree, probabilities), probabilities, rate, visits, steps, caption)
     if tree.depth > source.num_heads or max(tree.ranks) >= source.top_k:
         raise OutOfRange(
@@ -95,8 +101,11 @@ def tree_data(tree: Tree, source: RankTrace | Calibration, *, in_sample: bool = 
     return TreeData(tree, columns(tree, probabilities), probabilities, rate, caption=caption)
 
 
-def count_visits(trace: RankTrace, tree: Tree) -> tuple[IntArray, int]:
+def count_visits(trace: RankTrace | Probe, tree: Tree) -> tuple[IntArray, int]:
     """(n,) steps of the replay in which each node is accepted, and all steps (the root's own)."""
+    if isinstance(trace, Probe):
+        accepted = node_visits(trace, tree)
+        return read_only(accepted, np.int64), int(accepted[0])
     nodes = growth_index(trace, tree.paths)  # (P, D)
     accepted = (nodes < len(tree)).sum(1)
     visits = np.zeros(len(tree) + 1, dtype=np.int64)

@@ -17,7 +17,7 @@ from treeopt.plan import Plan, PlanEntry
 from treeopt.planner import plan_trees
 from treeopt.probe import Probe
 from treeopt.roofline import MEASURES as ANALYTICAL
-from treeopt.rules import check_rule
+from treeopt.rules import check_rule, same_drafter
 from treeopt.rundir import RunDirectory, digests
 from treeopt.shapes import SHAPES, check_shape
 from treeopt.trace import RankTrace
@@ -248,11 +248,29 @@ def _result(bench: Benchmark, name: str) -> dict[str, Any]:
 def check_same_model(
     source: RankTrace | Probe | Calibration, profile: LatencyProfile, run: RunDirectory
 ) -> None:
-    """Raise InvalidInput where the run's own profile is of another model than what it was calibrated on."""
+    """Raise InvalidInput where the run's own profile is of another model, drafter or rule than was calibrated.
+
+    Drafters that differ in their weights only cost the same.
+    """
     info = source.info if isinstance(source, Calibration) else source.meta
-    ours, theirs = ((record.get("provenance") or {}).get("model") for record in (info, profile.info))
-    if ours and theirs and ours != theirs:
-        raise InvalidInput(
-            f"A plan needs latencies of the model that was calibrated, {ours}, but {run.profile} is of "
-            f"{theirs}. Measure again with: treeopt profile"
+    ours, theirs = ((record.get("provenance") or {}) for record in (info, profile.info))
+    drafter, timed = info.get("drafter") or {}, theirs.get("drafter") or {}
+    differs: list[tuple[str, Any, Any]] = [("model", ours.get("model"), theirs.get("model"))]
+    if not same_drafter(drafter, timed, weights=False):
+        names = [
+            " ".join(str(record[key]) for key in ("kind", "id", "num_heads", "num_layers") if record.get(key))
+            for record in (drafter, timed)
+        ]
+        differs.append(("drafter", names[0], names[1]))
+    for what, mine, other in differs:
+        if mine and other and mine != other:
+            raise InvalidInput(
+                f"A plan needs latencies of the {what} that was calibrated, {mine}, but {run.profile} is of "
+                f"{other}. Measure again with: treeopt profile"
+            )
+    if info.get("acceptance") and theirs.get("acceptance"):
+        check_rule(theirs["acceptance"], info["acceptance"], f"{run.profile} holds", command="profile")
+    if profile.info.get("measures") == ANALYTICAL and drafter.get("kind") not in (None, "medusa"):
+        note(
+            f"The latencies are computed with Medusa heads; drafting with {drafter['kind']} costs otherwise."
         )

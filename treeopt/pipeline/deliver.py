@@ -11,6 +11,7 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.export.rebuilds import rebuild_files
 from treeopt.plan import Plan
 from treeopt.published import PUBLISHED, published_tree
+from treeopt.rules import option_of
 from treeopt.rundir import RunDirectory
 from treeopt.storage import load_json, read_text, write_text
 from treeopt.tree import Tree
@@ -64,7 +65,8 @@ def export(
         )  # fmt: skip
         more = f"{folder}/rebuild.sh builds and times the sizes worth it; its first lines say how to run it."
         written = replace(written, files={**written.files, **script}, notes=(*written.notes, more))
-    return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
+    told = (*written.notes, *_other_runtime(plan, engine), *_rule(plan))
+    return _write(folder, replace(written, notes=told))
 
 
 def export_all(run: RunDirectory, plan: Plan) -> None:
@@ -105,8 +107,19 @@ def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
         return ()
     return (
         f"What was chosen rests on step latencies of {name}; a step costs otherwise in {engine}, where another size "
-        "may be faster. The tokens per step hold for both.",
+        "may be faster. The tokens per step hold for both, where both accept by the same rule.",
     )
+
+
+def _rule(plan: Plan) -> tuple[str, ...]:
+    """A warning where the plan holds for another rule than greedy decoding."""
+    rule = plan.acceptance or {}
+    if rule.get("rule", "greedy") == "greedy":
+        return ()
+    names = {"temperature": "temperature", "epsilon": "posterior_threshold", "delta": "posterior_alpha"}
+    medusas = ", ".join(f"{name} {rule[key]:g}" for key, name in names.items() if rule.get(key) is not None)
+    called = f" (in Medusa's code {medusas})" if rule["rule"] == "typical" else ""
+    return (f"The plan holds for {option_of(rule)}{called}: the engine must decode so too.",)
 
 
 def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:

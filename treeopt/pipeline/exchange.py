@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treeopt.console import progress
+from treeopt.console import note, progress
 from treeopt.errors import InvalidInput
 from treeopt.export.diagnosis import Diagnosis, diagnose
 from treeopt.pipeline.deliver import named_tree, read_plan
@@ -21,6 +21,10 @@ def score(
     grown_on = set(plan.inputs.values()) if plan else set()
     asked = named_tree(tree, batch_size=batch_size)
     path, source = run.read_source(calibration)
+    if calibration is None and run.probe.exists():
+        note(
+            "Scored by greedy decoding: what a tree reaches under typical acceptance, treeopt bench --tree measures."
+        )
     with progress("Scoring", None):
         return score_tree(source, asked, grown_here=sha256_of(path) in grown_on)
 

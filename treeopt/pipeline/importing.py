@@ -16,7 +16,9 @@ from treeopt.rundir import RunDirectory
 from treeopt.storage import sha256_of
 from treeopt.trace import RankTrace
 
-DRAFTERS = ("medusa", "hydra", "eagle", "eagle3", "mtp", "draft-model", "ngram", "redrafter")
+DRAFTERS = (
+    "medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "ngram", "redrafter",
+)  # fmt: skip
 
 
 def import_file(
@@ -36,7 +38,7 @@ def import_file(
     Raises InvalidInput where the run has been calibrated already, unless it is to be overwritten; then a
     trace that the new numbers do not have is deleted, so that the two files are always of one origin.
     """
-    there = [file for file in (run.trace, run.calibration) if file.exists()]
+    there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
     if there and not overwrite:
         raise InvalidInput(
             f"An import does not replace measurements unasked, but {there[0]} exists: pass another --run, or "
@@ -64,6 +66,7 @@ def import_file(
         calibration.info["provenance"] = record
         calibration.info["drafter"] = told
         run.trace.unlink(missing_ok=True)
+    run.probe.unlink(missing_ok=True)
     if calibration.info.get("source") != ENGINE_LOG:
         calibration.info["source"] = "imported"
     calibration.info["notes"] = list(found.notes)

@@ -6,6 +6,7 @@ round two  decodes with the tree that a plan on round one chooses, so that its f
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +68,7 @@ def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_siz
 
     assert isinstance(session.acceptance, Typical), "only typical acceptance is probed"
     rule, prompts = session.acceptance, turn_prompts(session.prompts, trace)
-    tree = probe_tree(trace, size=PROBE_NODES, policy=policy)
-    kept = ("max_new_tokens", "drafter", "source", "answers", "provenance")
-    meta: dict[str, Any] = {key: trace.meta.get(key) for key in kept} | {"top_k": trace.top_k}
-    if meta["provenance"]:
-        meta["provenance"] = {**meta["provenance"], "acceptance": rule.record}
+    tree, meta = probe_tree(trace, size=PROBE_NODES, policy=policy), _meta(session, trace)
     with progress(title, len(prompts)) as advance:
 
         def attempt(rows: int) -> Probe:
@@ -101,6 +98,14 @@ def _first_policy(trace: RankTrace) -> Tree:
     return family.tree(len(family))
 
 
+def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
+    """What a probe of the trace's prompts says of itself."""
+    kept = ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")
+    meta: dict[str, Any] = {key: trace.meta.get(key) for key in kept}
+    record = {**(trace.meta.get("provenance") or {}), "acceptance": session.acceptance.record}
+    return {**meta, "top_k": trace.top_k, "acceptance": session.acceptance.record, "provenance": record}
+
+
 def _finished(file: Path, session: Session, trace: RankTrace, policy: Tree) -> Probe | None:
     """A round that an earlier run has finished, if it is the same."""
     if not file.exists():
@@ -109,10 +114,6 @@ def _finished(file: Path, session: Session, trace: RankTrace, policy: Tree) -> P
         probe = Probe.load(file)
     except InvalidInput:
         return None
-    same = (
-        probe.policy == policy
-        and probe.meta.get("acceptance") == session.acceptance.record
-        and probe.meta.get("prompt_sha256") == trace.meta.get("prompt_sha256")
-        and (probe.meta.get("drafter") or {}).get("sha256") == session.drafter_record["sha256"]
-    )
-    return probe if same else None
+    expected = json.loads(json.dumps(_meta(session, trace)))
+    same = all(probe.meta.get(key) == value for key, value in expected.items())
+    return probe if same and probe.policy == policy else None

@@ -42,7 +42,15 @@ STAGE_ONE = 0.75  # share of the time limit
 TOLD_DRIFT = 0.05
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
-SAME = ("model", "revision", "drafter", "device", "dtype", "machine")  # of profiles that can be one
+SAME = (
+    "model",
+    "revision",
+    "drafter",
+    "acceptance",
+    "device",
+    "dtype",
+    "machine",
+)  # of profiles that can be one
 
 Measurable = tuple[int, int | None]  # batch size, nominal context
 

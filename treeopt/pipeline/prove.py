@@ -11,7 +11,7 @@ import numpy as np
 
 from treeopt.bench_table import PUBLISHED
 from treeopt.console import note, progress
-from treeopt.coverage import guess_counts, replay_probe
+from treeopt.coverage import COVERAGE, guess_counts, replay_probe
 from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK
 from treeopt.heldout import crossfit, crossfit_probe, rate_tree
@@ -22,7 +22,7 @@ from treeopt.plan import Plan, PlanEntry
 from treeopt.probe import Probe
 from treeopt.published import published_tree
 from treeopt.replay import accepted_counts
-from treeopt.rules import SAME_TEXT, check_rule
+from treeopt.rules import SAME_TEXT, check_rule, same_drafter
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
@@ -50,7 +50,8 @@ def bench(
     if rounds < 1:
         raise InvalidInput(f"--rounds must be at least 1, but got {rounds}.")
     plan, trace = run.read_plan(), run.read_trace()
-    source = run.read_probe() if run.probe.exists() else trace
+    check_rule(plan.acceptance, session.acceptance.record, "the plan holds")
+    source = run.read_probe() if plan.objective == COVERAGE else trace
     if run.is_stale(plan):
         note(STALE)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
@@ -70,6 +71,8 @@ def bench(
         dtype = (trace.meta.get("provenance") or {}).get("dtype")
         same = dtype == session.provenance().dtype and limit == trace.meta.get("max_new_tokens")
         same &= not (trace.meta.get("answers") or {}).get("given")
+        seeds = [rule.get("seed") for rule in (trace.meta.get("acceptance") or {}, session.acceptance.record)]
+        same &= plan.objective == COVERAGE or seeds[0] == seeds[1]
         if same and _ranks_needed(trace, contenders) == trace.top_k:
             reference = trace
         else:
@@ -149,7 +152,13 @@ def decode(
             )  # fmt: skip
 
     visits, rows = with_less_memory(attempt, batch_size, note)
-    quality = {} if has_one_text else {"quality": _quality(session, visits, contenders, prompts, reference)}
+    quality = {}
+    if not has_one_text:
+
+        def judge(rows: int) -> dict[str, dict[str, float]]:
+            return _quality(session, visits, contenders, prompts, reference, batch_size=rows)
+
+        quality = {"quality": with_less_memory(judge, rows, note)[0]}
     return assemble(
         visits, session.target, prompts, contenders, reference, batch_size=rows, predicted=predicted or {},
         predicted_accepted=predicted_accepted or {}, has_one_text=has_one_text,
@@ -179,7 +188,7 @@ def _ranks_needed(source: RankTrace | Probe, contenders: Mapping[str, Tree | Non
 def check_same_kind(session: Session, source: RankTrace | Probe) -> None:
     """Raise InvalidInput where the run was calibrated with another drafter or rule than bench decodes with."""
     theirs, ours = source.meta.get("drafter") or {}, session.drafter_record
-    if any(theirs.get(key) not in (None, ours.get(key)) for key in ("kind", "sha256")):
+    if not same_drafter(theirs, ours):
         raise InvalidInput(
             f"Bench must decode with the drafter that was calibrated, {theirs.get('id')}, but got {ours['id']}. "
             "Calibrate again, or use another --run."
@@ -193,6 +202,8 @@ def _quality(
     contenders: Iterable[str],
     prompts: Sequence[Prompt],
     reference: RankTrace,
+    *,
+    batch_size: int,
 ) -> dict[str, dict[str, float]]:
     """What the target thinks of every contender's texts, and how far they are from the plain ones."""
     from treeopt.runtime.typical import measure_quality
@@ -205,7 +216,7 @@ def _quality(
             rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"][name]["rows"]]
             texts = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
             found[name] = measure_quality(session.target, [prompt.tokens for prompt in prompts], texts, plain,
-                                          conversations=clusters)  # fmt: skip
+                                          conversations=clusters, batch_size=batch_size)  # fmt: skip
     return found
 
 

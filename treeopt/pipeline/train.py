@@ -241,7 +241,7 @@ def _asking(target: Target, source: dict[str, Any], max_new_tokens: int, tokens:
             "are given: leave one out."
         )
     name = rule.pop("acceptance", "sample" if rule else "greedy")
-    if rule and name == "sample" and "seed" in source:
+    if name == "sample" and "seed" in source:
         rule["seed"] = source["seed"]
     acceptance = open_acceptance(name, rule.pop("temperature", None), **rule)
     stop, context = StopRule(target.eos_ids, max_new_tokens), target.context
@@ -276,11 +276,12 @@ def _provenance(target: Target, recipe: Recipe, prompts: PromptSet, asking: Aski
 
 def _command(source: dict[str, Any], model: str, folder: Path, kind: str) -> str:
     """The line that uses the result."""
+    others = demo.NAME if "prompts" not in source else "OTHER_PROMPTS"
     if kind == "medusa-2":
-        return f"treeopt run --model {folder} --prompts {source.get('prompts', 'PROMPTS')}"
+        return f"treeopt run --model {folder} --prompts {others}"
     if model == demo.NAME:
         return f"treeopt run --drafter {folder}"
-    return f"treeopt run --model {model} --drafter {folder} --prompts {source.get('prompts', 'PROMPTS')}"
+    return f"treeopt run --model {model} --drafter {folder} --prompts {others}"
 
 
 @contextmanager

@@ -225,5 +225,5 @@ def logit_gap(
     cache = TreeCache(target.num_layers, 1, tokens.shape[1], target.layer_devices)
     cache.begin_prefill([0], [tokens.shape[1]], target.device)
     positions = torch.arange(tokens.shape[1], device=target.device)[None]
-    logits = target.logits(target.hidden(tokens, positions, cache, None)[0, -1]).float()
+    logits = target.scores(target.logits(target.hidden(tokens, positions, cache, None)[0, -1])).float()
     return float((logits[theirs[at]] - logits[ours[at]]).abs())

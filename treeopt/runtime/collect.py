@@ -270,6 +270,8 @@ class RankCounter:
                     torch.tensor(answer.tokens).split(at_once),
                     strict=True,
                 )
-                own = torch.cat([rank_of(self.target.logits(h), y, self.top_k) for h, y in chunks])
+                own = torch.cat(
+                    [rank_of(self.target.scores(self.target.logits(h)), y, self.top_k) for h, y in chunks]
+                )
                 self._target_ranks[id(row)] = own.to("cpu", torch.int16).numpy()
         self._pending.clear()

@@ -45,15 +45,15 @@ from treeopt.tree import IntArray, Tree
 
 
 def accepted_tokens(p: Tensor, q: Tensor, drafted: Tensor, noise: Tensor) -> Tensor:
-    """(b,) how many of the (b, K) drafted tokens are accepted, by (b, K) noise inside (0, 1).
+    """(b,) how many of the (b, K) drafted tokens are accepted, by (b, K) noise inside (0, 1); -1 where none is drafted.
 
     >>> p, q = torch.tensor([[[0.3, 0.7], [0.5, 0.5]]]), torch.tensor([[[0.6, 0.4]]])
     >>> [int(accepted_tokens(p, q, torch.tensor([[0]]), torch.tensor([[noise]]))) for noise in (0.49, 0.51)]
     [1, 0]
     """
-    token = drafted[..., None]
+    token = drafted[..., None].clamp_min(0)
     passes = noise * q.gather(-1, token)[..., 0] < p[:, :-1].gather(-1, token)[..., 0]
-    return passes.long().cumprod(1).sum(1)
+    return (passes & (drafted >= 0)).long().cumprod(1).sum(1)
 
 
 def next_probabilities(p: Tensor, q: Tensor, accepted: Tensor) -> Tensor:
@@ -177,9 +177,13 @@ class ChainDraft(ModelDraft):
             )
             if depth == 0:
                 positions = torch.tensor(self.cache.lengths, device=self.device)  # behind the root
-            shares.append(self.drafter.probabilities(hidden)[:, 0])  # (b, V)
+            q = self.drafter.probabilities(hidden)[:, 0]  # (b, V)
             states = stream_states(seed, Stream.DRAFT, self.keys, positions + depth)
-            tokens.append(gumbel_argmax(shares[-1].log(), states)[:, None])
+            drawn = gumbel_argmax(q.log(), states)
+            # Beyond the draft's own context nothing is drafted: the target then says the token by itself.
+            outside = positions - 1 + depth >= self.drafter.model.context
+            shares.append(q.masked_fill(outside[:, None], 0.0))
+            tokens.append(drawn.masked_fill(outside, -1)[:, None])
             mark(f"draft {depth}")
         self.drafter.proposal = Proposal(torch.stack(shares, 1), self.keys, positions)
         return torch.cat(tokens, 1)
@@ -213,6 +217,7 @@ class Rejection:
     ) -> tuple[IntArray, IntArray]:
         made, sampling = self.drafter.proposal, self.drafter.sampling
         drafted = torch.from_numpy(tokens[:, 1:]).to(logits.device)
+        assert drafted.shape == made.q.shape[:2], "the proposal is that of this very step"
         accepted, following = reject(sampling.probabilities(logits), made.q, drafted, seed=sampling.seed,
                                      keys=made.keys, positions=made.positions)  # fmt: skip
         count = accepted.cpu().numpy()

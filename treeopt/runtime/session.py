@@ -101,7 +101,8 @@ def open_session(
         raise InvalidInput("--column, --responses and --split need --prompts: the demo's are plain text.")
     target = load_target(str(demo.MODEL) if is_demo else model, dtype=dtype, device=device,
                          device_map=device_map, revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
-    opened = open_drafter(drafter, target, is_demo=is_demo, depth=draft_depth, revision=revision)
+    opened = open_drafter(drafter, target, is_demo=is_demo, depth=draft_depth, revision=revision,
+                          trust_remote_code=trust_remote_code)  # fmt: skip
     drafting: Drafter = opened.drafter
     if acceptance == "reject":
         drafting, rules = by_rejection(drafting, target, rules)

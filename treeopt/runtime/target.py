@@ -102,6 +102,7 @@ def load_target(
     device_map: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    option: str = "--model",
 ) -> Target:
     """A model and its tokenizer from a folder or a hub id, in evaluation mode.
 
@@ -131,7 +132,7 @@ def load_target(
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         where = "folder" if Path(path_or_id).exists() else "model id or folder"
         reason = str(error).strip().split("\n")[0]
-        raise InvalidInput(f"--model must be a loadable {where}, but {path_or_id}: {reason}") from None
+        raise InvalidInput(f"{option} must be a loadable {where}, but {path_or_id}: {reason}") from None
     model.eval().requires_grad_(False)
     return Target(model, tokenizer, name=path_or_id, revision=revision)
 

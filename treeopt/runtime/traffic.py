@@ -53,6 +53,6 @@ def bandwidth_floor(target: Target, plain: StepTiming, *, weights: int, gb_per_s
 
 def _storages(owner: Any) -> dict[int, int]:
     """Address and bytes of the weights of a module, or of a draft model's; nothing for drafters without weights."""
-    module = owner if isinstance(owner, nn.Module) else getattr(getattr(owner, "draft", None), "model", None)
+    module = owner if isinstance(owner, nn.Module) else getattr(getattr(owner, "model", None), "model", None)
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
     return {tensor.data_ptr(): tensor.nbytes for tensor in parameters}

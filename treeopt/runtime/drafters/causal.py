@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.protocol import Level
@@ -32,6 +32,7 @@ class CausalDraft:
         self._tokens = torch.zeros((0, 0), dtype=torch.long, device=device)  # (b, n) committed, to be fed
         self._hidden = torch.zeros(0, device=device)  # (b, n, d)
         self._counts: list[int] = []  # how many of the n each row has
+        self._later: list[tuple[Tensor, Tensor, list[int]]] = []  # the same of steps since
 
     def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
         """One pass over (b, n) states: (b, n, ...) whatever guesses are read from.
@@ -52,12 +53,10 @@ class CausalDraft:
             row[: len(prompt)] = torch.tensor(prompt)
         tokens = tokens.to(self.device)
         self.feed_prompts(tokens, hidden, counts)
-        rows = torch.arange(len(prompts), device=self.device)
-        last = torch.tensor(counts, device=self.device)
-        first = len(self._counts)
-        self._append(
-            [0] * first + [1] * len(prompts), tokens[rows, last][:, None], hidden[rows, last][:, None]
-        )
+        self._merge()
+        old = [(self._tokens[i, :n], self._hidden[i, :n]) for i, n in enumerate(self._counts)]
+        new = [(tokens[i, n : n + 1], hidden[i, n : n + 1]) for i, n in enumerate(counts)]
+        self._wait([*old, *new])
 
     def feed_prompts(self, tokens: Tensor, hidden: Tensor, counts: list[int]) -> None:
         """Feed ``counts`` states of each (rows, longest) prompt into new rows of the cache."""
@@ -71,27 +70,28 @@ class CausalDraft:
         self.feed(tokens[:, 1 : n + 1], hidden[:, :n], positions, None)
 
     def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
-        """Committed tokens of a step; they wait for the next tree step."""
-        self._append(list(counts), tokens, hidden)
+        """Committed tokens of a step; they wait for the next tree step. A plain step does no more than this."""
+        self._later.append((tokens, hidden, list(counts)))
 
-    def _append(self, counts: list[int], tokens: Tensor, hidden: Tensor) -> None:
-        """Let more states wait: ``counts`` of every row; new rows, which ``tokens`` alone may cover, come last."""
-        before = self._counts + [0] * (len(counts) - len(self._counts))
-        if not any(before):
-            self._tokens, self._hidden, self._counts = tokens, hidden, counts
-            return
-        n = max(a + b for a, b in zip(before, counts, strict=True))
-        merged = torch.zeros((len(counts), n), dtype=torch.long, device=self.device)
-        states = hidden.new_zeros((len(counts), n, hidden.shape[-1]))
-        new = len(counts) - len(tokens)  # the rows that ``tokens`` begins with
-        for i, (had, more) in enumerate(zip(before, counts, strict=True)):
-            if had:
-                merged[i, :had], states[i, :had] = self._tokens[i, :had], self._hidden[i, :had]
-            if more:
-                part = slice(had, had + more)
-                merged[i, part], states[i, part] = tokens[i - new, :more], hidden[i - new, :more]
-        self._tokens, self._hidden = merged, states
-        self._counts = [had + more for had, more in zip(before, counts, strict=True)]
+    def _merge(self) -> None:
+        """Put what came in several steps together."""
+        parts = [(self._tokens, self._hidden, self._counts)] if any(self._counts) else []
+        parts, self._later = [*parts, *self._later], []
+        if len(parts) == 1:
+            self._tokens, self._hidden, self._counts = parts[0]
+        elif parts:
+            rows = range(len(parts[0][2]))
+            self._wait([
+                (torch.cat([t[i, : n[i]] for t, _, n in parts]), torch.cat([h[i, : n[i]] for _, h, n in parts]))
+                for i in rows
+            ])  # fmt: skip
+
+    def _wait(self, rows: list[tuple[Tensor, Tensor]]) -> None:
+        """Let (n,) tokens and (n, d) states of every row wait, padded on the right."""
+        self._tokens, self._hidden = (
+            nn.utils.rnn.pad_sequence(list(of), batch_first=True) for of in zip(*rows, strict=True)
+        )
+        self._counts = [len(tokens) for tokens, _ in rows]
 
     def catch_up(self, roots: Tensor) -> Tensor:
         """Feed what waits, now that the (b,) roots are known: (b, ...) what `feed` made of each row's last state.
@@ -99,6 +99,7 @@ class CausalDraft:
         A pass writes as many places in every row, so after plain steps a long row beside one with more to feed
         may lack the room for all at once: then there are several passes.
         """
+        self._merge()
         counts = torch.tensor(self._counts, device=self.device)
         b, n = self._tokens.shape
         rows = torch.arange(b, device=self.device)
@@ -136,6 +137,7 @@ class CausalDraft:
         return self.feed(tokens, hidden, (starts + depth).expand(-1, len(level.nodes)), mask)
 
     def keep(self, order: Sequence[int]) -> None:
+        self._merge()
         self.cache.keep(order)
         index = torch.tensor(order, dtype=torch.long, device=self.device)
         self._tokens, self._hidden = self._tokens[index], self._hidden[index]
@@ -143,4 +145,4 @@ class CausalDraft:
 
     def clear(self) -> None:
         self.cache.clear()
-        self._counts = []
+        self._counts, self._later = [], []

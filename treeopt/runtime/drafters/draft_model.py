@@ -12,7 +12,7 @@ K guesses at most · V the target's vocabulary · Vt tokens that both models hav
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,12 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.causal import CausalDraft
 from treeopt.runtime.drafters.protocol import Answer, Level, Mark, TreeTensors, take_candidates
-from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.drafters.states import batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 from treeopt.runtime.target import DTYPES, Target, load_target
 from treeopt.trace import MISS
 
 NUM_HEADS = 5  # deepest guess, unless told otherwise
-TOKENS_AT_ONCE = 8192  # most tokens, padding included, of one pass over given texts
 
 
 class DraftModel:
@@ -110,18 +109,6 @@ class DraftModel:
         return np.where(labels < 0, labels, windows).astype(np.int16)
 
 
-def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The texts of every pass, like ones together, so that a pass has at most TOKENS_AT_ONCE tokens or one text."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[i] > TOKENS_AT_ONCE:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
-
-
 class ModelDraft(CausalDraft):
     """The draft model's rows of a decoder. The target's hidden states are dropped as they come."""
 
@@ -187,6 +174,7 @@ def load_draft_model(
         device=str(target.device),
         revision=revision,
         trust_remote_code=trust_remote_code,
+        option="--drafter",
     )
     check_same_tokenizer(target, draft)
     return DraftModel(draft, target.vocab_size, num_heads=num_heads)

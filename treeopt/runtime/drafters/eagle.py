@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, batches, pad
+from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, pad
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors, take_candidates
-from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.drafters.states import batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 
 NUM_HEADS = 5  # guesses in a row, unless told otherwise

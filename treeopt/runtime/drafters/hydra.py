@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, batches, layer_config, pad
+from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, layer_config, pad
 from treeopt.runtime.drafters.protocol import Answer, Draft, Mark, TreeTensors, take_candidates
-from treeopt.runtime.drafters.states import StateDraft, states_at_once
+from treeopt.runtime.drafters.states import StateDraft, batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 
 

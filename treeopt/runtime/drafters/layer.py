@@ -15,7 +15,6 @@ from treeopt.errors import InvalidInput
 from treeopt.runtime.cache import TreeCache, tree_mask
 from treeopt.runtime.drafters.causal import CausalDraft
 
-TOKENS_AT_ONCE = 8192  # most vectors, padding included, of one pass over given texts
 TAKEN = ("max_position_embeddings", "rms_norm_eps", "hidden_act")  # of the model that the layer is like
 
 
@@ -129,18 +128,3 @@ def layer_config(
 def pad(parts: Sequence[Tensor]) -> Tensor:
     """(n, ...) of each row to (b, longest, ...), zeros on the right."""
     return nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
-
-
-def batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Places of texts of similar lengths that are read together, at most TOKENS_AT_ONCE with their padding.
-
-    >>> batches([3000, 9000, 2500])
-    [[2, 0], [1]]
-    """
-    found: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if found and (len(found[-1]) + 1) * lengths[i] <= TOKENS_AT_ONCE:
-            found[-1].append(i)
-        else:
-            found.append([i])
-    return found

@@ -39,6 +39,7 @@ def open_drafter(
     is_demo: bool = False,
     depth: int | None = None,
     revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> OpenDrafter:
     """The drafter that ``name`` stands for; None is the heads in the target's own checkpoint (Medusa-2).
 
@@ -63,7 +64,9 @@ def open_drafter(
             where = str(demo.DRAFTERS[name])
             name = f"treeopt demo {name}"
     if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
-        model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH)
+        model = load_draft_model(
+            where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code
+        )
         return OpenDrafter(model, _record(model, name or where, digest=digest_of(folder)))
     loaded = load_heads(where, lm_head=target.lm_head.weight, dtype=target.dtype, device=target.device,
                         revision=revision if where == target.name else None,

@@ -19,6 +19,7 @@ from treeopt.runtime.drafters.protocol import Answer
 # vocabulary would bound it further, but the true token's logit must come of the same product as those
 # that it is compared with, or rounding would change ranks; so a slice would have to be computed twice.
 LOGITS_AT_ONCE, FEWEST_STATES = 2**21, 128
+TOKENS_AT_ONCE = 8192  # most vectors, padding included, of one pass over given texts
 
 
 class StateDraft:
@@ -67,3 +68,18 @@ def ranks_by_state(
     chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
     found = torch.cat([count(h, y) for h, y in chunks])
     return [part.numpy() for part in found.split([len(answer.tokens) for answer in answers])]
+
+
+def batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Places of texts of similar lengths that are read together, at most TOKENS_AT_ONCE with their padding.
+
+    >>> batches([3000, 9000, 2500])
+    [[2, 0], [1]]
+    """
+    found: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if found and (len(found[-1]) + 1) * lengths[i] <= TOKENS_AT_ONCE:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found

@@ -110,7 +110,7 @@ def split_texts(texts: Sequence[Text], share: float = HELD_OUT_SHARE) -> tuple[l
     if len(names) < 2:
         raise InvalidInput(
             "Training needs at least 2 conversations, one of them held out, but there "
-            f"{'is 1' if names else 'are none'}: pass more --prompts."
+            f"{'is 1' if names else 'are none'}: raise --num-prompts, or pass other --prompts."
         )
     held_out = set(names[: max(1, round(share * len(names)))])
     return [t for t in texts if t.sha256 not in held_out], [t for t in texts if t.sha256 in held_out]

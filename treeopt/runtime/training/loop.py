@@ -123,7 +123,12 @@ class Loop:
         if self.keeps_states and self.states is not None:
             self.states.keep(self.recipe.batch_size)
         step = self.position.step
+        # What was kept helps the steps to come, so it is on their clock; but there has to be time for some.
         seconds = self._together(self.position.seconds + time.perf_counter() - started)
+        if step == 0 and self.recipe.is_over(step, seconds):
+            raise OutOfRange(
+                f"Training needs time for a step, but reading the texts took {seconds / 60:.1f} minutes: raise --minutes."
+            )
         while not self.recipe.is_over(step, seconds):
             started = time.perf_counter()
             try:

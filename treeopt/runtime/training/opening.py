@@ -71,7 +71,7 @@ def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **opt
     if options.get("device_map") is None and options.get("device") is None:
         options["device"] = str(accelerator.device)
     if load_in_8bit:
-        target = _load_in_8bit(model, accelerator, **options)
+        target = _load_in_8bit(str(demo.MODEL) if is_demo else model, accelerator, **options)
     else:
         target = load_target(str(demo.MODEL) if is_demo else model, **options)
     if is_demo:
