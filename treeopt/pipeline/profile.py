@@ -1,7 +1,7 @@
 """Profile: latencies of decoding steps, in two stages, added to what the run has measured before.
 
 stage one   trees at the edges of tiles and of every depth (`placement`)
-stage two   what a plan on those latencies would choose, and its rivals, timed for themselves
+stage two   what a plan on those latencies would choose, and its rivals, timed for themselves, all as that plan grew them
 setting     a batch size at a context length; None is that of the prompts as they are
 
 Every setting and stage has a journal of its rounds, and what is done next depends on those rounds alone, so
@@ -25,9 +25,11 @@ from treeopt import library
 from treeopt.calibration import Calibration
 from treeopt.console import note, progress
 from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.growth import MAX_RANK, grow, grow_independent
 from treeopt.journal import Journal, discard
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
+from treeopt.plan import PlanEntry
 from treeopt.planner import plan_trees
 from treeopt.rounds import drifts, interval95, timings
 from treeopt.rundir import RunDirectory, digests
@@ -208,29 +210,21 @@ class Stages:
         return list(found.values())
 
     def second(
-        self,
-        found: Sequence[Measured],
-        families: Sequence[TreeFamily],
-        source: RankTrace | Calibration,
-        budget: int,
-    ) -> None:
+        self, found: Sequence[Measured], families: Sequence[TreeFamily], source: RankTrace | Calibration, budget: int
+    ) -> None:  # fmt: skip
         """Stage two: at every setting the trees that a plan on stage one would choose between."""
         if isinstance(source, RankTrace) and source.clusters.max() < 1:
             source = Calibration.from_trace(source)  # one conversation: nothing to hold out
+        ranks = min(MAX_RANK + 1, self.session.drafter.draft_vocab_size)
+        limits = {"budget": budget, "max_rank": ranks - 1, "shape": "sibling-closed"}
         for nominal in dict.fromkeys(measured.nominal for measured in found):
             here = [measured for measured in found if measured.nominal == nominal]
             with progress("Planning", None):
-                entries = planned(here, source, budget)
+                entries = planned(here, source, limits)
             for measured in here:
-                known = {(len(tree), tree.depth) for tree in measured.trees}
-                measured.refined = [
-                    shaped(families[depth - 1], size, depth)
-                    for size, depth in candidates(entries[measured.batch_size], known)
-                    if depth <= len(families) and size <= len(families[depth - 1])
-                ]
-                entry = entries[measured.batch_size]
-                if entry.draft_cost is not None and entry.size > 1 and entry.tree not in measured.trees:
-                    measured.refined.append(entry.tree)  # grown under prices, unlike the families' trees
+                measured.refined = refined(
+                    entries[measured.batch_size], measured.trees, families, source, limits
+                )
         waiting = [measured for measured in found if measured.refined]
         for i, measured in enumerate(waiting):
             left = self.time_limit_s - sum(other.seconds for other in found)
@@ -263,15 +257,34 @@ class Stages:
             )  # fmt: skip
 
 
-def planned(found: Sequence[Measured], source: RankTrace | Calibration, budget: int) -> dict[int, Any]:
+def refined(
+    entry: PlanEntry, measured: Sequence[Tree], families: Sequence[TreeFamily], source: RankTrace | Calibration,
+    limits: dict[str, Any],
+) -> list[Tree]:  # fmt: skip
+    """The trees that a plan within ``limits`` would choose between, as it grew them, but for those ``measured``."""
+    found, prices = [], {(p["size"], p["depth"]): p["prices"] for p in entry.curve if "prices" in p}
+    for size, depth in candidates(entry, ()):
+        if entry.draft_cost is not None and (size, depth) == (entry.size, entry.depth):
+            found.append(entry.tree)
+        elif (size, depth) in prices:
+            paid = {**limits, "max_depth": depth, "prices": prices[size, depth]}
+            if isinstance(source, RankTrace):
+                found.append(grow(source, objective="joint", **paid).tree(size))
+            else:
+                found.append(grow_independent(source.accept, **paid).tree(size))
+        elif depth <= len(families) and size <= len(families[depth - 1]):
+            found.append(shaped(families[depth - 1], size, depth))
+    return [tree for tree in found if tree not in measured]
+
+
+def planned(found: Sequence[Measured], source: RankTrace | Calibration, limits: dict[str, Any]) -> dict[int, PlanEntry]:  # fmt: skip
     """Batch size to the entry of a quick plan on what was measured."""
     timed = [measured.timings() for measured in found]
     latencies = LatencyProfile(
         tuple(p for points, _ in timed for p in points), tuple(plain for _, plain in timed)
     )
-    plan = plan_trees(
-        source, latencies, batch_sizes=[m.batch_size for m in found], budget=budget, objective="joint"
-    )
+    batch_sizes = [measured.batch_size for measured in found]
+    plan = plan_trees(source, latencies, batch_sizes=batch_sizes, objective="joint", **limits)
     return {entry.batch_size: entry for entry in plan.entries}
 
 
