@@ -6,10 +6,10 @@ expanding  e_l of every level l: how many nodes of depth l have children; e_0 = 
 cost       c_l + s_l e_l [ms]: a fixed part of the level, and a part for every expanding node
 
 c_l and s_l are least squares of the medians that were timed, neither below zero. Parts are timed with a
-synchronisation after each, so that together they may take longer than the step; then they are scaled to it. This takes for granted that a
-level costs the same whatever else the tree has, and that nodes cost alike: hardware that computes by tiles of
-rows makes a staircase of it, which the line goes through, also beyond the most nodes that were timed. Between
-two levels that were timed costs are those between; a level below the deepest one timed is not estimated.
+synchronisation after each, so together they may take longer than the step: then they are scaled to it. The line takes
+for granted that a level costs the same whatever else the tree has, and that nodes cost alike: hardware that computes
+by tiles of rows makes a staircase of it, which the line goes through, also beyond the most nodes that were timed.
+Between two levels that were timed costs are those between; a level below the deepest one timed is not estimated.
 """
 
 from __future__ import annotations

@@ -1,0 +1,44 @@
+"""Every drafter and rule goes through the line: calibrate, plan, bench, on the demo model in float64."""
+
+import json
+
+import pytest
+
+from treeopt.rules import RULES, SAME_TEXT
+
+from .conftest import invoke
+
+CSV = "batch_size,size,depth,step_ms\n1,1,0,2.0\n1,2,1,2.1\n1,4,1,2.2\n1,3,2,2.3\n1,8,2,2.4\n1,4,3,2.5\n1,12,3,2.6\n"
+WAYS = [
+    ("--drafter", "hydra"),
+    ("--drafter", "draft"),
+    ("--drafter", "ngram"),
+    ("--drafter", "early-exit:4"),
+    ("--drafter", "draft", "--acceptance", "reject", "--temperature", "0.8"),
+    ("--acceptance", "sample", "--temperature", "0.7"),
+    ("--acceptance", "typical", "--temperature", "0.7"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_a_drafter_and_a_rule_from_calibration_to_proof(way, tmp_path):
+    run = ("--run", tmp_path / "run")
+    (tmp_path / "steps.csv").write_text(CSV)
+    short = ("--num-prompts", 8, "--max-new-tokens", 20)
+    invoke("calibrate", *way, "--dtype", "float64", *short, *run)
+    invoke("profile", "--from-csv", tmp_path / "steps.csv", *run)
+    invoke("search", "--budget", 12, *run)
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert plan["entries"][0]["size"] > 1
+    invoke("bench", "--num-prompts", 3, "--rounds", 1, *run)
+    bench = json.loads((tmp_path / "run" / "bench.json").read_text())
+    rule = RULES[way[way.index("--acceptance") + 1] if "--acceptance" in way else "greedy"]
+    assert plan["acceptance"]["rule"] == rule
+    for contender in bench["contenders"]:
+        if rule in SAME_TEXT:
+            assert contender["identical"] == contender["compared"]
+            assert contender["steps"] == contender["replayed_steps"]
+        else:
+            assert contender["replayed_steps"] is None
+            assert contender["name"] in bench["quality"]
+    assert next(c for c in bench["contenders"] if c["name"] == "chosen")["tokens_per_step"] > 1
