@@ -95,6 +95,15 @@ def heads(target) -> MedusaHeads:
     return tiny_heads(target)
 
 
+def random_prompts(seed: int, most: int = 6, longest: int = 20) -> list[list[int]]:
+    """1 to ``most`` prompts of 1 to ``longest`` tokens."""
+    rng = random.Random(seed)
+    return [
+        [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))]
+        for _ in range(rng.randint(1, most))
+    ]
+
+
 @st.composite
 def trees(draw, *, most_nodes: int = 20, depth: int = HEADS, ranks: int = 6) -> Tree:
     """Any tree, gaps between sibling ranks included."""

@@ -1,6 +1,5 @@
 """Decoding with any tree equals plain decoding, and takes the steps that replay says."""
 
-import random
 import shutil
 
 import numpy as np
@@ -22,14 +21,7 @@ from treeopt.runtime.target import Target, check_support, context_limit, load_ta
 from treeopt.trace import End
 from treeopt.tree import Tree
 
-from .conftest import CONTEXT, HEADS, VOCABULARY, asked, tiny_heads, tiny_model, trees
-
-
-def random_prompts(seed: int, longest: int = 20) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [
-        [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))] for _ in range(rng.randint(1, 6))
-    ]
+from .conftest import CONTEXT, HEADS, VOCABULARY, asked, random_prompts, tiny_heads, tiny_model, trees
 
 
 def generated(target: Target, prompt: list[int], limit: int) -> list[int]:

@@ -3,7 +3,6 @@ the trace of decoding."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import numpy as np
@@ -29,20 +28,12 @@ from treeopt.runtime.target import Target
 from treeopt.trace import End
 from treeopt.tree import Tree
 
-from .conftest import CONTEXT, HEADS, VOCABULARY, asked, tiny_model, trees
+from .conftest import CONTEXT, HEADS, VOCABULARY, asked, random_prompts, tiny_model, trees
 
 TEXTS, STEPS = 12, 120  # answers that heads are trained on, and for how long
 NEVER = StopRule(frozenset(), 24, at_loops=False)
 PROMPTS = [[9], [4, 5, 4, 5, 4], *([(i * step) % VOCABULARY for i in range(60)] for step in (13, 22, 25))]
 RULES = [Greedy(), Sampling(0.7, top_p=0.9)]
-
-
-def random_prompts(seed: int, most: int = 6, longest: int = 20) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [
-        [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))]
-        for _ in range(rng.randint(1, most))
-    ]
 
 
 def answers_of(target: Target, prompts: list[list[int]]) -> list[Answer]:

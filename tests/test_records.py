@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from treeopt.cli.options import resolve
 from treeopt.errors import InvalidInput
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline.decide import check_same_model
@@ -120,3 +121,27 @@ def test_a_draft_models_weights_are_counted():
         == weight_bytes(target, DraftModel(target, 37))["target"]
     )
     assert weight_bytes(target, DraftModel(target, 37))["heads"] == 0  # they are the target's own
+
+
+def test_options_of_what_is_given_anew_are_not_taken_over(run):
+    earlier = {
+        "model": "m",
+        "drafter": "ngram",
+        "draft_depth": 3,
+        "prompts": "p",
+        "responses": "answer",
+        "temperature": 0.7,
+    }
+    trace = trace_of(EXIT)
+    trace.meta["source"] = earlier
+    run.path.mkdir(exist_ok=True)
+    trace.save(run.trace)
+    assert resolve(run, {}) == earlier
+    assert resolve(run, {"drafter": "x"}) == {
+        k: v for k, v in {**earlier, "drafter": "x"}.items() if k != "draft_depth"
+    }
+    others = resolve(run, {"prompts": "q"})  # whose answers are sampled as the given ones were
+    assert (others["acceptance"], others["temperature"]) == ("sample", 0.7)
+    assert "responses" not in others
+    assert resolve(run, {"responses": "r"}).keys().isdisjoint({"temperature", "acceptance"})
+    assert "temperature" not in resolve(run, {"acceptance": "greedy"})

@@ -138,7 +138,8 @@ def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: b
 @click.argument("topic", required=False, metavar="[TOPIC]")
 @AS_JSON
 def list_(topic: str | None, as_json: bool) -> None:
-    """List shipped calibrations and profiles, published trees, engines, objectives, layouts and figures.
+    """List shipped calibrations and profiles, the demo's drafters, published trees, engines, acceptance rules, objectives,
+    layouts and figures.
 
     TOPIC is one of them. For engines there is a table: what each can take, where it goes, which releases.
 
@@ -147,18 +148,22 @@ def list_(topic: str | None, as_json: bool) -> None:
         treeopt list
         treeopt list engines
     """
+    from treeopt import demo
     from treeopt.export import listing
     from treeopt.export.table import ENGINES
     from treeopt.figures import FIGURES, STANDALONE
     from treeopt.growth import OBJECTIVES
     from treeopt.library import LAYOUTS, shipped
     from treeopt.published import PUBLISHED
+    from treeopt.rules import RULES
 
     found = {
         "calibrations": list(shipped("calibration")),
         "profiles": list(shipped("profiles")),
         "trees": list(PUBLISHED),
+        "drafters": [*demo.DRAFTERS, "ngram", "early-exit"],
         "engines": list(ENGINES),
+        "acceptance": list(RULES),
         "objectives": list(OBJECTIVES),
         "layouts": list(LAYOUTS),
         "figures": [*FIGURES, *STANDALONE],
