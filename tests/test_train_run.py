@@ -438,7 +438,7 @@ def test_heads_of_ones_own_model_learn_from_given_answers(tmp_path):
     assert done["texts"]["learned"] + done["texts"]["held_out"] == 6
     assert done["texts"]["own_answers"] is False
     assert done["provenance"]["acceptance"] is None
-    assert done["command"] == f"treeopt run --model {options[1]} --drafter {out} --prompts {options[3]}"
+    assert done["command"] == f"treeopt run --model {options[1]} --drafter {out} --prompts OTHER_PROMPTS"
     assert not list((out / "training").glob("answers-*"))
 
 

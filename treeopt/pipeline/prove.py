@@ -182,7 +182,7 @@ def held_out_conversations(
 def _ranks_needed(source: RankTrace | Probe, contenders: Mapping[str, Tree | None]) -> int:
     """Ranks to tell apart: those beyond would be misses in replay, but decoding accepts them."""
     trees = [tree for tree in contenders.values() if tree]
-    return max(source.meta.get("top_k") or 1, *(1 + int(max(tree.ranks)) for tree in trees))
+    return max([source.meta.get("top_k") or 1, *(1 + int(max(tree.ranks)) for tree in trees)])
 
 
 def check_same_kind(session: Session, source: RankTrace | Probe) -> None:
