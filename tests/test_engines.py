@@ -116,7 +116,7 @@ def test_list_takes_its_topics_and_no_other():
         assert listed(topic).split() == summary[topic]
     result = CliRunner().invoke(cli, ["list", "engine"])
     assert result.exit_code == 2
-    assert "must be one of calibrations, profiles, trees, engines" in result.output
+    assert "must be one of calibrations, profiles, trees, drafters, engines, acceptance" in result.output
 
 
 def test_what_is_removed_upstream_is_said():
