@@ -18,7 +18,6 @@ from treeopt.benchmark import Answer, Benchmark, Block, Contender
 from treeopt.errors import InvalidInput
 from treeopt.replay import accepted_counts, replay, tokens_per_step
 from treeopt.runtime.acceptance import Acceptance
-from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.collect import Prompt
 from treeopt.runtime.decode import Decoder, StopRule, capacity_for, synchronize
 from treeopt.runtime.drafters.protocol import Drafter
@@ -221,9 +220,6 @@ def logit_gap(
     """
     if at >= min(len(ours), len(theirs)):
         return None
-    tokens = torch.tensor([[*prompt, *theirs[:at]]], device=target.device)
-    cache = TreeCache(target.num_layers, 1, tokens.shape[1], target.layer_devices)
-    cache.begin_prefill([0], [tokens.shape[1]], target.device)
-    positions = torch.arange(tokens.shape[1], device=target.device)[None]
-    logits = target.scores(target.logits(target.hidden(tokens, positions, cache, None)[0, -1])).float()
+    hidden = target.read([[*prompt, *theirs[:at]]])
+    logits = target.scores(target.logits(hidden[0, -1])).float()
     return float((logits[theirs[at]] - logits[ours[at]]).abs())

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.acceptance import Acceptance
-from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.chat import Tokens
 from treeopt.runtime.decode import Decoder, Row, StopRule, capacity_for
 from treeopt.runtime.drafters.protocol import Answer, Drafter
@@ -27,7 +26,7 @@ from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.prompts import Conversation, PromptSet
 from treeopt.runtime.ranking import rank_of
 from treeopt.runtime.target import Target
-from treeopt.trace import End, RankTrace, SequenceEnd
+from treeopt.trace import End, RankTrace
 
 
 def collect_trace(
@@ -198,9 +197,7 @@ def read_answers(
     for begin in range(0, len(prompts), batch_size):
         batch = []
         for i in range(begin, min(begin + batch_size, len(prompts))):
-            watch = SequenceEnd(stop.eos_ids, stop.max_new_tokens, target.context - len(prompts[i]),
-                                stop_at_loops=stop.at_loops)  # fmt: skip
-            row = Row(i, prompts[i], watch, end=End.LIMIT)
+            row = Row(i, prompts[i], stop.watch(target.context - len(prompts[i])), end=End.LIMIT)
             for token in answers[i]:
                 if not row.emit(token):
                     break
@@ -208,12 +205,7 @@ def read_answers(
             batch.append(row)
         # The last token's state is of no use: its pass would only yield what comes after the answer.
         texts = [[*prompts[row.id], *row.tokens[:-1]] for row in batch]
-        width = max(map(len, texts))
-        tokens = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=target.device)
-        cache = TreeCache(target.num_layers, len(batch), width, target.layer_devices)
-        cache.begin_prefill(list(range(len(batch))), list(map(len, texts)), target.device)
-        positions = torch.arange(width, device=target.device).expand(len(batch), -1)
-        hidden = target.hidden(tokens, positions, cache, None)  # (b, T, d)
+        hidden = target.read(texts)  # (b, T, d)
         for i, row in enumerate(batch):
             first = row.prompt_tokens - 1
             row.states = [(hidden[i], first + t) for t in range(len(row.tokens))]

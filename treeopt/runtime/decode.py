@@ -22,7 +22,7 @@ from treeopt.errors import InvalidInput
 from treeopt.runtime.acceptance import Acceptance, Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
-from treeopt.runtime.target import Target
+from treeopt.runtime.target import Target, padded
 from treeopt.trace import End, SequenceEnd
 from treeopt.tree import IntArray, Tree
 
@@ -42,6 +42,10 @@ class StopRule:
     eos_ids: frozenset[int]
     max_new_tokens: int
     at_loops: bool = True
+
+    def watch(self, context_left: int) -> SequenceEnd:
+        """Tells the end of one sequence, whose context has so much room for its answer [tokens]."""
+        return SequenceEnd(self.eos_ids, self.max_new_tokens, context_left, stop_at_loops=self.at_loops)
 
 
 @dataclass
@@ -141,9 +145,7 @@ class Decoder:
         rows = list(range(len(self.live), len(self.live) + len(prompts)))
         # Padding is on the right: causal attention keeps it from the real tokens, and the rows that
         # follow overwrite its keys.
-        tokens = torch.zeros((len(prompts), max(lengths)), dtype=torch.long)
-        for row, (_, prompt) in zip(tokens, prompts, strict=True):
-            row[: len(prompt)] = torch.tensor(prompt)
+        tokens = padded([prompt for _, prompt in prompts])
         positions = torch.arange(max(lengths), device=device).expand(len(prompts), -1)
         self.cache.begin_prefill(rows, lengths, device)
         hidden = target.hidden(tokens.to(device), positions, self.cache, None)  # (rows, longest, d)
@@ -156,13 +158,7 @@ class Decoder:
         self._roots = torch.cat([self._roots, roots]) if self.live else roots
         self._keys = torch.cat([self._keys, keys]) if self.live else keys
         for i, (id_, prompt) in enumerate(prompts):
-            watch = SequenceEnd(
-                self.stop.eos_ids,
-                self.stop.max_new_tokens,
-                target.context - len(prompt),
-                stop_at_loops=self.stop.at_loops,
-            )
-            self.live.append(Row(id_, prompt, watch))
+            self.live.append(Row(id_, prompt, self.stop.watch(target.context - len(prompt))))
             if self.keep_states:
                 self.live[-1].states.append((last, i))
             if self.keep_prompts:

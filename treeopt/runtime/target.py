@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,15 @@ class Target:
         )
         return output.last_hidden_state
 
+    def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Last hidden states of whole texts, each by itself: (rows, longest, d), padded on the right."""
+        lengths = [len(text) for text in texts]
+        cache = TreeCache(self.num_layers, len(texts), max(lengths), self.layer_devices)
+        cache.begin_prefill(list(range(len(texts))), lengths, self.device)
+        tokens = padded(texts).to(self.device)
+        positions = torch.arange(max(lengths), device=self.device).expand(len(texts), -1)
+        return self.hidden(tokens, positions, cache, None)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., d) to (..., V). Scales and soft caps, which keep the order, are left out: `scores` has them."""
         return self.lm_head(hidden)
@@ -92,6 +102,18 @@ class Target:
         if len(masks) == 1:
             return next(iter(masks.values()))
         return None if all(mask is None for mask in masks.values()) else masks
+
+
+def padded(texts: Sequence[Sequence[int]]) -> Tensor:
+    """(rows, longest) token ids, zeros on the right.
+
+    >>> padded([[1, 2], [3]]).tolist()
+    [[1, 2], [3, 0]]
+    """
+    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = torch.tensor(text)
+    return tokens
 
 
 def load_target(

@@ -22,7 +22,8 @@ from treeopt.runtime.checkpoints.checks import (
 )
 from treeopt.runtime.checkpoints.files import StoredTensors, quoted
 from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, layer_shapes
-from treeopt.runtime.drafters.eagle import NUM_HEADS, EagleHeads
+from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 
 LAYOUT = "eagle-1"
 EMBEDDING = "embed_tokens.weight"
@@ -114,7 +115,7 @@ def build_eagle(
         )
 
     own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), embedding, dtype, notes)
-    heads = EagleHeads(layer, embedding=own, lm_head=lm_head, bias=found.bias, num_heads=num_heads or NUM_HEADS,
+    heads = EagleHeads(layer, embedding=own, lm_head=lm_head, bias=found.bias, num_heads=num_heads or DRAFT_DEPTH,
                        dtype=dtype, device=device)  # fmt: skip
     with torch.no_grad():
         for name, weight in _weights(heads).items():

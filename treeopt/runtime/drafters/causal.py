@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.protocol import Level
+from treeopt.runtime.target import padded
 
 
 class CausalDraft:
@@ -48,10 +49,7 @@ class CausalDraft:
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         """Feed all states of new rows but the last ones, which wait for their roots."""
         counts = [len(prompt) - 1 for prompt in prompts]
-        tokens = torch.zeros((len(prompts), hidden.shape[1]), dtype=torch.long)
-        for row, prompt in zip(tokens, prompts, strict=True):
-            row[: len(prompt)] = torch.tensor(prompt)
-        tokens = tokens.to(self.device)
+        tokens = padded(prompts).to(self.device)
         self.feed_prompts(tokens, hidden, counts)
         self._merge()
         old = [(self._tokens[i, :n], self._hidden[i, :n]) for i, n in enumerate(self._counts)]

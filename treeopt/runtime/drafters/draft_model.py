@@ -24,13 +24,19 @@ from torch import Tensor, nn
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.causal import CausalDraft
-from treeopt.runtime.drafters.protocol import Answer, Level, Mark, TreeTensors, take_candidates
+from treeopt.runtime.drafters.protocol import (
+    DRAFT_DEPTH,
+    Answer,
+    Level,
+    Mark,
+    TreeTensors,
+    blank_tokens,
+    take_candidates,
+)
 from treeopt.runtime.drafters.states import batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 from treeopt.runtime.target import DTYPES, Target, load_target
 from treeopt.trace import MISS
-
-NUM_HEADS = 5  # deepest guess, unless told otherwise
 
 
 class DraftModel:
@@ -45,7 +51,7 @@ class DraftModel:
     reads_prompt = False
 
     def __init__(
-        self, model: Target, vocab_size: int, *, num_heads: int = NUM_HEADS, kind: str = "draft-model"
+        self, model: Target, vocab_size: int, *, num_heads: int = DRAFT_DEPTH, kind: str = "draft-model"
     ) -> None:
         if num_heads < 1:
             raise InvalidInput(f"A draft model must guess at least 1 token ahead, but got {num_heads}.")
@@ -83,14 +89,9 @@ class DraftModel:
         return [self._state_ranks(answer, ranks) for answer, ranks in zip(answers, of_tokens, strict=True)]
 
     def _read(self, texts: list[list[int]]) -> Tensor:
-        """(rows, longest, d) of the texts, padded on the right."""
-        device, lengths = self.model.device, [len(text) for text in texts]
-        longest = max(lengths)
-        tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
-        cache = TreeCache(self.model.num_layers, len(texts), longest, self.model.layer_devices)
-        cache.begin_prefill(list(range(len(texts))), lengths, device)
-        positions = torch.arange(longest, device=device).expand(len(texts), -1)
-        return self.hidden(tokens, positions, cache, None)
+        """(rows, longest, d) of the texts; tokens that only the target has are read as the draft's last one."""
+        last = self.model.vocab_size - 1
+        return self.model.read([[min(token, last) for token in text] for text in texts])
 
     def _token_ranks(self, states: Tensor, tokens: Sequence[int], top_k: int) -> NDArray[np.int16]:
         """(n,) rank of the token after each of (n, d) states; MISS for tokens that only the target has."""
@@ -136,8 +137,7 @@ class ModelDraft(CausalDraft):
         super().extend(tokens, hidden[..., :0], counts)
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        tokens = roots.new_full((len(roots), len(plan.tree)), -1)
-        tokens[:, 0] = roots
+        tokens = blank_tokens(plan, roots)
         for depth, level in enumerate(plan.levels):
             hidden = self.catch_up(roots)[:, None] if depth == 0 else self._feed_guesses(level, tokens)
             take_candidates(tokens, level, self.drafter.logits(hidden))
@@ -158,7 +158,7 @@ def load_draft_model(
     path_or_id: str,
     target: Target,
     *,
-    num_heads: int = NUM_HEADS,
+    num_heads: int = DRAFT_DEPTH,
     dtype: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -199,7 +199,7 @@ def check_same_tokenizer(target: Target, draft: Target) -> None:
         )
 
 
-def early_exit(target: Target, layer: int, *, num_heads: int = NUM_HEADS) -> DraftModel:
+def early_exit(target: Target, layer: int, *, num_heads: int = DRAFT_DEPTH) -> DraftModel:
     """The target's own first ``layer`` layers, its final norm and its lm_head as a draft model.
 
     No weight is copied. Elhoushi et al. 2024 (LayerSkip), section 4, drafts so with models that were trained to

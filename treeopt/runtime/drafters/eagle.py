@@ -23,11 +23,17 @@ from torch.nn import functional as F
 from treeopt.errors import InvalidInput
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, pad
-from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors, take_candidates
+from treeopt.runtime.drafters.protocol import (
+    DRAFT_DEPTH,
+    Answer,
+    Mark,
+    TreeTensors,
+    blank_tokens,
+    take_candidates,
+)
 from treeopt.runtime.drafters.states import batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 
-NUM_HEADS = 5  # guesses in a row, unless told otherwise
 SEEN_AT_ONCE = 2**24  # most entries of the attention mask of an unrolled pass, its own keys not counted
 
 
@@ -43,7 +49,7 @@ class EagleHeads(nn.Module):
 
     kind = "eagle"
     reads_prompt = shares_projection = True
-    token_ids, num_layers = None, 1
+    num_layers = 1
     embedding: Tensor
     lm_head: Tensor
 
@@ -54,7 +60,7 @@ class EagleHeads(nn.Module):
         embedding: Tensor,
         lm_head: Tensor,
         bias: bool = True,
-        num_heads: int = NUM_HEADS,
+        num_heads: int = DRAFT_DEPTH,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -159,8 +165,7 @@ class EagleDraft(LayerDraft):
         return self.heads.predict(following, hidden, positions, self.cache, mask)
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        tokens = torch.full((len(roots), len(plan.tree)), -1, dtype=torch.long, device=roots.device)
-        tokens[:, 0] = roots
+        tokens = blank_tokens(plan, roots)
         states = self.catch_up(roots)[:, None]  # (b, E, d) predicted for the expanding nodes
         for depth, level in enumerate(plan.levels[: self.heads.num_heads]):
             if depth:

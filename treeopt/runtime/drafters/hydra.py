@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, layer_config, pad
-from treeopt.runtime.drafters.protocol import Answer, Draft, Mark, TreeTensors, take_candidates
+from treeopt.runtime.drafters.protocol import Answer, Draft, Mark, TreeTensors, blank_tokens, take_candidates
 from treeopt.runtime.drafters.states import StateDraft, batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 
@@ -70,7 +70,7 @@ class HydraHeads(nn.Module):
     guess depends on, kept on the CPU for writing it again.
     """
 
-    token_ids, shares_projection = None, False
+    shares_projection = False
     embedding: Tensor
 
     def __init__(
@@ -165,8 +165,7 @@ class HydraHeads(nn.Module):
 
     def guess(self, hidden: Tensor, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
         """(b, T) tokens of a tree after the (b,) roots, from the (b, d) states before these."""
-        tokens = torch.full((len(roots), len(plan.tree)), -1, dtype=torch.long, device=roots.device)
-        tokens[:, 0] = roots
+        tokens = blank_tokens(plan, roots)
         for i, level in enumerate(plan.levels[: self.num_heads]):
             paths = tokens[:, level.paths]  # (b, E, i+1)
             states = hidden[:, None].expand(-1, paths.shape[1], -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,10 @@ from treeopt.runtime.checkpoints import load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
 from treeopt.runtime.target import Target
 from treeopt.storage import sha256_of
 
-DRAFT_DEPTH = 5  # guesses in a row of drafters that could go on for ever
 NGRAM, EARLY_EXIT = "ngram", "early-exit"  # names of the drafters without weights
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -67,7 +67,8 @@ def open_drafter(
         model = load_draft_model(
             where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code
         )
-        return OpenDrafter(model, _record(model, name or where, digest=digest_of(folder)))
+        weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+        return OpenDrafter(model, _record(model, name or where, digest=digest_of(weights)))
     loaded = load_heads(where, lm_head=target.lm_head.weight, dtype=target.dtype, device=target.device,
                         revision=revision if where == target.name else None,
                         embedding=target.model.get_input_embeddings().weight, config=target.config,
@@ -78,15 +79,14 @@ def open_drafter(
             f"--draft-depth is for drafters that could go on for ever, but {where} has {heads.num_heads} heads: leave "
             "it out, and limit the tree with search --max-depth."
         )
-    if getattr(heads, "shares_projection", False) and target.lm_head.bias is not None:
+    if heads.shares_projection and target.lm_head.bias is not None:
         raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
     if heads.width != target.width or heads.vocab_size != target.vocab_size:
         raise InvalidInput(
             f"The heads must fit the model (width {target.width}, vocabulary {target.vocab_size}), but "
             f"{where} has width {heads.width} and vocabulary {heads.vocab_size}."
         )
-    digest = hashlib.sha256("".join(map(sha256_of, loaded.files)).encode()).hexdigest()
-    record = _record(heads, name or where, digest=digest)
+    record = _record(heads, name or where, digest=digest_of(loaded.files))
     return OpenDrafter(heads, {**record, "layout": loaded.layout}, tuple(loaded.notes))
 
 
@@ -127,7 +127,6 @@ def _says_causal_lm(config: Path) -> bool:
     )
 
 
-def digest_of(folder: Path) -> str | None:
-    """sha256 over the weights of a local model; None where they are not in a folder."""
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+def digest_of(files: Sequence[Path]) -> str | None:
+    """sha256 over the weights in some files; None where there are none."""
     return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest() if files else None

@@ -23,6 +23,8 @@ from treeopt.runtime.ranking import top_candidates
 from treeopt.trace import MISS, NO_TRIAL, End
 from treeopt.tree import IntArray, Tree
 
+DRAFT_DEPTH = 5  # guesses in a row of drafters that could go on for ever, unless told otherwise
+
 Mark = Callable[[str], None]  # called with the name of a part of the step when it ends
 
 
@@ -125,14 +127,16 @@ def _levels(tree: Tree, paths: IntArray, device: torch.device) -> list[Level]:
     return found
 
 
-def take_candidates(tokens: Tensor, level: Level, logits: Tensor, token_ids: Tensor | None = None) -> None:
-    """Write the tokens of a level's children into (b, T) ``tokens``: the best of (b, E, Vt) ``logits``.
+def blank_tokens(plan: TreeTensors, roots: Tensor) -> Tensor:
+    """(b, T) tokens of a tree whose (b,) roots are known, -1 for the guesses to come."""
+    tokens = roots.new_full((len(roots), len(plan.tree)), -1)
+    tokens[:, 0] = roots
+    return tokens
 
-    token_ids : (Vt,) target id of each draft token, where the drafter knows only part of the vocabulary
-    """
+
+def take_candidates(tokens: Tensor, level: Level, logits: Tensor) -> None:
+    """Write the tokens of a level's children into (b, T) ``tokens``: the best of (b, E, Vt) ``logits``."""
     best = top_candidates(logits, level.width)  # (b, E, width)
-    if token_ids is not None:
-        best = token_ids[best]
     tokens[:, level.children] = best[:, level.of, level.ranks]
 
 

@@ -28,7 +28,6 @@ from treeopt.runtime.memory import with_less_memory
 from treeopt.runtime.prompts import Conversation, PromptSet
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
-from treeopt.trace import SequenceEnd
 
 BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most
 DIGEST_NUMBERS = 64
@@ -173,9 +172,7 @@ def _given_turns(
             return
         if len(prompt) >= target.context:
             return
-        end = SequenceEnd(
-            stop.eos_ids, stop.max_new_tokens, target.context - len(prompt), stop_at_loops=stop.at_loops
-        )
+        end = stop.watch(target.context - len(prompt))
         n = next((n for n, token in enumerate(before[-1], 1) if end.push(token) is not None), len(before[-1]))
         yield prompt, before[-1][:n]
 
