@@ -1,4 +1,4 @@
-"""The embedded demo model: a small code model with drafters of its own, and the recipe that made them."""
+"""The embedded demo model: a small code model with drafters of its own, and how they were made (README.md here)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The recipe that made the embedded demo model: tokenizer, base, continuations, heads, card.
+"""The recipe that made the embedded demo model: tokenizer, base, continuations, draft model, Medusa heads, card.
 
 Run it from a checkout; it takes about two hours on two CPU cores, minutes on a GPU:
 
