@@ -30,14 +30,14 @@ from treeopt.export import (
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.plan import Plan
 from treeopt.planner import plan_trees
-from treeopt.published import PUBLISHED, published_tree
+from treeopt.published import PUBLISHED_TREES, published_tree
 from treeopt.shapes import SHAPES
 from treeopt.tree import Tree
 
 from .conftest import shared_json, trees
 
 TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape != "chain"]
-MEDUSA = [name for name in PUBLISHED if name != "eagle_mc_sim_7b_63"]
+MEDUSA = [name for name in PUBLISHED_TREES if name != "eagle_mc_sim_7b_63"]
 named = pytest.mark.parametrize(("engine", "method"), TREES, ids=[f"{e}-{m.name}" for e, m in TREES])
 
 
@@ -64,7 +64,7 @@ class TestContract:
     """What every method of trees keeps."""
 
     @named
-    @pytest.mark.parametrize("name", PUBLISHED)
+    @pytest.mark.parametrize("name", PUBLISHED_TREES)
     def test_published_trees_come_back(self, engine, method, name):
         tree = published_tree(name)
         if allowed(tree, method):
@@ -181,7 +181,7 @@ GOLDEN = {  # nodes per depth, leaves, largest tree index, whether leaves come l
 def test_medusas_buffers_have_their_golden_values(name):
     widths, leaves, largest, leaf_last = GOLDEN[name]
     tree = published_tree(name)
-    buffers = medusa_buffers([list(choice) for choice in PUBLISHED[name].choices])
+    buffers = medusa_buffers([list(choice) for choice in PUBLISHED_TREES[name].choices])
     assert np.bincount(buffers.position_ids)[1:].tolist() == widths
     assert buffers.retrieve_indices.shape == (leaves, len(widths) + 1)
     assert buffers.tree_indices.max() == largest

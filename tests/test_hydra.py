@@ -5,7 +5,7 @@ import torch
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.drafters import states as states_module
-from treeopt.runtime.drafters.hydra import HydraHeads, head_parameters
+from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.ranking import top_candidates
 
 from .conftest import tiny_model
@@ -126,19 +126,6 @@ def test_a_row_padded_on_the_right_is_read_as_alone():
     )
 
 
-@pytest.mark.parametrize("kind", ["hydra", "hydra++"])
-@pytest.mark.parametrize(("num_heads", "num_layers"), [(1, 1), (4, 1), (3, 4)])
-def test_the_weights_are_counted_before_they_are_made(kind, num_heads, num_layers):
-    model = tiny_model()
-    heads = random_heads(num_heads, num_layers, prefix=kind == "hydra++")
-    counted = head_parameters(kind, heads.width, heads.vocab_size, num_heads, num_layers, config=model.config)
-    assert counted == sum(weight.numel() for weight in heads.parameters())
-
-
 def test_what_is_needed_is_said():
     with pytest.raises(InvalidInput, match="config"):
         HydraHeads.untrained(torch.zeros(5, 4), torch.zeros(5, 4), 1, prefix=True)
-    with pytest.raises(InvalidInput, match="config"):
-        head_parameters("hydra++", 4, 5, 1)
-    with pytest.raises(InvalidInput, match="'medusa'"):
-        head_parameters("medusa", 4, 5, 1)

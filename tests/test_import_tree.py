@@ -12,7 +12,7 @@ from treeopt.export import ENGINES, Request, eagle1, export_request, neuron
 from treeopt.export.diagnosis import by_counts, diagnose, repair
 from treeopt.pipeline import read_tree
 from treeopt.plan import Plan, PlanEntry
-from treeopt.published import PUBLISHED, published_tree
+from treeopt.published import PUBLISHED_TREES, published_tree
 from treeopt.shapes import sibling_closed
 from treeopt.tree import Tree
 
@@ -68,9 +68,9 @@ def test_what_export_writes_is_read_without_a_complaint(engine):
             assert (found.tree, found.repaired, found.readings) == (tree, (), ()), name
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED_TREES)
 def test_published_lists_keep_their_trees_and_only_the_order_is_said(name):
-    found = diagnose(json.dumps(PUBLISHED[name].choices))
+    found = diagnose(json.dumps(PUBLISHED_TREES[name].choices))
     assert found.tree == published_tree(name)
     assert len(found.repaired) <= 1
     assert all("in another order" in text for text in found.repaired)

@@ -12,11 +12,11 @@ from treeopt.cli import cli
 from treeopt.growth import grow_independent
 from treeopt.latency import LatencyProfile
 from treeopt.library import shipped
-from treeopt.published import PUBLISHED, published_tree
+from treeopt.published import PUBLISHED_TREES, published_tree
 
 from .conftest import shared_json
 
-MEDUSA = [name for name in PUBLISHED if not name.startswith("eagle")]
+MEDUSA = [name for name in PUBLISHED_TREES if not name.startswith("eagle")]
 PROFILE = "a100-80gb--llama-33b-linear-layers"
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -31,13 +31,15 @@ def grown(accept: np.ndarray, budget: int) -> list[tuple[int, ...]]:
     return list(grow_independent(accept, budget=budget, shape="sibling-closed").paths[1:])
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED_TREES)
 def test_published_trees_are_the_lists_of_their_authors_in_order(name):
     listed = {t["name"]: t for t in shared_json("published_trees.json")["trees"]}
     record = listed[name.replace("eagle_", "eagle/") if name.startswith("eagle") else f"medusa/{name}"]
-    assert [list(path) for path in PUBLISHED[name].choices] == record["paths"]
+    assert [list(path) for path in PUBLISHED_TREES[name].choices] == record["paths"]
     assert (len(published_tree(name)), published_tree(name).depth) == (record["with_root"], record["depth"])
-    assert PUBLISHED[name].source == f"{record['source']}, {record['path']}, commit {record['commit'][:7]}"
+    assert (
+        PUBLISHED_TREES[name].source == f"{record['source']}, {record['path']}, commit {record['commit'][:7]}"
+    )
 
 
 @pytest.mark.parametrize("kind", ["max_margin", "calibrated"])
@@ -47,7 +49,7 @@ def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
     if record is None:
         pytest.skip(f"no {kind} table of {name} is known")
     accept = table_of(record)
-    assert grown(accept, 64) == PUBLISHED[name].choices
+    assert grown(accept, 64) == PUBLISHED_TREES[name].choices
     family = grow_independent(accept, budget=64, shape="sibling-closed")
     wanted = record["check"]["expected_tokens_per_step"]
     assert family.tokens_per_step(64) == pytest.approx(wanted, abs=1e-4)
@@ -55,14 +57,14 @@ def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
 
 def test_published_accuracies_grow_the_nodes_of_mc_sim_that_they_cover_in_order():
     accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
-    covered = [path for path in PUBLISHED["mc_sim_7b_63"].choices if max(path) < 5]
+    covered = [path for path in PUBLISHED_TREES["mc_sim_7b_63"].choices if max(path) < 5]
     assert len(covered) == 38
     assert grown(accept, 39) == covered
 
 
 def test_accuracies_of_ten_ranks_grow_all_of_mc_sim_in_order():
     accept = table_of(shared_json("published_figures.json")["mc_sim_7b_63_from_csv"])
-    assert grown(accept, 64) == PUBLISHED["mc_sim_7b_63"].choices
+    assert grown(accept, 64) == PUBLISHED_TREES["mc_sim_7b_63"].choices
     family = grow_independent(accept, budget=64, shape="sibling-closed")
     assert family.tokens_per_step(64) == pytest.approx(2.5141, abs=5e-5)
 

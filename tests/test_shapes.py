@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput
 from treeopt.growth import grow_independent, grow_joint, grow_replay, product_values
 from treeopt.planner import plan_trees
-from treeopt.published import PUBLISHED, published_tree
+from treeopt.published import PUBLISHED_TREES, published_tree
 from treeopt.replay import growth_index, replay, replay_trees
 from treeopt.shapes import SHAPES
 from treeopt.tree import Tree
@@ -99,7 +99,7 @@ def test_shapes_contain_each_other():
 
 def test_published_trees_have_their_known_shapes():
     """Of all eleven: siblings without gaps, likelier siblings expand first, widths not uniform."""
-    for name in PUBLISHED:
+    for name in PUBLISHED_TREES:
         tree = published_tree(name)
         assert [SHAPES[shape](tree) for shape in SHAPES] == [True, True, True, False, False]
 

@@ -12,7 +12,7 @@ from transformers import CohereConfig, CohereForCausalLM, LlamaConfig, LlamaForC
 from treeopt.errors import InvalidInput
 from treeopt.figures.style import to_bytes
 from treeopt.figures.training import draw_training, training_data
-from treeopt.runtime.drafters.hydra import head_parameters
+from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import (
     Text,
@@ -310,8 +310,16 @@ def test_the_size_that_is_announced_is_that_of_the_heads(kind):
     d, v = target.width, target.vocab_size
     if kind.startswith("medusa"):
         assert size.parameters == {"blocks": K * 2 * (d * d + d), "projections": K * d * v}
-    else:
-        assert size.total == head_parameters(kind, d, v, K, 2, config=target.config)
+        return
+    # A head reads the state and i + 1 embeddings, twice: its block and the skip beside it.
+    first = sum(2 * ((i + 2) * d * d + d) for i in range(K))
+    assert size.parameters["blocks"] == first + K * (d + 1) * d
+    assert size.parameters["projections"] == K * (d + 1) * v
+    if kind == "hydra++":
+        layer = layer_config(target.config, d)
+        rows = (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
+        attention, mlp, norms = 2 * rows * d, 3 * layer.intermediate_size * d, 3 * d
+        assert size.parameters["prefix layer"] == attention + mlp + norms
     assert f"{size.total * 8 / 1e6:,.1f} MB" in str(size)
 
 

@@ -476,6 +476,21 @@ def test_what_is_missing_is_named_before_anything_is_loaded(monkeypatch):
         opening.check_packages("medusa-2", load_in_8bit=False)
 
 
+def test_a_base_in_8_bits_is_quantised_as_it_is_read(monkeypatch):
+    """With a stand-in for the reading: bitsandbytes itself needs a CUDA device."""
+    from transformers import AutoModelForCausalLM
+
+    read, asked_for = AutoModelForCausalLM.from_pretrained, {}
+
+    def stand_in(path, *, quantization_config, device_map, **options):
+        asked_for.update(quantization_config.to_dict(), device_map=device_map)
+        return read(path, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", stand_in)
+    opening.open_base("demo", None, load_in_8bit=True, device="cpu")
+    assert asked_for["load_in_8bit"] and asked_for["device_map"] == {"": "cpu"}
+
+
 def test_half_precision_on_cuda_learns_in_bf16_unless_something_else_is_said(monkeypatch):
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)

@@ -79,24 +79,24 @@ class PublishedTree:
     def choices(self) -> list[Choice]:
         """The paths in the order of the list.
 
-        >>> PUBLISHED["mc_sim_7b_63"].choices[:3]
+        >>> PUBLISHED_TREES["mc_sim_7b_63"].choices[:3]
         [(0,), (0, 0), (1,)]
         """
         return [tuple(int(rank) for rank in word) for word in self.words.split()]
 
 
-PUBLISHED: dict[str, PublishedTree] = {
+PUBLISHED_TREES: dict[str, PublishedTree] = {
     **{name: PublishedTree(words, MEDUSA) for name, words in _MEDUSA_WORDS.items()},
     "eagle_mc_sim_7b_63": PublishedTree(_EAGLE_WORDS, EAGLE),
 }
 
 
 def published_tree(name: str = "mc_sim_7b_63") -> Tree:
-    """A published tree by its name; InvalidInput for a name that is none of `PUBLISHED`.
+    """A published tree by its name; InvalidInput for a name that is none of `PUBLISHED_TREES`.
 
     >>> len(published_tree()), published_tree().widths()
     (64, [10, 28, 23, 2])
     """
-    if name not in PUBLISHED:
-        raise InvalidInput(f"A published tree must be one of {', '.join(PUBLISHED)}, but got {name!r}.")
-    return Tree.from_choices(PUBLISHED[name].choices)
+    if name not in PUBLISHED_TREES:
+        raise InvalidInput(f"A published tree must be one of {', '.join(PUBLISHED_TREES)}, but got {name!r}.")
+    return Tree.from_choices(PUBLISHED_TREES[name].choices)

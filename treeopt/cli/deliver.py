@@ -154,13 +154,13 @@ def list_(topic: str | None, as_json: bool) -> None:
     from treeopt.figures import FIGURES, STANDALONE
     from treeopt.growth import OBJECTIVES
     from treeopt.library import LAYOUTS, shipped
-    from treeopt.published import PUBLISHED
+    from treeopt.published import PUBLISHED_TREES
     from treeopt.rules import RULES
 
     found = {
         "calibrations": list(shipped("calibration")),
         "profiles": list(shipped("profiles")),
-        "trees": list(PUBLISHED),
+        "trees": list(PUBLISHED_TREES),
         "drafters": [*demo.DRAFTERS, "ngram", "early-exit"],
         "engines": list(ENGINES),
         "acceptance": list(RULES),

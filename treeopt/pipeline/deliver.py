@@ -10,7 +10,7 @@ from treeopt.console import note
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.export.rebuilds import rebuild_files
 from treeopt.plan import Plan
-from treeopt.published import PUBLISHED, published_tree
+from treeopt.published import PUBLISHED_TREES, published_tree
 from treeopt.rules import option_of
 from treeopt.rundir import RunDirectory
 from treeopt.storage import load_json, read_text, write_text
@@ -126,9 +126,9 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
     """A tree by file, or by the name of a published one."""
     if Path(tree).is_file():
         return read_tree(Path(tree), batch_size=batch_size)
-    if tree not in PUBLISHED:
+    if tree not in PUBLISHED_TREES:
         raise InvalidInput(
-            f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED)})."
+            f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED_TREES)})."
         )
     if batch_size is not None:
         raise InvalidInput(f"--batch-size picks one of a plan's trees, but {tree} is one tree: leave it out.")

@@ -124,12 +124,14 @@ def load_target(
     device_map: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    quantization: Any = None,
     option: str = "--model",
 ) -> Target:
     """A model and its tokenizer from a folder or a hub id, in evaluation mode.
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
     ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one.
+    quantization is a config of transformers', for weights in 8 bits and the like.
     """
     import transformers
     from safetensors import SafetensorError
@@ -147,7 +149,9 @@ def load_target(
     wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        placed = {} if device_map is None else {"device_map": device_map}
+        placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+        if quantization is not None:  # such weights go to their device as they are read
+            placed = {"device_map": device_map or {"": device}, "quantization_config": quantization}
         model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=wanted, **placed, **common)
         tokenizer = AutoTokenizer.from_pretrained(path_or_id, **common)
         model = model if placed else model.to(device)

@@ -234,27 +234,3 @@ class PrefixDraft(LayerDraft):
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
         return self.heads.guess(self.catch_up(roots), plan, roots, mark)
-
-
-def head_parameters(
-    kind: str, width: int, vocab_size: int, num_heads: int, num_layers: int = 1, *, config: Any = None
-) -> int:
-    """Numbers to train in Hydra ("hydra") or Hydra++ ("hydra++") heads; times the bytes of each: their memory.
-
-    config is the target's, whose layer the prefix layer of Hydra++ is like. The embeddings are the target's own.
-
-    >>> head_parameters("hydra", 2, 10, 1)
-    50
-    """
-    if kind not in ("hydra", "hydra++"):
-        raise InvalidInput(f"Heads must be 'hydra' or 'hydra++', but got {kind!r}.")
-    first = sum(2 * ((i + 2) * width * width + width) for i in range(num_heads))
-    later = num_heads * (num_layers - 1) * (width + 1) * width
-    total = first + later + num_heads * (width + 1) * vocab_size
-    if kind == "hydra":
-        return total
-    if config is None:
-        raise InvalidInput("The prefix layer of 'hydra++' is like one of the target's: its config is needed.")
-    layer = layer_config(config, width)
-    rows = (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
-    return total + 2 * rows * width + 3 * layer.intermediate_size * width + 3 * width

@@ -13,7 +13,7 @@ import torch
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.prompts import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.target import Target, load_target, wanted_dtype
+from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training.recipe import MEDUSA_2
 
 LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
@@ -71,38 +71,13 @@ def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **opt
     if options.get("device_map") is None and options.get("device") is None:
         options["device"] = str(accelerator.device)
     if load_in_8bit:
-        target = _load_in_8bit(str(demo.MODEL) if is_demo else model, accelerator, **options)
-    else:
-        target = load_target(str(demo.MODEL) if is_demo else model, **options)
+        from transformers import BitsAndBytesConfig
+
+        options["quantization"] = BitsAndBytesConfig(load_in_8bit=True)
+    target = load_target(str(demo.MODEL) if is_demo else model, **options)
     if is_demo:
         target.name = "treeopt demo model"
     return target
-
-
-def _load_in_8bit(
-    model: str,
-    accelerator: Any,
-    *,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    **options: Any,
-) -> Target:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
-
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    place = options.get("device_map") or {"": options.get("device") or str(accelerator.device)}
-    try:
-        base = AutoModelForCausalLM.from_pretrained(
-            model, quantization_config=BitsAndBytesConfig(load_in_8bit=True), device_map=place,
-            dtype=wanted_dtype(options.get("dtype"), "cuda") or "auto", **common,
-        )  # fmt: skip
-        tokenizer = AutoTokenizer.from_pretrained(model, **common)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InvalidInput(f"--model must be loadable in 8 bits, but {model}: {reason}") from None
-    base.eval().requires_grad_(False)
-    return Target(base, tokenizer, name=model, revision=revision)
 
 
 def open_seeds(target: Target, prompts: str | None, most: int, **options: Any) -> PromptSet:
