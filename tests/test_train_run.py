@@ -488,7 +488,8 @@ def test_a_base_in_8_bits_is_quantised_as_it_is_read(monkeypatch):
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", stand_in)
     opening.open_base("demo", None, load_in_8bit=True, device="cpu")
-    assert asked_for["load_in_8bit"] and asked_for["device_map"] == {"": "cpu"}
+    assert asked_for["load_in_8bit"]
+    assert asked_for["device_map"] == {"": "cpu"}
 
 
 def test_half_precision_on_cuda_learns_in_bf16_unless_something_else_is_said(monkeypatch):
