@@ -511,7 +511,7 @@ def test_heads_that_share_take_no_memory_for_it(lm_head, tmp_path):
     loaded = load(tmp_path, lm_head, torch.float64)
     assert loaded.heads.projection.data_ptr() == lm_head.data_ptr()
     assert loaded.notes == ("The heads share the target's lm_head.",)
-    with pytest.raises(InvalidInput, match="they need the target: pass --model"):
+    with pytest.raises(InvalidInput, match="it needs the target: pass --model"):
         load(tmp_path)
     with pytest.raises(InvalidInput, match=r"width 16 .* shape \(40, 15\)"):
         load(tmp_path, lm_head[:, :15])

@@ -124,6 +124,21 @@ def check_shapes(
             )
 
 
+def targets_lm_head(stored: StoredTensors, lm_head: Tensor | None, width: int) -> Tensor:
+    """The target's (V, d) projection, for a checkpoint without one of its own; InvalidInput where it does not fit."""
+    if lm_head is None:
+        raise InvalidInput(
+            f"{stored.origin} holds no projection and guesses with the target's lm_head, so it needs the target: "
+            "pass --model."
+        )
+    if lm_head.ndim != 2 or lm_head.shape[1] != width:
+        raise InvalidInput(
+            f"{stored.origin} has width {width} and guesses with the target's lm_head, but that has the shape "
+            f"{tuple(lm_head.shape)}: pass the --model that it was trained for."
+        )
+    return lm_head.detach()
+
+
 def most_common(sizes: Iterable[int]) -> int:
     return next((size for size, _ in Counter(sizes).most_common(1)), 0)
 

@@ -19,6 +19,7 @@ from treeopt.runtime.checkpoints.checks import (
     loaded_heads,
     read_floats,
     size_of,
+    targets_lm_head,
 )
 from treeopt.runtime.checkpoints.files import StoredTensors, quoted
 from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, layer_shapes
@@ -75,16 +76,7 @@ def build_eagle(
     notes = [*stored.notes, NOTE]
     tensors, dtype = read_floats(stored, found.names, dtype)
     width = size_of(tensors, ("o_proj.weight", "down_proj.weight", "norm.weight", "fc.weight", "fc.bias"), 0)
-    if lm_head is None:
-        raise InvalidInput(
-            f"The drafter in {stored.origin} has no lm_head of its own and guesses with the target's, so it needs the "
-            "target: pass --model."
-        )
-    if lm_head.ndim != 2 or lm_head.shape[1] != width:
-        raise InvalidInput(
-            f"The drafter in {stored.origin} has width {width} and guesses with the target's lm_head, but that has the "
-            f"shape {tuple(lm_head.shape)}: pass the --model that it was trained for."
-        )
+    lm_head = targets_lm_head(stored, lm_head, width)
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (width, 2 * width)}
     if found.bias:
         shapes["fc.bias"] = (width,)

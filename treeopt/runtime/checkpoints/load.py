@@ -26,6 +26,7 @@ from treeopt.runtime.checkpoints.checks import (
     loaded_heads,
     most_common,
     read_floats,
+    targets_lm_head,
 )
 from treeopt.runtime.checkpoints.eagle import RecognisedEagle, build_eagle, recognise_eagle
 from treeopt.runtime.checkpoints.files import (
@@ -143,7 +144,7 @@ def _build_medusa(
         else:
             rows, token_ids, vocab_size = _truncated(stored, config, rows, token_map, lm_head, notes)
     elif found.layout == "medusa-shared":
-        rows = [_targets_own(stored, lm_head, width)]
+        rows = [targets_lm_head(stored, lm_head, width)]
         vocab_size = len(rows[0])
         notes.append("The heads share the target's lm_head.")
     else:
@@ -180,20 +181,6 @@ def _check_shapes(stored: StoredTensors, found: Recognised, tensors: dict[str, T
     }
     check_shapes(stored, tensors, shapes, f"{found.num_heads} heads of width {width}")
     return width
-
-
-def _targets_own(stored: StoredTensors, lm_head: Tensor | None, width: int) -> Tensor:
-    if lm_head is None:
-        raise InvalidInput(
-            f"The heads in {stored.origin} have no projection of their own and share the target's lm_head, so "
-            "they need the target: pass --model."
-        )
-    if lm_head.ndim != 2 or lm_head.shape[1] != width:
-        raise InvalidInput(
-            f"The heads in {stored.origin} have width {width} and share the target's lm_head, but that has the "
-            f"shape {tuple(lm_head.shape)}: pass the --model that they were trained for."
-        )
-    return lm_head.detach()
 
 
 def _check_ranks(stored: StoredTensors, config: dict[str, Any]) -> None:
