@@ -3,14 +3,19 @@
 import copy
 import importlib.util
 import json
+import re
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from treeopt.cli.train import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
+from treeopt.pipeline.train import _by_heart
 from treeopt.runtime.acceptance import Greedy
 from treeopt.runtime.checkpoints import load_heads
 from treeopt.runtime.decode import StopRule, decode
@@ -30,7 +35,7 @@ from treeopt.runtime.training.texts import Asking, Worker, given_texts, own_text
 from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee
 from treeopt.tree import Tree
 
-from .conftest import asked, treeopt
+from .conftest import asked, invoke, treeopt
 from .test_train import one_thread, random_texts, scores_of, small_target  # noqa: F401  a fixture
 
 K = 2
@@ -91,12 +96,73 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
     assert len(list((tmp_path / "killed/checkpoint.partial").glob("*.safetensors"))) == 1
 
 
-def test_a_checkpoint_of_another_run_is_thrown_away(tmp_path):
+def test_a_checkpoint_of_another_run_is_left_alone(tmp_path):
+    """Another command once replaced a half-trained run without a word."""
     texts, target = random_texts(np.random.default_rng(0), 5), small_target()
-    run(make_loop(tmp_path, target, Recipe(steps=3, num_heads=K), texts, checkpoint_steps=1))
-    other = make_loop(tmp_path, target, Recipe(steps=3, num_heads=K, seed=1), texts)
+    recipe = Recipe(steps=3, num_heads=K)
+    run(make_loop(tmp_path, target, recipe, texts, checkpoint_steps=2), steps=2)
+    log = (tmp_path / "log.jsonl").read_bytes()
+    with pytest.raises(InvalidInput, match=r"differs in heads \(2, not 3\), seed \(0, not 1\): .*delete"):
+        make_loop(tmp_path, target, Recipe(steps=3, num_heads=3, seed=1), texts).resume()
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    assert make_loop(tmp_path, target, recipe, texts).resume().step == 2
+
+
+def test_a_run_without_a_checkpoint_makes_room_for_another(tmp_path):
+    texts, target = random_texts(np.random.default_rng(0), 5), small_target()
+    run(make_loop(tmp_path, target, Recipe(steps=3, num_heads=K), texts))
+    other = make_loop(tmp_path, target, Recipe(steps=3, num_heads=K, seed=1), texts, checkpoint_steps=1)
     assert other.resume().step == 0
     assert (tmp_path / "log.jsonl").read_text() == ""
+    run(other)
+    assert other.checkpoints.position().step == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["gradient", "update"])
+def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_path, monkeypatch):
+    """A signal while the weights change waits for the end of the step, so that no half of it is kept."""
+    texts = random_texts(np.random.default_rng(0), 9)
+    recipe = Recipe(num_heads=K, steps=6, batch_size=4)
+
+    def fresh(name):
+        return make_loop(tmp_path / name, small_target(), recipe, texts)
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    whole, loop = run(fresh("whole")), fresh("stopped")
+    owner, name = (loop.trainee, "forward") if where == "gradient" else (loop.optimiser, "step")
+    calls, original = [], getattr(owner, name)
+
+    def stopped(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            signal.raise_signal(number)
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(loop)
+    assert signal.signal(number, before) is interrupt
+    done = 3 if where == "gradient" else 4
+    assert loop.keep().step == loop.position.step == done
+    again = fresh("stopped")
+    assert again.resume().step == done
+    for _ in again.run():
+        pass
+    assert all(torch.equal(whole[name], weight) for name, weight in trained(again.trainee).items())
+    assert len((tmp_path / "stopped/log.jsonl").read_text().splitlines()) == 6
+
+
+def test_several_processes_go_on_at_their_last_checkpoint(tmp_path):
+    """They are interrupted at places of their own."""
+    texts = random_texts(np.random.default_rng(0), 9)
+    loop = make_loop(tmp_path, small_target(), Recipe(num_heads=K, steps=6), texts, checkpoint_steps=2)
+    run(loop, steps=3)
+    loop.accelerator = SimpleNamespace(num_processes=2)
+    assert loop.keep().step == 2
 
 
 @pytest.mark.parametrize("kind", ["medusa-1", "hydra++"])
@@ -146,6 +212,19 @@ def test_a_step_without_memory_says_what_helps(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_pass", full)
     with pytest.raises(OutOfRange, match="use more passes"):
         run(loop)
+
+
+def test_a_head_that_had_nothing_to_guess_has_no_rates(tmp_path):
+    """A loss of 0 once said so."""
+    texts = [Text(np.array([6, 7, 8, 9], dtype=np.int32), 1, str(i)) for i in range(3)]
+    loop = make_loop(tmp_path, small_target(), Recipe(num_heads=3, steps=1), texts)
+    counts = loop.count(texts, loop.states).record()
+    assert counts["trials"] == [6, 3, 0]
+    for rates in (counts["accuracy"], counts["head_loss_nats"]):
+        assert [rate is None for rate in rates] == [False, False, True]
+    run(loop)
+    (line,) = (json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
+    assert line["head_loss_nats"][2] is None
 
 
 # What is learned
@@ -372,7 +451,9 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(tmp_path):
         "--dtype",
         "float32",
     ]
-    said = treeopt("train", *options, "--steps", 3, "-o", out)
+    done = invoke("train", *options, "--steps", 3, "-o", out, code=0)
+    assert "1 held out, too few to tell" in done.stderr
+    said = done.stdout
     assert said.rstrip().endswith(f"treeopt run --drafter {out}")
     saved = json.loads((out / "training/training.json").read_text())
     assert saved["schema"] == "treeopt.training/1"
@@ -455,12 +536,62 @@ def test_training_prompts_are_none_of_calibrations():
     ("options", "said"),
     [
         (["--drafter", "heads"], "makes a drafter: leave out --drafter"),
+        (["--epsilon", "0.1"], "greedily or with --acceptance sample: leave out --epsilon"),
+        (["--group-by", "kind"], "leave out --group-by"),
         (["--kind", "eagle"], "is not one of"),
         (["--heads", "0"], "0 is not in the range"),
     ],
 )
 def test_the_command_refuses_what_makes_no_sense(options, said, tmp_path):
     assert said in treeopt("train", "-o", tmp_path / "x", *options, code=2)
+
+
+def test_the_help_has_no_option_that_is_refused():
+    said = treeopt("train", "--help")
+    refused = {"--" + name.replace("_", "-") for name in REFUSED}
+    assert {"--acceptance", "--model", "--kind"} <= set(re.findall("--[a-z-]+", said)) - refused
+    assert not refused & set(re.findall("--[a-z-]+", said))
+    assert "--drafter" in treeopt("calibrate", "--help")
+
+
+def test_heads_that_no_answer_can_teach_are_refused(tmp_path):
+    options = ["--num-prompts", 4, "--max-new-tokens", 6, "--heads", 6, "-o", tmp_path / "x"]
+    assert "--heads must be below 6, the tokens of the longest answer" in treeopt("train", *options, code=1)
+
+
+@pytest.mark.parametrize(
+    ("learned", "held_out", "figures"),
+    [
+        ([0.97, 0.95], [0.16, 0.14], ("0.96", "0.15")),
+        ([0.97, None], [0.15, 0.4], ("0.97", "0.15")),
+        ([0.54, 0.51], [0.45, 0.41], None),
+        ([0.09, 0.05], [0.01, 0.0], None),
+        ([0.97], [None], None),
+    ],
+)
+def test_heads_that_know_their_texts_by_heart_are_told(learned, held_out, figures):
+    log = [{"accuracy": [0.0] * len(learned)}] * 36 + [{"accuracy": learned}] * 4
+    said = _by_heart(log, {"accuracy": held_out})
+    assert said is None if figures is None else re.findall(r"0\.\d\d", said) == list(figures)
+
+
+def test_an_interrupted_command_says_where_it_goes_on(tmp_path, monkeypatch):
+    options = ["--num-prompts", 6, "--max-new-tokens", 10, "--batch-size", 2, "--heads", 2, "--dtype", "float32",
+               "--steps", 3, "-o", tmp_path / "x"]  # fmt: skip
+    original = loop_module.Loop._gradient
+
+    def stopped(self, step, seconds):
+        if step == 2:
+            raise KeyboardInterrupt
+        return original(self, step, seconds)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop_module.Loop, "_gradient", stopped)
+        assert "Stopped after step 2; training goes on after step 2." in treeopt("train", *options, code=1)
+    assert "half-trained run that differs in kind" in treeopt("train", *options, "--kind", "hydra", code=1)
+    done = invoke("train", *options, code=0)
+    assert "Continuing after 2 steps." in done.stderr
+    assert json.loads((tmp_path / "x/training/training.json").read_text())["steps"] == 3
 
 
 def test_what_is_missing_is_named_before_anything_is_loaded(monkeypatch):
@@ -472,8 +603,9 @@ def test_what_is_missing_is_named_before_anything_is_loaded(monkeypatch):
     ):
         opening.check_packages("hydra", load_in_8bit=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Unsupported, match=r"needs peft|needs accelerate.*treeopt\[train\]"):
-        opening.check_packages("medusa-2", load_in_8bit=False)
+    for kind, packages in (("hydra", "accelerate"), ("medusa-2", "accelerate peft")):
+        with pytest.raises(Unsupported, match=f"pip install {packages}$"):
+            opening.check_packages(kind, load_in_8bit=False)
 
 
 def test_a_base_in_8_bits_is_quantised_as_it_is_read(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,11 +131,16 @@ RULE_OPTIONS: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-def model_options(command: Command) -> Command:
-    """What loads a model and its prompts; passes ``source``, those of the options that were given."""
+def model_options(command: Command | None = None, *, hidden: Collection[str] = ()) -> Command:
+    """What loads a model and its prompts; passes ``source``, those of the options that were given.
+
+    hidden : options that the command refuses, left out of its help
+    """
+    if command is None:
+        return functools.partial(model_options, hidden=hidden)
     typed = {**{name: (str, text) for name, text in MODEL_OPTIONS.items()}, **RULE_OPTIONS}
     options = [
-        click.option("--" + name.replace("_", "-"), type=kind, help=text)
+        click.option("--" + name.replace("_", "-"), type=kind, help=text, hidden=name in hidden)
         for name, (kind, text) in typed.items()
     ]
     options += [

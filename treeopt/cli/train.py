@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from treeopt.pipeline.train import Training
 
 RECIPE = tuple(field.name for field in fields(Recipe))
+REFUSED = {  # options of other commands that load a model, and why train has no use for them
+    "drafter": "makes a drafter",
+    "draft_depth": "makes a drafter",
+    "group_by": "reports no groups",
+    "epsilon": "has answers written greedily or with --acceptance sample",
+    "delta": "has answers written greedily or with --acceptance sample",
+}
 
 
 @click.command()
-@model_options
+@model_options(hidden=REFUSED)
 @click.option(
     "--kind", type=click.Choice(KINDS), default=Recipe.kind, show_default=True, help="What to train."
 )
@@ -54,7 +61,7 @@ def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -
 
     They learn from the model's own answers to the prompts (or from given --responses). medusa-1, hydra and
     hydra++ leave the model as it is; medusa-2 trains it too, through LoRA, and holds it near to what it was.
-    The same command continues a run that was killed. Several devices: accelerate launch -m treeopt.cli train
+    The same command continues a run that was stopped. Several devices: accelerate launch -m treeopt.cli train
     ...
 
     \b
@@ -64,9 +71,9 @@ def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -
     """
     from treeopt import pipeline
 
-    for name in ("drafter", "draft_depth"):
+    for name, reason in REFUSED.items():
         if name in source:
-            raise click.UsageError(f"treeopt train makes a drafter: leave out --{name.replace('_', '-')}.")
+            raise click.UsageError(f"treeopt train {reason}: leave out --{name.replace('_', '-')}.")
     chosen = {name: options.pop(name) for name in RECIPE if name in options}
     recipe = Recipe(**chosen, seed=source.get("seed", Recipe.seed))
     done = pipeline.train(output, source, recipe, **options)
@@ -80,6 +87,8 @@ def training_table(training: Training) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
+    from treeopt.console import pm
+
     before, after = (training.record["held_out"][when] for when in ("before", "after"))
     texts = training.record["texts"]["held_out"]
     table = Table(title=f"First choices that are right, on {texts} held-out texts", title_justify="left")
@@ -87,7 +96,9 @@ def training_table(training: Training) -> RenderableType:
         table.add_column(name, justify="right")
     for k, trials in enumerate(after["trials"]):
         cells = [
-            f"{counts[key][k]:.3f}" for key in ("accuracy", "head_loss_nats") for counts in (before, after)
+            pm(counts[key][k], None, 3)
+            for key in ("accuracy", "head_loss_nats")
+            for counts in (before, after)
         ]
         table.add_row(str(k + 1), *cells, f"{trials:,}")
     said = [f"{training.record['steps']:,} steps in {training.record['seconds']:,.0f} s."]

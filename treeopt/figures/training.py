@@ -16,14 +16,16 @@ from treeopt.errors import OutOfRange
 from treeopt.figures.style import blank, heading, legend, look, origin, sentence, series
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 POINTS = 100  # of a curve; each is the mean of neighbouring steps
+MOST_NAMED = 10  # heads with a look and a name of their own; more share a scale of colours
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """Means over neighbouring steps.
+    """Means over neighbouring steps; NaN where a head had nothing to guess.
 
     steps    : (n,)    middle of each point's steps
     loss     : (n, K)  of each head [nats]
@@ -55,15 +57,15 @@ def training_data(
     parts = np.array_split(np.arange(len(log)), min(POINTS, len(log)))
 
     def means(values: Sequence[Any]) -> NDArray[np.float64]:
-        array = np.array(values, dtype=np.float64)
-        return np.array([array[part].mean(0) for part in parts])
+        array = np.ma.masked_invalid(np.array(values, dtype=np.float64))  # null becomes NaN
+        return np.array([array[part].mean(0).filled(np.nan) for part in parts])
 
     return TrainingData(
-        means([line["step"] for line in log]),
+        means([[line["step"]] for line in log])[:, 0],
         means([line["head_loss_nats"] for line in log]),
         means([line["accuracy"] for line in log]),
-        np.array(held_out["before"]["accuracy"]),
-        np.array(held_out["after"]["accuracy"]),
+        np.array(held_out["before"]["accuracy"], dtype=np.float64),
+        np.array(held_out["after"]["accuracy"], dtype=np.float64),
         np.array(held_out["after"]["trials"]),
         caption,
     )
@@ -84,23 +86,54 @@ def draw_training(data: TrainingData, figure: Figure | None = None) -> Figure:
     """Loss on the left; accuracy on the right, with marks beyond the last step for the held-out texts."""
     figure = figure or blank()
     left, right = figure.subplots(1, 2)
-    last = float(data.steps[-1])
-    for k in range(data.loss.shape[1]):
-        style = {**series(k), "marker": ""}
+    last, num_heads = float(data.steps[-1]), data.loss.shape[1]
+    for k, style in enumerate(_styles(num_heads)):
+        ends = {**style, "linestyle": "", "markersize": 6}
+        style["marker"] = ""
         left.plot(data.steps, data.loss[:, k], label=str(k + 1), **style)
         right.plot(data.steps, data.accuracy[:, k], label=str(k + 1), **style)
-        ends = {"color": style["color"], "linestyle": "", "marker": series(k)["marker"], "markersize": 6}
         right.plot([0], data.before[k : k + 1], markerfacecolor="white", clip_on=False, zorder=3, **ends)
         right.plot([1.04 * last], data.after[k : k + 1], clip_on=False, zorder=3, **ends)
-    left.set(title="On the texts of each step", ylabel="loss [nats per state]", ylim=(0, None))
+    left.set(title="Lines: the texts of each step", ylabel="loss [nats per state]", ylim=(0, None))
     right.set(
-        title="Marks: held-out texts, before and after", ylabel="accuracy of the first choice", ylim=(0, None)
+        title="Lines: the texts of each step\nMarks: held-out texts, open before, full after",
+        ylabel="accuracy of the first choice",
+        ylim=(0, None),
     )
     for axes in (left, right):
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("step")
         axes.set_xlim(0, 1.06 * last)
-    legend(right, "head")
+    if num_heads <= MOST_NAMED:
+        legend(right, "head")
+    else:
+        _colour_scale(right, num_heads)
     trials = f"{int(data.trials.max()):,} held-out states" if len(data.trials) else None
     heading(figure, "How the heads learned", sentence(data.caption, trials))
     return figure
+
+
+def _styles(num_heads: int) -> list[dict[str, Any]]:
+    """Colour, marker and line style of each head."""
+    if num_heads <= MOST_NAMED:
+        return [series(k) for k in range(num_heads)]
+    return [{"color": shade, "marker": "o", "linestyle": "-"} for shade in _shades(num_heads)]
+
+
+def _shades(num_heads: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    return list(colormaps["viridis"](np.linspace(0.0, 0.9, num_heads)))  # its last tenth is pale
+
+
+def _colour_scale(axes: Axes, num_heads: int) -> None:
+    """Which colour is which head, beside the axes."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    scale = ScalarMappable(Normalize(0.5, num_heads + 0.5), ListedColormap(_shades(num_heads)))
+    bar = axes.figure.colorbar(
+        scale, ax=axes, fraction=0.05, pad=0.03, ticks=MaxNLocator(integer=True, min_n_ticks=2)
+    )
+    bar.set_label("head")

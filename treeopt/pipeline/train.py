@@ -8,7 +8,7 @@ curves.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,14 @@ if TYPE_CHECKING:
     from treeopt.runtime.training.recipe import Recipe
     from treeopt.runtime.training.texts import Asking
 
-PROMPT_OPTIONS = ("column", "group_by", "responses", "split", "chat_template")
-RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta")
+PROMPT_OPTIONS = ("column", "responses", "split", "chat_template")
+RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
 WEIGHTS = (".safetensors", ".pt", ".bin")
+FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
+BY_HEART = (
+    1.5,
+    0.1,
+)  # accuracy on texts learned from over that on others, and their difference: both are more
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ def train(
     kind = recipe.kind
     if source.get("acceptance") not in (None, "greedy", "sample"):
         raise InvalidInput(
-            f"Answers to learn from are written plainly, greedily or with --acceptance sample, but got "
-            f"{source['acceptance']}."
+            "Answers to learn from are written plainly, greedily or with --acceptance sample, but got "
+            f"--acceptance {source['acceptance']}: leave it out."
         )
     _check_folder(folder, kind)
     opening.check_packages(kind, load_in_8bit=load_in_8bit)
@@ -93,10 +98,16 @@ def train(
     asking = _asking(target, source, max_new_tokens, tokens)
     texts = _texts(target, prompts, asking, own, answers or folder / "training", accelerator)
     learned, held_out = split_texts(texts)
+    _check_heads(recipe.num_heads, learned)
     recipe = recipe.over(len(learned))
     if is_main:
         answered = sum(text.answer_tokens for text in learned)
-        note(f"{len(learned):,} texts to learn from, {answered:,} tokens; {len(held_out):,} held out.")
+        few = (
+            ", too few to tell how good the heads are: use more prompts"
+            if len(held_out) < FEW_HELD_OUT
+            else ""
+        )
+        note(f"{len(learned):,} texts to learn from, {answered:,} tokens; {len(held_out):,} held out{few}.")
     job = _Job(folder, accelerator, target, recipe, learned, held_out, own, checkpoint_steps)
     record = {
         "recipe": recipe.record(),
@@ -142,6 +153,7 @@ class _Job:
         states, held_states = (FrozenStates(self.target, part) for part in (self.learned, self.held_out))
         trainee = self._trainee(states)
         checkpoints = Checkpoints(self.work / "checkpoint.partial", self._key())
+        checkpoints.check()
         loop = Loop(
             self.accelerator, trainee, recipe, self.learned, states if trainee.needs_states else None,
             checkpoints=checkpoints, log=self.work / "log.jsonl", checkpoint_steps=self.checkpoint_steps,
@@ -152,14 +164,20 @@ class _Job:
         begun = loop.resume()
         if begun.step and is_main:
             note(f"Continuing after {begun.step:,} steps.")
-        with _bar("Training", 1.0, is_main) as advance:
-            shown = 0.0
-            for position in loop.run():
-                share = recipe.share(position.step - 1, position.seconds)
-                advance(share - shown)
-                shown = share
-        with _bar("Counting after", None, is_main):
-            after = loop.count(self.held_out, counted)
+        try:
+            with _bar("Training", 1.0, is_main) as advance:
+                shown = 0.0
+                for position in loop.run():
+                    share = recipe.share(position.step - 1, position.seconds)
+                    advance(share - shown)
+                    shown = share
+            with _bar("Counting after", None, is_main):
+                after = loop.count(self.held_out, counted)
+        except KeyboardInterrupt:
+            kept = loop.keep()
+            if is_main and loop.position.step:
+                note(f"Stopped after step {loop.position.step:,}; training goes on after step {kept.step:,}.")
+            raise
         files: list[Path] = []
         if is_main:
             with _bar("Writing", None, is_main):
@@ -202,12 +220,14 @@ class _Job:
         }
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """training.json and the curves of the log."""
+        """training.json and the curves of the log; says where heads learned their texts by heart."""
         from treeopt.figures.style import to_bytes
         from treeopt.figures.training import draw_training, training_caption, training_data
 
         storage.write_json(self.work / "training.json", "training", record)
         log = [json.loads(line) for line in storage.read_text(self.work / "log.jsonl").splitlines()]
+        if said := _by_heart(log, record["held_out"]["after"]):
+            note(said)
         if log:
             data = training_data(log, record["held_out"], caption=training_caption(record))
             with storage.atomic_writer(self.work / "curves.png") as stream:
@@ -227,6 +247,36 @@ def _check_folder(folder: Path, kind: str) -> None:
         raise InvalidInput(
             f"--output must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
         )
+
+
+def _check_heads(num_heads: int, learned: Sequence[Text]) -> None:
+    """Raise InvalidInput where no text is long enough to teach the last head anything."""
+    longest = max(text.answer_tokens for text in learned)
+    if num_heads >= longest:
+        raise InvalidInput(
+            f"--heads must be below {longest}, the tokens of the longest answer to learn from, but got {num_heads}: "
+            "lower it, or learn from longer answers (--max-new-tokens)."
+        )
+
+
+def _by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:
+    """Says so where heads are right on the texts they learn from far more often than on held-out ones."""
+    last = log[-max(1, len(log) // 10) :]
+    pairs = [
+        (sum(seen) / len(seen), held_out)
+        for k, held_out in enumerate(after["accuracy"])
+        if held_out is not None and (seen := [a for line in last if (a := line["accuracy"][k]) is not None])
+    ]
+    if not pairs:
+        return None
+    learned, held_out = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    ratio, difference = BY_HEART
+    if learned <= ratio * held_out or learned <= held_out + difference:
+        return None
+    return (
+        f"At the end first choices are right in {learned:.2f} of the states of texts learned from, but in "
+        f"{held_out:.2f} of held-out ones: the heads know these texts by heart. Use more prompts, or train for less long."
+    )
 
 
 def _asking(target: Target, source: dict[str, Any], max_new_tokens: int, tokens: int | None) -> Asking:

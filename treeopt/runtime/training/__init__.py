@@ -7,5 +7,5 @@ losses.py     the losses, as sums over states
 trainees.py   the heads on a frozen base, as one module that turns a batch into a loss
 medusa2.py    the base and its heads together: LoRA, and the distance to the original base
 loop.py       steps, and counting on held-out texts
-checkpoint.py a run that was killed goes on where it was, and ends in the same weights
+checkpoint.py a run that was stopped goes on where it was, and ends in the same weights
 """

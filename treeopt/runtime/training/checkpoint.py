@@ -1,4 +1,4 @@
-"""A run that was killed goes on where it was, and ends in the same weights.
+"""A run that was stopped goes on where it was, and ends in the same weights.
 
 A checkpoint is two files, named by the step: weights (safetensors, only what is trained) and the optimiser's
 state (torch, loadable without pickles). ``state.json`` names the step whose files are whole; it is written
@@ -7,6 +7,7 @@ last.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from treeopt.journal import Journal, discard
 from treeopt.runtime.checkpoints.save import write_tensors
 
 STATE = "state.json"
+DIGESTS = ("texts", "weights")  # keys whose values say nothing to a reader
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Position:
 
 
 class Checkpoints:
-    """The checkpoints of one run, under a folder that is thrown away where it is of another run.
+    """The checkpoints of one run, under a folder of their own.
 
     key : all that the weights depend on, as plain JSON
     """
@@ -40,9 +42,32 @@ class Checkpoints:
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
         self.folder, self.key = folder, key
 
+    def check(self) -> None:
+        """Raise InvalidInput where the folder has a checkpoint of another run."""
+        if not (self.folder / STATE).exists():
+            return
+        known, wanted = storage.load_json(self.folder / "key.json"), json.loads(storage.to_json(self.key))
+        other = [name for name in wanted if known.get(name) != wanted[name]]
+        if other:
+            said = [
+                name.removeprefix("num_").replace("_", " ")
+                + ("" if name in DIGESTS else f" ({known.get(name)}, not {wanted[name]})")
+                for name in other
+            ]
+            raise InvalidInput(
+                f"{self.folder} holds a half-trained run that differs in {', '.join(said)}: continue it with its own "
+                "command, pass another --output, or delete that folder."
+            )
+
     def open(self) -> None:
-        """Keep what there is of this run, delete what is of another."""
+        """Begin, or keep what there is of this run."""
+        self.check()
         Journal(self.folder, self.key)
+
+    def position(self) -> Position:
+        """Where the last checkpoint is; the beginning where there is none."""
+        file = self.folder / STATE
+        return storage.typed(Position, storage.load_json(file), file) if file.exists() else Position()
 
     def save(self, position: Position, module: nn.Module, optimiser: Any, scaler: Any = None) -> None:
         name = f"{position.step:08d}"
@@ -62,9 +87,9 @@ class Checkpoints:
         """Put the last checkpoint into module and optimiser; the beginning where there is none."""
         from safetensors.torch import load_file
 
-        if not (self.folder / STATE).exists():
-            return Position()
-        position = storage.typed(Position, storage.load_json(self.folder / STATE), self.folder / STATE)
+        position = self.position()
+        if not position.step:
+            return position
         name = f"{position.step:08d}"
         try:
             stored = load_file(self.folder / f"{name}.safetensors")

@@ -9,9 +9,11 @@ W processes · A passes of each per step · K heads
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +51,18 @@ class Counts:
 
     def record(self) -> dict[str, Any]:
         """For files: counts, and the rates that are read off them."""
-        trials = np.maximum(self.trials, 1)
+        trials, tokens = self.trials[1:], max(float(self.trials[0]), 1.0)
+
+        def rates(sums: NDArray[np.float64]) -> list[float | None]:  # None for a head without a label
+            return [float(s) / int(n) if n else None for s, n in zip(sums, trials, strict=True)]
+
         return {
-            "accuracy": (self.hits / trials[1:]).tolist(),
-            "head_loss_nats": (self.head_loss / trials[1:]).tolist(),
+            "accuracy": rates(self.hits),
+            "head_loss_nats": rates(self.head_loss),
             "hits": self.hits.astype(int).tolist(),
-            "trials": self.trials[1:].tolist(),
-            "base_nats_per_token": self.base_loss / float(trials[0]) if self.base_loss else None,
-            "base_kl_nats_per_token": self.base_kl / float(trials[0]) if self.base_loss else None,
+            "trials": trials.tolist(),
+            "base_nats_per_token": self.base_loss / tokens if self.base_loss else None,
+            "base_kl_nats_per_token": self.base_kl / tokens if self.base_loss else None,
         }
 
 
@@ -129,10 +135,18 @@ class Loop:
             raise OutOfRange(
                 f"Training needs time for a step, but reading the texts took {seconds / 60:.1f} minutes: raise --minutes."
             )
+        # Several processes keep nothing when they are stopped, and may have to be stopped while they wait.
+        alone = self.accelerator.num_processes == 1
         while not self.recipe.is_over(step, seconds):
             started = time.perf_counter()
             try:
-                line = self._step(step, seconds)
+                line = self._gradient(step, seconds)
+                with uninterrupted() if alone else nullcontext():
+                    self._update()
+                    synchronize(self.accelerator.device)
+                    seconds, step = self._together(seconds + time.perf_counter() - started), step + 1
+                    self.position = Position(step, seconds)
+                    self._write({"step": step, **line, "seconds": round(seconds, 3)})
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -141,15 +155,12 @@ class Loop:
                     f"{self.recipe.accumulate} passes does not: use more passes (--accumulate), or shorter "
                     "texts (--tokens)."
                 ) from None
-            synchronize(self.accelerator.device)
-            seconds, step = self._together(seconds + time.perf_counter() - started), step + 1
-            self.position = Position(step, seconds)
-            self._write({"step": step, **line, "seconds": round(seconds, 3)})
             if step % self.checkpoint_steps == 0:
                 self._checkpoint()
             yield self.position
 
-    def _step(self, step: int, seconds: float) -> dict[str, Any]:
+    def _gradient(self, step: int, seconds: float) -> dict[str, Any]:
+        """The gradient of a step, left in the parameters; its line of the log. The weights stay as they are."""
         recipe, accelerator = self.recipe, self.accelerator
         share = recipe.share(step, seconds)
         rate = recipe.rate(step, share)
@@ -169,13 +180,15 @@ class Loop:
                 # Processes average their gradients, where the step's is the sum.
                 accelerator.backward(sums.loss * accelerator.num_processes)
                 found.append(sums)
-        accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
         total = self._summed(found)
         record = self._counts(total, trials).record()
         return {"loss": float(total.loss), "learning_rate": recipe.peak_rate * rate,
                 **{key: record[key] for key in LOGGED if record[key] is not None}}  # fmt: skip
+
+    def _update(self) -> None:
+        self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
 
     def _pass(
         self, model: Any, texts: Sequence[Text], states: FrozenStates | None, places: list[int],
@@ -214,6 +227,12 @@ class Loop:
         return Counts(trials, sums.head_loss.cpu().numpy(), sums.hits.cpu().numpy(), float(sums.base_loss),
                       float(sums.base_kl))  # fmt: skip
 
+    def keep(self) -> Position:
+        """Where a run that is stopped now goes on: here, or with several processes at the last checkpoint."""
+        if self.accelerator.num_processes == 1 and self.position.step > self.checkpoints.position().step:
+            self._checkpoint()
+        return self.checkpoints.position()
+
     def _checkpoint(self) -> None:
         if self.accelerator.is_main_process:
             self.checkpoints.save(self.position, self.trainee, self.optimiser, self.accelerator.scaler)
@@ -231,3 +250,21 @@ class Loop:
         from accelerate.utils import broadcast
 
         return float(broadcast(torch.tensor(seconds, dtype=torch.float64, device=self.accelerator.device)))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block, so that it is done wholly or not at all."""
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield
+        return
+    held: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: held.append(number))
+              for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+    for late in held:
+        signal.raise_signal(late)

@@ -21,9 +21,12 @@ LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another o
 
 def check_packages(kind: str, *, load_in_8bit: bool) -> None:
     """Raise Unsupported where a package or a device is missing, before anything is loaded."""
-    for package in ("accelerate", *(["peft"] if kind == MEDUSA_2 else [])):
-        if importlib.util.find_spec(package) is None:
-            raise Unsupported(f"--kind {kind} needs {package}. Install it with: pip install 'treeopt[train]'")
+    packages = ("accelerate", "peft") if kind == MEDUSA_2 else ("accelerate",)
+    absent = [package for package in packages if importlib.util.find_spec(package) is None]
+    if absent:
+        raise Unsupported(
+            f"--kind {kind} needs {' and '.join(absent)}. Install with: pip install {' '.join(absent)}"
+        )
     if not load_in_8bit:
         return
     if kind == MEDUSA_2:

@@ -53,8 +53,8 @@ class Recipe:
 
     num_layers    : blocks of a head; None for the kind's own number
     learning_rate : peak of the heads'; None for the kind's own. The base of Medusa-2 learns with a quarter
-    steps, epochs, minutes : it is over after so many steps, passes over the texts, or minutes of training; by
-                    default after one pass
+    steps, epochs, minutes : it is over after so many steps, passes over the texts, or minutes of training; one
+                    of them, by default one pass
     batch_size    : texts of a step, over all processes and passes
     accumulate    : passes that a step's texts are spread over, which changes memory, not the result
     """
@@ -82,8 +82,11 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InvalidInput(f"--{name.replace('_', '-')} must be above 0, but got {value}.")
-        if self.steps is not None and self.epochs is not None:
-            raise InvalidInput("--steps and --epochs exclude each other: both say how long to train.")
+        lengths = [f"--{name}" for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            raise InvalidInput(
+                f"{' and '.join(lengths)} exclude each other, as each says how long to train: give one of them."
+            )
 
     def over(self, num_texts: int) -> Recipe:
         """The same with its epochs as steps, for so many texts to learn from.
@@ -91,7 +94,7 @@ class Recipe:
         >>> Recipe(epochs=2, batch_size=8).over(30).steps
         8
         """
-        if self.steps is not None or (self.epochs is None and self.minutes is not None):
+        if self.steps is not None or self.minutes is not None:
             return self
         return replace(self, steps=math.ceil((self.epochs or 1.0) * num_texts / self.batch_size), epochs=None)
 
@@ -114,14 +117,15 @@ class Recipe:
 
     def is_over(self, step: int, seconds: float) -> bool:
         """Whether step s is one too many, after so many seconds of training."""
-        late = self.minutes is not None and seconds >= 60 * self.minutes
-        return late or (self.steps is not None and step >= self.steps)
+        if self.minutes is not None:
+            return seconds >= 60 * self.minutes
+        return self.steps is not None and step >= self.steps
 
     def share(self, step: int, seconds: float) -> float:
-        """x at the middle of step s: by steps or by the clock, whichever is further."""
-        by_steps = (step + 0.5) / self.steps if self.steps is not None else 0.0
-        by_clock = seconds / (60 * self.minutes) if self.minutes is not None else 0.0
-        return min(1.0, max(by_steps, by_clock))
+        """x at the middle of step s, or by the clock."""
+        if self.minutes is not None:
+            return min(1.0, seconds / (60 * self.minutes))
+        return min(1.0, (step + 0.5) / self.steps) if self.steps is not None else 0.0
 
     def rate(self, step: int, share: float) -> float:
         """Learning rate over its peak: a linear rise, then half a cosine down to zero.
