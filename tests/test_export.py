@@ -1,7 +1,10 @@
 """Exports of trees: what the engines read back is the tree, and what they would misread is refused."""
 
 import json
+import re
 import shlex
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,9 +31,13 @@ from treeopt.export import (
     triton,
 )
 from treeopt.export.buffers import decoded, medusa_buffers
+from treeopt.pipeline import export_all
 from treeopt.plan import Plan
 from treeopt.planner import plan_trees
 from treeopt.published import PUBLISHED_TREES, published_tree
+from treeopt.rules import rule_of
+from treeopt.rundir import RunDirectory
+from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.shapes import SHAPES
 from treeopt.tree import Tree
 
@@ -476,6 +483,82 @@ def test_a_plan_of_chains_becomes_a_length_or_a_schedule():
         json.loads(export_plan(plan, "vllm").files["speculative_config.json"])["num_speculative_tokens"] == 3
     )
     assert export_plan(plan, "vllm", batch_size=8).command
+
+
+TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
+SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("medusa", "medusa"), ("hydra", "hydra")])
+def test_typical_acceptance_is_asked_for_by_the_codes_that_have_it(engine, kind):
+    plan = replace(plan_of(kind, shape="low-rank-expands"), acceptance=TYPICAL)
+    written = export_plan(plan, engine)
+    given = dict(re.findall(r"--(temperature|posterior-threshold|posterior-alpha) ([\d.]+)", written.command))
+    assert {name: float(value) for name, value in given.items()} == {
+        "temperature": 0.7, "posterior-threshold": 0.09, "posterior-alpha": 0.3,
+    }  # fmt: skip
+    assert any("posterior_threshold=0.09, posterior_alpha=0.3" in note for note in written.notes)
+    assert "posterior" not in export_plan(plan_of(kind, shape="low-rank-expands"), engine).command
+
+
+@pytest.mark.parametrize("rule", [TYPICAL, SAMPLED])
+@named
+def test_a_rule_that_an_engine_of_trees_lacks_is_refused(engine, method, rule):
+    asked = {"tree": Tree.dense([2, 1]), "engine": engine, "method": method, "acceptance": rule}
+    if rule_of(rule) in method.rules:
+        assert any("--temperature 0.7" in note for note in export(**asked).notes)
+        return
+    with pytest.raises(
+        InvalidInput, match=f"{engine} with {method.name} accepts by the rule greedy"
+    ) as refused:
+        export(**asked)
+    able = rule is TYPICAL and "medusa" in method.drafters
+    assert ("export --to medusa" in str(refused.value)) == able
+
+
+def test_engines_of_chains_are_told_the_rule_or_it_is_said_that_nobody_checked():
+    chain = plan_of(shape="chain")
+    assert "requests must ask for the same" in " ".join(
+        export_plan(replace(chain, acceptance=SAMPLED), "tgi").notes
+    )
+    rejected = replace(plan_of("draft-model", shape="chain"), acceptance={**SAMPLED, "rule": "rejection"})
+    assert "was not checked" in " ".join(export_plan(rejected, "sglang").notes)
+    with pytest.raises(InvalidInput, match="accepts by the rule greedy or sample, but the plan holds"):
+        export_plan(replace(chain, acceptance=TYPICAL), "tgi")
+
+
+def test_n_grams_are_looked_up_at_the_lengths_that_were_measured():
+    plan = plan_of("ngram", shape="chain")
+    config = json.loads(export_plan(plan, "vllm").files["speculative_config.json"])
+    lookup = PromptLookup(10)
+    assert (config["prompt_lookup_max"], config["prompt_lookup_min"]) == (lookup.longest, lookup.shortest)
+    written = export_plan(plan, "tensorrt-llm")
+    assert (
+        yaml.safe_load(written.files["llm_api_options.yml"])["speculative_config"]["max_matching_ngram_size"]
+        == 3
+    )
+    assert any("in a way of its own" in note for note in written.notes)
+
+
+def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
+    run = RunDirectory(tmp_path / "run")
+
+    def exported(plan):
+        plan.save(run.plan)
+        names = export_all(run, plan)
+        assert sorted(names) == (sorted(p.name for p in run.export.iterdir()) if names else [])
+        return set(names), capsys.readouterr().err
+
+    trees, said = exported(replace(plan_of(), acceptance=TYPICAL))
+    assert trees == {"medusa"}
+    assert "none of them decodes by --acceptance typical" in " ".join(said.split())
+    shutil.rmtree(run.export)
+    chains, _ = exported(plan_of("draft-model", shape="chain"))
+    assert {"vllm", "sglang", "tensorrt-llm"} == chains
+    shutil.rmtree(run.export)
+    nothing, said = exported(plan_of("early-exit"))
+    assert not nothing
+    assert "No engine that treeopt knows runs drafters of the kind early-exit" in " ".join(said.split())
 
 
 def test_a_command_exports_any_tree(tmp_path, monkeypatch):

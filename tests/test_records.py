@@ -7,12 +7,10 @@ from treeopt.cli.options import resolve
 from treeopt.errors import InvalidInput
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline.decide import check_same_model
+from treeopt.pipeline.earlier import with_earlier
 from treeopt.pipeline.importing import import_file
-from treeopt.pipeline.profile import with_earlier
-from treeopt.pipeline.prove import check_same_kind
-from treeopt.rules import same_drafter
+from treeopt.rules import check_drafter, same_drafter
 from treeopt.rundir import RunDirectory, digests
-from treeopt.runtime.acceptance import Greedy
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.target import Target
 from treeopt.runtime.traffic import weight_bytes
@@ -75,7 +73,7 @@ def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
         trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run
     )  # trained again: costs alike
     for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, EXIT):
-        with pytest.raises(InvalidInput, match="latencies of the drafter that was calibrated, medusa heads"):
+        with pytest.raises(InvalidInput, match="latencies of the drafter that was calibrated, id heads, kind medusa"):
             check_same_model(trace_of(MEDUSA), profile_of(other), run)
     sampled = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
     with pytest.raises(InvalidInput, match="treeopt profile --acceptance greedy"):
@@ -90,10 +88,10 @@ def test_profiles_of_two_rules_are_not_joined(run):
 
 
 def test_bench_refuses_another_drafter_without_weights():
-    session = type("Session", (), {"drafter_record": EXIT, "acceptance": Greedy()})
-    check_same_kind(session, trace_of(EXIT))
-    with pytest.raises(InvalidInput, match="calibrated, early-exit:4, but got early-exit:1"):
-        check_same_kind(session, trace_of({**EXIT, "id": "early-exit:4"}))
+    check_drafter(trace_of(EXIT).meta["drafter"], EXIT, "Bench decodes")
+    check_drafter(None, EXIT, "Bench decodes")
+    with pytest.raises(InvalidInput, match="calibrated with, early-exit:4, but got early-exit:1"):
+        check_drafter({**EXIT, "id": "early-exit:4"}, EXIT, "Bench decodes")
 
 
 def test_an_import_replaces_the_probe_too(run, tmp_path):

@@ -22,6 +22,11 @@ def test_another_rule_is_refused_with_the_command(change):
         check_rule({**SAMPLED, **change}, SAMPLED, "it holds")
 
 
+def test_a_plan_of_another_rule_than_was_calibrated_since_is_made_anew():
+    with pytest.raises(InvalidInput, match=r"not for --acceptance sample .* Run: treeopt search$"):
+        check_rule({"rule": "greedy"}, SAMPLED, "the plan holds", command="search")
+
+
 @pytest.mark.parametrize("name", ["greedy", "sample", "typical"])
 def test_the_options_of_a_record_ask_for_the_same_rule(name):
     options = {"sample": {"top_p": 0.9, "top_k": 8, "seed": 3}, "typical": {"epsilon": 0.16}}.get(name, {})

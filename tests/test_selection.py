@@ -9,7 +9,7 @@ from treeopt.calibration import Calibration
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.library import shipped
 from treeopt.planner import plan_trees
-from treeopt.selection import NEGLIGIBLE
+from treeopt.selection import NEGLIGIBLE, Candidates, select
 from treeopt.trace import RankTrace
 
 ROUNDS, PER_ROUND = 12, 3
@@ -207,3 +207,17 @@ def test_only_measured_sizes_of_the_shipped_profile_can_be_chosen():
     entry = plan_trees(calibration, profile, batch_sizes=(4,), budget=20, measured_only=True).entries[0]
     timed = {(point.size, point.depth) for point in profile.points if point.batch_size == 4}
     assert {point["size"] for point in entry.curve} <= {1, *(size for size, _ in timed)}
+
+
+def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hardly_known():
+    """Draws by hand: 1 row is surely slower than 4; 8 rows look fastest, but may be anything."""
+    rng = np.random.default_rng(0)
+    rates, noise = np.array([1.0, 1.5, 1.52]), np.array([0.02, 0.02, 0.6])
+    draws = rates[:, None] + noise[:, None] * rng.standard_normal((3, 2000))
+    ones = np.ones(3)
+    c = Candidates(1, 1, [], np.array([1, 4, 8]), np.array([0, 2, 3]), rates, draws, 1e3 * ones,
+                   1e3 * np.ones((3, 2000)), ones, 1e3 * np.ones(2001))  # fmt: skip
+    selection = select([c], [1.0])
+    assert (draws[0] > draws[2]).mean() > 0.1  # so it is not told from the fastest alone
+    assert c.sizes[selection.tied].tolist() == [4, 8]
+    assert c.sizes[selection.chosen] == 8

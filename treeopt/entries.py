@@ -160,8 +160,8 @@ def _probe_warnings(probe: Probe, tree: Tree, budget: int, best: HeldOut) -> lis
     warnings = []
     if tree != probe.policy:
         warnings.append(
-            "These tokens per step are approximate: with another tree than the one that was decoded with, steps begin at "
-            "other places. With a profile at hand, treeopt calibrate and treeopt search again probe with it."
+            "These tokens per step are approximate: the probe's steps begin where the tree that it was decoded with led "
+            f"(rows: {len(probe.policy)}; of this one: {len(tree)}). treeopt bench measures them."
         )
     if len(probe.tree) == len(best.family) < budget:
         warnings.append(f"The probe tree has {len(probe.tree)} rows, so larger trees were left out.")

@@ -18,14 +18,23 @@ OPTIONS = {
 SAME_TEXT = ("greedy", "sample-then-match")  # the text does not depend on the tree
 
 
+def rule_of(record: Mapping[str, Any] | None) -> str:
+    """The name of a record's rule, as --acceptance has it; greedy where none is said.
+
+    >>> rule_of({"rule": "rejection", "temperature": 0.7})
+    'reject'
+    """
+    names = {rule: name for name, rule in RULES.items()}
+    return names.get((record or {}).get("rule", "greedy"), "greedy")
+
+
 def option_of(record: Mapping[str, Any]) -> str:
     """The options that ask for the rule of a record.
 
     >>> option_of({"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "seed": 0})
     '--acceptance sample --temperature 0.7'
     """
-    names = {rule: name for name, rule in RULES.items()}
-    name = names.get(record.get("rule", "greedy"), "greedy")
+    name = rule_of(record)
     keys = ("temperature", *OPTIONS[name]) if name != "greedy" else ()
     parts = [f"--{key.replace('_', '-')} {record[key]}" for key in keys if record.get(key)]
     return " ".join([f"--acceptance {name}", *parts])
@@ -45,6 +54,18 @@ def same_drafter(one: Mapping[str, Any], other: Mapping[str, Any], *, weights: b
     return all(one.get(key) == other.get(key) for key in keys if None not in (one.get(key), other.get(key)))
 
 
+def check_drafter(measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str) -> None:
+    """Raise InvalidInput unless a run's calibration was of the drafter that is now to be used; an unknown one may be.
+
+    what : the beginning of the sentence, "Bench decodes"
+    """
+    if measured and not same_drafter(measured, wanted):
+        raise InvalidInput(
+            f"{what} with the drafter that the run was calibrated with, {measured.get('id')}, but got {wanted['id']}. "
+            "Run treeopt calibrate with it first, or use another --run."
+        )
+
+
 def check_rule(
     measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str, *, command: str = "calibrate"
 ) -> None:
@@ -55,7 +76,8 @@ def check_rule(
     keys = ["rule"] if wanted["rule"] == "greedy" else [key for key in wanted if key != "seed"]
     if not measured or all(measured.get(key) == wanted[key] for key in keys):
         return
+    options = "" if command == "search" else f" {option_of(wanted)}"
     raise InvalidInput(
         f"A tree is only as good as the acceptance rule that it was measured under: {what} for "
-        f"{option_of(measured)}, not for {option_of(wanted)}. Measure with: treeopt {command} {option_of(wanted)}"
+        f"{option_of(measured)}, not for {option_of(wanted)}. Run: treeopt {command}{options}"
     )

@@ -2,7 +2,7 @@
 
 throughput = batch_size x tokens per step / step latency. Tokens per step come from a sample of
 conversations, latencies from a sample of rounds: both are drawn again, the same draws for all candidates,
-and a candidate is *tied* with the fastest one where that is not faster in 97.5 % of the draws.
+and a candidate is *tied* with the fastest one where none is faster than it in 97.5 % of the draws.
 
 Where drafting was timed level by level, a candidate's latency is that of the trees that were timed of its size and
 depth, with the drafting of their expanding nodes replaced by that of its own (`drafting`). The difference has the
@@ -28,6 +28,7 @@ from treeopt.latency import LatencyProfile
 from treeopt.statistics import BOOTSTRAPS, SEED
 from treeopt.tree import IntArray
 
+CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
 NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
 POWER = 1.96 + 0.84  # standard errors between two trees that 95 % intervals separate in 80 % of the cases
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
@@ -231,7 +232,7 @@ def select(
         return Selection(chosen, np.array([chosen]), None, [int(first.sizes[chosen])] * 2)
     draws = np.sum([w * c.throughput_draws for w, c in zip(shares, options, strict=True)], axis=0)
     fastest = int(total.argmax())
-    tied = np.flatnonzero(np.quantile(draws / draws[fastest], 0.975, axis=1) >= 1)
+    tied = np.array([i for i in range(len(total)) if i == fastest or not _beaten(draws, i)])
     good = [i for i in tied.tolist() if total[i] >= (1 - NEGLIGIBLE) * total[fastest]]
     chosen = min(good, key=lambda i: (first.sizes[i], -total[i]))
     if take is not None:
@@ -241,6 +242,11 @@ def select(
     winners = np.sort(first.sizes[draws.argmax(0)])
     ends = [int(winners[int(share * (len(winners) - 1))]) for share in (0.025, 0.975)]
     return Selection(chosen, tied, runner_up, ends)
+
+
+def _beaten(draws: Floats, i: int) -> bool:
+    """Whether another candidate is faster in nearly all draws: the fastest may be one that is hardly known."""
+    return bool(((draws > draws[i]).mean(axis=1) >= CERTAIN).any())
 
 
 def _place(c: Candidates, wanted: tuple[int, int]) -> int:

@@ -14,6 +14,23 @@ if TYPE_CHECKING:
     from treeopt.rundir import RunDirectory
 
 
+SAID = {  # by treeopt list
+    "drafters": {
+        "medusa": "the demo model's Medusa-1 heads; of your own: their folder, file or hub id",
+        "hydra": "the demo model's Hydra heads; of your own: as above",
+        "draft": "the demo model's draft model; of your own: a folder of a small causal LM with the same tokenizer",
+        "ngram": "what came in the text before behind its last tokens; no weights",
+        "early-exit": "the target's own first layers, early-exit:LAYER; no weights, and no engine that runs it",
+    },
+    "acceptance": {
+        "greedy": "the target's likeliest token; the default",
+        "sample": "what the target samples at --temperature; lossless, with every drafter and tree",
+        "reject": "the same distribution by p/q rejection, with chains of a draft model",
+        "typical": "Medusa's: whatever is likely enough passes; faster, with another text",
+    },
+}
+
+
 @click.command()
 @run_directory
 @click.option("--to", "engine", required=True, help="The serving engine (treeopt list engines).")
@@ -173,6 +190,8 @@ def list_(topic: str | None, as_json: bool) -> None:
     elif topic == "engines":
         show_result({"engines": listing.records(ENGINES)}, listing.table(ENGINES), as_json)
     elif topic in found:
-        show_result({topic: found[topic]}, "\n".join(found[topic]), as_json)
+        said = SAID.get(topic, {})
+        lines = [f"{name:<12}{said[name]}" if said else name for name in found[topic]]
+        show_result({topic: found[topic]}, "\n".join(lines), as_json)
     else:
         raise click.BadParameter(f"must be one of {', '.join(found)}, but got {topic!r}.", param_hint="TOPIC")

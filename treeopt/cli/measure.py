@@ -20,6 +20,7 @@ from treeopt.cli.options import (
 from treeopt.rules import RULES
 
 if TYPE_CHECKING:
+    from treeopt.plan import Plan
     from treeopt.rundir import RunDirectory
 
 
@@ -80,7 +81,7 @@ def run(
         pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts)
         for entry in plan.entries
     ]
-    pipeline.export_all(run, plan)
+    engines = pipeline.export_all(run, plan)
     with progress("Drawing", None):
         figures.draw(run)
         write_report(run)
@@ -88,11 +89,12 @@ def run(
     if as_json:
         show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
         return
+    note_warnings(plan)
     out(plan_table(plan))
     for entry, result in zip(plan.entries, results, strict=True):
         out(bench_table(result))
         out(closing(entry, result))
-    note(f"For your engine: {run.export}/. To look at it all, open {run.report}")
+    note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")
 
 
 @click.command()
@@ -172,7 +174,7 @@ def search(
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
     from treeopt import pipeline
-    from treeopt.console import note, plan_table
+    from treeopt.console import plan_table
 
     session = open_session(resolve(run, {})) if verify else None
     if temperature is not None and acceptance is None:
@@ -183,10 +185,17 @@ def search(
     plan = pipeline.search(
         run, batch_sizes=batch_size, session=session, verify=verify, acceptance=rule, **options
     )
+    note_warnings(plan)
+    show_result(plan.document(), plan_table(plan), as_json)
+
+
+def note_warnings(plan: Plan) -> None:
+    """Each of the plan's warnings once, with the batch sizes that it is for."""
+    from treeopt.console import note
+
     for warning in dict.fromkeys(warning for entry in plan.entries for warning in entry.warnings):
         which = [str(entry.batch_size) for entry in plan.entries if warning in entry.warnings]
         note(warning if len(which) == len(plan.entries) else f"Batch size {', '.join(which)}: {warning}")
-    show_result(plan.document(), plan_table(plan), as_json)
 
 
 @click.command()

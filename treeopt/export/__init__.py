@@ -11,7 +11,9 @@ reading.py  trees from files of all of them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export.chains import merged
@@ -19,6 +21,7 @@ from treeopt.export.engine import Engine, Lengths, Method, Request, Written
 from treeopt.export.reading import read_choices
 from treeopt.export.table import ENGINES
 from treeopt.plan import Plan
+from treeopt.rules import option_of, rule_of
 from treeopt.shapes import SHAPES
 from treeopt.tree import Tree
 
@@ -29,6 +32,7 @@ __all__ = [
     "Method",
     "Request",
     "Written",
+    "check_rule_of",
     "export_plan",
     "export_request",
     "method_of",
@@ -92,7 +96,12 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
     '[[0], [0, 0]]\\n'
     """
     way = method_of(engine, request.drafter, method)
-    notes: list[str] = []
+    notes = check_rule_of(request.acceptance, way, engine)
+    if request.drafter == "ngram":
+        notes.append(
+            f"{engine} looks n-grams up in a way of its own, of which tokens per step depend: measure them there, and "
+            "compare by treeopt import."
+        )
     for flag, given, heeded in (("--engine-version", request.version, way.by_version),
                                 ("--max-draft-len", request.max_draft_len, way.rebuilds)):  # fmt: skip
         if given is not None and not heeded:
@@ -149,7 +158,7 @@ def export_plan(
     way = way_of(plan, engine, method)
     request = Request(
         num_heads=num_heads, num_layers=drafter.get("num_layers") or 1, drafter=drafter.get("kind"), version=version,
-        max_draft_len=max_draft_len, batch_size=plan.entries[-1].batch_size,
+        max_draft_len=max_draft_len, batch_size=plan.entries[-1].batch_size, acceptance=plan.acceptance,
     )  # fmt: skip
     if batch_size is not None or (way.shape != "chain" and len(plan.schedule) > 1):
         entry = plan.entry(batch_size)
@@ -162,6 +171,28 @@ def export_plan(
     else:
         request = replace(request, tree=plan.entries[plan.schedule[0]["entry"]].tree)
     return export_request(request, engine, method=way.name)
+
+
+def check_rule_of(record: Mapping[str, Any] | None, way: Method, engine: str) -> list[str]:
+    """What to say where a plan holds for another rule than greedy decoding; InvalidInput where the engine lacks it.
+
+    Chain methods may have more rules than the table knows.
+    """
+    rule = rule_of(record)
+    if rule == "greedy" or record is None:
+        return []
+    asked = option_of(record)
+    if rule in way.rules:
+        return [f"The plan holds for {asked}: requests must ask for the same."]
+    if way.shape == "chain" and rule != "typical":
+        return [f"The plan holds for {asked}; whether {engine} decodes so was not checked."]
+    able = [name for name, other in ENGINES.items()
+            for one in other.methods if rule in one.rules and set(one.drafters) & set(way.drafters)]  # fmt: skip
+    cure = f"export --to {' or '.join(able)}, or plan" if able else "plan"
+    raise InvalidInput(
+        f"{engine} with {way.name} accepts by the rule {' or '.join(way.rules)}, but the plan holds for {asked}: {cure} "
+        "for greedy decoding (treeopt calibrate --acceptance greedy)."
+    )
 
 
 def check_shape_of(tree: Tree, way: Method, engine: str) -> None:

@@ -19,6 +19,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export.chains import (
     COMMANDS,
     LAST,
+    LOOKED_UP,
     NO_SPECULATION,
     drafter_of,
     merged,
@@ -60,6 +61,8 @@ def write(request: Request) -> Written:
         lines.append(f"  num_nextn_predict_layers: {longest}")
     if drafter in OWN_MODEL:
         lines.append("  speculative_model: DRAFTER")
+    if drafter == "ngram":
+        lines.append(f"  max_matching_ngram_size: {LOOKED_UP}")
     notes = list(unnamed(request, drafter))
     if len(lengths) > 1:
         schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}

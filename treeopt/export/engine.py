@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.tree import Tree
@@ -23,6 +24,7 @@ class Request:
     """What to write. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
 
     max_draft_len  of an engine that has been built already; None where it is built for this tree
+    acceptance     record of the rule that the tree was chosen for; None for greedy decoding
     """
 
     tree: Tree | None = None
@@ -33,6 +35,7 @@ class Request:
     drafter: str | None = None
     version: str | None = None
     max_draft_len: int | None = None
+    acceptance: Mapping[str, Any] | None = None
 
     def tree_of(self, engine: str) -> Tree:
         """The tree; InvalidInput where there is none to speculate with."""
@@ -58,6 +61,8 @@ class Method:
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
     shape          one of `treeopt.shapes.SHAPES`
+    rules          acceptance rules, by --acceptance's names, that its source was seen to have; rejection's law with
+                   guesses that are not drawn is that of ``sample``
     max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out
     carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
     derived        fields that follow from the tree, "max_draft_len = choices"
@@ -72,6 +77,7 @@ class Method:
     name: str
     drafters: tuple[str, ...]
     shape: str
+    rules: tuple[str, ...] = ("greedy",)
     max_rank: int | None = None
     max_depth: int | None = None
     max_nodes: int | None = None

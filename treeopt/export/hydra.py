@@ -9,6 +9,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed, same, the_list
+from treeopt.export.medusa import posterior, posterior_flags
 from treeopt.tree import Choice, Tree
 
 
@@ -17,8 +18,12 @@ def write(request: Request) -> Written:
     tree = request.tree_of("hydra")
     choices = listed(tree)
     files = {"hydra_choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"}
-    command = f'python llm_judge/gen_model_answer_hydra.py --model-path HEADS --model-id treeopt --hydra-choices "{choices}"'
-    note = "In your own code: model.hydra_generate(input_ids, hydra_choices=treeopt_...), one sequence at a time."
+    command = (
+        "python llm_judge/gen_model_answer_hydra.py --model-path HEADS --model-id treeopt "
+        f'--hydra-choices "{choices}"{posterior_flags(request)}'
+    )
+    arguments = "".join(f", {name}={value:g}" for name, value in posterior(request).items())
+    note = f"In your own code: model.hydra_generate(input_ids, hydra_choices=treeopt_...{arguments}), one sequence at a time."
     return Written(files=files, command=command, notes=(note,))
 
 

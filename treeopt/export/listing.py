@@ -68,14 +68,23 @@ def table(engines: Mapping[str, Engine]) -> RenderableType:
     shown = Table(title="Engines that --for and --to take", title_justify="left",
                   caption="Sources, fields that must match and syntax: treeopt list engines --json",
                   caption_justify="left", expand=True)  # fmt: skip
-    for name in ("engine", "method", "drafters", "shape and limits", "carrier", "by batch", "versions"):
+    for name in (
+        "engine",
+        "method",
+        "drafters",
+        "shape and limits",
+        "acceptance",
+        "carrier",
+        "by batch",
+        "versions",
+    ):
         shown.add_column(name, min_width=15 if name.startswith("shape") else None, overflow="fold", ratio=WIDTHS.get(name),
                          no_wrap=name == "engine")  # fmt: skip
     for engine in engines.values():
         for i, method in enumerate(engine.methods):
             bounds = [method.shape, *([limits(method)] if limits(method) != NONE else [])]
             cells = [engine.name if i == 0 else "", method.name, ", ".join(method.drafters), ", ".join(bounds),
-                     method.carrier, by_batch_size(method), available(method)]  # fmt: skip
+                     ", ".join(method.rules), method.carrier, by_batch_size(method), available(method)]  # fmt: skip
             shown.add_row(*map(escape, cells))
         shown.add_section()
     return shown
@@ -86,8 +95,8 @@ def markdown(engines: Mapping[str, Engine]) -> str:
     lines = [
         BEGIN,
         "",
-        "| engine | method | drafters | shape | limits | by batch size | versions |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| engine | method | drafters | shape | limits | acceptance | by batch size | versions |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     details = [
         "| method | carrier | syntax | must match | source |",
@@ -96,7 +105,7 @@ def markdown(engines: Mapping[str, Engine]) -> str:
     for engine in engines.values():
         for method in engine.methods:
             cells = [f"`{engine.name}`", method.name, ", ".join(method.drafters), method.shape, limits(method),
-                     by_batch_size(method), available(method)]  # fmt: skip
+                     ", ".join(method.rules), by_batch_size(method), available(method)]  # fmt: skip
             lines.append(_row(cells))
             cells = [f"`{engine.name}` {method.name}", method.carrier, f"`{method.syntax}`",
                      "; ".join(method.derived) or NONE, method.source]  # fmt: skip

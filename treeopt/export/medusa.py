@@ -20,10 +20,27 @@ def write(request: Request) -> Written:
     }
     command = (
         "python llm_judge/gen_model_answer_medusa.py --model-path HEADS --model-id treeopt "
-        f'--medusa-choices "{choices}"'
+        f'--medusa-choices "{choices}"{posterior_flags(request)}'
     )
-    note = "In your own code: model.medusa_generate(input_ids, medusa_choices=treeopt_...), one sequence at a time."
-    return Written(files=files, command=command, notes=(note,))
+    arguments = "".join(f", {name}={value:g}" for name, value in posterior(request).items())
+    notes = (
+        f"In your own code: model.medusa_generate(input_ids, medusa_choices=treeopt_...{arguments}), one sequence at a "
+        "time.",
+        "The script takes the temperature from each question's category, whatever --temperature says; "
+        "medusa_generate heeds it.",
+    )
+    return Written(files=files, command=command, notes=notes)
+
+
+def posterior(request: Request) -> dict[str, float]:
+    """Typical acceptance as Medusa's and Hydra's code calls its numbers; none for greedy decoding."""
+    rule = request.acceptance or {}
+    names = {"temperature": "temperature", "epsilon": "posterior_threshold", "delta": "posterior_alpha"}
+    return {name: rule[key] for key, name in names.items() if rule.get(key) is not None}
+
+
+def posterior_flags(request: Request) -> str:
+    return "".join(f" --{name.replace('_', '-')} {value:g}" for name, value in posterior(request).items())
 
 
 def parse(files: Mapping[str, str]) -> Tree:

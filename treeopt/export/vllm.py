@@ -17,6 +17,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export.chains import (
     COMMANDS,
     LAST,
+    LOOKED_UP,
     NO_SPECULATION,
     drafter_of,
     flags,
@@ -59,6 +60,8 @@ def write_chain(request: Request) -> Written:
     config: dict[str, Any] = {"method": METHODS[drafter]}
     if drafter not in IN_THE_MODEL:
         config["model"] = "DRAFTER"
+    if drafter == "ngram":
+        config["prompt_lookup_max"], config["prompt_lookup_min"] = LOOKED_UP, 1
     config["num_speculative_tokens"] = longest
     notes = list(unnamed(request, drafter))
     if len(lengths) > 1:

@@ -125,10 +125,11 @@ def within_engine(
         if method is not None:
             raise InvalidInput("--method is one of an engine's: say which engine with --for.")
         return given, []
-    from treeopt.export import method_of
+    from treeopt.export import check_rule_of, method_of
 
-    drafter = (source.info if isinstance(source, Calibration) else source.meta).get("drafter") or {}
-    way = method_of(engine, drafter.get("kind"), method)
+    meta = source.info if isinstance(source, Calibration) else source.meta
+    way = method_of(engine, (meta.get("drafter") or {}).get("kind"), method)
+    warnings = check_rule_of(meta.get("acceptance"), way, engine)
     names = list(SHAPES)
     # Gaps are worth little where they are allowed, and a tree without them can go to every engine.
     wanted = given.get("shape", "sibling-closed" if way.shape == "any" else way.shape)
@@ -143,7 +144,6 @@ def within_engine(
     for name, limit in most.items():
         if limit is not None:
             given[name] = min(given.get(name, limit), limit)
-    warnings = []
     if given["budget"] < limits["budget"]:
         warnings.append(
             f"{engine} takes {way.max_nodes} choices at most: the budget is {given['budget']} rows."
@@ -257,10 +257,8 @@ def check_same_model(
     drafter, timed = info.get("drafter") or {}, theirs.get("drafter") or {}
     differs: list[tuple[str, Any, Any]] = [("model", ours.get("model"), theirs.get("model"))]
     if not same_drafter(drafter, timed, weights=False):
-        names = [
-            " ".join(str(record[key]) for key in ("kind", "id", "num_heads", "num_layers") if record.get(key))
-            for record in (drafter, timed)
-        ]
+        keys = ("id", "kind", "num_heads", "num_layers")
+        names = [", ".join(f"{key} {one[key]}" for key in keys if one.get(key)) for one in (drafter, timed)]
         differs.append(("drafter", names[0], names[1]))
     for what, mine, other in differs:
         if mine and other and mine != other:

@@ -13,6 +13,7 @@ from treeopt.plan import Plan
 from treeopt.published import PUBLISHED_TREES, published_tree
 from treeopt.rules import option_of
 from treeopt.rundir import RunDirectory
+from treeopt.shapes import SHAPES
 from treeopt.storage import load_json, read_text, write_text
 from treeopt.tree import Tree
 
@@ -65,26 +66,49 @@ def export(
         )  # fmt: skip
         more = f"{folder}/rebuild.sh builds and times the sizes worth it; its first lines say how to run it."
         written = replace(written, files={**written.files, **script}, notes=(*written.notes, more))
-    told = (*written.notes, *_other_runtime(plan, engine), *_rule(plan))
+    told = (*written.notes, *_other_runtime(plan, engine))
     return _write(folder, replace(written, notes=told))
 
 
-def export_all(run: RunDirectory, plan: Plan) -> None:
-    """The files of every engine that takes the plan's drafter and trees; those of chains are named."""
-    from treeopt.export import runners
+def export_all(run: RunDirectory, plan: Plan) -> list[str]:
+    """Write the files of every engine that takes the plan's drafter, rule and trees, and name the others: those written.
 
-    chains = []
-    for name, way in runners((plan.drafter or {}).get("kind")).items():
-        if way.shape == "chain":
+    A plan of chains goes to the engines of chains too.
+    """
+    from treeopt.export import check_rule_of, runners
+
+    kind = (plan.drafter or {}).get("kind")
+    able, written = runners(kind), []
+    if all(entry.size == 1 for entry in plan.entries):
+        note("The plan is not to speculate: nothing was exported.")
+        return []
+    if not able:
+        note(f"No engine that treeopt knows runs drafters of the kind {kind}: nothing was exported.")
+    chains, others = [], []
+    for name, way in able.items():
+        try:
+            check_rule_of(plan.acceptance, way, name)
+        except InvalidInput:
+            others.append(name)
+            continue
+        if way.shape == "chain" and not all(SHAPES["chain"](entry.tree) for entry in plan.entries):
             chains.append(name)
             continue
-        for entry in plan.entries:
+        sizes = [None] if way.shape == "chain" else [entry.batch_size for entry in plan.entries]
+        for batch_size in sizes:
             try:
-                export(run, name, batch_size=entry.batch_size)
+                paths, _ = export(run, name, batch_size=batch_size)
+                written += [name] if paths else []
             except TreeoptError as error:
-                note(f"Not exported for {name} at batch size {entry.batch_size}: {error}")
+                at = "" if batch_size is None else f" at batch size {batch_size}"
+                note(f"Not exported for {name}{at}: {error}")
     if chains:
         note(f"For engines of chains ({', '.join(chains)}) search again: treeopt search --for {chains[0]}")
+    if others:
+        note(
+            f"Not exported for {', '.join(others)}: none of them decodes by {option_of(plan.acceptance or {})}."
+        )
+    return list(dict.fromkeys(written))
 
 
 def _write(folder: Path, written: Written) -> tuple[list[Path], Written]:
@@ -107,19 +131,8 @@ def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
         return ()
     return (
         f"What was chosen rests on step latencies of {name}; a step costs otherwise in {engine}, where another size "
-        "may be faster. The tokens per step hold for both, where both accept by the same rule.",
+        "may be faster.",
     )
-
-
-def _rule(plan: Plan) -> tuple[str, ...]:
-    """A warning where the plan holds for another rule than greedy decoding."""
-    rule = plan.acceptance or {}
-    if rule.get("rule", "greedy") == "greedy":
-        return ()
-    names = {"temperature": "temperature", "epsilon": "posterior_threshold", "delta": "posterior_alpha"}
-    medusas = ", ".join(f"{name} {rule[key]:g}" for key, name in names.items() if rule.get(key) is not None)
-    called = f" (in Medusa's code {medusas})" if rule["rule"] == "typical" else ""
-    return (f"The plan holds for {option_of(rule)}{called}: the engine must decode so too.",)
 
 
 def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:

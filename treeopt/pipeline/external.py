@@ -28,8 +28,9 @@ from treeopt.console import progress
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.journal import Journal, discard
 from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.pipeline.earlier import reached, with_earlier
 from treeopt.pipeline.placement import placed_sizes, shaped, timing_trees, tree_families
-from treeopt.pipeline.profile import check_sizes, reached, tell, with_earlier
+from treeopt.pipeline.profile import check_sizes, tell
 from treeopt.pipeline.timings import NUM_HEADS, UNKNOWN_CONTEXT, ms_of_speed, positive
 from treeopt.provenance import Provenance
 from treeopt.rounds import PRECISION, Round, drifts, is_enough, timings

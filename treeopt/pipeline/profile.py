@@ -24,14 +24,16 @@ import numpy as np
 from treeopt import library
 from treeopt.calibration import Calibration
 from treeopt.console import note, progress
-from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.errors import InvalidInput
 from treeopt.growth import MAX_RANK, grow, grow_independent
 from treeopt.journal import Journal, discard
 from treeopt.latency import LatencyProfile, StepTiming
+from treeopt.pipeline.earlier import reached, with_earlier
 from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
 from treeopt.plan import PlanEntry
 from treeopt.planner import plan_trees
-from treeopt.rounds import drifts, interval95, timings
+from treeopt.rounds import drifts, timings
+from treeopt.rules import check_drafter
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree, TreeFamily
@@ -44,15 +46,6 @@ STAGE_ONE = 0.75  # share of the time limit
 TOLD_DRIFT = 0.05
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
-SAME = (
-    "model",
-    "revision",
-    "drafter",
-    "acceptance",
-    "device",
-    "dtype",
-    "machine",
-)  # of profiles that can be one
 
 Measurable = tuple[int, int | None]  # batch size, nominal context
 
@@ -116,6 +109,8 @@ def profile(
     if not contexts and session.weights != "checkpoint":
         contexts = (RANDOM_CONTEXT,)
     source, used = calibrated(run, session, calibration)
+    if calibration is None and isinstance(source, RankTrace):
+        check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
     drafter = session.drafter
     families = tree_families(
         source, drafter.num_heads, max(sizes or [budget]), ranks=drafter.draft_vocab_size
@@ -319,15 +314,6 @@ def _info(
     return info
 
 
-def reached(result: LatencyProfile, wanted: float) -> dict[str, Any]:
-    """How well the latencies are known: halves of 95 % intervals, relative, of trees' ratios to plain."""
-    plain = {(p.batch_size, p.context_tokens): p for p in result.autoregressive}
-    found = [interval95(p, plain[p.batch_size, p.context_tokens]) for p in (*result.points, *plain.values())]
-    missed = sum(interval > wanted for interval in found)
-    return {"wanted": wanted, "reached": not missed, "worst": round(max(found), 5), "missed": missed,
-            "timings": len(found)}  # fmt: skip
-
-
 def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") -> None:
     """Notes on what the reader of the table should know."""
     known = result.info["precision"]
@@ -346,54 +332,3 @@ def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") ->
     for floor in floors:
         note(f"Batch size {floor['batch_size']}: a plain step takes {floor['plain_over_floor']:.2f} times the "
                  f"{floor['floor_ms']:.2f} ms that {floor['gb_per_s']:g} GB/s need for weights and cache.")  # fmt: skip
-
-
-def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
-    """The result with the settings of the run's profile that it does not have, if they are of the same thing."""
-    if not run.profile.exists():
-        return result
-    try:
-        earlier = run.read_profile()
-    except TreeoptError as error:
-        note(f"The run's profile could not be read and is replaced: {error}")
-        return result
-    ours, theirs = (p.info.get("provenance") or {} for p in (result, earlier))
-    other = [key for key in SAME if ours.get(key) != theirs.get(key)]
-    other += ["runtime"] if result.runtime != earlier.runtime else []
-    if other:
-        note(f"The run's profile was of another {', '.join(other)} and is replaced.")
-        return result
-    return joined(earlier, result)
-
-
-def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
-    """Both profiles as one; of a setting that both measured, the later.
-
-    Rows of real prompts are of about the same length each time, so at a batch size they are one setting.
-    """
-    places = earlier.info.get("drift") or []
-    nominal = {(p["batch_size"], p["context_tokens"]) for p in places if p.get("nominal")}
-    again = {p["batch_size"] for p in later.info["drift"] if not p["nominal"]}
-    kept = {s for s in earlier.settings if s not in later.settings and (s in nominal or s[0] not in again)}
-
-    def keep(records: Sequence[Any]) -> list[Any]:
-        return [r for r in records if _setting(r) in kept]
-
-    info = {**later.info}
-    for key in ("drift", "bandwidth_floor"):
-        if key in earlier.info or key in later.info:
-            info[key] = sorted(
-                [*keep(earlier.info.get(key) or []), *(later.info.get(key) or [])], key=_setting
-            )
-    points = sorted([*keep(earlier.points), *later.points], key=lambda p: (_setting(p), p.size, p.depth))
-    plain = sorted([*keep(earlier.autoregressive), *later.autoregressive], key=_setting)
-    whole = LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
-    info["precision"] = reached(whole, later.info["precision"]["wanted"])
-    return whole
-
-
-def _setting(record: Any) -> tuple[int, int]:
-    """Batch size and context of a timing or of a record of the file."""
-    if isinstance(record, StepTiming):
-        return record.batch_size, record.context_tokens
-    return record["batch_size"], record["context_tokens"]

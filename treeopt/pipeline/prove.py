@@ -22,7 +22,7 @@ from treeopt.plan import Plan, PlanEntry
 from treeopt.probe import Probe
 from treeopt.published import published_tree
 from treeopt.replay import accepted_counts
-from treeopt.rules import SAME_TEXT, check_rule, same_drafter
+from treeopt.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
@@ -50,7 +50,9 @@ def bench(
     if rounds < 1:
         raise InvalidInput(f"--rounds must be at least 1, but got {rounds}.")
     plan, trace = run.read_plan(), run.read_trace()
-    check_rule(plan.acceptance, session.acceptance.record, "the plan holds")
+    measured, ours = run.read_probe() if run.probe.exists() else trace, session.acceptance.record
+    check_rule(measured.meta.get("acceptance"), ours, "the run's calibration holds")
+    check_rule(plan.acceptance, ours, "the plan holds", command="search")
     source = run.read_probe() if plan.objective == COVERAGE else trace
     if run.is_stale(plan):
         note(STALE)
@@ -126,7 +128,8 @@ def decode(
     from treeopt.runtime.collect import turn_prompts
     from treeopt.runtime.memory import with_less_memory
 
-    check_same_kind(session, source)
+    check_drafter(source.meta.get("drafter"), session.drafter_record, "Bench decodes")
+    check_rule(source.meta.get("acceptance"), session.acceptance.record, "the run's calibration holds")
     rule = session.acceptance.record["rule"]
     has_one_text = rule in SAME_TEXT
     limit = max_new_tokens or source.meta.get("max_new_tokens", 128)
@@ -183,17 +186,6 @@ def _ranks_needed(source: RankTrace | Probe, contenders: Mapping[str, Tree | Non
     """Ranks to tell apart: those beyond would be misses in replay, but decoding accepts them."""
     trees = [tree for tree in contenders.values() if tree]
     return max([source.meta.get("top_k") or 1, *(1 + int(max(tree.ranks)) for tree in trees)])
-
-
-def check_same_kind(session: Session, source: RankTrace | Probe) -> None:
-    """Raise InvalidInput where the run was calibrated with another drafter or rule than bench decodes with."""
-    theirs, ours = source.meta.get("drafter") or {}, session.drafter_record
-    if not same_drafter(theirs, ours):
-        raise InvalidInput(
-            f"Bench must decode with the drafter that was calibrated, {theirs.get('id')}, but got {ours['id']}. "
-            "Calibrate again, or use another --run."
-        )
-    check_rule(source.meta.get("acceptance"), session.acceptance.record, "the run's calibration holds")
 
 
 def _quality(

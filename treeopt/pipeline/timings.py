@@ -22,7 +22,8 @@ from treeopt.devices import device_of
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.model_shape import ITEMSIZE, shape_of
-from treeopt.pipeline.profile import reached, tell
+from treeopt.pipeline.earlier import reached
+from treeopt.pipeline.profile import tell
 from treeopt.provenance import Provenance
 from treeopt.roofline import MEASURES, analytical_profile
 from treeopt.rounds import PRECISION, drifts

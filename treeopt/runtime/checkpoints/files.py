@@ -36,6 +36,7 @@ MODEL_FILES = (
 )
 SUFFIXES = (".safetensors", ".bin", ".pt")
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,3})\.safetensors")
+MUST = "--drafter must be a folder, a file of weights, a hub id, ngram or early-exit:LAYER"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -90,7 +91,7 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
         pass
     if not HUB_ID.fullmatch(path_or_id) or path_or_id.endswith((*SUFFIXES, ".json")):
         raise InvalidInput(
-            f"--drafter must be a folder, a file of weights or a hub id, but {path_or_id} does not exist."
+            f"{MUST}, but {path_or_id} does not exist."
         )
     from huggingface_hub import snapshot_download
 
@@ -105,8 +106,7 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
     except Exception as error:  # the client raises errors of several libraries, none of them its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput(
-            f"--drafter must be a folder, a file of weights or a hub id, but {path_or_id} does not exist "
-            f"here and cannot be downloaded: {reason}"
+            f"{MUST}, but {path_or_id} is none of these here, and as a hub id it cannot be downloaded: {reason}"
         ) from None
 
 
