@@ -1,8 +1,8 @@
 """Medusa-1, Medusa-2, Hydra and Hydra++ heads on the demo model: `python benchmarks/heads.py train`, then `... compare`.
 
 train    four heads of every kind, from the same answers of the model itself and for the same number of tokens
-compare  their accuracies, tokens per step at their own best tree, tokens per second at batch sizes 1, 2, 4 and 8, and how
-         many of the heads pay. Both go on where they were stopped; run `compare` on a quiet machine.
+compare  their accuracies, tokens per step with the best trees of some sizes and at their own best tree, tokens per second
+         at batch sizes 1, 2, 4 and 8, and how many of the heads pay. Both go on where they were stopped; run `compare` on a quiet machine.
 
 Everything lies in --work; the figures of a comparison in --work/heads.json.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 from treeopt import pipeline
 from treeopt.cli.options import demo_dtype, open_session
+from treeopt.heldout import crossfit
 from treeopt.planner import plan_trees
 from treeopt.provenance import cpu
 from treeopt.rundir import RunDirectory
@@ -23,6 +24,7 @@ from treeopt.runtime.training.recipe import KINDS, Recipe
 
 BATCH_SIZES = (1, 2, 4, 8)
 HEADS = 4
+SIZES = (8, 16, 32, 64)
 
 
 def train(work: Path, steps: int, num_prompts: int) -> None:
@@ -55,6 +57,9 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
         calibration, profile, trace = run.read_calibration(), run.read_profile(), run.read_trace()
         by_depth = [plan_trees(trace, profile, batch_sizes=(1,), max_depth=depth).entries[0]
                     for depth in range(1, HEADS + 1)]  # fmt: skip
+        at_sizes = crossfit(
+            trace, objective="replay", budget=max(SIZES), shape="sibling-closed", max_depth=HEADS
+        )
         measured = []
         for entry in plan.entries:
             file = run.bench_of(entry.batch_size)
@@ -78,6 +83,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
         "base_nats_per_token": [
             training["held_out"][when]["base_nats_per_token"] for when in ("before", "after")
         ],
+        "tokens_per_step_at": [at_sizes.rates(size).replayed for size in SIZES],
         "measured": measured,
         "speedup_by_heads": [entry.speedup for entry in by_depth],
     }
@@ -96,13 +102,17 @@ def tables(rows: list[dict[str, Any]]) -> str:
             + " | ".join(cells)
             + " |"
         )
+    lines += ["", "| tokens/step, held out | " + " | ".join(f"{size} rows" for size in SIZES) + " |",
+              "|---" * (1 + len(SIZES)) + "|"]  # fmt: skip
+    for row in rows:
+        lines.append(f"| {row['kind']} | " + " | ".join(f"{x:.2f}" for x in row["tokens_per_step_at"]) + " |")
     lines += [
         "",
         "| heads | " + " | ".join(f"batch {b}" for b in BATCH_SIZES) + " |",
         "|---" * (1 + len(BATCH_SIZES)) + "|",
     ]
     for row in rows:
-        cells = [f"{m['size']} rows: {m['tokens_per_step']:.2f} tokens/step, {m['tokens_per_s']:.0f} tokens/s "
+        cells = [f"{m['size']} row{'s' * (m['size'] > 1)}: {m['tokens_per_step']:.2f} tokens/step, {m['tokens_per_s']:.0f} tokens/s "
                  f"({m['tokens_per_s'] / m['plain_tokens_per_s']:.2f}x)" for m in row["measured"]]  # fmt: skip
         lines.append(f"| {row['kind']} | " + " | ".join(cells) + " |")
     lines += ["", "| predicted speedup with the first heads only | " + " | ".join(map(str, range(1, HEADS + 1))) + " |",

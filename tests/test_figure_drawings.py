@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.conftest import traces, trees
+from tests.test_coverage import random_probe
 from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile
 from treeopt import figures
 from treeopt.calibration import Calibration
@@ -90,8 +91,12 @@ def drawings():
         yield f"contenders-{len(groups)}", lambda b=bench: figures.draw_contenders(figures.contenders_data(b))
     few = some_bench(blocks=1)
     yield "contenders-few", lambda: figures.draw_contenders(figures.contenders_data(few))
-    nothing = Calibration(np.zeros((1, 1), int), np.array([5]))
-    yield "accuracy-nothing", lambda: figures.draw_accuracy(figures.accuracy_data(nothing))
+    for name, hits in (("nothing", np.zeros((1, 1), int)), ("never", np.zeros((5, 10), int)),
+                       ("seldom", np.eye(5, 10, dtype=int)), ("chain", np.full((5, 1), 3))):  # fmt: skip
+        some = Calibration(hits, np.full(len(hits), 5), info={"acceptance": {"rule": "rejection"}})
+        yield f"accuracy-{name}", lambda c=some: figures.draw_accuracy(figures.accuracy_data(c))
+    probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
+    yield "sizes-probe", lambda: figures.draw_sizes(figures.sizes_data(probe, budget=8))
     alone = LatencyProfile((), some_profile((1,)).autoregressive)
     yield "latency-plain", lambda: figures.draw_latency(figures.latency_data(alone))
     two = some_profile((1, 4))
@@ -107,6 +112,25 @@ def drawings():
 )
 def test_no_label_overlaps_another_or_is_cut_off(name, make):
     assert overlaps(make()) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_and_depths_are_whole_numbers(ranks):
+    hits = np.full((1, ranks), 2)
+    drawing = figures.draw_accuracy(figures.accuracy_data(Calibration(hits, np.array([9]))))
+    for axes in drawing.axes:
+        low, high = axes.get_xlim()
+        ticks = [float(tick) for tick in axes.get_xticks() if low <= tick <= high]
+        assert ticks
+        assert all(tick.is_integer() for tick in ticks)
+
+
+def test_shares_of_0_stand_at_the_edge_of_a_logarithmic_axis():
+    hits = np.array([[4, 0, 1], [0, 0, 2]])
+    drawing = figures.draw_accuracy(figures.accuracy_data(Calibration(hits, np.array([9, 9]))))
+    at_edge = [line for line in drawing.axes[0].lines if line.get_transform() != drawing.axes[0].transData]
+    assert sum(len(line.get_xdata()) for line in at_edge) == (hits == 0).sum()
+    assert "lower edge" in drawing.get_supxlabel()
 
 
 def test_the_overlap_check_sees_overlaps():

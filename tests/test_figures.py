@@ -11,20 +11,22 @@ import pytest
 from hypothesis import given
 
 from tests.conftest import random_trace, traces, trees
+from tests.test_coverage import random_probe
 from treeopt import figures, pipeline
 from treeopt.benchmark import Benchmark, Block, Contender
 from treeopt.calibration import Calibration
+from treeopt.coverage import replay_probe
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.figures import planning, style
 from treeopt.figures.tree import columns
 from treeopt.growth import grow
-from treeopt.heldout import crossfit
+from treeopt.heldout import crossfit, crossfit_probe
 from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.plan import Plan
 from treeopt.planner import plan_trees
 from treeopt.published import published_tree
 from treeopt.replay import replay
-from treeopt.rundir import RunDirectory
+from treeopt.rundir import RunDirectory, digests
 from treeopt.trace import RankTrace
 from treeopt.tree import Tree
 
@@ -184,6 +186,37 @@ def test_accuracy_counts_single_and_cumulative():
         assert data.cumulative.value[head, rank] == pytest.approx(inside.mean())
 
 
+@pytest.mark.parametrize(
+    ("info", "guesser", "right"),
+    [({"drafter": {"kind": "medusa"}}, "head", "the heads are right"),
+     ({"drafter": {"kind": "ngram"}}, "depth", "guesses are right"), ({}, "depth", "guesses are right"),
+     ({"drafter": {"kind": "draft-model"}, "acceptance": {"rule": "rejection"}}, "depth", "tokens are accepted"),
+     ({"source": "engine log"}, "depth", "tokens are accepted")],
+)  # fmt: skip
+def test_only_heads_are_called_heads(info, guesser, right):
+    calibration = Calibration(np.array([[60], [40]]), np.array([100, 100]), info=info)
+    words = figures.accuracy_data(calibration).words
+    assert words.guesser == guesser
+    assert right in words.right
+    groups = {"a": {"hits": [[3]], "trials": [10]}}
+    assert figures.groups_data(groups, info).words == words
+    data = figures.tree_data(Tree.chain(1), calibration)
+    assert data.guesser == ("depth" if "drafter" not in info else guesser)
+    trace = replace(long_trace(2), meta={**long_trace(2).meta, **info})
+    assert figures.positions_data(trace).words == words
+
+
+def test_captions_name_the_rule():
+    trace = long_trace(2)
+    trace = replace(
+        trace, meta={**trace.meta, "acceptance": {"rule": "sample-then-match", "temperature": 0.7}}
+    )
+    data = [figures.tree_data(Tree.chain(1), trace), figures.positions_data(trace)]
+    data += [figures.sizes_data(trace, budget=4), figures.accuracy_data(Calibration.from_trace(trace))]
+    for each in data:
+        assert "--acceptance sample --temperature 0.7" in each.caption
+
+
 def test_groups_go_by_the_accuracy_of_head_1():
     groups = {"a": {"hits": [[3], [1]], "trials": [10, 10]}, "b": {"hits": [[9], [2]], "trials": [10, 20]}}
     data = figures.groups_data(groups)
@@ -243,6 +276,26 @@ def test_sizes_are_cross_fitted_and_dense_trees_replayed():
         assert rate == replay(trace, Tree.dense(widths)).tokens_per_step
 
 
+def test_sizes_of_a_probe_are_those_of_its_steps():
+    """Once they were of the greedy trace beside it, with the plan's objective in the caption."""
+    rng, policy = np.random.default_rng(3), Tree.chain(2)
+    probe = random_probe(rng, Tree.dense([3, 2]), 400, policy=policy)
+    probe = replace(probe, meta={**probe.meta, "acceptance": {"rule": "typical", "temperature": 0.7}})
+    data = figures.sizes_data(probe, objective="coverage", budget=8)
+    (curve,) = data.curves.values()
+    want = crossfit_probe(probe, budget=8, max_rank=9, max_depth=2, shape="sibling-closed").tokens_per_step
+    assert curve.value == pytest.approx(want)
+    assert data.objective in data.curves
+    assert "--acceptance typical" in data.caption
+    dense = {widths: rate for widths, _, rate in data.dense}
+    assert set(dense) == {(1,), (2,), (3,), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1)}
+    for widths, rate in dense.items():
+        assert rate == pytest.approx(replay_probe(probe, Tree.dense(widths)).tokens_per_step)
+    assert {name: rate for name, _, rate in data.fixed} == pytest.approx(
+        {f"chain of {d}": replay_probe(probe, Tree.chain(d)).tokens_per_step for d in (1, 2)}
+    )
+
+
 def test_throughput_is_the_plans():
     plan = plan_trees(long_trace(3), some_profile((1, 4)), batch_sizes=(1, 4), budget=16)
     data = figures.throughput_data(plan)
@@ -259,7 +312,7 @@ def test_latency_is_the_median_at_the_deepest_tree():
     profile = LatencyProfile(tuple(points), (StepTiming(2, 9, 1, 0, (2.0, 2, 2)),))
     (curve,) = figures.latency_data(profile).curves
     assert (curve.sizes.tolist(), curve.depths.tolist(), curve.ms.value.tolist()) == ([8], [3], [8.0])
-    assert curve.others == ((8, 4.0),)
+    assert curve.others == ((8, 1, 4.0),)
     assert curve.overhead.value.tolist() == [4.0]
     half = 1.96 * 1.2533 * 1.4826 / np.sqrt(3)  # the median absolute deviation is 1
     assert curve.ms.high - curve.ms.value == pytest.approx(half, rel=1e-3)
@@ -272,6 +325,32 @@ def test_parts_add_up_where_they_vary_together():
         assert sum(panel.ms.values()) == pytest.approx(panel.total)
     with pytest.raises(OutOfRange, match="treeopt profile"):
         figures.parts_data(some_profile((1,), parts=False))
+
+
+def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
+    """Of 11 rows only a tree of depth 1 was timed: the line fell there to half of its neighbours."""
+    times = {(2, 1): 8.0, (3, 2): 10.0, (9, 2): 19.0, (11, 1): 9.0, (16, 2): 20.0}
+    points = [StepTiming(1, 9, size, depth, (ms, ms), parts_ms={"draft": (ms / 2,), "target": (ms / 2,)})
+              for (size, depth), ms in times.items()]  # fmt: skip
+    profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
+    (curve,) = figures.latency_data(profile).curves
+    assert curve.sizes.tolist() == [2, 3, 9, 16]
+    assert curve.depths.tolist() == [1, 2, 2, 2]
+    assert curve.others == ((11, 1, 9.0),)
+    (panel,) = figures.parts_data(profile).panels
+    assert (panel.sizes.tolist(), panel.depth) == ([2, 3, 9, 16], 2)
+
+
+def test_parts_never_exceed_the_whole_step():
+    long = {"draft": (8.0, 8.0), "target": (4.0, 4.0)}
+    short = {"draft": (1.0, 1.0), "target": (4.0, 4.0)}
+    points = [
+        StepTiming(1, 9, size, 1, (6.0, 6.0), parts_ms=parts) for size, parts in ((4, long), (8, short))
+    ]
+    profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
+    (panel,) = figures.parts_data(profile).panels
+    assert panel.ms["draft"].tolist() == [4.0, 1.0]
+    assert panel.ms["target"].tolist() == [2.0, 4.0]
 
 
 def test_accepted_shares_are_counts_over_steps():
@@ -327,6 +406,16 @@ def test_everything_is_drawn_once(run):
         f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")
     ]
     assert sorted(run.figures.iterdir()) == sorted(files)
+
+
+def test_a_plan_on_a_probe_has_the_sizes_of_the_probe(run):
+    fill(run, (1,))
+    probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
+    probe.save(run.probe)
+    plan_trees(probe, some_profile((1,)), budget=8, inputs=digests(run.probe)).save(run.plan)
+    text = figures.svg_text(run, "sizes")
+    assert "grown: coverage" in text
+    assert "grown: replay" not in text
 
 
 def test_several_batch_sizes_have_a_tree_and_a_benchmark_each(run):

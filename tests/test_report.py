@@ -13,15 +13,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.test_bench_table import REJECT, TYPICAL, at_speed, ruled
 from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt import pipeline
-from treeopt.benchmark import Answer
+from treeopt.benchmark import Answer, Benchmark
 from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.export import export_plan
 from treeopt.plan import Plan
 from treeopt.planner import plan_trees
 from treeopt.report import write_report
+from treeopt.rules import option_of
 from treeopt.rundir import RunDirectory, digests
 
 EVIL = """</script></style></svg><script>document.title='owned'</script><img src=x onerror="document.title='owned'">
@@ -156,6 +158,45 @@ def test_every_id_is_there_once(tmp_path):
 def test_the_report_needs_no_torch():
     code = "import sys, treeopt.report; assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("acceptance", [REJECT, TYPICAL])
+def test_a_rule_that_changes_the_text_is_named_with_what_it_costs(tmp_path, acceptance):
+    run = make_run(tmp_path, batch_sizes=(1,))
+    replace(run.read_plan(), acceptance=acceptance).save(run.plan)
+    bench = Benchmark.load(run.bench_of(1))
+    ruled(bench, acceptance).save(run.bench_of(1))
+    page = html.unescape(write_report(run).read_text())
+    summary = page[page.index('id="summary"') : page.index('id="batch-size-1"')]
+    option = option_of(acceptance)
+    assert f"Guesses are accepted by {option}" in summary
+    assert ("0.157 ±0.062 nats per token less likely" in summary) == (acceptance is TYPICAL)
+    assert ("the target's own distribution" in summary) == (acceptance is REJECT)
+    assert "judged by the target itself at temperature 1" in page
+    assert f"chosen for {option}: the engine must" in page
+    for greedy in ("same text", "near-ties", "logits for the two"):
+        assert greedy not in page
+    assert "rejection" not in page
+    assert "-0.157 ±0.062" in page
+
+
+def test_a_greedy_report_compares_texts(tmp_path):
+    page = html.unescape(write_report(make_run(tmp_path, batch_sizes=(1,))).read_text())
+    assert "same text as plain" in page
+    assert "logits for the two first tokens that differ are at most 0.01 apart" in page
+    assert "judged" not in page
+
+
+def test_the_headline_says_where_speculation_does_not_pay(tmp_path):
+    run = make_run(tmp_path, batch_sizes=(1,))
+    bench = Benchmark.load(run.bench_of(1))
+    at_speed(bench, 0.9).save(run.bench_of(1))
+    page = write_report(run).read_text()
+    summary = page[page.index('id="summary"') : page.index('id="batch-size-1"')]
+    assert "Speculation loses here" in summary
+    assert "Speculation loses here" in page[page.index("For the engine") :]
+    at_speed(bench, 1.5).save(run.bench_of(1))
+    assert "Speculation" not in write_report(run).read_text()
 
 
 # In a browser

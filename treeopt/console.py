@@ -227,7 +227,7 @@ def certainty(entry: PlanEntry) -> str:
     said += f"sizes {_ranges(tied)} are tied" if others else "no other size is tied"
     ahead, error = 100 * runner["behind"], 100 * runner["behind_stderr"]
     which = "behind" if ahead >= 0 else "ahead"
-    said += f"; the next best, {runner['size']} rows, is {abs(ahead):.1f} ±{error:.1f} % {which}"
+    said += f"; the next best, {count(runner['size'], 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
     prompts = runner.get("prompts_to_separate")
     if others and prompts:
         said += f", which some {prompts:,} prompts would settle, latencies aside"
@@ -255,7 +255,7 @@ def price(plan: Plan) -> str:
             kind = "choice is not to speculate," if e.size == 1 else kind
             parts.append(
                 f"best {kind} {e.tokens_per_step:.2f} tokens per step, best tree {free['tokens_per_step']:.2f} "
-                f"({free['size']} rows) at batch size {e.batch_size}, {less:.0%} {'slower' if e.tokens_per_s else 'fewer'}"
+                f"({count(free['size'], 'row')}) at batch size {e.batch_size}, {less:.0%} {'slower' if e.tokens_per_s else 'fewer'}"
             )
     return f"The limits cost: {'; '.join(parts)}." if parts else ""
 
@@ -304,7 +304,8 @@ def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> Renderabl
     """The tree as indented lines; a node shows its rank, and the tokens per step that it adds."""
     from rich.tree import Tree as View
 
-    heading = f"root: {len(tree)} rows, {len(tree) - 1} choices, depth {tree.depth}"
+    rows, choices = count(len(tree), "row"), count(len(tree) - 1, "choice")
+    heading = f"root: {rows}, {choices}, depth {tree.depth}"
     views = [View(heading, guide_style="dim")]
     for node in range(1, len(tree)):
         path = tree.paths[node]
@@ -323,3 +324,12 @@ def pm(value: float | None, error: float | None, digits: int = 2) -> str:
     if value is None:
         return "–"
     return f"{value:.{digits}f}" + ("" if error is None else f" ±{error:.{digits}f}")
+
+
+def count(n: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> count(1, "sequence"), count(4228, "state")
+    ('1 sequence', '4,228 states')
+    """
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")

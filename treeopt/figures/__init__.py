@@ -4,13 +4,14 @@ Every figure is made in two steps, so that its numbers can be used and tested wi
 ``*_data()`` computes a small record from the types of the core, ``draw_*()`` draws that record.
 
 tree.py       the tree and how often its nodes are accepted
-accuracy.py   the heads: by rank, by group of prompts, along the answer
+accuracy.py   the guesses: by rank, by group of prompts, along the answer
 planning.py   tokens per step and throughput over tree size
 latency.py    what a step costs and what it is made of
 bench.py      what real decoding measured
 roofline.py   what was computed before there is hardware
 style.py      one look for all, PNG and SVG
 registry.py   all of them by name, drawn from a run directory
+page.py       drawings of the report that answer to the pointer
 """
 
 from treeopt.figures.accuracy import (

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeopt.bench_table import CONTENDERS
+from treeopt.bench_table import CONTENDERS, acceptance_of
 from treeopt.benchmark import Benchmark, Ratio
+from treeopt.console import count
 from treeopt.errors import OutOfRange
 from treeopt.figures.style import (
     BLUE,
@@ -21,11 +22,11 @@ from treeopt.figures.style import (
     VERMILLION,
     Shares,
     blank,
-    count,
     heading,
     legend,
     look,
     origin,
+    rule,
     sentence,
     short,
     wilson,
@@ -97,6 +98,7 @@ def _about(bench: Benchmark) -> str:
         count(bench.rounds, "round"),
         f"batch size {first.batch_size}",
         origin(source),
+        rule(acceptance_of(bench)),
     )
 
 

@@ -1,6 +1,9 @@
 """What a step costs: the staircase over tree size, and the parts that a step is made of.
 
-N sizes that were measured
+Where drafting goes depth by depth, trees of one size cost by their depth. So lines join the trees that are as deep as
+their rows allow, up to the deepest that were measured; others are marks that tell their depth.
+
+N sizes of such trees
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from treeopt.errors import OutOfRange
 from treeopt.figures.style import (
     BLUE,
     GREEN,
+    MARKERS,
     ORANGE,
     SKY,
     Z95,
@@ -50,12 +54,12 @@ ACROSS = 3  # panels side by side
 
 @dataclass(frozen=True, eq=False)
 class Staircase:
-    """Median step latency of one batch size and context, at the deepest tree measured for each size.
+    """Median step latency of one batch size and context, of trees as deep as their rows allow.
 
     sizes, depths : (N,)
     ms            : (N,)  with 95 % intervals of the median
     overhead      : (N,)  over the plain step, both errors in the interval
-    others        : (size, ms) of the shallower trees
+    others        : (size, depth, ms) of the shallower trees
     """
 
     batch_size: int
@@ -65,7 +69,7 @@ class Staircase:
     ms: Shares
     overhead: Shares
     plain: Latency
-    others: tuple[tuple[int, float], ...]
+    others: tuple[tuple[int, int, float], ...]
     label: str
 
 
@@ -94,7 +98,7 @@ def latency_data(profile: LatencyProfile) -> LatencyData:
         error = np.array([step.stderr_ms for step in steps if step])
         ratio = ms / plain.ms
         spread = ratio * np.hypot(error / np.maximum(ms, 1e-12), plain.stderr_ms / plain.ms)
-        measured = [(size, profile.step(batch_size, context, size, depth)) for size, depth in others]
+        measured = [(tree, profile.step(batch_size, context, *tree)) for tree in others]
         curves.append(
             Staircase(
                 batch_size,
@@ -104,7 +108,7 @@ def latency_data(profile: LatencyProfile) -> LatencyData:
                 _interval(ms, error),
                 _interval(ratio, spread),
                 plain,
-                tuple((size, step.ms) for size, step in measured if step),
+                tuple((*tree, step.ms) for tree, step in measured if step),
                 _label(profile, batch_size, context),
             )
         )
@@ -114,11 +118,12 @@ def latency_data(profile: LatencyProfile) -> LatencyData:
 def _trees(
     profile: LatencyProfile, batch_size: int, context: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(size, depth) of the deepest tree of every measured size, and of all others."""
+    """(size, depth) of the trees that are as deep as their rows allow, and of all others."""
     here = sorted({(p.size, p.depth) for p in profile.points
                    if (p.batch_size, p.context_tokens) == (batch_size, context)})  # fmt: skip
-    deepest = dict(here)  # the last of a size is its deepest
-    return list(deepest.items()), [tree for tree in here if deepest[tree[0]] != tree[1]]
+    most = max((depth for _, depth in here), default=0)
+    deepest = [(size, depth) for size, depth in here if depth == min(most, size - 1)]
+    return deepest, [tree for tree in here if tree not in deepest]
 
 
 def _interval(value: NDArray[np.float64], stderr: NDArray[np.float64]) -> Shares:
@@ -145,44 +150,62 @@ def _caption(profile: LatencyProfile) -> str:
 @look()
 def draw_latency(data: LatencyData, figure: Figure | None = None) -> Figure:
     """Milliseconds on the left, the ratio to a plain step on the right."""
+    from matplotlib.lines import Line2D
+
     figure = figure or blank()
     left, right = figure.subplots(1, 2)
     for i, curve in enumerate(data.curves):
-        style = series(i)
-        bars(left, curve.sizes, curve.ms, label=curve.label, **style)
-        bars(right, curve.sizes, curve.overhead, label=curve.label, **style)
+        style = {**series(i), "marker": "."}
+        bars(left, curve.sizes, curve.ms, **style)
+        bars(right, curve.sizes, curve.overhead, label=f"batch size {curve.label}", **style)
         left.axhline(curve.plain.ms, color=style["color"], linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
-        if curve.others:
-            sizes, ms = np.array(curve.others).T
+        for size, depth, ms in curve.others:
             for axes, unit in ((left, 1.0), (right, curve.plain.ms)):
-                axes.plot(sizes, ms / unit, ".", color=style["color"], alpha=0.45, markersize=3)
+                axes.plot(size, ms / unit, color=style["color"], **_mark(depth))
     all_ms = np.concatenate([[curve.plain.ms, *curve.ms.value] for curve in data.curves])
     if all_ms.max() > 8 * all_ms.min():
         log_axis(left)
     else:
         left.set_ylim(0, None)
     right.axhline(1.0, color="black", linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
-    sizes = np.concatenate([curve.sizes for curve in data.curves])
+    sizes = np.concatenate([[*curve.sizes, *(size for size, *_ in curve.others)] for curve in data.curves])
     for axes in (left, right):
         size_axis(axes, sizes)
         axes.set_xlabel("rows per step (tree size)")
     left.set(title="One step (dashed: plain)", ylabel="step latency [ms]")
     right.set(title="Over a plain step", ylabel="overhead", ylim=(0, None))
-    legend(right, "batch size")
-    note = "medians, 95 % intervals; lines: the deepest tree of each size, dots: shallower ones"
-    heading(figure, "What a decoding step costs", sentence(data.caption, note))
+    depths = sorted({depth for curve in data.curves for _, depth, _ in curve.others})
+    marks = [Line2D([], [], color="#666666", label=f"depth {depth}", **_mark(depth)) for depth in depths]
+    legend(right, handles=[*right.get_legend_handles_labels()[0], *marks])
+    most = max((int(curve.depths.max()) for curve in data.curves if len(curve.depths)), default=0)
+    note = f"medians, 95 % intervals; lines: trees as deep as their rows allow, {most} at most"
+    heading(figure, "What a decoding step costs",
+            sentence(data.caption, note + ("; marks: shallower ones" if marks else "")))  # fmt: skip
     return figure
+
+
+def _mark(depth: int) -> dict[str, Any]:
+    """Of a tree that is shallower than its rows allow."""
+    return {
+        "marker": MARKERS[(depth - 1) % len(MARKERS)],
+        "markersize": 3.5,
+        "linestyle": "none",
+        "alpha": 0.6,
+    }
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Median latency of the parts of a step, at the deepest tree measured for each size.
+    """Median latency of the parts of a step, of trees as deep as their rows allow.
 
-    ms    : part -> (N,) [ms]
-    total : (N,)  median of the whole steps [ms]; medians of parts need not add up to it
+    ms    : part -> (N,) [ms]; timed in steps of their own, with a clock between them: where they take longer than a
+            whole step together, they are scaled to it
+    total : (N,)  median of the whole steps [ms]
+    depth : of the deepest
     """
 
     label: str
+    depth: int
     sizes: IntArray
     ms: Mapping[str, NDArray[np.float64]]
     total: NDArray[np.float64]
@@ -204,11 +227,12 @@ def parts_data(profile: LatencyProfile) -> PartsData:
     """
     panels = []
     for batch_size, context in profile.settings:
+        deepest, _ = _trees(profile, batch_size, context)
         found: dict[int, Any] = {}
         for point in profile.points:
             here = (point.batch_size, point.context_tokens) == (batch_size, context)
-            if here and point.parts_ms and (point.size not in found or point.depth > found[point.size].depth):
-                found[point.size] = point
+            if here and point.parts_ms and (point.size, point.depth) in deepest:
+                found.setdefault(point.size, point)
         points = [found[size] for size in sorted(found)]
         if points:
             parts = [whole_parts(p.parts_ms) for p in points]
@@ -218,12 +242,15 @@ def parts_data(profile: LatencyProfile) -> PartsData:
                 for name in names
                 if any(found.get(name) for found in parts)
             }
+            total = np.array([median_latency(p.step_ms).ms for p in points])
+            room = np.minimum(total / np.maximum(sum(ms.values()), 1e-12), 1.0)
             panels.append(
                 Parts(
                     _label(profile, batch_size, context),
+                    max(p.depth for p in points),
                     np.array([p.size for p in points]),
-                    ms,
-                    np.array([median_latency(p.step_ms).ms for p in points]),
+                    {name: room * each for name, each in ms.items()},
+                    total,
                     profile.plain(batch_size, context).ms,
                 )
             )
@@ -258,5 +285,9 @@ def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
     last = grid[0, min(n, ACROSS) - 1]
     order = [*reversed(range(len(labels) - 2)), len(labels) - 2, len(labels) - 1]  # as they are stacked
     legend(last, handles=[handles[j] for j in order], labels=[labels[j] for j in order])
-    heading(figure, "What a decoding step is made of", data.caption)
+    note = (
+        f"medians of trees as deep as their rows allow, {max(panel.depth for panel in data.panels)} at most; parts are timed in "
+        "steps of their own, and scaled where they take longer together than a whole step"
+    )
+    heading(figure, "What a decoding step is made of", sentence(data.caption, note))
     return figure

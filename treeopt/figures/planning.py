@@ -5,36 +5,39 @@ N sizes (1 ... budget)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.console import count
+from treeopt.coverage import COVERAGE, tokens_of_trees
 from treeopt.errors import OutOfRange
 from treeopt.figures.style import (
     Z95,
     Shares,
     blank,
-    count,
     heading,
     legend,
     log_axis,
     look,
     origin,
+    rule,
     sentence,
     series,
     size_axis,
     span,
 )
 from treeopt.growth import MAX_RANK, OBJECTIVES
-from treeopt.heldout import crossfit
+from treeopt.heldout import crossfit, crossfit_probe
 from treeopt.plan import Plan, PlanEntry
+from treeopt.probe import Probe
 from treeopt.published import published_tree
-from treeopt.replay import replay
+from treeopt.replay import replay, tokens_per_step
 from treeopt.trace import RankTrace
-from treeopt.tree import IntArray, Tree
+from treeopt.tree import Choice, IntArray, Tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +63,7 @@ class SizesData:
 
 
 def sizes_data(
-    trace: RankTrace,
+    source: RankTrace | Probe,
     *,
     objective: str = "replay",
     budget: int = 64,
@@ -71,48 +74,79 @@ def sizes_data(
 ) -> SizesData:
     """Cross-fitted curves of all objectives, and replays of dense trees (a sample, where they are many).
 
-    Raises OutOfRange for a trace with a single sequence, which has nothing to hold out.
+    A probe has one objective, coverage; of the other trees those are shown that were probed.
+    Raises OutOfRange for a source with a single sequence, which has nothing to hold out.
     """
-    depth = min(max_depth or trace.num_heads, trace.num_heads)
+    depth = min(max_depth or source.num_heads, source.num_heads)
     limits: dict[str, Any] = {
         "budget": budget,
         "max_rank": max_rank,
         "max_depth": depth,
         "shape": "sibling-closed",
     }
+    probed: set[Choice] | None = None
+    near: str | None = None
+    if isinstance(source, Probe):
+        objective, held = COVERAGE, {COVERAGE: crossfit_probe(source, **limits)}
+        ranks, about = 1 + int(source.tree.ranks.max()), count(len(source.accepted), "probed step")
+        probed = set(source.tree.paths)
+        near = f"approximate but for the tree that was probed with ({count(len(source.policy), 'row')})"
+    else:
+        held = {name: crossfit(source, objective=name, **limits) for name in OBJECTIVES}
+        ranks, about = source.top_k, count(int(source.has_step.sum()), "state")
+
+    def is_known(tree: Tree) -> bool:
+        return probed is None or probed.issuperset(tree.paths)
+
     curves = {}
-    for name in OBJECTIVES:
-        held_out = crossfit(trace, objective=name, **limits)
+    for name, held_out in held.items():
         low, high = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
         curves[name] = Shares(held_out.tokens_per_step, low, high)
-    every = dense_widths(budget, depth, min(max_rank + 1, trace.top_k))
+    every = dense_widths(budget, depth, min(max_rank + 1, ranks))
+    if probed is not None:  # the last corner of a tree tells most of those that were not
+        every = [widths for widths in every
+                 if tuple(width - 1 for width in widths) in probed and is_known(Tree.dense(widths))]  # fmt: skip
     picked = np.arange(len(every))
     if len(every) > most_dense:  # about as many of every size, though most dense trees are large
         sizes = np.array([1 + np.cumprod(widths).sum() for widths in every])
         share = 1 / np.bincount(sizes)[sizes]
         rng = np.random.default_rng(seed)
         picked = np.sort(rng.choice(len(every), most_dense, replace=False, p=share / share.sum()))
-    dense = []
-    for i in picked:
-        tree = Tree.dense(every[i])
-        dense.append((every[i], len(tree), replay(trace, tree).tokens_per_step))
-    chains = {f"chain of {d}": Tree.chain(d) for d in range(1, depth + 1) if d < budget}
+    dense = [(every[i], Tree.dense(every[i])) for i in picked]
+    fixed = {f"chain of {d}": Tree.chain(d) for d in range(1, depth + 1) if d < budget}
     published = published_tree().cut(max_depth=depth)
-    if max(published.ranks) < trace.top_k and len(published) <= budget:
-        chains["mc_sim_7b_63"] = published
+    if max(published.ranks) < ranks and len(published) <= budget:
+        fixed["mc_sim_7b_63"] = published
+    fixed = {name: tree for name, tree in fixed.items() if is_known(tree)}
+    rates = _rates([*(tree for _, tree in dense), *fixed.values()], source)
     return SizesData(
         curves,
         objective,
-        tuple(dense),
+        tuple((widths, len(tree), rate) for (widths, tree), rate in zip(dense, rates, strict=False)),
         len(every),
-        tuple((name, len(tree), replay(trace, tree).tokens_per_step) for name, tree in chains.items()),
+        tuple(
+            (name, len(tree), rate)
+            for (name, tree), rate in zip(fixed.items(), rates[len(dense) :], strict=True)
+        ),
         sentence(
-            f"{count(trace.num_sequences, 'sequence')}, {count(int(trace.has_step.sum()), 'state')}",
-            origin(trace.meta.get("provenance")),
+            f"{count(source.num_sequences, 'sequence')}, {about}",
+            origin(source.meta.get("provenance")),
+            rule(source.meta.get("acceptance")),
             "grown trees are cross-fitted: replayed on sequences that they were not grown on",
+            near,
             f"shaded: 95 % interval of {objective}",
         ),
     )
+
+
+def _rates(trees: Sequence[Tree], source: RankTrace | Probe) -> list[float]:
+    """Tokens per step of each tree."""
+    if not isinstance(source, Probe):
+        return [replay(source, tree).tokens_per_step for tree in trees]
+    paths = source.tree.paths
+    members = np.array([[path in nodes for path in paths] for nodes in (set(tree.paths) for tree in trees)])
+    tokens = tokens_of_trees(source, paths, members.reshape(-1, len(paths))).sum(1)
+    return [tokens_per_step(float(n), len(source.accepted)) for n in tokens]
 
 
 def dense_widths(budget: int, max_depth: int, max_width: int) -> list[tuple[int, ...]]:
@@ -213,10 +247,11 @@ def throughput_data(plan: Plan) -> ThroughputData:
     contexts = [c.context_tokens for c in curves if c.context_tokens is not None]
     caption = sentence(
         "Predicted: held-out tokens per step over measured latency",
-        count(sequences, "sequence") if isinstance(sequences, int) else "from head accuracies alone",
+        count(sequences, "sequence") if isinstance(sequences, int) else "from accuracies alone",
         f"context {span(contexts)} tokens" if contexts else None,
         " ".join(str(runtime[key]) for key in ("name", "version") if runtime.get(key)) or None,
         f"objective {plan.objective}" if plan.objective else None,
+        rule(plan.acceptance),
     )  # fmt: skip
     return ThroughputData(curves, caption)
 
@@ -245,12 +280,12 @@ def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figur
     figure = figure or blank()
     left, right = figure.subplots(1, 2)
     for i, curve in enumerate(data.curves):
-        style = series(i)
+        style = {**series(i), "marker": ""}
         for axes, unit in ((left, 1.0), (right, curve.plain)):
             if not unit:
                 continue
             rates = curve.tokens_per_s / unit
-            axes.plot(curve.sizes, rates, label=curve.label, markevery=0.15, **{**style, "markersize": 3})
+            axes.plot(curve.sizes, rates, label=curve.label, **style)
             axes.plot(curve.tied, [curve.at(size) / unit for size in curve.tied], "o", markersize=6.5,
                       markerfacecolor="none", markeredgecolor=style["color"])  # fmt: skip
             error = None if curve.error is None else Z95 * curve.error / unit

@@ -140,16 +140,18 @@ def _groups(inputs: Inputs) -> Drawing:
     info = inputs.calibration.info
     if not info.get("groups"):
         raise OutOfRange("The calibration's prompts are not grouped. Calibrate on prompts with groups.")
-    return accuracy.draw_groups(accuracy.groups_data(info["groups"], info.get("provenance")))
+    return accuracy.draw_groups(accuracy.groups_data(info["groups"], info))
 
 
 def _sizes(inputs: Inputs) -> Drawing:
-    trace = inputs.trace
     plan = inputs.plan if inputs.run.plan.exists() else None
+    source: RankTrace | Probe | Calibration
+    source = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
+    assert not isinstance(source, Calibration), "coverage is of probes"
     known = ("budget", "max_rank", "max_depth")  # objectives are compared on trees, whatever an engine takes
     limits = {k: v for k, v in ((plan and plan.constraint) or {}).items() if k in known}
     objective = (plan and plan.objective) or "replay"
-    return planning.draw_sizes(planning.sizes_data(trace, objective=objective, **limits))
+    return planning.draw_sizes(planning.sizes_data(source, objective=objective, **limits))
 
 
 _MEASURED = ("trace.npz or calibration.json",)
@@ -159,13 +161,14 @@ FIGURES: dict[str, Figure] = {
         Figure("tree", "The chosen tree, its nodes shaded by how often they are accepted",
                ("plan.json", *_MEASURED),
                _tree, True),
-        Figure("accuracy", "Accuracy of each head by rank, single and cumulative", _MEASURED,
+        Figure("accuracy", "Accuracy at each depth by rank, single and cumulative", _MEASURED,
                lambda i, b: accuracy.draw_accuracy(accuracy.accuracy_data(i.calibration))),
-        Figure("groups", "Top-1 accuracy of each head by group of prompts", _MEASURED,
+        Figure("groups", "Top-1 accuracy at each depth by group of prompts", _MEASURED,
                lambda i, b: _groups(i)),
-        Figure("positions", "Top-1 accuracy of each head along the answer", ("trace.npz",),
+        Figure("positions", "Top-1 accuracy at each depth along the answer", ("trace.npz",),
                lambda i, b: accuracy.draw_positions(accuracy.positions_data(i.trace))),
-        Figure("sizes", "Tokens per step over tree size: the objectives against dense trees", ("trace.npz",),
+        Figure("sizes", "Tokens per step over tree size: the objectives against dense trees",
+               ("trace.npz or probe.npz",),
                lambda i, b: _sizes(i)),
         Figure("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
                lambda i, b: latency.draw_latency(latency.latency_data(i.profile))),

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from treeopt.rules import option_of
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -34,6 +36,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 SEQUENTIAL = "viridis_r"  # dark is much
 
+HEADS = ("medusa", "hydra", "hydra++")  # kinds of drafters with a head for every depth
 Z95 = 1.959964  # half width of a 95 % interval in standard errors
 
 _LOOK: dict[str, Any] = {
@@ -195,13 +198,18 @@ def sentence(*parts: str | None) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def count(n: int, noun: str) -> str:
-    """A number with its noun.
+def rule(acceptance: Mapping[str, Any] | None) -> str | None:
+    """The acceptance rule as the command line has it; None where it is not known."""
+    return option_of(acceptance) if acceptance else None
 
-    >>> count(1, "sequence"), count(4228, "state")
-    ('1 sequence', '4,228 states')
+
+def guesser(drafter: Mapping[str, Any] | None) -> str:
+    """What guesses at one depth: a head, where the drafter has one for each; else it is just the depth.
+
+    >>> guesser({"kind": "hydra"}), guesser({"kind": "ngram"}), guesser(None)
+    ('head', 'depth', 'depth')
     """
-    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+    return "head" if (drafter or {}).get("kind") in HEADS else "depth"
 
 
 def span(numbers: Sequence[int]) -> str:

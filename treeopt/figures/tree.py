@@ -17,9 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
+from treeopt.console import count
 from treeopt.coverage import node_visits, replay_probe
 from treeopt.errors import OutOfRange
-from treeopt.figures.style import SEQUENTIAL, SIZE_INCHES, blank, count, heading, look, origin, sentence
+from treeopt.figures.style import (
+    SEQUENTIAL,
+    SIZE_INCHES,
+    blank,
+    guesser,
+    heading,
+    look,
+    origin,
+    rule,
+    sentence,
+)
 from treeopt.growth import product_values
 from treeopt.probe import Probe
 from treeopt.replay import growth_index, tokens_per_step
@@ -45,6 +56,7 @@ class TreeData:
     probabilities : (n,)  steps in which the node is accepted / steps; 1 for the root
     visits        : (n,)  steps in which the node was accepted; None where they were not counted
     steps         : steps that were decoded
+    guesser       : what guesses at each depth, head or depth
 
     The probabilities add up to a little more than the tokens per step: a step that accepts the last token
     of an answer has no next root to emit.
@@ -57,6 +69,7 @@ class TreeData:
     visits: IntArray | None = None
     steps: int | None = None
     caption: str = ""
+    guesser: str = "depth"
 
 
 def tree_data(tree: Tree, source: RankTrace | Probe | Calibration, *, in_sample: bool = False) -> TreeData:
@@ -78,27 +91,27 @@ def tree_data(tree: Tree, source: RankTrace | Probe | Calibration, *, in_sample:
             f"{count(source.num_sequences, 'sequence')}, {count(steps, 'step')}"
             + (", in-sample" if in_sample else ""),
             origin(source.meta.get("provenance")),
+            rule(source.meta.get("acceptance")),
         )
         emitted = source.lengths.sum() - source.num_sequences
         if isinstance(source, Probe):
             emitted = replay_probe(source, tree).tokens.sum()
         rate = tokens_per_step(int(emitted), steps)
-        return TreeData(tree, columns(tree, probabilities), probabilities, rate, visits, steps, caption)
+        who = guesser(source.meta.get("drafter"))
+        return TreeData(tree, columns(tree, probabilities), probabilities, rate, visits, steps, caption, who)
     if tree.depth > source.num_heads or max(tree.ranks) >= source.top_k:
         raise OutOfRange(
             f"The calibration has {source.num_heads} heads and {source.top_k} ranks, but the tree needs "
             f"{tree.depth} and {1 + max(tree.ranks)}."
         )
     probabilities = product_values(source.accept, tree.paths)
-    said = f"products of head accuracies over {count(int(source.trials.min()), 'state')}, as if heads erred independently"
+    who, states = guesser(source.info.get("drafter")), count(int(source.trials.min()), "state")
+    said = f"products of accuracies by {who} over {states}, as if {who}s erred independently"
     if source.info.get("source") == "engine log":
         said = f"survival over {count(int(source.trials[0]), 'draft')} that an engine counted"
-    caption = sentence(
-        said,
-        origin(source.info.get("provenance")),
-    )
+    caption = sentence(said, origin(source.info.get("provenance")), rule(source.info.get("acceptance")))
     rate = float(probabilities.sum())
-    return TreeData(tree, columns(tree, probabilities), probabilities, rate, caption=caption)
+    return TreeData(tree, columns(tree, probabilities), probabilities, rate, caption=caption, guesser=who)
 
 
 def count_visits(trace: RankTrace | Probe, tree: Tree) -> tuple[IntArray, int]:
@@ -174,7 +187,7 @@ def draw_tree(data: TreeData, figure: Figure | None = None) -> Figure:
     labelled = _draw_nodes(axes, data, shade, min(max(0.82 * spacing, 2.0), 15.0))
     axes.set(xlim=(-0.6, max(span - 0.4, 4)), ylim=(tree.depth + 0.35, -0.35))
     axes.set_yticks(range(tree.depth + 1), ["root", *map(str, range(1, tree.depth + 1))])
-    axes.set_ylabel("depth (= head that guesses)")
+    axes.set_ylabel("depth (= head that guesses)" if data.guesser == "head" else "depth")
     axes.xaxis.set_visible(False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)

@@ -1,0 +1,123 @@
+"""What a benchmark says in words: whether it gains, by which rule, and what the texts are worth."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tests.test_figures import long_trace, some_bench, some_profile
+from treeopt.bench_table import about_rule, bench_table, closing, doubt, quality_rows, text_price
+from treeopt.benchmark import Ratio
+from treeopt.console import plan_table, tree_view
+from treeopt.errors import InvalidInput
+from treeopt.planner import plan_trees
+from treeopt.published import published_tree
+from treeopt.tree import Tree
+
+REJECT = {"rule": "rejection", "temperature": 0.7}
+TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
+JUDGED = {"log_likelihood_nats_per_token": -0.845, "log_likelihood_nats_per_token_stderr": 0.104,
+          "difference_nats_per_token": -0.157, "difference_nats_per_token_stderr": 0.062,
+          "changed_answers_share": 1.0, "changed_tokens_share": 0.66, "answers": 12}  # fmt: skip
+
+
+def ruled(bench, acceptance):
+    """As a benchmark under a rule; texts that depend on the tree are judged."""
+    info = {**bench.info, "provenance": {"acceptance": acceptance}}
+    if acceptance["rule"] in ("rejection", "typical"):
+        info["quality"] = {contender.name: JUDGED for contender in bench.contenders}
+    return replace(bench, info=info)
+
+
+def at_speed(bench, speed):
+    """The chosen tree that many times as fast as plain decoding, up to noise of the blocks."""
+    plain, chosen, *others = bench.contenders
+    blocks = [replace(block, decode_s=block.decode_s / speed) for block in plain.blocks]
+    chosen = replace(chosen, blocks=[replace(block, tokens=50) for block in blocks])
+    return replace(bench, contenders=(plain, chosen, *others))
+
+
+def shown(renderable) -> str:
+    """What the terminal shows, without its line breaks."""
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(renderable)
+    return " ".join(capture.get().split())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [(1.01, 1.2, ""), (0.85, 1.05, "not shown to gain"), (0.7, 0.99, "serve the model without it"),
+     (1.0, 1.2, "not shown to gain"), (None, None, "no interval")],
+)  # fmt: skip
+def test_a_speedup_is_a_gain_only_where_its_interval_is_above_1(low, high, says):
+    said = doubt(Ratio(value=0.98, low=low, high=high))
+    assert says in said
+    assert bool(said) == bool(says)
+
+
+def test_the_closing_sentence_begins_with_what_speaks_against_speculation():
+    entry = plan_trees(long_trace(3), some_profile((1,)), budget=16).entries[0]
+    assert entry.size > 1
+    assert closing(entry, at_speed(some_bench(), 1.5)).startswith("With the chosen tree")
+    assert closing(entry, at_speed(some_bench(), 0.9)).startswith("Speculation loses here")
+    noisy = some_bench()
+    assert noisy.speedup("plain").low == 1  # the same seconds
+    assert closing(entry, at_speed(noisy, 1.0)).startswith("Speculation is not shown to gain here")
+
+
+def test_the_published_tree_is_named_by_the_rows_that_were_decoded():
+    entry = plan_trees(long_trace(3), some_profile((1,)), budget=16).entries[0]
+    bench, cut = some_bench(), published_tree().cut(max_depth=3)
+    contenders = [replace(c, size=len(cut)) if c.name == "mc_sim_7b_63" else c for c in bench.contenders]
+    assert "published tree of 62 rows" in closing(entry, replace(bench, contenders=tuple(contenders)))
+
+
+def test_texts_are_judged_in_nats_per_token_at_temperature_1():
+    said = shown(bench_table(ruled(some_bench(), TYPICAL)))
+    assert said.count("[nats per token]") == 2  # the terminal takes brackets for its own
+    assert "temperature 1" in said
+    assert "batch of 16" in said
+    assert "-0.157 ±0.062" in said
+    assert quality_rows(some_bench()) == []
+
+
+@pytest.mark.parametrize("acceptance", [REJECT, TYPICAL])
+def test_texts_that_depend_on_the_tree_are_not_compared_one_by_one(acceptance):
+    said = shown(bench_table(ruled(some_bench(), acceptance)))
+    assert "9/9" not in said
+    assert " same " not in said
+    assert ("keeps the distribution" in said) == (acceptance is REJECT)
+    assert f"--acceptance {'reject' if acceptance is REJECT else 'typical'}" in said
+
+
+@pytest.mark.parametrize("rule", ["greedy", "sample-then-match"])
+def test_other_texts_are(rule):
+    said = shown(bench_table(ruled(some_bench(), {"rule": rule, "temperature": 0.7})))
+    assert "9/9" in said
+    assert "judged" not in said
+    assert ("--acceptance" in said) == (rule != "greedy")
+
+
+def test_only_a_rule_that_changes_the_distribution_has_a_price():
+    assert "0.157 ±0.062 nats per token less" in text_price(TYPICAL, ruled(some_bench(), TYPICAL))
+    assert "not measured yet" in text_price(TYPICAL, None)
+    assert text_price(REJECT, ruled(some_bench(), REJECT)) == text_price({"rule": "greedy"}, None) == ""
+    assert "the target's own distribution" in about_rule(REJECT)
+    assert "not the target's own" in about_rule(TYPICAL)
+    assert about_rule(None) == ""
+
+
+def test_damaged_judgements_are_refused():
+    bench = some_bench()
+    broken = replace(bench, info={**bench.info, "quality": {"chosen": {"answers": 3}}})
+    with pytest.raises(InvalidInput, match=r"bench\.json is not as it should be at chosen"):
+        bench_table(broken)
+
+
+def test_a_single_row_is_singular():
+    assert "root: 1 row, 0 choices, depth 0" in shown(tree_view(Tree.chain(0)))
+    plan = plan_trees(long_trace(3), some_profile((1,)), budget=16)
+    runner = {"size": 1, "behind": 0.01, "behind_stderr": 0.01}
+    entries = (replace(plan.entries[0], runner_up=runner),)
+    assert "the next best, 1 row, is" in shown(plan_table(replace(plan, entries=entries)))
