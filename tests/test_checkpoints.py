@@ -776,7 +776,8 @@ def test_a_hub_id_is_downloaded(monkeypatch, tmp_path):
 
 def test_offline_a_hub_id_is_refused_in_one_sentence():
     with pytest.raises(
-        InvalidInput, match=r"nobody/nothing-here is none of these here, and as a hub id it cannot be downloaded"
+        InvalidInput,
+        match=r"nobody/nothing-here is none of these here, and as a hub id it cannot be downloaded",
     ) as caught:
         load("nobody/nothing-here")
     assert "\n" not in str(caught.value)

@@ -73,7 +73,9 @@ def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
         trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run
     )  # trained again: costs alike
     for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, EXIT):
-        with pytest.raises(InvalidInput, match="latencies of the drafter that was calibrated, id heads, kind medusa"):
+        with pytest.raises(
+            InvalidInput, match="latencies of the drafter that was calibrated, id heads, kind medusa"
+        ):
             check_same_model(trace_of(MEDUSA), profile_of(other), run)
     sampled = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
     with pytest.raises(InvalidInput, match="treeopt profile --acceptance greedy"):

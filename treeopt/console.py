@@ -54,8 +54,10 @@ def progress(title: str, total: float | None) -> Iterator[Advance]:
 
 
 def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableType:
-    """Accuracy of each head at the first ranks, with its standard error."""
+    """Accuracy of each head, or at each depth, at the first ranks, with its standard error."""
     from rich.table import Table
+
+    from treeopt.drafting import guesser
 
     info = calibration.info
     if info.get("source") == "engine log" and info.get("survival"):
@@ -65,9 +67,18 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
         for key, what in (("positions", "states"), ("sequences", "answers"))
         if info.get(key)
     ]
-    title = "Head accuracy" + (f" over {' of '.join(counted)}" if counted else "")
+    who = guesser(info.get("drafter") or {"kind": "medusa"})
+    is_rejection = (info.get("acceptance") or {}).get("rule") == "rejection"
+    what = (
+        "Head accuracy"
+        if who == "head"
+        else "Share accepted by depth"
+        if is_rejection
+        else "Accuracy by depth"
+    )
+    title = what + (f" over {' of '.join(counted)}" if counted else "")
     table = Table(title=title, title_justify="left", caption=_caption(info), caption_justify="left")
-    table.add_column("head")
+    table.add_column(who)
     ranks = min(ranks, calibration.top_k)
     for rank in range(ranks):
         table.add_column(f"rank {rank}", justify="right")
@@ -76,7 +87,7 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
         cells = [f"{calibration.accept[k, r]:.3f} ±{calibration.stderr[k, r]:.3f}" for r in range(ranks)]
         table.add_row(str(k + 1), *cells, str(calibration.trials[k]))
     groups = info.get("groups")
-    if (info.get("acceptance") or {}).get("rule") == "rejection":
+    if is_rejection:
         table.caption = f"{table.caption or ''} {_chains(calibration)}".strip()
     return together(table, _group_table(groups, calibration.num_heads)) if groups else table
 

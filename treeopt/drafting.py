@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from treeopt.tree import Choice
 if TYPE_CHECKING:
     from treeopt.latency import Latency, StepTiming
 
+HEADS = ("medusa", "hydra", "hydra++")  # kinds of drafters with a head for every depth
 PART = "draft "  # in a timing's parts_ms: "draft 0", "draft 1", ... are the levels
 LEFT = 0.05  # share of a step that is no drafting at least: parts timed one by one take longer than the whole
 NEARLY_FREE = 0.01  # share of a step up to which drafting its expanding nodes is nothing to speak of
@@ -319,3 +320,12 @@ def _line(rows: Sequence[tuple[int, float, int]]) -> tuple[float, float]:
     if constant < 0:
         return 0.0, float((weight * x) @ y / ((weight * x) @ x))
     return constant, slope
+
+
+def guesser(drafter: Mapping[str, Any] | None) -> str:
+    """What guesses at one depth: a head, where the drafter has one for each; else it is just the depth.
+
+    >>> guesser({"kind": "hydra"}), guesser({"kind": "ngram"}), guesser(None)
+    ('head', 'depth', 'depth')
+    """
+    return "head" if (drafter or {}).get("kind") in HEADS else "depth"

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.console import count
+from treeopt.drafting import guesser
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.figures.style import (
     Shares,
     bars,
     blank,
-    guesser,
     heading,
     legend,
     log_axis,

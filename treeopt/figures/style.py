@@ -36,7 +36,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 SEQUENTIAL = "viridis_r"  # dark is much
 
-HEADS = ("medusa", "hydra", "hydra++")  # kinds of drafters with a head for every depth
 Z95 = 1.959964  # half width of a 95 % interval in standard errors
 
 _LOOK: dict[str, Any] = {
@@ -201,15 +200,6 @@ def sentence(*parts: str | None) -> str:
 def rule(acceptance: Mapping[str, Any] | None) -> str | None:
     """The acceptance rule as the command line has it; None where it is not known."""
     return option_of(acceptance) if acceptance else None
-
-
-def guesser(drafter: Mapping[str, Any] | None) -> str:
-    """What guesses at one depth: a head, where the drafter has one for each; else it is just the depth.
-
-    >>> guesser({"kind": "hydra"}), guesser({"kind": "ngram"}), guesser(None)
-    ('head', 'depth', 'depth')
-    """
-    return "head" if (drafter or {}).get("kind") in HEADS else "depth"
 
 
 def span(numbers: Sequence[int]) -> str:

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration
 from treeopt.console import count
 from treeopt.coverage import node_visits, replay_probe
+from treeopt.drafting import guesser
 from treeopt.errors import OutOfRange
 from treeopt.figures.style import (
     SEQUENTIAL,
     SIZE_INCHES,
     blank,
-    guesser,
     heading,
     look,
     origin,

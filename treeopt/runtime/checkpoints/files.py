@@ -90,9 +90,7 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
     except OSError:  # a name that no file system takes
         pass
     if not HUB_ID.fullmatch(path_or_id) or path_or_id.endswith((*SUFFIXES, ".json")):
-        raise InvalidInput(
-            f"{MUST}, but {path_or_id} does not exist."
-        )
+        raise InvalidInput(f"{MUST}, but {path_or_id} does not exist.")
     from huggingface_hub import snapshot_download
 
     patterns = [
