@@ -30,10 +30,7 @@ PROMPT_OPTIONS = ("column", "responses", "split", "chat_template")
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
 WEIGHTS = (".safetensors", ".pt", ".bin")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
-BY_HEART = (
-    1.5,
-    0.1,
-)  # accuracy on texts learned from over that on others, and their difference: both are more
+BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts exceeds that on others
 
 
 @dataclass(frozen=True)
@@ -102,11 +99,7 @@ def train(
     recipe = recipe.over(len(learned))
     if is_main:
         answered = sum(text.answer_tokens for text in learned)
-        few = (
-            ", too few to tell how good the heads are: use more prompts"
-            if len(held_out) < FEW_HELD_OUT
-            else ""
-        )
+        few = ", too few to tell how good the heads are: use more prompts" * (len(held_out) < FEW_HELD_OUT)
         note(f"{len(learned):,} texts to learn from, {answered:,} tokens; {len(held_out):,} held out{few}.")
     job = _Job(folder, accelerator, target, recipe, learned, held_out, own, checkpoint_steps)
     record = {
