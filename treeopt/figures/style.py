@@ -115,13 +115,17 @@ def heading(figure: Figure, title: str, caption: str) -> None:
 
 
 def wrap(text: str, most: int) -> str:
-    """Lines of up to ``most`` characters, broken after the dots between parts where there are any.
+    """Lines of up to ``most`` characters, broken after the dots between parts where there are any, and where parts are long.
 
     >>> wrap("48 sequences · some long model, bfloat16", 32).splitlines()
     ['48 sequences ·', 'some long model, bfloat16']
+    >>> wrap("one · a part that fits no line", 16).splitlines()
+    ['one · a part', 'that fits no', 'line']
     """
-    if "·" in text:
-        text = text.replace(" ", "\xa0").replace("·\xa0", "· ")
+    parts = text.split(" · ")
+    if len(parts) > 1:
+        whole = [part.replace(" ", "\xa0") if len(part) + 2 <= most else part for part in parts]
+        text = "\xa0· ".join(whole)
     return textwrap.fill(text, most, break_on_hyphens=False).replace("\xa0", " ")
 
 
