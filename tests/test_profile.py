@@ -220,7 +220,7 @@ def test_another_model_replaces_the_profile_and_says_so(run, session, capsys):
     other = replace(session, drafter_record={**session.drafter_record, "id": "other"})
     pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), **QUICK)
     assert LatencyProfile.load(run.profile).batch_sizes == [2]
-    assert "another drafter and is replaced" in capsys.readouterr().err
+    assert "differs in drafter and is replaced" in capsys.readouterr().err
 
 
 def test_contexts_are_nominal_and_added(run, session):
