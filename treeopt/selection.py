@@ -232,7 +232,9 @@ def select(
         return Selection(chosen, np.array([chosen]), None, [int(first.sizes[chosen])] * 2)
     draws = np.sum([w * c.throughput_draws for w, c in zip(shares, options, strict=True)], axis=0)
     fastest = int(total.argmax())
-    tied = np.array([i for i in range(len(total)) if i == fastest or not _beaten(draws, i)])
+    near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
+    # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
+    tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
     good = [i for i in tied.tolist() if total[i] >= (1 - NEGLIGIBLE) * total[fastest]]
     chosen = min(good, key=lambda i: (first.sizes[i], -total[i]))
     if take is not None:
@@ -242,11 +244,6 @@ def select(
     winners = np.sort(first.sizes[draws.argmax(0)])
     ends = [int(winners[int(share * (len(winners) - 1))]) for share in (0.025, 0.975)]
     return Selection(chosen, tied, runner_up, ends)
-
-
-def _beaten(draws: Floats, i: int) -> bool:
-    """Whether another candidate is faster in nearly all draws: the fastest may be one that is hardly known."""
-    return bool(((draws > draws[i]).mean(axis=1) >= CERTAIN).any())
 
 
 def _place(c: Candidates, wanted: tuple[int, int]) -> int:
