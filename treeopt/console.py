@@ -69,13 +69,9 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
     ]
     who = guesser(info.get("drafter") or {"kind": "medusa"})
     is_rejection = (info.get("acceptance") or {}).get("rule") == "rejection"
-    what = (
-        "Head accuracy"
-        if who == "head"
-        else "Share accepted by depth"
-        if is_rejection
-        else "Accuracy by depth"
-    )
+    what = "Head accuracy" if who == "head" else "Accuracy by depth"
+    if is_rejection:
+        what = "Share accepted by depth"
     title = what + (f" over {' of '.join(counted)}" if counted else "")
     table = Table(title=title, title_justify="left", caption=_caption(info), caption_justify="left")
     table.add_column(who)

@@ -66,8 +66,7 @@ def export(
         )  # fmt: skip
         more = f"{folder}/rebuild.sh builds and times the sizes worth it; its first lines say how to run it."
         written = replace(written, files={**written.files, **script}, notes=(*written.notes, more))
-    told = (*written.notes, *_other_runtime(plan, engine))
-    return _write(folder, replace(written, notes=told))
+    return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
 
 
 def export_all(run: RunDirectory, plan: Plan) -> list[str]:
