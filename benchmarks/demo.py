@@ -18,14 +18,14 @@ import torch
 from transformers import DynamicCache
 
 from treeopt import pipeline
-from treeopt.pipeline.placement import timing_trees, tree_families
-from treeopt.provenance import cpu
-from treeopt.rundir import RunDirectory
-from treeopt.runtime.collect import collect_trace
+from treeopt.files.provenance import cpu
+from treeopt.pipeline.profile.placement import timing_trees, tree_families
+from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, StopRule, decode
-from treeopt.runtime.prompts import Conversation
+from treeopt.runtime.measure.ranks import collect_trace
+from treeopt.runtime.prompts.sets import Conversation
 from treeopt.runtime.session import Session, open_session
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 PROMPT, ANSWER, REPEATS = 96, 64, 40
 NEVER = StopRule(frozenset(), ANSWER + 1, at_loops=False)

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from treeopt import pipeline
-from treeopt.growth import MAX_RANK, OBJECTIVES
-from treeopt.heldout import HeldOut, crossfit
-from treeopt.provenance import cpu
-from treeopt.rundir import RunDirectory
-from treeopt.statistics import conversation_draws, drawn_rates, interval95
-from treeopt.trace import RankTrace
+from treeopt.files.provenance import cpu
+from treeopt.growth.heldout import HeldOut, crossfit
+from treeopt.growth.objectives import MAX_RANK, OBJECTIVES
+from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
 
 SIZES = (8, 16, 32, 64, 128)
 FEWEST = 40  # conversations of a group

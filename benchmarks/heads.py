@@ -16,10 +16,10 @@ from typing import Any
 
 from treeopt import pipeline
 from treeopt.cli.options import demo_dtype, open_session
-from treeopt.heldout import crossfit
-from treeopt.planner import plan_trees
-from treeopt.provenance import cpu
-from treeopt.rundir import RunDirectory
+from treeopt.files.provenance import cpu
+from treeopt.growth.heldout import crossfit
+from treeopt.planning.planner import plan_trees
+from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.training.recipe import KINDS, Recipe
 
 BATCH_SIZES = (1, 2, 4, 8)

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from baselines import Choice, Table, expected, explore_graph, sequoia, sequoia_loops
 
-from treeopt.calibration import Calibration
-from treeopt.growth import grow_independent
-from treeopt.library import shipped
-from treeopt.provenance import cpu
+from treeopt.files.provenance import cpu
+from treeopt.files.shipped import shipped
+from treeopt.growth.objectives import grow_independent
+from treeopt.records.calibration import Calibration
 
 SIZES = (64, 128, 256, 512)
 ROUNDS, SLOW_S = 7, 1.0

@@ -8,10 +8,10 @@ from statistics import median
 
 import numpy as np
 
-from treeopt.growth import OBJECTIVES, grow, grow_independent
-from treeopt.provenance import cpu
-from treeopt.replay import replay_trees
-from treeopt.trace import RankTrace
+from treeopt.files.provenance import cpu
+from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
+from treeopt.growth.replay import replay_trees
+from treeopt.records.trace import RankTrace
 
 
 def milliseconds(work, repeats: int = 20) -> float:

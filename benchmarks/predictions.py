@@ -13,11 +13,11 @@ import tempfile
 import numpy as np
 
 from treeopt import pipeline
-from treeopt.latency import LatencyProfile
-from treeopt.provenance import cpu
-from treeopt.rundir import RunDirectory
+from treeopt.files.provenance import cpu
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.session import open_session
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 BATCH_SIZES = (1, 4)
 CALIBRATION, HELD_OUT, SECONDS = 640, 120, 150

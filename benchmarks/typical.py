@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.coverage import grow_coverage, probe_tree
-from treeopt.growth import grow
-from treeopt.heldout import crossfit_probe
-from treeopt.provenance import cpu
-from treeopt.runtime.collect import collect_trace, turn_prompts
+from treeopt.files.provenance import cpu
+from treeopt.growth.coverage import grow_coverage, probe_tree
+from treeopt.growth.heldout import crossfit_probe
+from treeopt.growth.objectives import grow
+from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.runtime.acceptance.typical import Typical, collect_probe, measure_quality
 from treeopt.runtime.decode import Row, decode
+from treeopt.runtime.measure.ranks import collect_trace, turn_prompts
 from treeopt.runtime.session import Session, open_session
-from treeopt.runtime.typical import Typical, collect_probe, measure_quality
-from treeopt.statistics import conversation_draws, drawn_rates, stderr
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 EPSILONS = (0.01, 0.02, 0.05, 0.09, 0.15, 0.25)
 SHAPE = "sibling-closed"

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from treeopt.cli import cli
 from treeopt.importing import read_measurement
-from treeopt.runtime.chat import ChatFormat
+from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.runtime.prompts import Conversation, PromptSet
+from treeopt.runtime.prompts.chat import ChatFormat
+from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.target import Target
-from treeopt.trace import RankTrace
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -5,7 +5,7 @@ import gzip
 import json
 from types import SimpleNamespace
 
-from treeopt.runtime.prompts import load_prompts
+from treeopt.runtime.prompts.sets import load_prompts
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -10,9 +10,9 @@ import random
 import numpy as np
 import torch
 
+from treeopt.records.trace import MISS, NO_TRIAL, End
 from treeopt.runtime.drafters.protocol import Answer, TreeTensors
-from treeopt.trace import MISS, NO_TRIAL, End
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, tiny_model
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth import grow_independent
+from treeopt.growth.objectives import grow_independent
 
 from .test_growth import all_trees
 

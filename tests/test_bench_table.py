@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 from tests.test_figures import long_trace, some_bench, some_profile
-from treeopt.bench_table import about_rule, bench_table, closing, doubt, quality_rows, text_price
-from treeopt.benchmark import Ratio
-from treeopt.console import plan_table, tree_view
 from treeopt.errors import InvalidInput
-from treeopt.planner import plan_trees
-from treeopt.published import published_tree
-from treeopt.tree import Tree
+from treeopt.planning.planner import plan_trees
+from treeopt.records.benchmark import Ratio
+from treeopt.report.bench_table import about_rule, bench_table, closing, doubt, quality_rows, text_price
+from treeopt.report.terminal import plan_table, tree_view
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree
 
 REJECT = {"rule": "rejection", "temperature": 0.7}
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.library import LAYOUTS
+from treeopt.files.shipped import LAYOUTS
 from treeopt.runtime.checkpoints import convert, load_heads, save_heads
 from treeopt.runtime.decode import StopRule, decode
 from treeopt.runtime.drafters.medusa import MedusaHeads, count_ranks
 from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.target import Target
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import SHARED
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.library import LAYOUTS
+from treeopt.files.shipped import LAYOUTS
 from treeopt.runtime.checkpoints import convert, load_heads, save_heads
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.hydra import HydraHeads

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from treeopt import demo
-from treeopt.plan import Plan
-from treeopt.replay import replay
-from treeopt.trace import RankTrace
-from treeopt.tree import Tree
+from treeopt.growth.replay import replay
+from treeopt.records.plan import Plan
+from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import Tree
 
 from .conftest import tiny_model, treeopt
 
@@ -116,7 +116,7 @@ def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_
 
 def test_nobodys_code_is_trusted_because_a_file_says_so(line):
     from treeopt.cli.options import resolve
-    from treeopt.rundir import RunDirectory
+    from treeopt.records.rundir import RunDirectory
 
     trace = RankTrace.load(line / "trace.npz")
     evil = {"model": "somebody/evil", "drafter": "x", "trust_remote_code": True, "bogus": "1"}
@@ -342,7 +342,7 @@ def test_help_imports_nothing_heavy():
 
 def test_the_core_imports_no_torch():
     code = (
-        "import sys, treeopt.pipeline, treeopt.export, treeopt.console, treeopt.library\n"
+        "import sys, treeopt.pipeline, treeopt.export, treeopt.report.terminal, treeopt.files.shipped\n"
         "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx'}\n"
         "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
     )

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.benchmark import Benchmark
-from treeopt.calibration import Calibration, prefix_states
-from treeopt.heldout import crossfit, folds
-from treeopt.runtime.bench import blocks_of
-from treeopt.runtime.collect import Prompt, collect_trace, turn_prompts
+from treeopt.growth.heldout import crossfit, folds
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.calibration import Calibration, prefix_states
+from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import StopRule, decode
-from treeopt.runtime.prompts import Conversation, PromptSet
-from treeopt.trace import End, RankTrace
+from treeopt.runtime.measure.bench import blocks_of
+from treeopt.runtime.measure.ranks import Prompt, collect_trace, turn_prompts
+from treeopt.runtime.prompts.sets import Conversation, PromptSet
 
 from .conftest import CONTEXT, asked, random_trace
 

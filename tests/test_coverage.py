@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.coverage import (
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.growth.coverage import (
     coverage,
     grow_coverage,
     guess_counts,
@@ -17,13 +18,12 @@ from treeopt.coverage import (
     replay_probe,
     tokens_of_trees,
 )
-from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.heldout import crossfit_probe
-from treeopt.planner import plan_trees
-from treeopt.probe import Probe
-from treeopt.shapes import SHAPES
-from treeopt.trace import FOLDS, fold_numbers
-from treeopt.tree import Tree, TreeFamily
+from treeopt.growth.heldout import crossfit_probe
+from treeopt.planning.planner import plan_trees
+from treeopt.records.probe import Probe
+from treeopt.records.trace import FOLDS, fold_numbers
+from treeopt.trees.shapes import SHAPES
+from treeopt.trees.tree import Tree, TreeFamily
 
 from .conftest import trees
 from .test_planner import staircase

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.replay import accepted_counts, replay
-from treeopt.runtime.acceptance import follow
-from treeopt.runtime.collect import collect_trace
+from treeopt.growth.replay import accepted_counts, replay
+from treeopt.records.trace import End
+from treeopt.runtime.acceptance.greedy import follow
 from treeopt.runtime.decode import Decoder, StopRule, decode
 from treeopt.runtime.drafters.medusa import MedusaDraft, count_ranks
 from treeopt.runtime.drafters.protocol import Answer
+from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.target import Target, check_support, context_limit, load_target
-from treeopt.trace import End
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, asked, random_prompts, tiny_heads, tiny_model, trees
 

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from treeopt import demo
 from treeopt.demo.corpus import fingerprint, is_held_out, standard_library
 from treeopt.errors import InvalidInput
-from treeopt.published import published_tree
-from treeopt.runtime.bench import logit_gap
 from treeopt.runtime.decode import StopRule, decode
-from treeopt.runtime.prompts import DEMO_TOKENS, demo_prompts
+from treeopt.runtime.measure.bench import logit_gap
+from treeopt.runtime.prompts.sets import DEMO_TOKENS, demo_prompts
 from treeopt.runtime.session import open_session
-from treeopt.tree import Tree
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import pytest
 
-from treeopt import library
-from treeopt.calibration import Calibration
 from treeopt.cli import cli
-from treeopt.latency import LatencyProfile
-from treeopt.storage import atomic_writer, to_json
+from treeopt.files import shipped
+from treeopt.files.storage import atomic_writer, to_json
+from treeopt.records.calibration import Calibration
+from treeopt.records.profile import LatencyProfile
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,7 +29,7 @@ SHIPPED = [("calibration", Calibration.load), ("profiles", LatencyProfile.load)]
 
 @pytest.mark.parametrize(("kind", "load"), SHIPPED)
 def test_every_shipped_file_loads(kind, load):
-    assert all(load(path) for path in library.shipped(kind).values())
+    assert all(load(path) for path in shipped.shipped(kind).values())
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in SHIPPED])
@@ -38,7 +38,7 @@ def test_the_table_of_shipped_files_says_what_the_files_say(kind):
     readme = (ROOT / kind / "README.md").read_text(encoding="utf-8")
     header, _, *rows = [line for line in readme.splitlines() if line.startswith("|")]
     assert header == "| name | source | device | date | command |"
-    assert sorted(rows) == sorted(row_of(path) for path in library.shipped(kind).values())
+    assert sorted(rows) == sorted(row_of(path) for path in shipped.shipped(kind).values())
 
 
 def row_of(path: Path) -> str:

@@ -12,28 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from treeopt import planner
-from treeopt.calibration import Calibration
-from treeopt.drafting import DraftTiming, draft_timings, expanding_nodes, fit_draft_costs
 from treeopt.errors import InvalidInput
-from treeopt.growth import Worth, grow, grow_joint, products, worth_of
-from treeopt.heldout import crossfit, from_calibration
-from treeopt.knapsack import best_trees
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.pipeline.placement import tree_families
-from treeopt.plan import Plan
-from treeopt.planner import plan_trees
-from treeopt.replay import replay
-from treeopt.selection import Grown, candidates_of, common
-from treeopt.shapes import SHAPES
-from treeopt.throughput import best_prices
-from treeopt.trace import FOLDS, fold_numbers
-from treeopt.tree import Tree, TreeFamily
+from treeopt.growth.heldout import crossfit, from_calibration
+from treeopt.growth.knapsack import best_trees
+from treeopt.growth.objectives import Worth, grow, grow_joint, products, worth_of
+from treeopt.growth.replay import replay
+from treeopt.latency.drafting import DraftTiming, draft_timings, expanding_nodes, fit_draft_costs
+from treeopt.pipeline.profile.placement import tree_families
+from treeopt.planning import planner
+from treeopt.planning.candidates import Grown, candidates_of, common
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.throughput import best_prices
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.trace import FOLDS, fold_numbers
+from treeopt.trees.shapes import SHAPES
+from treeopt.trees.tree import Tree, TreeFamily
 
 from .conftest import random_trace, trees
 from .test_shapes import DEPTH, MOST, RANKS, every_tree
 
-stages = importlib.import_module("treeopt.pipeline.profile")  # the package has a function of this name
+stages = importlib.import_module("treeopt.pipeline.profile.timed")  # the package has a function of this name
 PRICED = ["sibling-closed", "low-rank-expands", "level-uniform"]
 
 

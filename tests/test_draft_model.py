@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.trace import MISS, End
 from treeopt.runtime.drafters import draft_model, states
 from treeopt.runtime.drafters.draft_model import (
     DraftModel,
@@ -23,8 +24,7 @@ from treeopt.runtime.drafters.draft_model import (
 )
 from treeopt.runtime.drafters.protocol import Answer, TreeTensors
 from treeopt.runtime.target import Target
-from treeopt.trace import MISS, End
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, VOCABULARY, tiny_model, trees
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from treeopt.replay import accepted_counts, replay
-from treeopt.runtime.acceptance import Greedy
-from treeopt.runtime.collect import collect_trace, write_answers
+from treeopt.growth.replay import accepted_counts, replay
+from treeopt.records.trace import End
+from treeopt.runtime.acceptance.greedy import Greedy
+from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.decode import Decoder, Row, StopRule, decode
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.eagle import EagleHeads
@@ -23,10 +24,9 @@ from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.drafters.protocol import Answer, Drafter
-from treeopt.runtime.sampling import Sampling
+from treeopt.runtime.measure.ranks import collect_trace, write_answers
 from treeopt.runtime.target import Target
-from treeopt.trace import End
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, asked, random_prompts, tiny_model, trees
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.importing import read_measurement
 from treeopt.importing.printed import Printed
 from treeopt.importing.survival import BIASED, CHAIN, MIXED, OPTIMISTIC, Drafts, histogram_of
 from treeopt.pipeline.importing import DRAFTERS, import_file
-from treeopt.rundir import RunDirectory
+from treeopt.records.calibration import Calibration
+from treeopt.records.rundir import RunDirectory
 
 from .conftest import invoke
 from .engine_files import (

@@ -12,7 +12,7 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.export import listing
 from treeopt.export.engine import Request
 from treeopt.export.table import ENGINES
-from treeopt.shapes import SHAPES
+from treeopt.trees.shapes import SHAPES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "engines.md"
 REFRESH = (

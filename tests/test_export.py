@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeopt.calibration import Calibration
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.export import (
@@ -32,14 +31,15 @@ from treeopt.export import (
 )
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.pipeline import export_all
-from treeopt.plan import Plan
-from treeopt.planner import plan_trees
-from treeopt.published import PUBLISHED_TREES, published_tree
-from treeopt.rules import rule_of
-from treeopt.rundir import RunDirectory
+from treeopt.planning.planner import plan_trees
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.rules import rule_of
+from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.shapes import SHAPES
-from treeopt.tree import Tree
+from treeopt.trees.published import PUBLISHED_TREES, published_tree
+from treeopt.trees.shapes import SHAPES
+from treeopt.trees.tree import Tree
 
 from .conftest import shared_json, trees
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from tests.conftest import traces, trees
 from tests.test_coverage import random_probe
 from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile
-from treeopt import figures
-from treeopt.calibration import Calibration
-from treeopt.figures import style
-from treeopt.latency import LatencyProfile
-from treeopt.planner import plan_trees
-from treeopt.published import published_tree
-from treeopt.tree import Tree
+from treeopt.planning.planner import plan_trees
+from treeopt.records.calibration import Calibration
+from treeopt.records.profile import LatencyProfile
+from treeopt.report import figures
+from treeopt.report.figures import style
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree
 
 
 def overlaps(figure) -> list[str]:
@@ -173,11 +173,11 @@ def test_a_prefix_keeps_the_ids_of_two_figures_apart():
 
 def test_drawing_leaves_matplotlib_as_it_was():
     code = (
-        "import sys, treeopt.figures as f\n"
+        "import sys, treeopt.report.figures as f\n"
         "heavy = {'matplotlib', 'scipy', 'networkx', 'torch', 'rich'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "import matplotlib; before = dict(matplotlib.rcParams.copy())\n"
-        "from treeopt.calibration import Calibration; import numpy as np\n"
+        "from treeopt.records.calibration import Calibration; import numpy as np\n"
         "f.to_svg(f.draw_accuracy(f.accuracy_data(Calibration(np.array([[3, 1]]), np.array([9])))))\n"
         "assert dict(matplotlib.rcParams.copy()) == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

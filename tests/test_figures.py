@@ -12,23 +12,24 @@ from hypothesis import given
 
 from tests.conftest import random_trace, traces, trees
 from tests.test_coverage import random_probe
-from treeopt import figures, pipeline
-from treeopt.benchmark import Benchmark, Block, Contender
-from treeopt.calibration import Calibration
-from treeopt.coverage import replay_probe
+from treeopt import pipeline
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.figures import planning, style
-from treeopt.figures.tree import columns
-from treeopt.growth import grow
-from treeopt.heldout import crossfit, crossfit_probe
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.plan import Plan
-from treeopt.planner import plan_trees
-from treeopt.published import published_tree
-from treeopt.replay import replay
-from treeopt.rundir import RunDirectory, digests
-from treeopt.trace import RankTrace
-from treeopt.tree import Tree
+from treeopt.growth.coverage import replay_probe
+from treeopt.growth.heldout import crossfit, crossfit_probe
+from treeopt.growth.objectives import grow
+from treeopt.growth.replay import replay
+from treeopt.planning.planner import plan_trees
+from treeopt.records.benchmark import Benchmark, Block, Contender
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.trace import RankTrace
+from treeopt.report import figures
+from treeopt.report.figures import planning, style
+from treeopt.report.figures.tree import columns
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree
 
 NAMES = ["coding in Python, JavaScript and other languages of GitHub", "chat", "mathematics, step by step",
          "retrieval augmented generation", "stem", "roleplay", "translation", "summarization", "writing",

@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth import OBJECTIVES, grow, grow_independent, grow_joint, grow_replay, product_values
-from treeopt.replay import replay
-from treeopt.tree import Tree
+from treeopt.growth.objectives import (
+    OBJECTIVES,
+    grow,
+    grow_independent,
+    grow_joint,
+    grow_replay,
+    product_values,
+)
+from treeopt.growth.replay import replay
+from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, traces
 

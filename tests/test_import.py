@@ -9,16 +9,16 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
+from treeopt.files.storage import sha256_of
+from treeopt.growth.replay import replay
 from treeopt.importing import KINDS, read_measurement
 from treeopt.importing.medusa_pt import NO_BLOCKS
 from treeopt.importing.rates import CUMULATIVE, PER_RANK
-from treeopt.plan import Plan
-from treeopt.replay import replay
-from treeopt.storage import sha256_of
-from treeopt.trace import End, RankTrace
-from treeopt.tree import Tree
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.trace import End, RankTrace
+from treeopt.trees.tree import Tree
 
 from .conftest import invoke, random_trace, traces
 

@@ -11,10 +11,10 @@ from treeopt.errors import InvalidInput
 from treeopt.export import ENGINES, Request, eagle1, export_request, neuron
 from treeopt.export.diagnosis import by_counts, diagnose, repair
 from treeopt.pipeline import read_tree
-from treeopt.plan import Plan, PlanEntry
-from treeopt.published import PUBLISHED_TREES, published_tree
-from treeopt.shapes import sibling_closed
-from treeopt.tree import Tree
+from treeopt.records.plan import Plan, PlanEntry
+from treeopt.trees.published import PUBLISHED_TREES, published_tree
+from treeopt.trees.shapes import sibling_closed
+from treeopt.trees.tree import Tree
 
 from .conftest import invoke, trees
 

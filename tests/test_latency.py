@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.rounds import drift
+from treeopt.latency.rounds import drift
+from treeopt.records.profile import LatencyProfile, StepTiming
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 

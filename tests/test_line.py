@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from treeopt.rules import RULES, SAME_TEXT
+from treeopt.records.rules import RULES, SAME_TEXT
 
 from .conftest import invoke
 

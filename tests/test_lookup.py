@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
+from treeopt.records.trace import MISS, NO_TRIAL, End
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Answer, TreeTensors
-from treeopt.trace import MISS, NO_TRIAL, End
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import SHARED, VOCABULARY, trees
 from .test_draft_model import guesses, play

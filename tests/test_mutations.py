@@ -17,20 +17,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from treeopt import demo
-from treeopt.benchmark import Answer, Benchmark, Block, Contender
-from treeopt.calibration import Calibration
 from treeopt.errors import TreeoptError
 from treeopt.importing import read_measurement
-from treeopt.latency import LatencyProfile, StepTiming
 from treeopt.pipeline import read_tree
-from treeopt.plan import Plan
-from treeopt.planner import plan_trees
+from treeopt.planning.planner import plan_trees
+from treeopt.records.benchmark import Answer, Benchmark, Block, Contender
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.trace import RankTrace
 from treeopt.runtime.checkpoints import load_heads
 from treeopt.runtime.drafters.protocol import TreeTensors
-from treeopt.runtime.prompts import load_prompts
+from treeopt.runtime.prompts.sets import load_prompts
 from treeopt.runtime.target import load_target
-from treeopt.trace import RankTrace
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import SHARED, random_trace
 from .engine_files import EVERYTHING

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treeopt.calibration import Calibration
-from treeopt.growth import OBJECTIVES, grow, grow_independent
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.library import shipped
-from treeopt.planner import plan_trees
-from treeopt.replay import replay
-from treeopt.trace import RankTrace
-from treeopt.tree import Tree
+from treeopt.files.shipped import shipped
+from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
+from treeopt.growth.replay import replay
+from treeopt.planning.planner import plan_trees
+from treeopt.records.calibration import Calibration
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
 

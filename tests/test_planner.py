@@ -5,19 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from treeopt.benchmark import Benchmark, Block, Contender
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth import grow
-from treeopt.heldout import crossfit
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.library import shipped
-from treeopt.plan import Plan
-from treeopt.planner import plan_trees
-from treeopt.replay import replay
-from treeopt.selection import NEGLIGIBLE
-from treeopt.trace import FOLDS, fold_numbers
-from treeopt.tree import Tree
+from treeopt.files.shipped import shipped
+from treeopt.growth.heldout import crossfit
+from treeopt.growth.objectives import grow
+from treeopt.growth.replay import replay
+from treeopt.planning.candidates import NEGLIGIBLE
+from treeopt.planning.planner import plan_trees
+from treeopt.records.benchmark import Benchmark, Block, Contender
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.trace import FOLDS, fold_numbers
+from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from treeopt.calibration import Calibration
-from treeopt.coverage import probe_tree, replay_probe
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.probe import _ARRAYS, PER_SEQUENCE, Probe, is_probe
-from treeopt.shapes import sibling_closed
-from treeopt.tree import Tree
+from treeopt.growth.coverage import probe_tree, replay_probe
+from treeopt.records.calibration import Calibration
+from treeopt.records.probe import _ARRAYS, PER_SEQUENCE, Probe, is_probe
+from treeopt.trees.shapes import sibling_closed
+from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
 from .test_coverage import probes, random_probe

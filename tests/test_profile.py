@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt import pipeline
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
-from treeopt.journal import Journal
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.pipeline.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
-from treeopt.planner import plan_trees
-from treeopt.rounds import drift, interval95, timings
-from treeopt.rundir import RunDirectory
-from treeopt.runtime import timing
+from treeopt.files.journal import Journal
+from treeopt.latency.rounds import drift, interval95, timings
+from treeopt.pipeline.profile.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
+from treeopt.planning.planner import plan_trees
+from treeopt.records.calibration import Calibration
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, StopRule
+from treeopt.runtime.measure import steps as timing
+from treeopt.runtime.measure.steps import measure_steps, rows_at, step_parts, timed_step
 from treeopt.runtime.session import Session
 from treeopt.runtime.target import Target
-from treeopt.runtime.timing import measure_steps, rows_at, step_parts, timed_step
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, asked, tiny_heads, tiny_model
 

@@ -9,7 +9,7 @@ import pytest
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
-from treeopt.runtime.prompts import Conversation, Skipped, demo_prompts, load_prompts
+from treeopt.runtime.prompts.sets import Conversation, Skipped, demo_prompts, load_prompts
 
 from .conftest import SHARED
 from .prompt_files import PLAIN, ids, load, messages, reasons, target_of

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from treeopt.calibration import Calibration
 from treeopt.cli import cli
-from treeopt.growth import grow_independent
-from treeopt.latency import LatencyProfile
-from treeopt.library import shipped
-from treeopt.published import PUBLISHED_TREES, published_tree
+from treeopt.files.shipped import shipped
+from treeopt.growth.objectives import grow_independent
+from treeopt.records.calibration import Calibration
+from treeopt.records.profile import LatencyProfile
+from treeopt.trees.published import PUBLISHED_TREES, published_tree
 
 from .conftest import shared_json
 

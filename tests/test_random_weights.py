@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth import product_values
-from treeopt.latency import StepTiming
-from treeopt.rundir import RunDirectory
-from treeopt.runtime.acceptance import Greedy
+from treeopt.growth.objectives import product_values
+from treeopt.records.profile import StepTiming
+from treeopt.records.rundir import RunDirectory
+from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.compiled import compile_target
 from treeopt.runtime.decode import Decoder, StopRule, decode
+from treeopt.runtime.measure.steps import rows_at
+from treeopt.runtime.measure.traffic import bandwidth_floor, weight_bytes
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
 from treeopt.runtime.target import Target
-from treeopt.runtime.timing import rows_at
-from treeopt.runtime.traffic import bandwidth_floor, weight_bytes
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import HEADS, VOCABULARY, tiny_heads, tiny_model, trees
 from .test_profile import CALIBRATION, NEVER, QUICK

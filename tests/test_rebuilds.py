@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from treeopt.cli import cli
-from treeopt.latency import LatencyProfile
-from treeopt.plan import Plan
+from treeopt.records.plan import Plan
+from treeopt.records.profile import LatencyProfile
 
 STAND_IN = """\
 #!/bin/sh

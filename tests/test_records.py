@@ -5,16 +5,16 @@ import pytest
 
 from treeopt.cli.options import resolve
 from treeopt.errors import InvalidInput
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.pipeline.decide import check_same_model
-from treeopt.pipeline.earlier import with_earlier
 from treeopt.pipeline.importing import import_file
-from treeopt.rules import check_drafter, same_drafter
-from treeopt.rundir import RunDirectory, digests
+from treeopt.pipeline.profile.earlier import with_earlier
+from treeopt.pipeline.search import check_same_model
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.rules import check_drafter, same_drafter
+from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.measure.traffic import weight_bytes
 from treeopt.runtime.target import Target
-from treeopt.runtime.traffic import weight_bytes
-from treeopt.trace import RankTrace
 
 from .conftest import tiny_model
 

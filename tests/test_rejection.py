@@ -11,26 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from treeopt.chain_theory import best_chain, chain_speedup, chain_tokens_per_step
 from treeopt.errors import InvalidInput
-from treeopt.replay import replay
-from treeopt.runtime.acceptance import sequence_key
-from treeopt.runtime.collect import collect_trace
-from treeopt.runtime.decode import StopRule, decode
-from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.drafters.protocol import TreeTensors
-from treeopt.runtime.rejection import (
+from treeopt.growth.replay import replay
+from treeopt.planning.chain_theory import best_chain, chain_speedup, chain_tokens_per_step
+from treeopt.records.trace import End
+from treeopt.runtime.acceptance.greedy import sequence_key
+from treeopt.runtime.acceptance.open import by_rejection
+from treeopt.runtime.acceptance.rejection import (
     Rejection,
     SampledChain,
     accepted_tokens,
     next_probabilities,
     reject,
 )
-from treeopt.runtime.rules import by_rejection
-from treeopt.runtime.sampling import Sampling, Stream, gumbel_argmax, stream_states, uniforms
+from treeopt.runtime.acceptance.sampling import Sampling, Stream, gumbel_argmax, stream_states, uniforms
+from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.drafters.protocol import TreeTensors
+from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.target import Target
-from treeopt.trace import End
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, asked, tiny_model
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth import grow_joint
-from treeopt.replay import replay, replay_trees
-from treeopt.tree import Tree
+from treeopt.growth.objectives import grow_joint
+from treeopt.growth.replay import replay, replay_trees
+from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, traces, trees
 
@@ -67,5 +67,5 @@ def test_portions_change_nothing(trace, at_once):
     nested = np.tri(len(family), dtype=bool)
     whole = replay_trees(trace, family.paths, nested)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.replay.AT_ONCE", at_once)
+        patch.setattr("treeopt.growth.replay.AT_ONCE", at_once)
         assert (replay_trees(trace, family.paths, nested) == whole).all()

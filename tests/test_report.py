@@ -16,15 +16,15 @@ import pytest
 from tests.test_bench_table import REJECT, TYPICAL, at_speed, ruled
 from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt import pipeline
-from treeopt.benchmark import Answer, Benchmark
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.export import export_plan
-from treeopt.plan import Plan
-from treeopt.planner import plan_trees
-from treeopt.report import write_report
-from treeopt.rules import option_of
-from treeopt.rundir import RunDirectory, digests
+from treeopt.planning.planner import plan_trees
+from treeopt.records.benchmark import Answer, Benchmark
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.rules import option_of
+from treeopt.records.rundir import RunDirectory, digests
+from treeopt.report.page import write_report
 
 EVIL = """</script></style></svg><script>document.title='owned'</script><img src=x onerror="document.title='owned'">
 {{ 7 * 7 }}{% raw %}<!-- "quoted" 'quoted' & &amp; \\u003c ]]> </textarea> $x^{2$"""
@@ -156,7 +156,7 @@ def test_every_id_is_there_once(tmp_path):
 
 
 def test_the_report_needs_no_torch():
-    code = "import sys, treeopt.report; assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
+    code = "import sys, treeopt.report.page; assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

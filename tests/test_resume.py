@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from treeopt import storage
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.journal import Journal, discard
-from treeopt.rounds import timings
-from treeopt.rundir import RunDirectory
-from treeopt.runtime.bench import decode_contenders
-from treeopt.runtime.collect import Prompt
+from treeopt.files import storage
+from treeopt.files.journal import Journal, discard
+from treeopt.latency.rounds import timings
+from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, StopRule
+from treeopt.runtime.measure.bench import decode_contenders
+from treeopt.runtime.measure.ranks import Prompt
+from treeopt.runtime.measure.steps import measure_steps, step_parts
 from treeopt.runtime.memory import with_less_memory
-from treeopt.runtime.timing import measure_steps, step_parts
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 CALIBRATE = ("calibrate", "--num-prompts", "40", "--max-new-tokens", "32", "--batch-size", "1")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -102,8 +102,8 @@ def test_a_run_directory_has_one_writer(tmp_path):
 def test_a_crash_leaves_no_lock_and_no_half_written_files(tmp_path):
     code = (
         "import os, sys, time\n"
-        "from treeopt.rundir import RunDirectory\n"
-        "from treeopt.storage import atomic_writer\n"
+        "from treeopt.records.rundir import RunDirectory\n"
+        "from treeopt.files.storage import atomic_writer\n"
         "run = RunDirectory('run')\n"
         "with run.writing(), atomic_writer(run.plan) as stream:\n"
         "    stream.write(b'half'); stream.flush(); os.kill(os.getpid(), 9)\n"
@@ -226,7 +226,7 @@ def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, he
 
 def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys):
     """Memory runs out once, in the second block; the text of the answers does not change."""
-    import treeopt.runtime.collect as module
+    import treeopt.runtime.measure.ranks as module
     from treeopt import pipeline
     from treeopt.runtime.session import open_session
 

@@ -11,16 +11,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt import figures
 from treeopt.cli import cli
-from treeopt.devices import DEVICES, Device, device_of
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.figures.roofline import Setting
-from treeopt.latency import LatencyProfile
-from treeopt.model_shape import KNOWN, SHAPES, shape_of
-from treeopt.pipeline import profile_analytical
-from treeopt.pipeline.deliver import export
-from treeopt.roofline import (
+from treeopt.latency.devices import DEVICES, Device, device_of
+from treeopt.latency.model_shape import KNOWN, SHAPES, shape_of
+from treeopt.latency.roofline import (
     EFFICIENCY,
     Efficiency,
     analytical_profile,
@@ -31,8 +26,13 @@ from treeopt.roofline import (
     step_ms,
     step_operators,
 )
-from treeopt.roofline_tables import CANDIDATES, TFLOPS, operator_of, predicted_tflops
-from treeopt.rundir import RunDirectory
+from treeopt.latency.roofline_tables import CANDIDATES, TFLOPS, operator_of, predicted_tflops
+from treeopt.pipeline import profile_analytical
+from treeopt.pipeline.export import export
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
+from treeopt.report import figures
+from treeopt.report.figures.roofline import Setting
 
 from .conftest import shared_json
 

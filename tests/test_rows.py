@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.runtime.prompts import load_prompts
+from treeopt.runtime.prompts.sets import load_prompts
 
 from .prompt_files import CHAT, PLAIN, TURNS, ids, load, messages, reasons, write
 
@@ -136,7 +136,7 @@ def test_a_wrong_source_is_one_sentence(tmp_path, name, data, options, words):
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, kind, limit):
     path = write(tmp_path / f"p.{kind}", [{"prompt": "a"}, {"prompt": "b"}])
     load_prompts(PLAIN, str(path))
-    monkeypatch.setattr(f"treeopt.runtime.rows.{limit}", 1)
+    monkeypatch.setattr(f"treeopt.runtime.prompts.files.{limit}", 1)
     with pytest.raises(InvalidInput, match=r"more than|too many"):
         load_prompts(PLAIN, str(path))
 

@@ -3,8 +3,8 @@
 import pytest
 
 from treeopt.errors import InvalidInput
-from treeopt.rules import OPTIONS, RULES, check_rule, option_of
-from treeopt.runtime.rules import open_acceptance
+from treeopt.records.rules import OPTIONS, RULES, check_rule, option_of
+from treeopt.runtime.acceptance.open import open_acceptance
 
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
 

@@ -12,10 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime import sampling as module
-from treeopt.runtime.acceptance import sequence_key
+from treeopt.runtime.acceptance import sampling as module
+from treeopt.runtime.acceptance.greedy import sequence_key
+from treeopt.runtime.acceptance.sampling import Sampling, Stream, splitmix64, stream_states, uniforms
 from treeopt.runtime.decode import StopRule, decode
-from treeopt.runtime.sampling import Sampling, Stream, splitmix64, stream_states, uniforms
 from treeopt.runtime.target import Target
 
 from .conftest import HEADS, VOCABULARY, tiny_heads, trees

@@ -10,19 +10,19 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.calibration import Calibration
 from treeopt.cli import cli
-from treeopt.console import plan_table, price, schedule
 from treeopt.errors import InvalidInput
 from treeopt.export import method_of
 from treeopt.export.chains import merged
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.pipeline.decide import within_engine
-from treeopt.plan import Plan
-from treeopt.planner import plan_trees
-from treeopt.rebuilds import overheads, worth_building
-from treeopt.schedule import schedule_of
-from treeopt.selection import Candidates, Selection
+from treeopt.pipeline.search import within_engine
+from treeopt.planning.candidates import Candidates, Selection
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.rebuilds import overheads, worth_building
+from treeopt.planning.schedule import schedule_of
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.report.terminal import plan_table, price, schedule
 
 SIZES = (1, 2, 4, 8)
 

@@ -15,7 +15,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export import draft_len, numbers, sglang, tgi, vllm
 from treeopt.export.chains import NO_SPECULATION, merged, ranges_of
 from treeopt.export.engine import Request
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 BATCH_SIZES = range(1, 257)
 

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.export import Request, export_request
-from treeopt.growth import grow_independent
-from treeopt.heldout import crossfit
-from treeopt.library import shipped
+from treeopt.files.shipped import shipped
+from treeopt.growth.heldout import crossfit
+from treeopt.growth.objectives import grow_independent
+from treeopt.growth.replay import replay
+from treeopt.growth.score import score_tree
 from treeopt.pipeline import read_tree
-from treeopt.plan import Plan
-from treeopt.planner import plan_trees
-from treeopt.published import published_tree
-from treeopt.replay import replay
-from treeopt.score import score_tree
-from treeopt.tree import Tree
+from treeopt.planning.planner import plan_trees
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, treeopt, trees
 

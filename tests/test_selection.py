@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt.calibration import Calibration
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.library import shipped
-from treeopt.planner import plan_trees
-from treeopt.selection import NEGLIGIBLE, Candidates, select
-from treeopt.trace import RankTrace
+from treeopt.files.shipped import shipped
+from treeopt.planning.candidates import NEGLIGIBLE, Candidates, select
+from treeopt.planning.planner import plan_trees
+from treeopt.records.calibration import Calibration
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.trace import RankTrace
 
 ROUNDS, PER_ROUND = 12, 3
 SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -69,7 +69,7 @@ def regrets(trace, trials: int, **noise) -> np.ndarray:
 
 def test_the_choice_under_noise_is_nearly_the_best(trace, monkeypatch):
     """200 trials: the median loses at most 0.5 %, one in twenty more than 2 %."""
-    monkeypatch.setattr("treeopt.planner.crossfit", _remembered())
+    monkeypatch.setattr("treeopt.planning.planner.crossfit", _remembered())
     lost = regrets(trace, 200)
     assert np.median(lost) <= 0.005
     assert np.quantile(lost, 0.95) <= 0.02
@@ -77,7 +77,7 @@ def test_the_choice_under_noise_is_nearly_the_best(trace, monkeypatch):
 
 def _remembered():
     """The cross-fit does not depend on the latencies: made once for each limit."""
-    from treeopt.heldout import crossfit
+    from treeopt.growth.heldout import crossfit
 
     known: dict = {}
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth import grow_independent, grow_joint, grow_replay, product_values
-from treeopt.planner import plan_trees
-from treeopt.published import PUBLISHED_TREES, published_tree
-from treeopt.replay import growth_index, replay, replay_trees
-from treeopt.shapes import SHAPES
-from treeopt.tree import Tree
+from treeopt.growth.objectives import grow_independent, grow_joint, grow_replay, product_values
+from treeopt.growth.replay import growth_index, replay, replay_trees
+from treeopt.planning.planner import plan_trees
+from treeopt.trees.published import PUBLISHED_TREES, published_tree
+from treeopt.trees.shapes import SHAPES
+from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, traces, trees
 

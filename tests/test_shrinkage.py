@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth import grow_joint, grow_replay
-from treeopt.replay import replay
-from treeopt.shrinkage import NONE, PathCounts, Strengths, fit_strengths, strengths_of
-from treeopt.trace import RankTrace
+from treeopt.growth.objectives import grow_joint, grow_replay
+from treeopt.growth.replay import replay
+from treeopt.growth.shrinkage import NONE, PathCounts, Strengths, fit_strengths, strengths_of
+from treeopt.records.trace import RankTrace
 
 from .conftest import random_trace, traces
 

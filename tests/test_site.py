@@ -15,15 +15,15 @@ import click
 import numpy as np
 import pytest
 
-from treeopt.benchmark import Answer, Benchmark, Block, Contender
-from treeopt.calibration import Calibration
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
-from treeopt.figures import FIGURES
-from treeopt.latency import LatencyProfile, StepTiming
-from treeopt.library import LAYOUTS
-from treeopt.plan import Plan, PlanEntry
-from treeopt.trace import RankTrace
+from treeopt.files.shipped import LAYOUTS
+from treeopt.records.benchmark import Answer, Benchmark, Block, Contender
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.trace import RankTrace
+from treeopt.report.figures import FIGURES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

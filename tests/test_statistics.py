@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from treeopt.heldout import rate_tree
-from treeopt.statistics import conversation_draws, drawn_rates, interval95, stderr
-from treeopt.trace import NO_TRIAL, RankTrace
-from treeopt.tree import Tree
+from treeopt.growth.heldout import rate_tree
+from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95, stderr
+from treeopt.records.trace import NO_TRIAL, RankTrace
+from treeopt.trees.tree import Tree
 
 TOKENS, CHANCES = 40, (0.75, 0.35)  # of an answer; of a right guess in an easy and in a hard conversation
 CHAIN = Tree.chain(2)

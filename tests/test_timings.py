@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
-from treeopt.latency import LatencyProfile
-from treeopt.pipeline.external import Template, deepest_trees, samples_of
-from treeopt.pipeline.placement import tree_families
-from treeopt.pipeline.timings import Row, ms_of_speed, profile_from_file, profile_of, read_rows
-from treeopt.rundir import RunDirectory
-from treeopt.storage import sha256_of
+from treeopt.files.storage import sha256_of
+from treeopt.pipeline.profile.command import Template, deepest_trees, samples_of
+from treeopt.pipeline.profile.placement import tree_families
+from treeopt.pipeline.profile.table import Row, ms_of_speed, profile_from_file, profile_of, read_rows
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.calibration import Calibration, prefix_counts
 from treeopt.errors import InvalidInput
-from treeopt.trace import LOOP_PERIOD, LOOP_REPEATS, End, RankTrace, sequence_end
+from treeopt.records.calibration import Calibration, prefix_counts
+from treeopt.records.trace import LOOP_PERIOD, LOOP_REPEATS, End, RankTrace, sequence_end
 
 from .conftest import random_trace, traces
 

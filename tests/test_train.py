@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import CohereConfig, CohereForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from treeopt.errors import InvalidInput
-from treeopt.figures.style import to_bytes
-from treeopt.figures.training import draw_training, training_data
+from treeopt.report.figures.style import to_bytes
+from treeopt.report.figures.training import draw_training, training_data
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import (

@@ -16,11 +16,11 @@ import torch
 from treeopt.cli.train import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
 from treeopt.pipeline.train import _by_heart
-from treeopt.runtime.acceptance import Greedy
+from treeopt.runtime.acceptance.greedy import Greedy
+from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.checkpoints import load_heads
 from treeopt.runtime.decode import StopRule, decode
-from treeopt.runtime.prompts import Conversation, PromptSet, demo_prompts
-from treeopt.runtime.sampling import Sampling
+from treeopt.runtime.prompts.sets import Conversation, PromptSet, demo_prompts
 from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training import loop as loop_module
 from treeopt.runtime.training import opening
@@ -33,7 +33,7 @@ from treeopt.runtime.training.medusa2 import JointTrainee
 from treeopt.runtime.training.recipe import KINDS, MEDUSA_2, Recipe
 from treeopt.runtime.training.texts import Asking, Worker, given_texts, own_texts
 from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import asked, invoke, treeopt
 from .test_train import one_thread, random_texts, scores_of, small_target  # noqa: F401  a fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from treeopt.errors import InvalidInput
-from treeopt.published import published_tree
-from treeopt.tree import Tree, TreeFamily
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree, TreeFamily
 
 from .conftest import shared_json, trees
 

@@ -8,17 +8,17 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from treeopt.coverage import Ballot, replay_probe
 from treeopt.errors import InvalidInput
-from treeopt.probe import Probe
-from treeopt.runtime import typical
-from treeopt.runtime.acceptance import Greedy
-from treeopt.runtime.collect import Prompt
+from treeopt.growth.coverage import Ballot, replay_probe
+from treeopt.records.probe import Probe
+from treeopt.records.trace import End, sequence_end
+from treeopt.runtime.acceptance import typical
+from treeopt.runtime.acceptance.greedy import Greedy
+from treeopt.runtime.acceptance.typical import Typical, collect_probe, ends_of, longest, measure_quality
 from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.ranking import top_candidates
-from treeopt.runtime.typical import Typical, collect_probe, ends_of, longest, measure_quality
-from treeopt.trace import End, sequence_end
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, VOCABULARY, trees
 

@@ -11,7 +11,7 @@ from treeopt.cli.options import AS_JSON, Words, positive, run_directory, show_fi
 from treeopt.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from treeopt.rundir import RunDirectory
+    from treeopt.records.rundir import RunDirectory
 
 
 SAID = {  # by treeopt list
@@ -102,7 +102,7 @@ def plot(
         treeopt plot
         treeopt plot tree throughput --format svg
     """
-    from treeopt import figures
+    from treeopt.report import figures
 
     paths, notes = figures.draw(run, names=names or None, formats=formats, batch_size=batch_size)
     if not paths:
@@ -121,7 +121,7 @@ def report(run: RunDirectory, as_json: bool) -> None:
     Example:
         treeopt report
     """
-    from treeopt.report import write_report
+    from treeopt.report.page import write_report
 
     path = write_report(run)
     show_result({"files": [str(path)]}, str(path), as_json)
@@ -139,7 +139,7 @@ def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: b
         treeopt show --batch-size 4
     """
     from treeopt import pipeline
-    from treeopt.console import tree_view
+    from treeopt.report.terminal import tree_view
 
     if name is not None:
         tree, gains = pipeline.named_tree(name, batch_size=batch_size), None
@@ -168,11 +168,11 @@ def list_(topic: str | None, as_json: bool) -> None:
     from treeopt import demo
     from treeopt.export import listing
     from treeopt.export.table import ENGINES
-    from treeopt.figures import FIGURES, STANDALONE
-    from treeopt.growth import OBJECTIVES
-    from treeopt.library import LAYOUTS, shipped
-    from treeopt.published import PUBLISHED_TREES
-    from treeopt.rules import RULES
+    from treeopt.files.shipped import LAYOUTS, shipped
+    from treeopt.growth.objectives import OBJECTIVES
+    from treeopt.records.rules import RULES
+    from treeopt.report.figures import FIGURES, STANDALONE
+    from treeopt.trees.published import PUBLISHED_TREES
 
     found = {
         "calibrations": list(shipped("calibration")),

@@ -12,8 +12,8 @@ from treeopt.cli.options import AS_JSON, positive, run_directory, show_result
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from treeopt.rundir import RunDirectory
-    from treeopt.score import Score
+    from treeopt.growth.score import Score
+    from treeopt.records.rundir import RunDirectory
 
 
 @click.command()
@@ -35,8 +35,8 @@ def score(
         treeopt score my_tree.json --calibration vicuna-7b-medusa1
     """
     from treeopt import pipeline
-    from treeopt.console import note
-    from treeopt.storage import schema
+    from treeopt.files.storage import schema
+    from treeopt.report.terminal import note
 
     found = pipeline.score(run, tree, calibration=calibration, batch_size=batch_size)
     for text in found.notes:
@@ -63,9 +63,9 @@ def import_tree(file: Path, output: Path | None, batch_size: int | None, as_json
         treeopt import-tree config.pbtxt
     """
     from treeopt import pipeline
-    from treeopt.console import note
     from treeopt.export.diagnosis import document
-    from treeopt.storage import schema, write_json
+    from treeopt.files.storage import schema, write_json
+    from treeopt.report.terminal import note
 
     found = pipeline.import_tree(file, batch_size=batch_size)
     for text in found.repaired:
@@ -85,7 +85,7 @@ def score_table(score: Score, name: str) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
-    from treeopt.console import pm
+    from treeopt.report.terminal import pm
 
     table = Table(title="Tokens per step", title_justify="left")
     for column in ("tree", "rows", "depth", "product", "joint", "replayed"):
@@ -102,7 +102,7 @@ def score_table(score: Score, name: str) -> RenderableType:
 
 def verdict(score: Score, name: str) -> str:
     """What the table comes to."""
-    from treeopt.console import pm
+    from treeopt.report.terminal import pm
 
     error = score.distance_stderr
     size, best = len(score.given.tree), len(score.best.tree)

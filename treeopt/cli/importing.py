@@ -10,7 +10,7 @@ import click
 from treeopt.cli.options import positive, run_directory, show_result
 
 if TYPE_CHECKING:
-    from treeopt.rundir import RunDirectory
+    from treeopt.records.rundir import RunDirectory
 
 
 @click.command("import")
@@ -50,7 +50,7 @@ def import_(run: RunDirectory, files: tuple[Path, ...], as_json: bool, **options
         treeopt import before.txt after.txt --drafter eagle3
     """
     from treeopt import pipeline
-    from treeopt.console import calibration_table, note
+    from treeopt.report.terminal import calibration_table, note
 
     calibration = pipeline.import_file(run, files, **options)
     for text in calibration.info["notes"]:

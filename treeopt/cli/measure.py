@@ -17,11 +17,11 @@ from treeopt.cli.options import (
     run_directory,
     show_result,
 )
-from treeopt.rules import RULES
+from treeopt.records.rules import RULES
 
 if TYPE_CHECKING:
-    from treeopt.plan import Plan
-    from treeopt.rundir import RunDirectory
+    from treeopt.records.plan import Plan
+    from treeopt.records.rundir import RunDirectory
 
 
 @click.command()
@@ -47,11 +47,12 @@ def run(
         treeopt run
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
     """
-    from treeopt import figures, pipeline
-    from treeopt.bench_table import bench_table, closing
-    from treeopt.console import note, out, plan_table, progress
-    from treeopt.journal import Journal, discard
-    from treeopt.report import write_report
+    from treeopt import pipeline
+    from treeopt.files.journal import Journal, discard
+    from treeopt.report import figures
+    from treeopt.report.bench_table import bench_table, closing
+    from treeopt.report.page import write_report
+    from treeopt.report.terminal import note, out, plan_table, progress
 
     source = resolve(run, source)
     if not {"model", "dtype", "device"} & source.keys():
@@ -120,7 +121,7 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, ranks: i
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
     """
     from treeopt import pipeline
-    from treeopt.console import calibration_table
+    from treeopt.report.terminal import calibration_table
 
     source = resolve(run, source)
     session = open_session(source)
@@ -174,7 +175,7 @@ def search(
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
     from treeopt import pipeline
-    from treeopt.console import plan_table
+    from treeopt.report.terminal import plan_table
 
     session = open_session(resolve(run, {})) if verify else None
     if temperature is not None and acceptance is None:
@@ -191,7 +192,7 @@ def search(
 
 def note_warnings(plan: Plan) -> None:
     """Each of the plan's warnings once, with the batch sizes that it is for."""
-    from treeopt.console import note
+    from treeopt.report.terminal import note
 
     for warning in dict.fromkeys(warning for entry in plan.entries for warning in entry.warnings):
         which = [str(entry.batch_size) for entry in plan.entries if warning in entry.warnings]
@@ -219,7 +220,7 @@ def bench(
         treeopt bench --prompts trace --tree my_tree.json --dtype float64
     """
     from treeopt import pipeline
-    from treeopt.bench_table import bench_table
+    from treeopt.report.bench_table import bench_table
 
     on_trace = source.get("prompts") == "trace"
     if on_trace:

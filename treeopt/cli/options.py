@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from treeopt.rundir import RunDirectory
+    from treeopt.records.rundir import RunDirectory
     from treeopt.runtime.session import Session
 
 Command = Callable[..., Any]
@@ -89,7 +89,7 @@ def run_directory(command: Command | None = None, *, writes: bool = True) -> Com
     @AS_JSON
     @functools.wraps(command)
     def wrapped(folder: str, **options: Any) -> Any:
-        from treeopt.rundir import RunDirectory
+        from treeopt.records.rundir import RunDirectory
 
         run = RunDirectory(folder)
         if not writes:
@@ -181,7 +181,7 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_session(source: dict[str, Any]) -> Session:
-    from treeopt.console import note, progress
+    from treeopt.report.terminal import note, progress
     from treeopt.runtime.session import open_session
 
     with progress("Loading", None):
@@ -193,7 +193,7 @@ def open_session(source: dict[str, Any]) -> Session:
 
 def open_random_session(config: str, source: dict[str, Any], num_heads: int | None) -> Session:
     """A model of random weights; of the options that say what is measured only --dtype and --device go with it."""
-    from treeopt.console import progress
+    from treeopt.report.terminal import progress
     from treeopt.runtime.random_weights import NUM_HEADS, open_random_session
 
     other = sorted(source.keys() - {"dtype", "device"})
@@ -214,8 +214,8 @@ def demo_dtype() -> str:
 
 def show_result(document: Any, table: Any, as_json: bool) -> None:
     """Print the JSON document or the table; a text as it is."""
-    from treeopt.console import out
-    from treeopt.storage import to_json
+    from treeopt.files.storage import to_json
+    from treeopt.report.terminal import out
 
     if as_json or isinstance(table, str):
         click.echo(to_json(document) if as_json else table)
@@ -227,7 +227,7 @@ def show_files(
     paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, command: str | None = None
 ) -> None:
     """Print what was written and the command that uses it, and the notes to stderr."""
-    from treeopt.console import note
+    from treeopt.report.terminal import note
 
     for text in notes:
         note(text)

@@ -21,7 +21,7 @@ from treeopt.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from treeopt.rundir import RunDirectory
+    from treeopt.records.rundir import RunDirectory
 
 # Where latencies come from if treeopt does not time steps itself, and the options that go with it.
 ANYWHERE = {"folder", "as_json", "contexts", "heads"}
@@ -96,7 +96,7 @@ def profile(
         treeopt profile --analytical H100-SXM --model config.json --batch-size 1,8 --context 2048
     """
     from treeopt import pipeline
-    from treeopt.console import note, profile_table
+    from treeopt.report.terminal import note, profile_table
 
     elsewhere = _elsewhere()
     if elsewhere is None and heads is not None and random_weights is None:

@@ -87,7 +87,7 @@ def training_table(training: Training) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
-    from treeopt.console import pm
+    from treeopt.report.terminal import pm
 
     before, after = (training.record["held_out"][when] for when in ("before", "after"))
     texts = training.record["texts"]["held_out"]

@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from treeopt.demo.corpus import standard_library
+from treeopt.records.trace import sequence_end
 from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.trace import sequence_end
 
 VOCABULARY, CONTEXT, HEADS = 2048, 512, 4
 END = "<|endoftext|>"

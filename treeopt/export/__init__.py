@@ -20,10 +20,10 @@ from treeopt.export.chains import merged
 from treeopt.export.engine import Engine, Lengths, Method, Request, Written
 from treeopt.export.reading import read_choices
 from treeopt.export.table import ENGINES
-from treeopt.plan import Plan
-from treeopt.rules import option_of, rule_of
-from treeopt.shapes import SHAPES
-from treeopt.tree import Tree
+from treeopt.records.plan import Plan
+from treeopt.records.rules import option_of, rule_of
+from treeopt.trees.shapes import SHAPES
+from treeopt.trees.tree import Tree
 
 __all__ = [
     "ENGINES",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.tree import Choice, Tree
+from treeopt.trees.tree import Choice, Tree
 
 TOPK = 10  # candidates of a head, and the stride between heads
 

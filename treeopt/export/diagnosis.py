@@ -17,7 +17,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export import eagle1, hydra, modelopt, tensorrt_llm, triton, vllm
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.reading import Choices, read_choices
-from treeopt.tree import Choice, Tree
+from treeopt.trees.tree import Choice, Tree
 
 PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*,?\s*value:\s*\{\s*string_value:\s*"([^"]*)"')
 ARGUMENT = re.compile(r"((?:[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")

@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export.buffers import TOPK, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed, same, the_list
-from treeopt.tree import Choice, Tree
+from treeopt.trees.tree import Choice, Tree
 
 
 def write(request: Request) -> Written:

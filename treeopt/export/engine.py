@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
 
@@ -60,7 +60,7 @@ class Method:
     """One way in which an engine speculates.
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
-    shape          one of `treeopt.shapes.SHAPES`
+    shape          one of `treeopt.trees.shapes.SHAPES`
     rules          acceptance rules, by --acceptance's names, that its source was seen to have; rejection's law with
                    guesses that are not drawn is that of ``sample``
     max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out

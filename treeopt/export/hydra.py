@@ -10,7 +10,7 @@ from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed, same, the_list
 from treeopt.export.medusa import posterior, posterior_flags
-from treeopt.tree import Choice, Tree
+from treeopt.trees.tree import Choice, Tree
 
 
 def write(request: Request) -> Written:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 
 def the_list(text: str) -> list[Any]:

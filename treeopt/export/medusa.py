@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed, same, the_list
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 
 def write(request: Request) -> Written:

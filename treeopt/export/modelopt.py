@@ -14,7 +14,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 FILE = "runtime_params.yml"
 

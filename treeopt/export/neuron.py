@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export.buffers import TOPK, decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed
-from treeopt.tree import Choice, Tree
+from treeopt.trees.tree import Choice, Tree
 
 MEDUSA_FILE, TREE_FILE = "medusa_tree.json", "token_tree.json"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.export.lists import the_list
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "medusa_tree")
 LENGTHS = ("num_speculative_tokens", "max_draft_len")

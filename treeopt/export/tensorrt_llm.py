@@ -17,7 +17,7 @@ import yaml
 from treeopt.errors import InvalidInput
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed, same
-from treeopt.tree import Choice, Tree
+from treeopt.trees.tree import Choice, Tree
 
 OPTIONS, BENCH, COMMANDS = "llm_api_options.yml", "medusa_choices.yml", "commands.sh"
 PLAIN = "# No tree pays at batch size"  # begins the files for serving without speculation

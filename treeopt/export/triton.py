@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export import tensorrt_llm
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import same
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 TITLE = "Triton's TensorRT-LLM backend"
 CONFIG, COMMANDS = "config.pbtxt", "commands.sh"

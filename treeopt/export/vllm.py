@@ -29,8 +29,8 @@ from treeopt.export.chains import (
     within_heads,
 )
 from treeopt.export.engine import Lengths, Request, Written
-from treeopt.shapes import level_uniform
-from treeopt.tree import Tree
+from treeopt.trees.shapes import level_uniform
+from treeopt.trees.tree import Tree
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"

@@ -23,7 +23,6 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.importing import (
-    acceptance,
     llama_cpp,
     medusa_pt,
     ranks,
@@ -34,6 +33,7 @@ from treeopt.importing import (
     vllm_metrics,
     vllm_requests,
 )
+from treeopt.importing import sequoia as acceptance
 from treeopt.importing.files import Found, load_file
 
 

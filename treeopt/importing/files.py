@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.storage import read_text
-from treeopt.trace import RankTrace
+from treeopt.files.storage import read_text
+from treeopt.records.calibration import Calibration
+from treeopt.records.trace import RankTrace
 
 File = tuple[Any, Path]  # what a file holds, and its path
 LOGS = (

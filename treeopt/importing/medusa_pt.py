@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import Found, head_order
 from treeopt.importing.rates import counted
-from treeopt.trace import MISS, NO_TRIAL, End, RankTrace
-from treeopt.tree import MOST_RANK, BoolArray
+from treeopt.records.trace import MISS, NO_TRIAL, End, RankTrace
+from treeopt.trees.tree import MOST_RANK, BoolArray
 
 NO_EOS = "Medusa's script looks for no EOS: what the model said behind the end of an answer counts too."
 NO_BLOCKS = (

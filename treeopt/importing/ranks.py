@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
+from treeopt.files.storage import typed
 from treeopt.importing.files import Found
-from treeopt.storage import typed
-from treeopt.trace import MISS, NO_TRIAL, End, RankTrace
-from treeopt.tree import MOST_RANK
+from treeopt.records.trace import MISS, NO_TRIAL, End, RankTrace
+from treeopt.trees.tree import MOST_RANK
 
 ENDS = {end.name.lower(): end for end in End}
 

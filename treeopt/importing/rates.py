@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import Found
+from treeopt.records.calibration import Calibration
 
 SLACK = 1e-3  # shares may sum to this much above one: tools round what they print
 MOST_TRIALS = 2**53  # whole numbers that a float tells apart

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
+from treeopt.files.storage import typed
 from treeopt.importing.files import Found, head_order, quoted
 from treeopt.importing.rates import from_shares
-from treeopt.storage import typed
 
 K_NAME = re.compile(r"(?:recall@|top[-_ ]?|@)?([1-9]\d{0,4})\Z", re.ASCII | re.IGNORECASE)
 TOTALS = ("trials", "totals", "total", "total_predictions")

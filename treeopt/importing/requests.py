@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
+from treeopt.files.storage import typed
 from treeopt.importing.files import Found
 from treeopt.importing.survival import (
     BIASED,
@@ -22,7 +23,6 @@ from treeopt.importing.survival import (
     check_counts,
     to_calibration,
 )
-from treeopt.storage import typed
 
 Histogram = list[int] | dict[str, int]  # dense, or by the number taken and without zeros
 WRAPPERS = ("response", "body")  # of a batch's output lines

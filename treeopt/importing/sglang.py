@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import File, Found
 from treeopt.importing.requests import bodies, choices, read_requests
+from treeopt.records.calibration import Calibration
 
 NAMES = {  # the newest first; the older ones are to be removed or have been
     "acceptance_histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import Found
 from treeopt.importing.rates import counted
-from treeopt.statistics import conversation_draws, stderr
-from treeopt.tree import IntArray
+from treeopt.records.bootstrap import conversation_draws, stderr
+from treeopt.trees.tree import IntArray
 
 Histograms = Mapping[int, Sequence[int]]  # by the length of the draft
 ENGINE_LOG = "engine log"  # the source of such a calibration

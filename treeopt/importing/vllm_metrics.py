@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
+from treeopt.files.storage import typed
 from treeopt.importing.exposition import Counters, read_counters, scrapes_among
 from treeopt.importing.files import File, Found, quoted
 from treeopt.importing.printed import RATE, Printed, number, whole
@@ -32,7 +33,6 @@ from treeopt.importing.survival import (
     histogram_of,
     to_calibration,
 )
-from treeopt.storage import typed
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
 RATES = "spec_decode_per_position_acceptance_rates"

@@ -13,17 +13,17 @@ importing.py import -> trace.npz, calibration.json
 train.py     train -> heads, and how they were made
 """
 
-from treeopt.pipeline.decide import search
-from treeopt.pipeline.deliver import convert, export, export_all, named_tree, read_tree
-from treeopt.pipeline.exchange import import_tree, score
-from treeopt.pipeline.external import profile_command
+from treeopt.pipeline.bench import bench
+from treeopt.pipeline.calibrate import calibrate
+from treeopt.pipeline.export import convert, export, export_all, named_tree, read_tree
 from treeopt.pipeline.importing import import_file
-from treeopt.pipeline.measure import calibrate
-from treeopt.pipeline.probing import probe_again
-from treeopt.pipeline.profile import profile
-from treeopt.pipeline.prove import bench
-from treeopt.pipeline.timings import profile_analytical, profile_from_file
+from treeopt.pipeline.probe import probe_again
+from treeopt.pipeline.profile.command import profile_command
+from treeopt.pipeline.profile.table import profile_analytical, profile_from_file
+from treeopt.pipeline.profile.timed import profile
+from treeopt.pipeline.search import search
 from treeopt.pipeline.train import train
+from treeopt.pipeline.trees import import_tree, score
 
 __all__ = [
     "bench",

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from treeopt import __version__
-from treeopt.calibration import Calibration
 from treeopt.errors import InvalidInput
+from treeopt.files.provenance import Provenance
+from treeopt.files.storage import sha256_of
 from treeopt.importing import read_measurement
 from treeopt.importing.survival import ENGINE_LOG
-from treeopt.provenance import Provenance
-from treeopt.rundir import RunDirectory
-from treeopt.storage import sha256_of
-from treeopt.trace import RankTrace
+from treeopt.records.calibration import Calibration
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
 
 DRAFTERS = (
     "medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "ngram", "redrafter",

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt import demo, storage
-from treeopt.console import Advance, note, progress
+from treeopt import demo
 from treeopt.errors import InvalidInput
-from treeopt.provenance import Provenance
+from treeopt.files import storage
+from treeopt.files.provenance import Provenance
+from treeopt.report.terminal import Advance, note, progress
 
 if TYPE_CHECKING:
-    from treeopt.runtime.prompts import PromptSet
+    from treeopt.runtime.prompts.sets import PromptSet
     from treeopt.runtime.target import Target
     from treeopt.runtime.training.batches import Text
     from treeopt.runtime.training.recipe import Recipe
@@ -214,8 +215,8 @@ class _Job:
 
     def write_record(self, record: dict[str, Any]) -> None:
         """training.json and the curves of the log; says where heads learned their texts by heart."""
-        from treeopt.figures.style import to_bytes
-        from treeopt.figures.training import draw_training, training_caption, training_data
+        from treeopt.report.figures.style import to_bytes
+        from treeopt.report.figures.training import draw_training, training_caption, training_data
 
         storage.write_json(self.work / "training.json", "training", record)
         log = [json.loads(line) for line in storage.read_text(self.work / "log.jsonl").splitlines()]
@@ -273,8 +274,8 @@ def _by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str
 
 
 def _asking(target: Target, source: dict[str, Any], max_new_tokens: int, tokens: int | None) -> Asking:
+    from treeopt.runtime.acceptance.open import open_acceptance
     from treeopt.runtime.decode import StopRule
-    from treeopt.runtime.rules import open_acceptance
     from treeopt.runtime.training.texts import Asking
 
     rule = {name: source[name] for name in RULE_OPTIONS if name in source}

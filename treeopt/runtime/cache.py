@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from treeopt.errors import Unsupported
-from treeopt.tree import IntArray
+from treeopt.trees.tree import IntArray
 
 
 class TreeLayer(CacheLayerMixin):

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance import Acceptance, Greedy, sequence_key
+from treeopt.records.trace import End, SequenceEnd
+from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
 from treeopt.runtime.target import Target, padded
-from treeopt.trace import End, SequenceEnd
-from treeopt.tree import IntArray, Tree
+from treeopt.trees.tree import IntArray, Tree
 
 PREFILL_TOKENS = 8192  # most tokens, padding included, of one prefill pass
 

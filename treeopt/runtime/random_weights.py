@@ -16,16 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt import storage
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth import product_values
-from treeopt.runtime.acceptance import Greedy
-from treeopt.runtime.chat import ChatFormat
+from treeopt.files import storage
+from treeopt.growth.objectives import product_values
+from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.runtime.prompts import Conversation, PromptSet
+from treeopt.runtime.prompts.chat import ChatFormat
+from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.session import Session
 from treeopt.runtime.target import Target, check_device, wanted_dtype
-from treeopt.tree import IntArray, Tree
+from treeopt.trees.tree import IntArray, Tree
 
 RANDOM = "random weights"
 NUM_HEADS = 4

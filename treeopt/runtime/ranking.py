@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treeopt.trace import MISS
+from treeopt.records.trace import MISS
 
 
 def top_candidates(logits: Tensor, width: int) -> Tensor:

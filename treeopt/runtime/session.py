@@ -7,13 +7,13 @@ from typing import Any
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
-from treeopt.provenance import Provenance
-from treeopt.runtime.acceptance import Acceptance, Greedy
+from treeopt.files.provenance import Provenance
+from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
+from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.decode import StopRule
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.prompts import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.rules import by_rejection, open_acceptance
+from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.target import Target, load_target
 
 

@@ -1,4 +1,4 @@
-"""Read and write the published layouts of heads; see `treeopt.library.LAYOUTS`.
+"""Read and write the published layouts of heads; see `treeopt.files.shipped.LAYOUTS`.
 
 files.py finds and reads tensors · checks.py checks them · layouts.py, hydra.py, eagle.py and layer.py name them and
 tell layouts apart · load.py and save.py read and write any of them · convert.py does both.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.library import LAYOUTS
+from treeopt.files.shipped import LAYOUTS
 from treeopt.runtime.checkpoints.checks import LoadedHeads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.checkpoints.load import build_heads, open_checkpoint

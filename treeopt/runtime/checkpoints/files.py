@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.storage import load_json
+from treeopt.files.storage import load_json
 
 # In the order in which a folder's files are looked for.
 HEAD_FILES = (

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.library import LAYOUTS
+from treeopt.files.shipped import LAYOUTS
 from treeopt.runtime.checkpoints.checks import check_names
 from treeopt.runtime.checkpoints.files import StoredTensors, quoted
 

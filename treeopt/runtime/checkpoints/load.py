@@ -62,7 +62,7 @@ def load_heads(
     config: Any = None,
     num_heads: int | None = None,
 ) -> LoadedHeads:
-    """The heads in a file, a folder or a hub repository, in any published layout (`treeopt.library.LAYOUTS`).
+    """The heads in a file, a folder or a hub repository, in any published layout (`treeopt.files.shipped.LAYOUTS`).
 
     lm_head   : the target's (V, d) weight, which heads without a projection of their own share
     dtype     : None is the stored one

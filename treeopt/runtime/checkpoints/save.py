@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.library import LAYOUTS
+from treeopt.files.shipped import LAYOUTS
+from treeopt.files.storage import UNFINISHED, atomic_writer, write_text
 from treeopt.runtime.checkpoints.checks import Heads
 from treeopt.runtime.checkpoints.eagle import eagle_config, eagle_tensors
 from treeopt.runtime.checkpoints.files import (
@@ -35,7 +36,6 @@ from treeopt.runtime.checkpoints.layouts import scheme_of
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.storage import UNFINISHED, atomic_writer, write_text
 
 WEIGHTS = (*SUFFIXES, ".index.json")  # how the names of a checkpoint's files end
 HYDRA_FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")

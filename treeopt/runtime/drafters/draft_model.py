@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.causal import CausalDraft
 from treeopt.runtime.drafters.protocol import (
@@ -36,7 +37,6 @@ from treeopt.runtime.drafters.protocol import (
 from treeopt.runtime.drafters.states import batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 from treeopt.runtime.target import DTYPES, Target, load_target
-from treeopt.trace import MISS
 
 
 class DraftModel:

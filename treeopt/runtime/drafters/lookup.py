@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
-from treeopt.trace import MISS
-from treeopt.tree import Tree
+from treeopt.trees.tree import Tree
 
 Matches = list[tuple[int, int]]  # place of the token that followed, and weight, in the order they were taken
 

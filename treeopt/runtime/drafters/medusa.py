@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
+from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.drafters.states import StateDraft, ranks_by_state
 from treeopt.runtime.ranking import rank_of, top_candidates
-from treeopt.trace import MISS
 
 
 class MedusaHeads(nn.Module):

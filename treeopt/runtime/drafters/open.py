@@ -11,13 +11,13 @@ from typing import Any
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files.storage import sha256_of
 from treeopt.runtime.checkpoints import load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
 from treeopt.runtime.target import Target
-from treeopt.storage import sha256_of
 
 NGRAM, EARLY_EXIT = "ngram", "early-exit"  # names of the drafters without weights
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

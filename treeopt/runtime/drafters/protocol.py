@@ -1,6 +1,6 @@
 """What a drafter is: it proposes the tokens of a tree, and says at which rank it would have had a given text.
 
-A state and a step are those of `treeopt.trace`: at state t of an answer y1...yN the last committed token is
+A state and a step are those of `treeopt.records.trace`: at state t of an answer y1...yN the last committed token is
 y_t (the prompt's last for t = 0), the target's own head gives the root y_{t+1}, and the guess at depth k is for
 y_{t+1+k}.
 
@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treeopt.records.trace import MISS, NO_TRIAL, End
 from treeopt.runtime.ranking import top_candidates
-from treeopt.trace import MISS, NO_TRIAL, End
-from treeopt.tree import IntArray, Tree
+from treeopt.trees.tree import IntArray, Tree
 
 DRAFT_DEPTH = 5  # guesses in a row of drafters that could go on for ever, unless told otherwise
 

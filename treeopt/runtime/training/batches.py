@@ -1,7 +1,7 @@
 """Texts as tensors: which states a batch has, and which tokens really follow each of them.
 
 A text is P tokens of a prompt and N of an answer. Its states are the places P-1...P+N-2: the prompt's last
-token and every token of the answer but the last one (see `treeopt.trace`).
+token and every token of the answer but the last one (see `treeopt.records.trace`).
 
 B texts · T tokens of the longest · n states of all · K heads
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.training.losses import NO_LABEL
-from treeopt.tree import IntArray
+from treeopt.trees.tree import IntArray
 
 HELD_OUT_SHARE = 0.05  # of the conversations
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from treeopt import storage
 from treeopt.errors import InvalidInput
-from treeopt.journal import Journal, discard
+from treeopt.files import storage
+from treeopt.files.journal import Journal, discard
 from treeopt.runtime.checkpoints.save import write_tensors
 
 STATE = "state.json"

@@ -29,7 +29,7 @@ from treeopt.runtime.training.batches import Text, count_trials, make_batch, tex
 from treeopt.runtime.training.checkpoint import Checkpoints, Position
 from treeopt.runtime.training.recipe import CLIP_NORM, Recipe
 from treeopt.runtime.training.trainees import CACHE_BYTES, FrozenStates, Sums
-from treeopt.tree import IntArray
+from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
 LOGGED = ("accuracy", "head_loss_nats", "base_nats_per_token", "base_kl_nats_per_token")  # of every step

@@ -12,7 +12,7 @@ import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.runtime.prompts import PromptSet, demo_prompts, load_prompts
+from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training.recipe import MEDUSA_2
 

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from treeopt import storage
 from treeopt.errors import InvalidInput
-from treeopt.journal import Journal
-from treeopt.runtime.acceptance import Acceptance
-from treeopt.runtime.chat import Tokens
+from treeopt.files import storage
+from treeopt.files.journal import Journal
+from treeopt.runtime.acceptance.greedy import Acceptance
 from treeopt.runtime.decode import StopRule, decode
 from treeopt.runtime.memory import with_less_memory
-from treeopt.runtime.prompts import Conversation, PromptSet
+from treeopt.runtime.prompts.chat import Tokens
+from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
 

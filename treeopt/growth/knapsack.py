@@ -1,0 +1,240 @@
+"""The best tree of every size within a shape, exactly, where nodes have values that only add up.
+
+A shape ties nodes to others: a node of rank 2 needs its siblings of rank 0 and 1, likely or not, and
+the best trees of two sizes need not be nested. They are found by a knapsack over the subtrees, in which
+a node's children are a row of which the first few are taken, as Sequoia's dynamic program has it.
+
+value   of a node; a node's children are together worth no more than it is
+price   of an expanding node, one for each level. A node expands if and only if its child of rank 0 is there, so
+        that child carries it: its worth is its value less the price, which may be more than its parent's, or
+        below zero. Without prices worth is value
+bar     the least worth of as many nodes as the largest tree has, nested and of the shape; 0 if that is below
+
+best(p, n)  worth of the best n nodes at and below p, p among them
+N nodes looked at · n sizes, of trees up to ``budget`` nodes
+
+Only nodes that can be in a best tree are looked at (`_candidates`). Nodes that a tree can do without all at once
+must be worth the bar each on average, since otherwise as many of the nested ones, each worth the bar, would be
+better in their place; or, where the bar is 0, a smaller tree. So a size has its exact best tree unless a smaller
+one is worth more: then it has the best of the nodes looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.trees.tree import Choice, Tree, TreeFamily
+
+Values = Callable[[Choice], list[float]]  # of a path the values of its children of rank 0, 1, ...
+IMPOSSIBLE = -np.inf
+ROUNDING = 1e-9  # of the root's value: sums that differ by less are the same in another order
+
+
+@dataclass
+class Node:
+    """A node that may be in a best tree, and those of its children that may."""
+
+    path: Choice
+    value: float
+    worth: float
+    children: list[Node] = field(default_factory=list)
+    best: NDArray[np.float64] = field(
+        default_factory=lambda: np.zeros(0)
+    )  # best[n] of n nodes; best[0] unused
+    # Of every rank: nodes taken at it to make the best row of n nodes from there on; 0 ends the row.
+    taken: list[NDArray[np.int64]] = field(default_factory=list)
+    leaves: list[NDArray[np.bool_]] = field(default_factory=list)  # whether that row has leaves only
+
+
+def best_trees(
+    values: Values, greedy: TreeFamily, *, low_rank_expands: bool, prices: Sequence[float] = ()
+) -> TreeFamily:
+    """The best tree of every size 1...len(greedy) that is sibling-closed, or also `low-rank-expands`.
+
+    values : asked of a node after its parent; together no more than the node's own
+    greedy : nested trees of the same shape, with the nodes' worth as gains
+    prices : of levels 0...D-1, for trees up to D deep; the family's gains are values all the same
+
+    Time O(N x budget) in vector operations of length ``budget``.
+
+    >>> values = {(): [0.3, 0.2], (0,): [0.05, 0.29]}
+    >>> greedy = TreeFamily(((), (0,), (1,), (0, 0)), np.array([1.0, 0.3, 0.2, 0.05]))
+    >>> found = best_trees(lambda path: values.get(path, []), greedy, low_rank_expands=False)
+    >>> [found.tree(size).choices for size in (3, 4)]
+    [[[0], [1]], [[0], [0, 0], [0, 1]]]
+    """
+    top = _candidates(values, greedy, low_rank_expands, prices)
+    _fill(top, len(greedy), low_rank_expands)
+    return family_of([{node.path: node.value for node in _nodes(top, n)} for n in range(1, len(greedy) + 1)])
+
+
+def uniform_trees(values: Values, root: float, budget: int, prices: Sequence[float] = ()) -> TreeFamily:
+    """The best `level-uniform` tree within every size up to ``budget``: all widths are tried.
+
+    values : asked of a node after its parent; ``root`` that of the root itself
+
+    >>> table = {(): [0.6, 0.3], (0,): [0.4], (1,): [0.1]}
+    >>> found = uniform_trees(lambda path: table.get(path, []), 1.0, 5)
+    >>> [tree.choices for tree in map(found.tree, found.sizes)]
+    [[], [[0]], [[0], [0, 0]], [[0], [1], [0, 0], [1, 0]]]
+    """
+    best: dict[int, tuple[float, tuple[int, ...]]] = {1: (root, ())}  # size: worth, widths
+
+    def widen(widths: tuple[int, ...], level: list[Choice], size: int, worth: float) -> None:
+        rows = [values(path) for path in level]
+        if not rows[0]:
+            return
+        paid = worth - len(level) * price_of(prices, len(widths))
+        for width, more in enumerate(np.cumsum(np.sum(rows, axis=0)).tolist(), 1):
+            larger, deeper = size + width * len(level), (*widths, width)
+            if larger > budget:
+                return
+            if paid + more > best.get(larger, (IMPOSSIBLE,))[0]:
+                best[larger] = paid + more, deeper
+            if larger + width * len(level) <= budget:
+                widen(deeper, [(*path, rank) for path in level for rank in range(width)], larger, paid + more)
+
+    widen((), [()], 1, root)
+    chosen, most = [], IMPOSSIBLE
+    for size in sorted(best):
+        worth, widths = best[size]
+        if worth > most:
+            most = worth
+            paths = Tree.dense(widths).paths
+            chosen.append({path: values(path[:-1])[path[-1]] if path else root for path in paths})
+    return family_of(chosen)
+
+
+def family_of(trees: Sequence[Mapping[Choice, float]]) -> TreeFamily:
+    """A family of trees given by their nodes' values, the smallest first, parents first."""
+    gains = {path: value for tree in trees for path, value in tree.items()}
+    members = np.array([[path in tree for path in gains] for tree in trees])
+    return TreeFamily(tuple(gains), np.array(list(gains.values())), members)
+
+
+def price_of(prices: Sequence[float], level: int) -> float:
+    """What an expanding node of a level costs; nothing without prices."""
+    return prices[level] if level < len(prices) else 0.0
+
+
+def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool, prices: Sequence[float]) -> Node:
+    """The nodes that a best tree can have, and the nested ones.
+
+    What is below a node, or a row's end with what is below it, can be done without. The most that it can be worth
+    above the bar is counted on the way up; where it is below zero it is in no best tree. Low ranks that expand
+    only because a later sibling does cannot be done without, so these are added.
+    """
+    bar = max(float(greedy.gains.min()), 0.0)
+    top = Node((), float(greedy.gains[0]), float(greedy.gains[0]))
+    near = ROUNDING * top.value
+    nested: dict[Choice, int] = {}  # of a path the last rank that the nested trees have below it
+    for path in greedy.paths[1:]:
+        nested[path[:-1]] = max(nested.get(path[:-1], 0), path[-1])
+
+    def expand(node: Node) -> float:
+        """Give the node its children; the most that they and what is below them can be worth above the bar."""
+        level, sums, total = len(node.path), [], 0.0
+        for rank, value in enumerate(values(node.path)):
+            child = Node((*node.path, rank), value, value - (price_of(prices, level) if rank == 0 else 0.0))
+            node.children.append(child)
+            total += child.worth - bar + below(child)
+            sums.append(total)
+        most = max(sums, default=IMPOSSIBLE)
+        ends = [rank for rank, reached in enumerate(sums) if reached >= most - near]
+        del node.children[1 + max([*ends, nested.get(node.path, -1)]) :]
+        return most
+
+    def below(node: Node) -> float:
+        """The same for a node that need not expand: without children where it had better not."""
+        # All nodes of a level below have the node's value at most; without prices no single one is worth more.
+        levels = len(prices) - len(node.path) if prices else 1
+        most = levels * node.value - price_of(prices, len(node.path)) - bar
+        needed = node.path in nested
+        if needed or (node.value >= bar - near and most >= -near):
+            most = expand(node)
+            if most < -near and not needed:
+                node.children = []
+        return max(most, 0.0) if node.children else 0.0
+
+    expand(top)
+    if low_rank_expands:
+        waiting = [top]
+        while waiting:
+            siblings = waiting.pop().children
+            last = max((rank for rank, child in enumerate(siblings) if child.children), default=0)
+            for child in siblings[:last]:
+                if not child.children:
+                    expand(child)
+            waiting += siblings
+    return top
+
+
+def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
+    """Work out ``best`` and ``taken`` of every node, children first."""
+    order, waiting = [], [top]
+    while waiting:
+        order.append(node := waiting.pop())
+        waiting += node.children
+    for node in reversed(order):
+        row = np.zeros(1)  # row[n]: best of n nodes at and below the children from this rank on; none left
+        leaves = np.zeros(1)  # the same of leaves only
+        node.taken, node.leaves = [], []
+        for child in reversed(node.children):
+            own = child.best.copy()
+            if low_rank_expands:
+                own[1] = IMPOSSIBLE  # a leaf makes all that follow leaves: below
+            row, taken = _joined(own, row, budget)
+            if low_rank_expands:
+                leaves = np.append(0.0, child.worth + leaves)[: budget + 1]
+                row, taken = _longest(row, taken, len(leaves))
+                only = leaves > row[: len(leaves)]
+                row[: len(leaves)][only], taken[: len(leaves)][only] = leaves[only], 1
+                node.leaves.append(np.append(only, np.zeros(len(row) - len(only), dtype=bool)))
+            node.taken.append(taken)
+        node.taken.reverse()
+        node.leaves.reverse()
+        node.best = np.append(IMPOSSIBLE, node.worth + row)[: budget + 1]
+
+
+def _joined(
+    own: NDArray[np.float64], rest: NDArray[np.float64], budget: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Best of n nodes of a child's and of the row behind it, and how many are the child's; 0 ends the row."""
+    n = min(len(own) - 1 + len(rest) - 1, budget)
+    found, taken = np.full(n + 1, IMPOSSIBLE), np.zeros(n + 1, dtype=np.int64)
+    found[0] = 0.0
+    for k in range(1, min(len(own) - 1, n) + 1):
+        there = own[k] + rest[: n - k + 1]
+        better = there > found[k : k + len(there)]
+        found[k : k + len(there)][better], taken[k : k + len(there)][better] = there[better], k
+    return found, taken
+
+
+def _longest(
+    row: NDArray[np.float64], taken: NDArray[np.int64], n: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The same with room for at least n entries."""
+    more = max(n - len(row), 0)
+    return np.append(row, np.full(more, IMPOSSIBLE)), np.append(taken, np.zeros(more, dtype=np.int64))
+
+
+def _nodes(top: Node, size: int) -> Iterator[Node]:
+    """The nodes of the best tree of ``size``, parents and siblings of lower rank first."""
+    waiting = [(top, size)]
+    while waiting:
+        node, n = waiting.pop()
+        yield node
+        row, left = [], n - 1
+        for rank, child in enumerate(node.children):
+            if left and node.leaves and node.leaves[rank][left]:
+                row += [(leaf, 1) for leaf in node.children[rank : rank + left]]
+                left = 0
+            if not left:
+                break
+            row.append((child, int(node.taken[rank][left])))
+            left -= row[-1][1]
+        waiting += reversed(row)

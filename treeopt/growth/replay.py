@@ -1,0 +1,163 @@
+"""Replay: how many steps real greedy decoding takes with a tree, from the trace alone, exactly.
+
+Greedy output does not depend on the tree, so decoding visits states t <- t + 1 + a(t), where a(t) is
+the number of guesses accepted at t (Hydra, section 4, simulates the same with the model).
+
+P states · S sequences · D deepest node · N nodes · n trees asked for at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
+
+AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Steps of every sequence; a sequence of N tokens emits N - 1 in steps, the first is prefilled.
+
+    steps  : (S,)  decoding steps
+    tokens : (S,)  tokens emitted by them
+    """
+
+    steps: IntArray
+    tokens: IntArray
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Pooled over the sequences; 1.0 where no step was taken."""
+        return tokens_per_step(self.tokens.sum(), self.steps.sum())
+
+
+def tokens_per_step(tokens: float, steps: float) -> float:
+    return float(tokens / steps) if steps else 1.0
+
+
+def replay(trace: RankTrace, tree: Tree) -> Replay:
+    """Decode every sequence of the trace with ``tree``, without the model.
+
+    >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
+    >>> replay(trace, Tree.chain(1)).steps.tolist()
+    [2]
+    """
+    steps = replay_trees(trace, tree.paths, np.ones((1, len(tree)), dtype=bool))
+    return Replay(steps[0], trace.lengths - 1)
+
+
+def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
+    """(D+1,) how many steps of the replay with the tree of these nodes emit 0, 1, ... D accepted guesses.
+
+    >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
+    >>> accepted_counts(trace, Tree.chain(1).paths).tolist()
+    [0, 2]
+    """
+    accepted = (growth_index(trace, paths) < len(paths)).sum(1)
+    counts = np.zeros(1 + max(map(len, paths)), dtype=np.int64)
+    t, last = trace.starts[:-1].copy(), trace.starts[1:] - 1
+    while (t < last).any():
+        t, last = t[t < last], last[t < last]
+        counts += np.bincount(accepted[t], minlength=len(counts))
+        t = t + 1 + accepted[t]
+    return counts
+
+
+def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray) -> IntArray:
+    """(n, S) steps of every sequence with each of n trees over the nodes ``paths``.
+
+    members : (n, N)  which of the nodes each tree has; the parent of each too
+
+    One walk for all trees. Every state keeps, for each prefix of its rank path, the index of that node
+    in ``paths``. The trees that visit a state are one row of bits, and the bits that accept exactly a
+    guesses move on to the state t + 1 + a, all sequences at once.
+    Time O(P x D x n / 64) in words of bits, memory O(P x D) for the indices and `AT_ONCE` bits.
+
+    >>> trace = RankTrace(np.array([[0], [1], [0], [-2]]), np.array([0, 4]))
+    >>> replay_trees(trace, ((), (0,), (1,)), np.array([[True, False, False], [True, False, True]])).tolist()
+    [[3], [2]]
+    """
+    order = growth_index(trace, paths)
+    n, words = len(members), -(-len(members) // 64)
+    lacking = np.zeros((len(paths) + 1, 64 * words), dtype=bool)  # the bits of the trees without node i
+    lacking[:-1, :n] = ~members.T
+    lacking[-1] = True
+    masks = np.packbits(lacking, axis=1, bitorder="little").view(np.uint64)  # (N+1, words)
+    steps = np.zeros((n, trace.num_sequences), dtype=np.int64)
+    for first, end in _portions(trace, max(AT_ONCE // (64 * words), 1)):
+        base, stop = trace.starts[first], trace.starts[end]
+        starts, lengths = trace.starts[first:end] - base, trace.lengths[first:end]
+        by_length = np.argsort(-lengths, kind="stable")
+        visits = np.zeros((stop - base, words), dtype=np.uint64)
+        visits[starts] = masks[-1]
+        for t in range(int(lengths.max()) - 1):
+            going = by_length[: np.searchsorted(-lengths[by_length], -(t + 1), side="left")]
+            here = starts[going] + t  # states with a step after their sequence's t-th
+            left, last = visits[here], starts[going] + lengths[going] - 1
+            for a in range(order.shape[1] + 1):
+                then = np.minimum(here + 1 + a, last)
+                if a == order.shape[1]:
+                    visits[then] |= left
+                else:
+                    not_node = masks[order[base + here, a]]
+                    visits[then] |= left & not_node
+                    left &= ~not_node
+        visits[starts + lengths - 1] = 0  # no step is taken at the last state
+        steps[:, first:end] = _column_sums(visits, starts)[:, :n].T
+    return steps
+
+
+def _column_sums(bits: NDArray[np.uint64], starts: IntArray) -> IntArray:
+    """(S, 64 x words) how many of the rows from each start to the next have each bit.
+
+    Eight sums share a word: a byte each, over at most 255 rows, so that they never run over.
+    """
+    cuts = np.union1d(starts, np.arange(0, len(bits), 255))
+    ones = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+    parts = np.add.reduceat(ones.view(np.uint64), cuts, axis=0).view(np.uint8)
+    return np.add.reduceat(parts, np.searchsorted(cuts, starts), axis=0, dtype=np.int64)
+
+
+def _portions(trace: RankTrace, most_states: int) -> Iterator[tuple[int, int]]:
+    """Ranges of sequences with at most so many states, or a single sequence."""
+    first = 0
+    while first < trace.num_sequences:
+        end = int(np.searchsorted(trace.starts, trace.starts[first] + most_states, side="right")) - 1
+        yield first, (first := max(end, first + 1))
+
+
+def growth_index(trace: RankTrace, paths: tuple[Choice, ...]) -> NDArray[Any]:
+    """(P, D) index in ``paths`` of each prefix of a state's rank path; len(paths) where it is no node."""
+    child = child_table(paths)
+    none, top = len(paths), child.shape[1] - 1
+    depth = max(map(len, paths))
+    kind = np.int16 if none < 2**15 else np.int32
+    order = np.full((len(trace.ranks), max(depth, 1)), none, dtype=kind)
+    node = np.zeros(len(trace.ranks), dtype=kind)
+    for d in range(min(depth, trace.num_heads)):
+        rank = trace.ranks[:, d]
+        node = child[node, np.where((rank < 0) | (rank > top), top, rank)]
+        order[:, d] = node
+    return order
+
+
+def child_table(paths: tuple[Choice, ...]) -> NDArray[np.int32]:
+    """(N+1, R+1) index of each node's child at each rank; N where there is none.
+
+    The last row and the last column stand for "no such node" and "no such rank".
+    """
+    none = len(paths)
+    top = 1 + max((path[-1] for path in paths[1:]), default=-1)
+    child = np.full((none + 1, top + 1), none, dtype=np.int32)
+    index = {path: i for i, path in enumerate(paths)}
+    for path, i in index.items():
+        if path:
+            child[index[path[:-1]], path[-1]] = i
+    return child

@@ -1,0 +1,1 @@
+"""Milliseconds per step: from samples to an estimate for every size and depth."""

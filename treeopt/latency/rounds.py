@@ -1,0 +1,121 @@
+"""Rounds of a timing: when there are enough of them, and the timings that they make.
+
+round  a visit to everything that is compared, in random order; a dictionary, as it stands in the journal:
+       {"seconds", "lengths", "points": [{"step_ms", "accepted", "parts_ms"}]}, the plain step's point the last.
+       What somebody else's benchmark timed has "seconds" and "step_ms" alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from treeopt.latency.drafting import PART, expanding_nodes
+from treeopt.records.profile import StepTiming, by_round, median_latency, paired_latency
+from treeopt.trees.tree import Tree
+
+FEWEST_ROUNDS = 3  # however short the time
+FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in how many it has to be small
+PRECISION = 0.02  # half of a 95 % interval over its median
+
+Round = dict[str, Any]
+
+
+def is_enough(
+    rounds: Sequence[Round],
+    trees: Sequence[Tree],
+    batch_size: int,
+    *,
+    time_limit_s: float,
+    precision: float,
+) -> bool:
+    """Whether the rounds used up the time, or every latency is known to ``precision``.
+
+    The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
+    """
+    if len(rounds) < FEWEST_ROUNDS:
+        return False
+    if sum(round_["seconds"] for round_ in rounds) > time_limit_s:
+        return True
+    if len(rounds) < FEWEST_SAMPLES:
+        return False
+    return all(
+        interval95(point, plain) <= precision
+        for n in range(len(rounds) - IN_A_ROW + 1, len(rounds) + 1)
+        for points, plain in [timings(rounds[:n], trees, batch_size, context_tokens=1)]
+        for point in (plain, *points)
+    )
+
+
+def interval95(timing: StepTiming, plain: StepTiming) -> float:
+    """Half of the 95 % interval of a latency, over the latency itself; of the ratio to plain for a tree.
+
+    >>> timing = StepTiming(1, 9, size=1, depth=0, step_ms=(2.0, 2.0, 2.0))
+    >>> interval95(timing, timing)
+    0.0
+    """
+    latency = median_latency(timing.step_ms) if timing.size == 1 else paired_latency(timing, plain)
+    return 1.96 * latency.stderr_ms / latency.ms
+
+
+def timings(
+    rounds: Sequence[Round],
+    trees: Sequence[Tree],
+    batch_size: int,
+    *,
+    context_tokens: int | None = None,
+    first_round: int = 0,
+) -> tuple[list[StepTiming], StepTiming]:
+    """The trees' timings and the plain one, their rounds counted from ``first_round``.
+
+    The context is ``context_tokens``, or else the median length of rows over all steps.
+    """
+    context = context_tokens
+    if context is None:
+        context = int(median([length for round_ in rounds for length in round_["lengths"]]))
+
+    def timing(i: int, tree: Tree) -> StepTiming:
+        points = [round_["points"][i] for round_ in rounds]
+        accepted = [a for point in points for a in point.get("accepted", ())]
+        parts = points[0].get("parts_ms")
+        return StepTiming(
+            batch_size,
+            context,
+            len(tree),
+            tree.depth,
+            step_ms=tuple(ms for point in points for ms in point["step_ms"]),
+            accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
+            round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
+            parts_ms=parts and {part: tuple(ms for point in points for ms in point["parts_ms"][part])
+                                for part in parts},
+            expanding=expanding_nodes(tree.paths) if f"{PART}0" in (parts or {}) else None,
+        )  # fmt: skip
+
+    return [timing(i, tree) for i, tree in enumerate(trees)], timing(len(trees), Tree.chain(0))
+
+
+def drifts(plain: Sequence[StepTiming], nominal: Sequence[bool] | None = None) -> list[dict[str, Any]]:
+    """What a profile says of the drift of its plain steps; nominal: whether rows were held at a context."""
+    return [
+        {
+            "batch_size": p.batch_size,
+            "context_tokens": p.context_tokens,
+            "drift": round(drift(p), 4),
+            "nominal": held,
+        }
+        for p, held in zip(plain, nominal or [True] * len(plain), strict=True)
+    ]
+
+
+def drift(plain: StepTiming) -> float:
+    """How much slower plain steps became from the first to the last third of the rounds, 0.1 for 10 %.
+
+    >>> drift(StepTiming(1, 128, size=1, depth=0, step_ms=(2.0, 2.0, 3.0), round=(0, 1, 2)))
+    0.5
+    """
+    medians = list(by_round(plain).values())
+    third = max(1, len(medians) // 3)
+    return float(np.median(medians[-third:]) / np.median(medians[:third])) - 1 if medians else 0.0

@@ -1,0 +1,204 @@
+"""Calibrate: ranks of the heads on answers.
+
+It goes block by block and keeps every finished block in a journal, so that a killed run continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treeopt.errors import InvalidInput
+from treeopt.files.journal import Journal, discard
+from treeopt.growth.heldout import crossfit
+from treeopt.growth.objectives import MAX_RANK
+from treeopt.pipeline.probe import ROUNDS, collect_probes
+from treeopt.records.calibration import Calibration, prefix_states
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+from treeopt.report.terminal import note, progress
+
+if TYPE_CHECKING:
+    from treeopt.runtime.prompts.sets import Conversation, PromptSet
+    from treeopt.runtime.session import Session
+
+GROUP_BUDGET = 64  # rows of the trees that groups are compared by
+# Conversations of a block, per row of the batch: a killed run loses one block at most, and at its end
+# fewer rows than the batch are live.
+BLOCK_WAVES = 8
+SAME_TARGET = 0.98  # share of greedy answers' tokens that their target chooses again, rounding aside
+EXAMPLE_PATHS, EXAMPLE_CONTEXT = 256, 12  # paths with examples; tokens shown before the guesses
+
+
+def calibrate(
+    run: RunDirectory,
+    session: Session,
+    *,
+    num_prompts: int,
+    max_new_tokens: int,
+    batch_size: int = 16,
+    top_k: int = 32,
+    probe_rounds: int = ROUNDS,
+    source: dict[str, Any] | None = None,
+) -> Calibration:
+    """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too.
+
+    probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
+    """
+    from treeopt.runtime.acceptance.greedy import Greedy
+
+    is_typical = session.acceptance.record["rule"] == "typical"
+    if is_typical and session.given:
+        raise InvalidInput(
+            "Typical acceptance is measured by decoding with a tree, so given answers say nothing of it: leave "
+            "--responses out."
+        )
+    conversations = first_conversations(session, num_prompts, reserved=1)
+    asking = replace(session, acceptance=Greedy()) if is_typical else session
+    trace = collect(asking, conversations, run.partial("calibrate"), max_new_tokens=max_new_tokens,
+                    batch_size=batch_size, top_k=top_k, given=session.given, source=source,
+                    title="Calibrating")  # fmt: skip
+    record = asking.provenance().record()
+    calibration = Calibration.from_trace(trace, provenance=record)
+    agreement = calibration.info.get("target_agreement", 1.0)
+    if session.temperature == 0 and agreement < SAME_TARGET:
+        raise InvalidInput(
+            "--temperature 0 says that the target itself wrote the --responses greedily, but it would have "
+            f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
+        )
+    if trace.group_names and trace.clusters.max() > 0:
+        whole = crossfit(trace, objective="joint", budget=GROUP_BUDGET, shape="sibling-closed")
+        for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
+            calibration.info["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
+    calibration.info["examples"] = examples(session, trace, calibration)
+    trace.save(run.trace)
+    run.probe.unlink(missing_ok=True)  # of answers before these
+    if is_typical:
+        collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds)
+        discard(run.partial("probe"))
+    calibration.save(run.calibration)
+    discard(run.partial("calibrate"))
+    return calibration
+
+
+def examples(session: Session, trace: RankTrace, calibration: Calibration) -> list[dict[str, Any]]:
+    """Real texts in which the most frequent paths were accepted: what came before, and the accepted guesses."""
+    assert trace.tokens is not None
+    assert calibration.prefix_counts is not None
+    decode = session.target.tokenizer.decode
+    paths = [
+        tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK
+    ]
+    begins = np.repeat(trace.starts[:-1], trace.lengths)
+    found = []
+    for path, states in prefix_states(trace, paths).items():
+        texts = []
+        for t in states:  # the root is the token of state t, the guesses are those after it
+            before = trace.tokens[max(begins[t], t - EXAMPLE_CONTEXT) : t + 1]
+            texts.append([decode(before.tolist()), decode(trace.tokens[t + 1 : t + 1 + len(path)].tolist())])
+        found.append({"path": list(path), "texts": texts})
+    return found
+
+
+def first_conversations(session: Session, num_prompts: int, *, reserved: int = 0) -> tuple[Conversation, ...]:
+    """The first of the session's conversations; with ``reserved`` a quarter is left for bench."""
+    if num_prompts < 1:
+        raise InvalidInput(f"--num-prompts must be at least 1, but got {num_prompts}.")
+    conversations = session.prompts.conversations
+    if len(conversations) <= reserved:
+        raise InvalidInput(
+            f"--prompts must leave some for bench, but {session.prompts.name} has {len(conversations)}."
+        )
+    most = len(conversations) - (max(1, len(conversations) // 4) if reserved else 0)
+    if reserved and num_prompts > most:
+        note(f"Calibrating on {most} of {len(conversations)} prompts; the rest are held out for bench.")
+    return conversations[: min(num_prompts, most)]
+
+
+def collect(
+    session: Session,
+    conversations: Sequence[Conversation],
+    folder: Path,
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    top_k: int,
+    title: str,
+    given: bool = False,
+    source: dict[str, Any] | None = None,
+) -> RankTrace:
+    """The trace of some conversations, block by block through a journal in ``folder``.
+
+    What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
+    """
+    from treeopt.runtime.measure.ranks import collect_trace
+    from treeopt.runtime.memory import with_less_memory
+
+    if max_new_tokens < 1:
+        raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
+    meta = {
+        "drafter": session.drafter_record,
+        "acceptance": session.acceptance.record,
+        "answers": {
+            "given": given,
+            "temperature": session.temperature if given else None,
+            "is_estimate": given and session.temperature is None,
+        },
+        # When and how the trace was made is in calibration.json: a continued run has the same bytes.
+        "provenance": {**session.provenance().record(), "time": None, "command": None},
+        "source": source,
+    }
+    top_k = min(top_k, session.drafter.draft_vocab_size)
+    names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
+    options = {
+        "conversations": names,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "top_k": top_k,
+    }
+    journal = Journal(folder, {**meta, **options}, ".npz")
+    size = BLOCK_WAVES * batch_size
+    blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
+    done = [RankTrace.load(journal.block(number)) for number in range(journal.finished())]
+    if done:
+        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {size} prompts.")
+        batch_size = done[-1].meta.get("batch_size", batch_size)
+    with progress(title, len(conversations)) as advance:
+        advance(sum(map(len, blocks[: len(done)])))
+        for number in range(len(done), len(blocks)):
+            prompts = replace(session.prompts, conversations=tuple(blocks[number]))
+
+            def attempt(rows: int, prompts: PromptSet = prompts) -> RankTrace:
+                return collect_trace(
+                    session.target, session.drafter, prompts, batch_size=rows, stop=session.stop(max_new_tokens),
+                    acceptance=session.acceptance, top_k=top_k, given=given, meta={"batch_size": rows}, progress=advance,
+                )  # fmt: skip
+
+            trace, batch_size = with_less_memory(attempt, batch_size, note)
+            trace.save(journal.block(number))
+            done.append(trace)
+    return join(done, {**meta, "skipped": session.prompts.skipped_rows()})
+
+
+def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
+    """One trace of all blocks: their groups under common names, their skipped turns in one list."""
+    names = list(dict.fromkeys(name for block in blocks for name in block.meta["group_names"]))
+    common = []
+    for block in blocks:
+        assert block.group is not None
+        index = np.array([names.index(name) for name in block.meta["group_names"]])
+        common.append(replace(block, group=index[block.group]))
+    shared = {key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens")}
+    return RankTrace.concatenate(common, {
+        **shared,
+        **meta,
+        "group_names": names,
+        "batch_sizes": [block.meta["batch_size"] for block in blocks],
+        "prompt_sha256": [sha for block in blocks for sha in block.meta["prompt_sha256"]],
+        "skipped": [*meta["skipped"], *(turn for block in blocks for turn in block.meta["skipped"])],
+    })  # fmt: skip

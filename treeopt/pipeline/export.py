@@ -1,0 +1,193 @@
+"""What leaves the run: an engine's configuration, a checkpoint in another layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.export.rebuilds import rebuild_files
+from treeopt.files.storage import load_json, read_text, write_text
+from treeopt.records.plan import Plan
+from treeopt.records.rules import option_of
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.terminal import note
+from treeopt.trees.published import PUBLISHED_TREES, published_tree
+from treeopt.trees.shapes import SHAPES
+from treeopt.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.export import Written
+
+WRITTEN = ".written"  # lists the files of an export in its folder
+STALE = "The plan was made before the run's trace or profile was measured anew: run treeopt search again."
+
+
+def export(
+    run: RunDirectory,
+    engine: str,
+    *,
+    batch_size: int | None = None,
+    method: str | None = None,
+    version: str | None = None,
+    max_draft_len: int | None = None,
+    tree: str | None = None,
+    heads: int | None = None,
+) -> tuple[list[Path], Written]:
+    """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
+
+    Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one.
+    """
+    from treeopt.export import Request, export_plan, export_request, way_of
+
+    folder = run.export / engine
+    if tree is not None:
+        given = named_tree(tree, batch_size=batch_size)
+        request = Request(
+            tree=given, num_heads=heads or max(given.depth, 1), version=version, max_draft_len=max_draft_len
+        )
+        return _write(folder, export_request(request, engine, method=method))
+    if heads is not None:
+        raise InvalidInput("--heads goes with --tree; a plan knows how many heads there are.")
+    plan = run.read_plan()
+    if run.is_stale(plan):
+        note(STALE)
+    options = {"method": method, "version": version, "max_draft_len": max_draft_len}
+    written = export_plan(plan, engine, batch_size=batch_size, **options)  # type: ignore[arg-type]
+    if len(plan.entries) > 1 and batch_size is not None:
+        folder /= f"batch-size-{batch_size}"
+    entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
+    drafter = plan.drafter or {}
+    if entry.rebuilds is not None and way_of(plan, engine, method).rebuilds:
+        script = rebuild_files(
+            entry.rebuilds["trees"], batch_size=entry.batch_size, num_heads=drafter["num_heads"],
+            num_layers=drafter.get("num_layers") or 1,
+        )  # fmt: skip
+        more = f"{folder}/rebuild.sh builds and times the sizes worth it; its first lines say how to run it."
+        written = replace(written, files={**written.files, **script}, notes=(*written.notes, more))
+    return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
+
+
+def export_all(run: RunDirectory, plan: Plan) -> list[str]:
+    """Write the files of every engine that takes the plan's drafter, rule and trees, and name the others: those written.
+
+    A plan of chains goes to the engines of chains too.
+    """
+    from treeopt.export import check_rule_of, runners
+
+    kind = (plan.drafter or {}).get("kind")
+    able, written = runners(kind), []
+    if all(entry.size == 1 for entry in plan.entries):
+        note("The plan is not to speculate: nothing was exported.")
+        return []
+    if not able:
+        note(f"No engine that treeopt knows runs drafters of the kind {kind}: nothing was exported.")
+    chains, others = [], []
+    for name, way in able.items():
+        try:
+            check_rule_of(plan.acceptance, way, name)
+        except InvalidInput:
+            others.append(name)
+            continue
+        if way.shape == "chain" and not all(SHAPES["chain"](entry.tree) for entry in plan.entries):
+            chains.append(name)
+            continue
+        sizes = [None] if way.shape == "chain" else [entry.batch_size for entry in plan.entries]
+        for batch_size in sizes:
+            try:
+                paths, _ = export(run, name, batch_size=batch_size)
+                written += [name] if paths else []
+            except TreeoptError as error:
+                at = "" if batch_size is None else f" at batch size {batch_size}"
+                note(f"Not exported for {name}{at}: {error}")
+    if chains:
+        note(f"For engines of chains ({', '.join(chains)}) search again: treeopt search --for {chains[0]}")
+    if others:
+        note(
+            f"Not exported for {', '.join(others)}: none of them decodes by {option_of(plan.acceptance or {})}."
+        )
+    return list(dict.fromkeys(written))
+
+
+def _write(folder: Path, written: Written) -> tuple[list[Path], Written]:
+    """Write the files; those of the export before that are no more are deleted, and nothing else."""
+    record = folder / WRITTEN
+    for name in read_text(record).splitlines() if record.exists() else []:
+        if name not in written.files and Path(name).name == name:
+            (folder / name).unlink(missing_ok=True)
+    for name, text in written.files.items():
+        write_text(folder / name, text)
+    if written.files:
+        write_text(record, "\n".join(written.files))
+    return [folder / name for name in written.files], written
+
+
+def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
+    """A warning where the plan's latencies were measured in another runtime than the engine's."""
+    name = (plan.runtime or {}).get("name")
+    if name is None or str(name).startswith(engine):
+        return ()
+    return (
+        f"What was chosen rests on step latencies of {name}; a step costs otherwise in {engine}, where another size "
+        "may be faster.",
+    )
+
+
+def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
+    """A tree by file, or by the name of a published one."""
+    if Path(tree).is_file():
+        return read_tree(Path(tree), batch_size=batch_size)
+    if tree not in PUBLISHED_TREES:
+        raise InvalidInput(
+            f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED_TREES)})."
+        )
+    if batch_size is not None:
+        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {tree} is one tree: leave it out.")
+    return published_tree(tree)
+
+
+def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
+    """A tree from a file: a list of paths, an object with ``medusa_choices``, or what an export wrote.
+
+    Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
+    """
+    from treeopt.export import read_choices
+
+    plan = read_plan(path)
+    if plan is not None:
+        return plan.entry(batch_size).tree
+    if batch_size is not None:
+        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {path} is no plan: leave it out.")
+    try:
+        choices = read_choices(read_text(path))
+        if choices is None or not all(isinstance(choice, list | tuple) for choice in choices):
+            raise InvalidInput(
+                "it must hold a list of paths, an object with 'medusa_choices', a plan, or an engine's "
+                "configuration that treeopt export writes."
+            )
+        if len({type(choice) for choice in choices}) > 1:
+            raise InvalidInput(
+                "it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it."
+            )
+        return Tree.from_choices(choices)
+    except InvalidInput as error:
+        said = str(error)
+        raise InvalidInput(said if said.startswith(str(path)) else f"{path}: {said}") from None
+
+
+def read_plan(path: Path) -> Plan | None:
+    """The plan in a file; None where it holds something else."""
+    document = load_json(path) if path.suffix == ".json" else None
+    is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
+    return Plan.load(path) if is_plan else None
+
+
+def convert(
+    drafter: str, folder: Path, *, layout: str, model: str | None = None, revision: str | None = None
+) -> tuple[list[Path], tuple[str, ...]]:
+    """Write heads in another layout: (files, what was repaired or is worth knowing)."""
+    from treeopt.runtime.checkpoints import convert as write
+
+    done = write(drafter, layout, folder, base=model, revision=revision)
+    return list(done.files), done.source.notes

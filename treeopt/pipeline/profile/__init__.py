@@ -1,0 +1,1 @@
+"""Profiles: timed here, by a command, or read from a table."""

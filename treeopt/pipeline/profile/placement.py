@@ -1,0 +1,135 @@
+"""Which trees a profile times: sizes beside the edges of tiles, every depth, and what is likely to be chosen.
+
+What a step costs depends on size and depth, hardly on the shape. Over rows = batch size x size it is a
+staircase whose steps are as wide as the hardware's tiles, so sizes are placed where a tile is just full and
+one row further on. Depth costs by the head: all sizes are timed at the full depth, three at each other one.
+
+edge     a size at which batch size x size reaches a multiple of a tile: the last before the next tile
+family   the trees of one depth limit, of which the timed ones are taken (`grow`)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from treeopt.growth.objectives import MAX_RANK, grow, grow_independent
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import PlanEntry
+from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import Tree, TreeFamily
+
+TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on one machine or another
+ALWAYS = (2, 3, 4)  # sizes below the first tile
+TARGETS, MOST_PLACED = 6, 14  # edges wanted, evenly in the logarithm; sizes of a batch size
+NEAR = 1.25  # a larger tile's edge is taken for a smaller one's so near by
+# Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
+TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
+
+
+def placed_sizes(batch_size: int, budget: int) -> tuple[int, ...]:
+    """About 14 sizes up to ``budget``, ascending: 2, 3, 4, edges of tiles and one above each, the largest.
+
+    >>> placed_sizes(1, 64)
+    (2, 3, 4, 6, 8, 9, 16, 17, 24, 25, 32, 33, 48, 64)
+    >>> placed_sizes(16, 8)
+    (2, 3, 4, 5, 6, 7, 8)
+    """
+    edges = _edges(batch_size, budget)
+    sizes = {size for size in (*ALWAYS, budget) if 2 <= size <= budget}
+    for target in np.geomspace(min(5, budget), budget, TARGETS).tolist() if edges else ():
+        near = [edge for edge in edges if max(edge / target, target / edge) <= NEAR] or list(edges)
+        best = min(near, key=lambda edge: (-edges[edge] if len(near) < len(edges) else 0, abs(edge - target)))
+        sizes |= {size for size in (best, best + 1) if 2 <= size <= budget}
+    while len(sizes) < min(MOST_PLACED, budget - 1):  # the widest gap, at an edge if there is one
+        ordered = sorted({1, *sizes})
+        gaps = [(b / a, a, b) for a, b in itertools.pairwise(ordered) if b > a + 1]
+        _, low, high = max(gaps)
+        inside = [edge for edge in edges if low * NEAR < edge < high / NEAR] or range(low + 1, high)
+        sizes.add(min(inside, key=lambda size: abs(math.log(size * size / (low * high)))))
+    return tuple(sorted(sizes))
+
+
+def _edges(batch_size: int, budget: int) -> dict[int, int]:
+    """Edge to the largest tile that ends there."""
+    found: dict[int, int] = {}
+    for tile in TILES:
+        for rows in range(tile, batch_size * budget + 1, tile):
+            if rows // batch_size > 1:
+                found[rows // batch_size] = tile
+    return found
+
+
+def tree_families(
+    source: RankTrace | Calibration | None, num_heads: int, budget: int, *, ranks: int = MAX_RANK + 1
+) -> tuple[TreeFamily, ...]:
+    """The families of depth limits 1, 2, ...: grown on ``source``, or on typical accuracies without one.
+
+    ranks : how many the drafter tells apart
+    """
+    known = source.num_heads if source else len(TYPICAL_ACCEPT)
+    limits: list[dict[str, Any]] = [
+        {
+            "budget": budget,
+            "max_depth": depth,
+            "max_rank": min(MAX_RANK, ranks - 1),
+            "shape": "sibling-closed",
+        }
+        for depth in range(1, min(num_heads, known) + 1)
+    ]
+    if isinstance(source, RankTrace):
+        return tuple(grow(source, objective="joint", **limit) for limit in limits)
+    accept = TYPICAL_ACCEPT if source is None else source.accept
+    return tuple(grow_independent(accept, **limit) for limit in limits)
+
+
+def timing_trees(
+    families: Sequence[TreeFamily], sizes: Collection[int], *, given: bool = False
+) -> list[Tree]:
+    """Trees of all sizes at the full depth, and of three sizes at each smaller one, by (size, depth).
+
+    With ``given`` sizes no others are timed; else each depth also begins with its chain, the smallest tree
+    so deep, and ends with the largest that there is of it.
+    """
+    found: set[tuple[int, int]] = set()
+    for depth, family in enumerate(families, 1):
+        here = {size for size in sizes if depth < size <= len(family)}
+        if not given:
+            here |= {depth + 1, min(max(sizes), len(family))} & set(range(depth + 1, max(sizes) + 1))
+        if depth < len(families) and len(here) > 3:
+            low, high = min(here), max(here)
+            here = {low, high, min(here - {low, high}, key=lambda s: abs(math.log(s * s / (low * high))))}
+        found |= {(size, depth) for size in here}
+    return [shaped(families[depth - 1], size, depth) for size, depth in sorted(found)]
+
+
+def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
+    """The family's tree of ``size`` rows, with the chain of best guesses down to ``depth`` in it.
+
+    >>> shaped(TreeFamily(((), (0,), (1,), (2,)), np.ones(4)), 4, 2).choices
+    [[0], [1], [0, 0]]
+    """
+    tree = family.tree(size)
+    if tree.depth == depth:
+        return tree
+    chain = Tree.chain(depth).paths[1:]
+    others = [path for path in family.nodes(size)[1:] if path not in chain]
+    return Tree.from_choices([*chain, *others[: size - 1 - depth]])
+
+
+def candidates(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(size, depth) of what is worth timing for itself: the chosen tree, its neighbours, the two best others.
+
+    Those that were ``measured`` already are left out.
+    """
+    curve = {point["size"]: point for point in entry.curve if point["size"] > 1}
+    others = sorted((s for s in curve if abs(s - entry.size) > 1), key=lambda s: -curve[s]["tokens_per_s"])
+    wanted = [size for size in (entry.size - 1, entry.size + 1, *others[:2]) if size in curve]
+    found = {(size, int(curve[size]["depth"])) for size in wanted}
+    if entry.size > 1:
+        found.add((entry.size, entry.depth))
+    return sorted(found - set(measured))

@@ -1,0 +1,274 @@
+"""Search: the best tree for each batch size, from what was measured, and its proof by real decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from treeopt.errors import InvalidInput
+from treeopt.files import shipped
+from treeopt.files.journal import discard
+from treeopt.growth.objectives import grow
+from treeopt.latency.roofline import MEASURES as ANALYTICAL
+from treeopt.planning.planner import plan_trees
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.probe import Probe
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rules import check_rule, same_drafter
+from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.trace import RankTrace
+from treeopt.report.terminal import note, progress
+from treeopt.trees.shapes import SHAPES, check_shape
+from treeopt.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.records.benchmark import Benchmark
+    from treeopt.runtime.session import Session
+
+VERIFY_ROUNDS = 2
+
+
+def search(
+    run: RunDirectory,
+    *,
+    batch_sizes: Sequence[int] | Mapping[int, float] | None = None,
+    budget: int,
+    max_rank: int | None = None,
+    max_depth: int | None = None,
+    shape: str | None = None,
+    engine: str | None = None,
+    method: str | None = None,
+    rebuilds: int = 0,
+    objective: str = "replay",
+    context: int | None = None,
+    measured_only: bool = False,
+    calibration: str | None = None,
+    profile_path: str | None = None,
+    acceptance: dict[str, Any] | None = None,
+    session: Session | None = None,
+    verify: int = 0,
+) -> Plan:
+    """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
+
+    By default for all batch sizes of the profile. With ``verify`` the session decodes with so many of the best
+    candidates, and the fastest is taken. ``engine`` (and its ``method``) sets the limits to what it can take.
+    """
+    used, source = run.read_planned(calibration)
+    if acceptance is not None:
+        measured = (source.info if isinstance(source, Calibration) else source.meta).get("acceptance")
+        check_rule(measured or {"rule": "greedy"}, acceptance, f"{used} holds")
+    latencies, files = None, [used]
+    if profile_path is not None:
+        files.append(shipped.find("profiles", profile_path))
+        latencies = LatencyProfile.load(files[-1])
+    elif run.profile.exists() and calibration is None:
+        files.append(run.profile)
+        latencies = run.read_profile()
+        check_same_model(source, latencies, run)
+    elif run.profile.exists():
+        note(f"Planning without latencies; to use the run's, pass --profile {run.profile}.")
+    if latencies is not None and (caution := upper_bound(latencies)):
+        note(caution)
+    if batch_sizes is None:
+        batch_sizes = latencies.batch_sizes if latencies else (1,)
+    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "max_depth": max_depth, "shape": shape}
+    limits, warnings = within_engine(limits, source, engine, method, batch_sizes)
+    if rebuilds and engine is not None:
+        check_rebuilds(engine, limits["engine"]["method"])
+    options: dict[str, Any] = {
+        **limits, "objective": objective, "context": context, "measured_only": measured_only,
+        "rebuilds": rebuilds, "inputs": digests(*files),
+    }  # fmt: skip
+    with progress("Searching", None):
+        plan = plan_trees(source, latencies, batch_sizes=batch_sizes, **options)
+    if verify:
+        mixed = isinstance(batch_sizes, Mapping)
+        if isinstance(source, Probe):
+            raise InvalidInput(
+                "--verify is for rules under which the text does not depend on the tree: leave it out, and check the "
+                "plan with treeopt bench."
+            )
+        if session is None or latencies is None or mixed or not isinstance(source, RankTrace):
+            raise InvalidInput(
+                "--verify decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
+                "and batch sizes without shares."
+            )
+        proofs = {
+            entry.batch_size: _verified(run, session, plan, entry, source, verify) for entry in plan.entries
+        }
+        take = {batch: (proof["size"], proof["depth"]) for batch, proof in proofs.items()}
+        plan = plan_trees(source, latencies, batch_sizes=batch_sizes, take=take, **options)
+        proven = tuple(replace(entry, verified=proofs[entry.batch_size]) for entry in plan.entries)
+        plan = replace(plan, entries=proven)
+        discard(run.partial("verify"))
+    entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
+    plan = replace(plan, entries=entries)
+    plan.save(run.plan)
+    return plan
+
+
+def within_engine(
+    limits: dict[str, Any],
+    source: RankTrace | Probe | Calibration,
+    engine: str | None,
+    method: str | None,
+    batch_sizes: Collection[int],
+) -> tuple[dict[str, Any], list[str]]:
+    """The given limits and an engine's together, as options of `plan_trees`; and what to warn of.
+
+    Raises InvalidInput for an engine that cannot run the calibrated drafter, or a shape it cannot take.
+    """
+    given = {name: value for name, value in limits.items() if value is not None}
+    if engine is None:
+        if method is not None:
+            raise InvalidInput("--method is one of an engine's: say which engine with --for.")
+        return given, []
+    from treeopt.export import check_rule_of, method_of
+
+    meta = source.info if isinstance(source, Calibration) else source.meta
+    way = method_of(engine, (meta.get("drafter") or {}).get("kind"), method)
+    warnings = check_rule_of(meta.get("acceptance"), way, engine)
+    names = list(SHAPES)
+    # Gaps are worth little where they are allowed, and a tree without them can go to every engine.
+    wanted = given.get("shape", "sibling-closed" if way.shape == "any" else way.shape)
+    check_shape(wanted)
+    if names.index(wanted) < names.index(way.shape):
+        raise InvalidInput(
+            f"--shape must be {way.shape} or stricter for {engine}, but got {wanted}: leave --shape out."
+        )
+    most = {"max_rank": way.max_rank, "max_depth": way.max_depth,
+            "budget": None if way.max_nodes is None else way.max_nodes + 1}  # fmt: skip
+    free = {name: given[name] for name in most if name in given}
+    for name, limit in most.items():
+        if limit is not None:
+            given[name] = min(given.get(name, limit), limit)
+    if given["budget"] < limits["budget"]:
+        warnings.append(
+            f"{engine} takes {way.max_nodes} choices at most: the budget is {given['budget']} rows."
+        )
+    if way.max_batch_size is not None and max(batch_sizes) > way.max_batch_size:
+        warnings.append(
+            f"{engine} decodes at most {way.max_batch_size} sequence at a time with {way.name}; larger batch sizes "
+            "are plans for elsewhere."
+        )
+    return {**given, "shape": wanted, "engine": {"name": engine, "method": way.name}, "free": free}, warnings
+
+
+def upper_bound(latencies: LatencyProfile) -> str | None:
+    """Why the speedups are upper bounds; None where whole steps were measured.
+
+    >>> from treeopt.records.profile import StepTiming
+    >>> upper_bound(LatencyProfile((), (StepTiming(1, 1, 1, 0, (2.0,)),), info={"measures": "linear layers"}))
+    'The profile measures linear layers alone: the speedups are upper bounds.'
+    """
+    measures = latencies.info.get("measures", "step")
+    if measures == "step":
+        return None
+    if measures == ANALYTICAL:
+        return (
+            "Nothing was measured: the step latencies are computed, without scheduling, sampling and start of "
+            "kernels, so the speedups are upper bounds. Measure with: treeopt profile"
+        )
+    return f"The profile measures {measures} alone: the speedups are upper bounds."
+
+
+def check_rebuilds(engine: str, method: str) -> None:
+    """Raise InvalidInput where another size needs no other build."""
+    from treeopt.export import method_of
+
+    if not method_of(engine, method=method).rebuilds:
+        raise InvalidInput(
+            f"--rebuilds is for engines that are built for one size, which {engine} with {method} is not: leave it out."
+        )
+
+
+def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int, tuple[float, ...]]]:
+    """(size, depth, prices) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
+    curve = {point["size"]: point for point in entry.curve if point["size"] > 1}
+    best = sorted(curve.values(), key=lambda p: -(p["tokens_per_s"] or p["tokens_per_step"]))[:count]
+    near = [curve[size] for size in (entry.size - 1, entry.size, entry.size + 1) if size in curve]
+    return sorted({(int(p["size"]), int(p["depth"]), tuple(p.get("prices", ()))) for p in (*best, *near)})
+
+
+def _verified(
+    run: RunDirectory, session: Session, plan: Plan, entry: PlanEntry, trace: RankTrace, count: int
+) -> dict[str, Any]:
+    """The fastest of the finalists by real decoding, and its speed measured afresh on other prompts.
+
+    What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
+    Neither half of the prompts was calibrated on.
+    """
+    from treeopt.pipeline.bench import decode, held_out_conversations
+
+    constraint = plan.constraint or {}
+    limits = {name: constraint[name] for name in ("budget", "max_rank", "shape")}
+    trees: dict[str, Tree | None] = {"plain": None}
+    for size, depth, prices in finalists(entry, count):
+        options = {**limits, "max_depth": depth, **({"prices": prices} if prices else {})}
+        family = grow(trace, objective=plan.objective or "replay", **options)
+        trees[f"{size} rows, depth {depth}"] = family.tree(size)
+    conversations = held_out_conversations(run, session, trace, len(session.prompts.conversations))
+    half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
+    if half < 1:
+        raise InvalidInput(
+            "--verify needs at least 2 held-out prompts, one to choose by and one to measure on."
+        )
+    decoding: dict[str, Any] = {"batch_size": entry.batch_size, "rounds": VERIFY_ROUNDS, "reference": None}
+    folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
+    contest = decode(run, session, trace, trees, conversations[-half:], folder=folder / "contest", **decoding)
+    ranking = [(ratio.value, name) for name in trees if (ratio := contest.speedup(name)) is not None]
+    if not ranking:
+        raise InvalidInput("--verify timed nothing: the held-out prompts never fill a batch of this size.")
+    winner = max(ranking)[1]
+    tree = trees[winner]
+    afresh: dict[str, Tree | None] = {"plain": None, winner: tree}
+    proof = decode(run, session, trace, afresh, conversations[:half], folder=folder / "afresh", **decoding)
+    return {
+        "size": len(tree) if tree else 1,
+        "depth": tree.depth if tree else 0,
+        "finalists": [_result(contest, name) for name in trees],
+        "prompts": half,
+        "afresh": {**_result(proof, winner), "prompts": half},
+    }
+
+
+def _result(bench: Benchmark, name: str) -> dict[str, Any]:
+    contender, ratio = bench.contender(name), bench.speedup(name)
+    return {
+        "name": name,
+        "size": contender.size,
+        "tokens_per_step": contender.tokens_per_step,
+        "tokens_per_s": contender.tokens_per_s,
+        "speedup": asdict(ratio) if ratio else None,
+    }
+
+
+def check_same_model(
+    source: RankTrace | Probe | Calibration, profile: LatencyProfile, run: RunDirectory
+) -> None:
+    """Raise InvalidInput where the run's own profile is of another model, drafter or rule than was calibrated.
+
+    Drafters that differ in their weights only cost the same.
+    """
+    info = source.info if isinstance(source, Calibration) else source.meta
+    ours, theirs = ((record.get("provenance") or {}) for record in (info, profile.info))
+    drafter, timed = info.get("drafter") or {}, theirs.get("drafter") or {}
+    differs: list[tuple[str, Any, Any]] = [("model", ours.get("model"), theirs.get("model"))]
+    if not same_drafter(drafter, timed, weights=False):
+        keys = ("id", "kind", "num_heads", "num_layers")
+        names = [", ".join(f"{key} {one[key]}" for key in keys if one.get(key)) for one in (drafter, timed)]
+        differs.append(("drafter", names[0], names[1]))
+    for what, mine, other in differs:
+        if mine and other and mine != other:
+            raise InvalidInput(
+                f"A plan needs latencies of the {what} that was calibrated, {mine}, but {run.profile} is of "
+                f"{other}. Measure again with: treeopt profile"
+            )
+    if info.get("acceptance") and theirs.get("acceptance"):
+        check_rule(theirs["acceptance"], info["acceptance"], f"{run.profile} holds", command="profile")
+    if profile.info.get("measures") == ANALYTICAL and drafter.get("kind") not in (None, "medusa"):
+        note(
+            f"The latencies are computed with Medusa heads; drafting with {drafter['kind']} costs otherwise."
+        )

@@ -1,0 +1,1 @@
+"""The choice: tokens per step over milliseconds per step."""

@@ -1,0 +1,244 @@
+"""What a plan says of the tree that was chosen for a batch size: its figures, their errors, and what to beware of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treeopt.growth.coverage import replay_probe
+from treeopt.growth.heldout import HeldOut
+from treeopt.growth.objectives import product_values
+from treeopt.growth.replay import replay
+from treeopt.latency.drafting import expanding_nodes
+from treeopt.planning.candidates import Candidates, Grown, Selection, candidates_of, runner_up, select
+from treeopt.planning.rebuilds import worth_building
+from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import PlanEntry
+from treeopt.records.probe import Probe
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import Tree
+
+
+def entry_of(
+    c: Candidates,
+    selection: Selection,
+    families: list[Grown],
+    source: RankTrace | Calibration | Probe,
+    profile: LatencyProfile | None,
+    budget: int,
+    measured_only: bool,
+    wanted: float | None,
+    gap: float | None,
+) -> PlanEntry:
+    """The chosen candidate and its rivals.
+
+    families : without prices, of every depth limit · wanted : the context asked for · gap : for `draft_cost`
+    """
+    trace = None if isinstance(source, Calibration) else source
+    i = selection.chosen
+    noisy = trace is not None or (c.ms_stderr is not None and c.ms_stderr.max() > 0)
+    best, size, depth = c.held_out[i], int(c.sizes[i]), int(c.depths[i])
+    tree, n = best.family.tree(size), best.conversations or BOOTSTRAPS
+    rate, throughput = float(c.rates[i]), float(c.throughput[i]) if c.ms is not None else None
+    intervals: dict[str, list[float]] = {}
+    if trace is not None:
+        intervals["tokens_per_step"] = interval95(c.rate_draws[i], n)
+    speedup = speedup_draws = None
+    if c.ms is not None and c.plain_ms is not None and c.ms_draws is not None:
+        speedup = rate * float(c.plain_ms[0] / c.ms[i])
+        speedup_draws = c.rate_draws[i] * c.plain_ms[1:] / c.ms_draws[i]
+        if noisy:
+            intervals["tokens_per_s"] = interval95(c.throughput_draws[i], n)
+            intervals["speedup"] = interval95(speedup_draws, n)
+            intervals["size"] = [float(end) for end in selection.sizes95]
+    steps = best.steps
+    whole = len(best.family) if best.family.nested else size
+    growth = zip(best.family.nodes(whole)[1:], best.family.gains_of(whole)[1:], strict=True)
+    return PlanEntry(
+        batch_size=c.batch_size,
+        context_tokens=c.context,
+        size=size,
+        depth=depth,
+        medusa_choices=tree.choices,
+        tokens_per_step=rate,
+        tokens_per_step_stderr=stderr(c.rate_draws[i], n) if steps is not None else None,
+        step_ms=float(c.ms[i]) if c.ms is not None else None,
+        step_ms_stderr=float(c.ms_stderr[i]) if c.ms_stderr is not None and c.ms_stderr.any() else None,
+        tokens_per_s=throughput,
+        tokens_per_s_stderr=stderr(c.throughput_draws[i], n) if throughput and noisy else None,
+        speedup=speedup,
+        speedup_stderr=stderr(speedup_draws, n) if speedup_draws is not None and noisy else None,
+        growth_order=[[list(path), float(gain)] for path, gain in growth],
+        predicted={
+            **best.rates(size).document(),
+            "sequences": None if trace is None else trace.num_sequences,
+            "conversations": best.conversations or None,
+            "steps": None if steps is None else int(steps[best.family.index(size)].sum()),
+        },
+        interval95=intervals or None,
+        tied_sizes=sorted({int(s) for s in c.sizes[selection.tied]}),
+        runner_up=runner_up(c, selection),
+        accepted=best.accepted(size, trace).tolist(),
+        verified=None,
+        best_chain=_best_chain(source, len(families), profile, c, budget, measured_only),
+        draft_cost=_draft_cost(tree, profile, c, gap),
+        warnings=[
+            *_warnings(c, families, source, profile, wanted, measured_only),
+            *(_probe_warnings(source, tree, budget, best) if isinstance(source, Probe) else []),
+        ],
+        groups=_groups(best, size, trace, (speedup or 0.0) / rate),
+        curve=_curve(c),
+    )
+
+
+def _draft_cost(
+    tree: Tree, profile: LatencyProfile | None, c: Candidates, gap: float | None
+) -> dict[str, Any] | None:
+    """What drafting takes with the chosen tree; None where levels were not timed."""
+    costs = profile.draft_costs(c.batch_size, c.context) if profile and c.context is not None else None
+    if costs is None:
+        return None
+    expanding = expanding_nodes(tree.paths)
+    return {"ms": costs.ms(expanding), "expanding": list(expanding), "gap": gap}
+
+
+def _warnings(
+    c: Candidates,
+    families: list[Grown],
+    source: RankTrace | Calibration | Probe,
+    profile: LatencyProfile | None,
+    wanted: float | None,
+    measured_only: bool,
+) -> list[str]:
+    warnings = []
+    if profile is None or c.context is None:
+        warnings.append("No profile was used: this is the largest tree of the budget, whatever a step costs.")
+    else:
+        most = max(len(grown.held_out.family) for grown in families)
+        largest, deepest = profile.reach(c.batch_size, c.context)
+        costs = profile.draft_costs(c.batch_size, c.context)
+        if costs is not None:
+            deepest = min(deepest, len(costs.node_ms))
+        elif any(timing.batch_size == c.batch_size for timing in profile.draft):
+            warnings.append(
+                "The profile times drafting by level, but not every tree of it says which of its nodes expand, so all trees "
+                "of a size and depth are taken to cost alike: measure again with: treeopt profile"
+            )
+        known = {int(size) for grown in families for size in grown.held_out.family.sizes}
+        gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not measured_only)
+        if gaps:
+            warnings.append(
+                f"The profile has nothing about trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
+                "they were left out: time these sizes too."
+            )
+        if wanted is not None and wanted != c.context:
+            warnings.append(
+                f"The profile has no context of {wanted} tokens: this is for {c.context}, the nearest measured."
+            )
+        if largest < most:
+            warnings.append(
+                f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out."
+            )
+        if deepest < len(families):
+            warnings.append(
+                f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
+            )
+    if isinstance(source, Calibration) and source.info.get("source") == "engine log":
+        warnings.append(
+            f"An engine's log tells of chains only, here up to {source.num_heads} long, and of decoding with that "
+            "length: for other lengths it is an estimate."
+        )
+    elif isinstance(source, Calibration):
+        warnings.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
+    return warnings
+
+
+def _probe_warnings(probe: Probe, tree: Tree, budget: int, best: HeldOut) -> list[str]:
+    warnings = []
+    if tree != probe.policy:
+        warnings.append(
+            "These tokens per step are approximate: the probe's steps begin where the tree that it was decoded with led "
+            f"(rows: {len(probe.policy)}; of this one: {len(tree)}). treeopt bench measures them."
+        )
+    if len(probe.tree) == len(best.family) < budget:
+        warnings.append(f"The probe tree has {len(probe.tree)} rows, so larger trees were left out.")
+    return warnings
+
+
+def _groups(
+    held_out: HeldOut, size: int, trace: RankTrace | Probe | None, faster: float
+) -> dict[str, dict[str, float | None]]:
+    """What the chosen tree is expected to reach on each group."""
+    rates = held_out.by_group(size, trace) if trace else {}
+    return {
+        name: {"tokens_per_step": rate, "tokens_per_step_stderr": error, "speedup": rate * faster or None}
+        for name, (rate, error) in rates.items()
+    }
+
+
+def _curve(c: Candidates) -> list[dict[str, Any]]:
+    """The best candidate of every size; with ``prices`` where it was grown under some, as `growth.grow` takes them."""
+    points = []
+    for size in np.unique(c.sizes).tolist():
+        here = np.flatnonzero(c.sizes == size)
+        i = here[c.throughput[here].argmax()]
+        points.append({
+            "size": size, "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
+            "step_ms": None if c.ms is None else float(c.ms[i]),
+            "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
+            "tokens_per_s_stderr": None if c.ms is None else float(c.throughput_draws[i].std()),
+            **({"prices": list(prices)} if (prices := c.key(i)[2]) else {}),
+        })  # fmt: skip
+    return points
+
+
+def _best_chain(
+    source: RankTrace | Calibration | Probe,
+    max_depth: int,
+    profile: LatencyProfile | None,
+    c: Candidates,
+    budget: int,
+    measured_only: bool,
+) -> dict[str, Any] | None:
+    """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
+    chains: list[dict[str, Any]] = []
+    for depth in range(1, min(max_depth, budget - 1) + 1):
+        if isinstance(source, RankTrace):
+            rate = replay(source, Tree.chain(depth)).tokens_per_step
+        elif isinstance(source, Probe):
+            rate = replay_probe(source, Tree.chain(depth)).tokens_per_step
+        else:
+            rate = float(product_values(source.accept, Tree.chain(depth).paths).sum())
+        latency = None
+        if profile is not None and c.context is not None:
+            latency = profile.step(c.batch_size, c.context, depth + 1, depth, expanding=(1,) * depth,
+                                   measured_only=measured_only)  # fmt: skip
+            if latency is None:
+                continue
+        tokens_per_s = 1e3 * c.batch_size * rate / latency.ms if latency else None
+        chains.append({"size": depth + 1, "depth": depth, "tokens_per_step": rate,
+                       "step_ms": latency.ms if latency else None, "tokens_per_s": tokens_per_s})  # fmt: skip
+    return max(chains, key=lambda chain: chain["tokens_per_s"] or chain["tokens_per_step"], default=None)
+
+
+def unconstrained(c: Candidates) -> dict[str, Any]:
+    """What the best tree of all would reach."""
+    i = select([c], [1.0]).chosen
+    return {"size": int(c.sizes[i]), "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
+            "tokens_per_s": None if c.ms is None else float(c.throughput[i])}  # fmt: skip
+
+
+def rebuilds_of(families: list[Grown], entry: PlanEntry, count: int) -> dict[str, Any]:
+    """The sizes worth building an engine for, with their trees, and what is lost with only them."""
+    c = candidates_of(families, None, entry.batch_size, None, measured_only=False)
+    chosen = entry.size if entry.step_ms is not None else None  # without latencies it is the whole budget
+    found = worth_building(c.rates, c.sizes, batch_size=entry.batch_size, count=count, first=chosen)
+    trees = []
+    for size in found.sizes:
+        i = int(np.searchsorted(c.sizes, size))
+        trees.append({"size": size, "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
+                      "medusa_choices": c.held_out[i].family.tree(size).choices})  # fmt: skip
+    return {"trees": trees, "mean_loss": found.mean_loss, "worst_loss": found.worst_loss}

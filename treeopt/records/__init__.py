@@ -1,0 +1,1 @@
+"""What is kept: one type, one file."""

@@ -1,0 +1,204 @@
+"""What real decoding measured, contender by contender: ``bench.json``.
+
+steps    decoding steps summed over rows; a step of a batch of b live rows counts b times
+passes   forwards of the target, prefills included
+block    prompts that were decoded together with one contender; contenders are interleaved by block
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treeopt.errors import InvalidInput
+from treeopt.files import storage
+from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95, stderr
+
+FEWEST_BLOCKS = 5  # below it no interval is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Timed steps (all rows live) of one contender on one block of prompts in one round."""
+
+    round: int
+    prompts: list[int]
+    tokens: int
+    steps: int
+    decode_s: float
+    group: str = ""  # a block's prompts are all of one group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a contender decoded for one prompt, beside the plain answer and the replay."""
+
+    id: str  # of the conversation
+    steps: int
+    tokens: int
+    identical: bool
+    replayed_steps: int | None = None
+    group: str = ""
+    first_difference: int | None = None  # place of the first token that differs
+    logit_gap: float | None = None  # between the two tokens there, at the target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One tree, or plain decoding (size 1), on all prompts."""
+
+    name: str
+    batch_size: int
+    size: int
+    medusa_choices: list[list[int]]
+    steps: int
+    passes: int
+    tokens: int
+    tokens_per_step: float
+    tokens_per_s: float | None
+    identical: int
+    compared: int
+    decode_s: list[float] = field(default_factory=list)  # per round
+    prefill_s: float | None = None
+    predicted: dict[str, float | None] = field(default_factory=dict)  # product, joint, replayed, its stderr
+    predicted_tokens_per_step: float | None = None  # the replayed one
+    replayed_steps: int | None = None
+    replayed_tokens_per_step: float | None = None
+    accepted: list[int] = field(default_factory=list)  # steps that emitted 0, 1, ... guesses
+    replayed_accepted: list[int] = field(default_factory=list)  # the same by replay
+    predicted_accepted: list[float] = field(default_factory=list)  # share of steps, before this run
+    sequences: list[Answer] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def stderr(self) -> float | None:
+        """Standard error of tokens_per_step over conversations; None for fewer than two."""
+        names = {name: i for i, name in enumerate(dict.fromkeys(answer.id for answer in self.sequences))}
+        if len(names) < 2:
+            return None
+        which = [names[answer.id] for answer in self.sequences]
+        tokens = np.bincount(which, [answer.tokens - 1 for answer in self.sequences])
+        steps = np.bincount(which, [answer.steps for answer in self.sequences])
+        return stderr(drawn_rates(tokens, steps, conversation_draws(len(names))), len(names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A ratio of two contenders' tokens per second, with its 95 % interval (None for too few blocks)."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}{interval}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """All contenders of one run; they decoded the same prompts, interleaved."""
+
+    contenders: tuple[Contender, ...]
+    dtype: str
+    rounds: int
+    info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
+
+    def __post_init__(self) -> None:
+        if not self.contenders:
+            raise InvalidInput("A benchmark must have contenders.")
+
+    def contender(self, name: str) -> Contender:
+        for contender in self.contenders:
+            if contender.name == name:
+                return contender
+        names = ", ".join(c.name for c in self.contenders)
+        raise InvalidInput(f"The benchmark has the contenders {names}, but {name!r} was asked.")
+
+    @property
+    def groups(self) -> list[str]:
+        """Groups of the prompts, in order; empty where they are not grouped."""
+        names = dict.fromkeys(block.group for block in self.contenders[0].blocks)
+        return list(names) if any(names) else []
+
+    def tokens_per_step(self, name: str, group: str) -> tuple[float, int]:
+        """Tokens per step of a contender on the answers of a group, and how many they are."""
+        answers = [answer for answer in self.contender(name).sequences if answer.group == group]
+        steps = sum(answer.steps for answer in answers)
+        return (sum(a.tokens - 1 for a in answers) / steps if steps else 1.0), len(answers)
+
+    def speedup(self, name: str, baseline: str = "plain", *, group: str | None = None) -> Ratio | None:
+        """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks.
+
+        None where nothing was timed (every block had too few prompts for a full batch).
+        """
+        return _over_blocks(self._paired(name, baseline, group))
+
+    def overhead(self, name: str) -> Ratio | None:
+        """Latency of a step over that of a plain one (Medusa, appendix B): the median over blocks.
+
+        A block's plain steps were timed next to its others, so a disturbed block is one ratio of many.
+        """
+        pairs = self._paired(name, "plain", per="steps")
+        if not len(pairs):
+            return None
+        ratios = 1 / _ratio(pairs)
+        value = float(np.median(ratios))
+        if len(ratios) < FEWEST_BLOCKS:
+            return Ratio(value=value, low=None, high=None)
+        picks = np.random.default_rng(SEED).integers(0, len(ratios), (BOOTSTRAPS, len(ratios)))
+        low, high = interval95(np.median(ratios[picks], axis=1), len(ratios))
+        return Ratio(value=value, low=low, high=high)
+
+    def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
+        """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds added up."""
+        sums: dict[tuple[int, ...], list[float]] = {}
+        for place, which in enumerate((name, baseline)):
+            for block in self.contender(which).blocks:
+                if group not in (None, block.group):
+                    continue
+                row = sums.setdefault(tuple(block.prompts), [0.0] * 4)
+                row[2 * place] += getattr(block, per)
+                row[2 * place + 1] += block.decode_s
+        return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
+
+    def document(self) -> dict[str, Any]:
+        """What ``bench.json`` says."""
+        contenders = [asdict(contender) for contender in self.contenders]
+        return {
+            "schema": storage.schema("bench"),
+            "contenders": contenders,
+            "dtype": self.dtype,
+            "rounds": self.rounds,
+            **self.info,
+        }
+
+    def save(self, path: Path) -> None:
+        storage.write_json(path, "bench", self.document())
+
+    @classmethod
+    def load(cls, path: Path) -> Benchmark:
+        document = storage.read_json(path, "bench", required=("contenders",))
+        rest = ("schema", "contenders", "dtype", "rounds")
+        info = {k: v for k, v in document.items() if k not in rest}
+        return storage.typed(cls, {"dtype": "unknown", "rounds": 1, **document, "info": info}, path)
+
+
+def _over_blocks(pairs: Any) -> Ratio | None:
+    """The ratio of rates with its 95 % interval, blocks drawn again; None where nothing was timed."""
+    if not len(pairs):
+        return None
+    value = float(_ratio(pairs.sum(0)))
+    if len(pairs) < FEWEST_BLOCKS:
+        return Ratio(value=value, low=None, high=None)
+    draws = conversation_draws(len(pairs))
+    low, high = interval95(_ratio(draws @ pairs), len(pairs))
+    return Ratio(value=value, low=low, high=high)
+
+
+def _ratio(sums: Any) -> Any:
+    """(..., 4) tokens, seconds, baseline's tokens, baseline's seconds to the ratio of rates."""
+    return sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3])

@@ -1,0 +1,217 @@
+"""How often each head had the true token at each rank: counts first, rates and errors from them.
+
+hits   : (K, top_k) int  states at which head k had the true token at rank i
+trials : (K,)       int  states at which head k had something to guess
+accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medusa, section 2.3.3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput
+from treeopt.files import storage
+from treeopt.records.trace import NO_TRIAL, RankTrace
+from treeopt.trees.tree import Choice, IntArray, read_only
+
+KEPT_PREFIXES = 1024  # most frequent rank prefixes that calibration.json lists
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Marginal counts of a drafter on a data set: ``calibration.json``.
+
+    Raises InvalidInput for counts that cannot be: negative, more hits than trials, no trials.
+
+    >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
+    >>> calibration.accept.tolist()
+    [[0.6, 0.2], [0.4, 0.1]]
+    """
+
+    hits: IntArray
+    trials: IntArray
+    prefix_counts: dict[str, Any] | None = None
+    info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
+
+    def __post_init__(self) -> None:
+        for name in ("hits", "trials"):
+            value = np.asarray(getattr(self, name))
+            if value.dtype.kind not in "iu":
+                raise InvalidInput(f"{name} must be counts (whole numbers), but got {value.dtype}.")
+            object.__setattr__(self, name, read_only(value, np.int64))
+        if self.hits.ndim != 2 or self.trials.shape != self.hits.shape[:1] or 0 in self.hits.shape:
+            raise InvalidInput(
+                "hits must be a heads x ranks table and trials one count per head, but their shapes "
+                f"are {self.hits.shape} and {self.trials.shape}."
+            )
+        if self.hits.min() < 0 or self.trials.min() < 1:
+            raise InvalidInput("hits must be at least 0 and trials at least 1.")
+        over = np.flatnonzero(self.hits.sum(1) > self.trials)
+        if len(over):
+            k = int(over[0])
+            raise InvalidInput(
+                f"The hits of one head may not exceed its trials, but head {k + 1} has "
+                f"{self.hits[k].sum()} of {self.trials[k]}: its counts look cumulative (top-1, top-2, "
+                "...); subtract neighbours first."
+            )
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.hits.shape[0])
+
+    @property
+    def top_k(self) -> int:
+        return int(self.hits.shape[1])
+
+    @property
+    def accept(self) -> NDArray[np.float64]:
+        """(K, top_k) share of the trials in which head k had the true token at rank i."""
+        rates: NDArray[np.float64] = self.hits / self.trials[:, None]
+        return rates
+
+    @property
+    def stderr(self) -> NDArray[np.float64]:
+        """(K, top_k) binomial standard errors of `accept`."""
+        accept = self.accept
+        errors: NDArray[np.float64] = np.sqrt(accept * (1 - accept) / self.trials[:, None])
+        return errors
+
+    @classmethod
+    def from_trace(cls, trace: RankTrace, provenance: dict[str, Any] | None = None) -> Calibration:
+        """Count hits and trials over all states at which a step can be taken, and for each group."""
+        ranks = trace.ranks[trace.has_step]
+        hits, trials = count_hits(ranks, trace.top_k)
+        if trials.min() < 1:
+            raise InvalidInput(
+                f"Head {int(trials.argmin()) + 1} never had a token to guess: "
+                "the sequences are too short. Use a larger --max-new-tokens."
+            )
+        paths, counts, visited = prefix_counts(ranks)
+        info = {
+            "positions": int(trace.has_step.sum()),
+            "sequences": trace.num_sequences,
+            "survival": chain_survival(ranks).tolist(),
+            "loop_share": trace.loop_share(),
+            "source": "measured",
+            **{key: trace.meta.get(key) for key in ("drafter", "acceptance", "answers", "skipped")},
+            "provenance": provenance or trace.meta.get("provenance"),
+        }
+        if trace.target_rank is not None:
+            info["target_agreement"] = float(np.mean(trace.target_rank == 0))
+        if trace.group_names:
+            info["groups"] = group_counts(trace)
+        prefixes = {"paths": [list(p) for p in paths], "counts": counts, "visited": visited}
+        return cls(hits, trials, prefixes, info)
+
+    def document(self) -> dict[str, Any]:
+        """What ``calibration.json`` says."""
+        return {
+            "schema": storage.schema("calibration"),
+            "num_heads": self.num_heads,
+            "top_k": self.top_k,
+            "hits": self.hits,
+            "trials": self.trials,
+            **self.info,
+            "prefix_counts": self.prefix_counts,
+        }
+
+    def save(self, path: Path) -> None:
+        storage.write_json(path, "calibration", self.document())
+
+    @classmethod
+    def load(cls, path: Path) -> Calibration:
+        required = ("num_heads", "top_k", "hits", "trials")
+        document = storage.read_json(path, "calibration", required)
+        try:
+            calibration = cls(
+                np.array(document["hits"]),
+                np.array(document["trials"]),
+                document.get("prefix_counts"),
+                {k: v for k, v in document.items() if k not in (*required, "prefix_counts", "schema")},
+            )
+        except (InvalidInput, ValueError, TypeError) as error:
+            raise InvalidInput(f"{path} is not a calibration: {error}") from None
+        shape = (document["num_heads"], document["top_k"])
+        if shape != calibration.hits.shape:
+            raise InvalidInput(f"{path} says {shape} heads x ranks, but hits has {calibration.hits.shape}.")
+        return calibration
+
+
+def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray]:
+    """(K, top_k) hits and (K,) trials of (P, K) ranks.
+
+    >>> hits, trials = count_hits(np.array([[0], [1], [-1], [-2]], np.int16), 2)
+    >>> hits.tolist(), trials.tolist()
+    ([[1, 1]], [3])
+    """
+    hits = np.stack([np.bincount(r[r >= 0], minlength=top_k)[:top_k] for r in ranks.T])
+    return hits, (ranks != NO_TRIAL).sum(0)
+
+
+def group_counts(trace: RankTrace) -> dict[str, dict[str, Any]]:
+    """Hits, trials, sequences and states of each group of sequences."""
+    assert trace.group is not None
+    found = {}
+    for g, name in enumerate(trace.group_names):
+        part = trace.select(np.flatnonzero(trace.group == g)) if (trace.group == g).any() else None
+        if part is not None:
+            hits, trials = count_hits(part.ranks[part.has_step], trace.top_k)
+            found[name] = {"sequences": part.num_sequences, "positions": int(part.has_step.sum()),
+                           "hits": hits, "trials": trials}  # fmt: skip
+    return found
+
+
+def chain_survival(ranks: NDArray[np.int16]) -> NDArray[np.float64]:
+    """(K,) share of the states at which the top-1 guesses of heads 1...d were all right.
+
+    >>> chain_survival(np.array([[0, 0], [0, 1], [2, 0], [0, 0]], np.int16)).tolist()
+    [0.75, 0.5]
+    """
+    shares: NDArray[np.float64] = np.logical_and.accumulate(ranks == 0, axis=1).mean(0)
+    return shares
+
+
+def prefix_counts(
+    ranks: NDArray[np.int16], *, most: int = KEPT_PREFIXES
+) -> tuple[list[Choice], list[int], list[int]]:
+    """The most frequent rank prefixes, how often each came, and how often its parent did with a trial.
+
+    >>> prefix_counts(np.array([[0, 1], [0, -1], [0, -2]], np.int16))
+    ([(0,), (0, 1)], [3, 1], [3, 2])
+    """
+    found: list[tuple[int, Choice, int]] = []
+    alive: dict[Choice, IntArray] = {(): np.arange(len(ranks))}
+    for column in ranks.T:
+        following: dict[Choice, IntArray] = {}
+        for path, states in alive.items():
+            here = column[states]
+            visited = int((here != NO_TRIAL).sum())
+            for rank in np.unique(here[here >= 0]).tolist():
+                following[(*path, rank)] = states[here == rank]
+                found.append((len(following[(*path, rank)]), (*path, rank), visited))
+        alive = following
+    found.sort(key=lambda item: (-item[0], len(item[1]), item[1]))
+    del found[most:]
+    return [p for _, p, _ in found], [n for n, _, _ in found], [v for _, _, v in found]
+
+
+def prefix_states(trace: RankTrace, paths: Sequence[Choice], *, most: int = 3) -> dict[Choice, list[int]]:
+    """States at which each path is the beginning of the ranks, at most a few, from different sequences first.
+
+    >>> trace = RankTrace(np.array([[0, 1], [0, -1], [-2, -2]]), np.array([0, 3]))
+    >>> prefix_states(trace, [(0,), (0, 1), (2,)])
+    {(0,): [0, 1], (0, 1): [0], (2,): []}
+    """
+    sequence = np.repeat(np.arange(trace.num_sequences), trace.lengths)
+    found = {}
+    for path in paths:
+        states = np.flatnonzero((trace.ranks[:, : len(path)] == path).all(1) & trace.has_step)
+        first = np.unique(sequence[states], return_index=True)[1]
+        found[path] = [*states[first], *np.delete(states, first)][:most]
+    return {path: [int(state) for state in states] for path, states in found.items()}

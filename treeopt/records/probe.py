@@ -1,0 +1,201 @@
+"""The probe: which nodes of a large tree each step of decoding would have accepted.
+
+Under typical acceptance several siblings can pass and the text depends on the tree, so that no trace of ranks
+tells what a tree reaches. Instead answers are decoded with one tree, the policy, while a larger one, the probe
+tree, is verified in the same passes. Any part of that is then scored on the same steps (`treeopt.growth.coverage`):
+exactly for the policy, approximately for others, whose steps would begin elsewhere.
+
+P steps of all sequences · S sequences · T nodes of the probe tree · A accepted nodes of all steps, roots left out
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput
+from treeopt.files import storage
+from treeopt.records.trace import Answers, read_meta
+from treeopt.trees.tree import BoolArray, IntArray, Tree, read_only
+
+SCHEMA = storage.schema("probe")
+
+
+@dataclass(frozen=True, eq=False)
+class Probe(Answers):
+    """What a probing run records: ``probe.npz``, where ``accepted`` and ``ends`` are packed bits.
+
+    tree           : the probe tree
+    policy         : the tree that decoding followed, a part of it
+    accepted       : (P, T) bool     node accepted together with all its ancestors; the root always is
+    ends           : (P, T) bool     accepted node whose token would end its sequence: EOS, the limit, a loop
+    log_likelihood : (A,)   float32  of the path to each accepted node, by step and then node: of paths of one
+                                     length the likeliest wins
+    starts         : (S+1,) int64    sequence s has the steps starts[s]...starts[s+1]-1; it may have none
+    lengths        : (S,)   int32    tokens that each sequence emitted, the first (prefilled) one included
+    prompt_tokens, end, group, cluster : (S,)  as in `RankTrace`
+    meta           : acceptance, drafter, EOS ids, prompt hashes, provenance, ...
+
+    >>> tree = Tree.from_choices([[0], [1]])
+    >>> both = np.array([[True, True, True]])
+    >>> Probe(tree, tree, both, ~both, np.array([-0.1, -2.0]), np.array([0, 1]), np.array([3])).num_heads
+    1
+    """
+
+    tree: Tree
+    policy: Tree
+    accepted: BoolArray
+    ends: BoolArray
+    log_likelihood: NDArray[np.float32]
+    starts: IntArray
+    lengths: NDArray[np.int32]
+    prompt_tokens: NDArray[np.int32] | None = None
+    end: NDArray[np.uint8] | None = None
+    group: NDArray[np.int16] | None = None
+    cluster: NDArray[np.int32] | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, dtype in {**_BITS, **_ARRAYS}.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, read_only(value, dtype))
+        steps, starts = len(self.accepted), self.starts
+        for name in _BITS:
+            found = getattr(self, name).shape
+            if found != (steps, len(self.tree)):
+                raise InvalidInput(f"{name} must be (steps, nodes), {steps, len(self.tree)}, but is {found}.")
+        rises = starts.ndim == 1 and len(starts) > 1 and (np.diff(starts) >= 0).all()
+        if not rises or starts[0] != 0 or starts[-1] != steps:
+            raise InvalidInput(f"starts must rise from 0 to the number of steps, {steps}.")
+        for name in PER_SEQUENCE:
+            value = getattr(self, name)
+            if value is not None and value.shape != (self.num_sequences,):
+                raise InvalidInput(
+                    f"{name} must have {self.num_sequences} entries, but has shape {value.shape}."
+                )
+        if len(self.tree) < 2 or not set(self.policy.paths) <= set(self.tree.paths):
+            raise InvalidInput("A probe tree must have guesses, and all nodes of the policy among them.")
+        above = self.accepted[:, self.tree.parents[1:]]
+        if not self.accepted[:, 0].all() or (self.accepted[:, 1:] & ~above).any():
+            raise InvalidInput("A node can be accepted only where its parent is, and the root always is.")
+        if (self.ends & ~self.accepted).any() or self.ends[:, 0].any():
+            raise InvalidInput("Only an accepted guess can end a sequence.")
+        found, wanted = self.log_likelihood.shape, int(self.accepted[:, 1:].sum())
+        if found != (wanted,) or not (self.log_likelihood <= 0).all():
+            raise InvalidInput(
+                f"log_likelihood must have {wanted} entries of at most 0, one per accepted node, but has shape {found}."
+            )
+
+    @property
+    def num_heads(self) -> int:
+        """Depth of the probe tree: no tree beyond it can be scored."""
+        return self.tree.depth
+
+    @cached_property
+    def sequence(self) -> IntArray:
+        """(P,) which sequence each step belongs to."""
+        return read_only(np.repeat(np.arange(self.num_sequences), np.diff(self.starts)), np.int64)
+
+    @cached_property
+    def first_end(self) -> NDArray[np.int16]:
+        """(P, T) depth of the first token on the path to an accepted node that ends the sequence; 0 for none."""
+        found = np.zeros(self.ends.shape, dtype=np.int16)
+        steps = np.flatnonzero(self.ends.any(1))
+        part = np.where(self.ends[steps], self.tree.depths, 0).astype(np.int16)
+        for node in range(1, len(self.tree)):
+            above = part[:, self.tree.parents[node]]
+            np.copyto(part[:, node], above, where=above > 0)
+        found[steps] = part
+        return read_only(found, np.int16)
+
+    def select(self, sequences: IntArray) -> Probe:
+        """The probe of some of the sequences, in the given order."""
+        counts = np.diff(self.starts)[sequences]
+        steps = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
+        likelihood = np.zeros(self.accepted.shape, dtype=np.float32)
+        likelihood[:, 1:][self.accepted[:, 1:]] = self.log_likelihood
+        accepted = self.accepted[steps]
+        some = {name: getattr(self, name) for name in PER_SEQUENCE}
+        return Probe(
+            tree=self.tree,
+            policy=self.policy,
+            accepted=accepted,
+            ends=self.ends[steps],
+            log_likelihood=likelihood[steps][:, 1:][accepted[:, 1:]],
+            starts=np.concatenate([[0], np.cumsum(counts)]),
+            **{name: array[sequences] for name, array in some.items() if array is not None},
+            meta=self.meta,
+        )
+
+    def save(self, path: Path) -> None:
+        meta = {**self.meta, "schema": SCHEMA, "tree": self.tree.choices, "policy": self.policy.choices}
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        for name in _BITS:
+            arrays[name] = np.packbits(getattr(self, name)[:, 1:], axis=1, bitorder="little")
+        arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
+        storage.write_npz(path, {n: a for n, a in arrays.items() if a is not None})
+
+    @classmethod
+    def load(cls, path: Path) -> Probe:
+        required = (*_BITS, "log_likelihood", "starts", "lengths", "meta")
+        arrays = storage.read_npz(path, required=required)
+        meta = read_meta(path, arrays, SCHEMA)
+        try:
+            fields: dict[str, Any] = {name: arrays[name] for name in _ARRAYS if name in arrays}
+            for name, array in fields.items():
+                wanted = "f" if name == "log_likelihood" else "iu"
+                if array.dtype.kind not in wanted:
+                    raise InvalidInput(f"its {name} are of type {array.dtype}.")
+            fields |= {name: _tree(meta.pop(name, None)) for name in ("tree", "policy")}
+            for name in _BITS:
+                fields[name] = _unpacked(name, arrays[name], len(fields["tree"]))
+            return cls(**fields, meta={k: v for k, v in meta.items() if k != "schema"})
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} is not a probe: {error}") from None
+
+
+def is_probe(path: Path) -> bool:
+    """Whether an .npz file holds a probe, by the names of its arrays; not where it cannot be read."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {"accepted", "ends"} <= set(archive.files)
+    except storage.UNREADABLE_NPZ:
+        return False
+
+
+def _tree(choices: Any) -> Tree:
+    if not isinstance(choices, list) or not all(isinstance(choice, list) for choice in choices):
+        raise InvalidInput("its meta must list the paths of tree and policy.")
+    return Tree.from_choices(choices)
+
+
+def _unpacked(name: str, packed: NDArray[Any], n_nodes: int) -> BoolArray:
+    """(P, T) bits of a file, the root's put in front."""
+    width = -(-(n_nodes - 1) // 8)
+    if packed.dtype != np.uint8 or packed.ndim != 2 or packed.shape[1] != width:
+        raise InvalidInput(
+            f"its {name} must be {width} bytes per step for {n_nodes} nodes, but have shape {packed.shape}."
+        )
+    bits = np.unpackbits(packed, axis=1, count=n_nodes - 1, bitorder="little").astype(bool)
+    root = np.full((len(bits), 1), name == "accepted")
+    return np.concatenate([root, bits], axis=1)
+
+
+_BITS: dict[str, type[np.generic]] = {"accepted": np.bool_, "ends": np.bool_}
+_ARRAYS: dict[str, type[np.generic]] = {
+    "log_likelihood": np.float32,
+    "starts": np.int64,
+    "lengths": np.int32,
+    "prompt_tokens": np.int32,
+    "end": np.uint8,
+    "group": np.int16,
+    "cluster": np.int32,
+}
+PER_SEQUENCE = ("lengths", "prompt_tokens", "end", "group", "cluster")

@@ -1,0 +1,148 @@
+"""The run directory: where commands find what earlier ones wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from treeopt.errors import InvalidInput
+from treeopt.files import shipped
+from treeopt.files.storage import UNFINISHED, sha256_of
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.probe import Probe, is_probe
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.trace import RankTrace
+
+T = TypeVar("T")
+
+
+class RunDirectory:
+    """The files of one run, under fixed names; each is made by the command named beside it.
+
+    >>> RunDirectory("my-run").trace.name
+    'trace.npz'
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.trace = self.path / "trace.npz"  # calibrate
+        self.calibration = self.path / "calibration.json"  # calibrate
+        self.probe = self.path / "probe.npz"  # calibrate, under typical acceptance
+        self.profile = self.path / "profile.json"  # profile
+        self.plan = self.path / "plan.json"  # search
+        self.bench = self.path / "bench.json"  # bench
+        self.export = self.path / "export"  # export
+        self.figures = self.path / "figures"  # plot
+        self.report = self.path / "report.html"  # report
+
+    def bench_of(self, batch_size: int) -> Path:
+        """The benchmark of one batch size, where the plan has several."""
+        return self.bench.with_name(f"bench-batch-size-{batch_size}.json")
+
+    def partial(self, name: str) -> Path:
+        """The journal of a measurement that is not finished."""
+        return self.path / f"{name}.partial"
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only writer; the operating system lifts the lock when the process ends, however it does.
+
+        Files that a killed writer left half-written are deleted. Raises InvalidInput where another
+        process is writing, or nothing can be written.
+        """
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise InvalidInput(
+                f"A run directory has one writer at a time, but another treeopt is writing to {self.path}: "
+                "wait for it, or pass another --run."
+            ) from None
+        except OSError as error:
+            raise InvalidInput(f"{self.path} cannot be written: {error.strerror}.") from None
+        except NotImplementedError:  # a file system without locks
+            yield
+            return
+        try:
+            for left in self.path.rglob(f".*{UNFINISHED}"):
+                left.unlink(missing_ok=True)
+            yield
+        finally:
+            lock.release()
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Leave no folder behind where nothing was written."""
+        if [file.name for file in self.path.iterdir()] == [".lock"]:
+            (self.path / ".lock").unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def read_trace(self) -> RankTrace:
+        return _read(self.trace, RankTrace.load, "treeopt calibrate")
+
+    def read_probe(self) -> Probe:
+        return _read(self.probe, Probe.load, "treeopt calibrate --acceptance typical")
+
+    def read_calibration(self) -> Calibration:
+        return _read(self.calibration, Calibration.load, "treeopt calibrate")
+
+    def read_profile(self) -> LatencyProfile:
+        return _read(self.profile, LatencyProfile.load, "treeopt profile")
+
+    def read_plan(self) -> Plan:
+        return _read(self.plan, Plan.load, "treeopt search")
+
+    def read_source(self, calibration: str | None = None) -> tuple[Path, RankTrace | Calibration]:
+        """Accuracies and their file: a trace or a calibration by path or by shipped name.
+
+        Without one the run's own trace, or else its calibration.
+        """
+        if calibration is not None:
+            path = shipped.find("calibration", calibration)
+            if path.suffix != ".npz":
+                return path, Calibration.load(path)
+            if is_probe(path):
+                raise InvalidInput(
+                    f"Accuracies come from a trace or a calibration, but {path} is a probe of typical acceptance, on "
+                    "which only search plans."
+                )
+            return path, RankTrace.load(path)
+        if self.trace.exists():
+            return self.trace, self.read_trace()
+        if not self.calibration.exists():
+            raise InvalidInput(
+                f"{self.path} has no calibration yet. Make one with treeopt calibrate or treeopt import, or name a "
+                "shipped one with --calibration (treeopt list)."
+            )
+        return self.calibration, self.read_calibration()
+
+    def read_planned(self, calibration: str | None = None) -> tuple[Path, RankTrace | Probe | Calibration]:
+        """What trees are planned on, and its file: a probe where there is one, else as `read_source` has it."""
+        if calibration is None and self.probe.exists():
+            return self.probe, self.read_probe()
+        if calibration is not None and calibration.endswith(".npz") and is_probe(Path(calibration)):
+            return Path(calibration), Probe.load(Path(calibration))
+        return self.read_source(calibration)
+
+    def is_stale(self, plan: Plan) -> bool:
+        """Whether the run's trace or profile has changed since the plan was made from it."""
+        files = [file for file in (self.trace, self.probe, self.profile) if file.name in plan.inputs]
+        return any(not file.exists() or plan.inputs[file.name] != sha256_of(file) for file in files)
+
+
+def digests(*files: Path) -> dict[str, str]:
+    """Name to sha256 of the files that a result was made from."""
+    return {file.name: sha256_of(file) for file in files}
+
+
+def _read(path: Path, load: Callable[[Path], T], command: str) -> T:
+    if not path.exists():
+        raise InvalidInput(f"{path} does not exist yet. Make it with: {command}")
+    return load(path)

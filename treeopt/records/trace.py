@@ -1,0 +1,321 @@
+"""The rank trace: at which rank each head had the token that really came, at every state.
+
+A sequence of N emitted tokens y1...yN has states t = 0...N-1. At state t the last committed token is
+y_t, the target's own head gives the root y_{t+1}, and head k guesses y_{t+1+k}. A step is taken at t
+only if t <= N-2. Greedy output does not depend on the tree, so the trace alone tells how many steps
+decoding takes with any tree (see `treeopt.growth.replay`).
+
+P states of all sequences · S sequences · K heads
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput
+from treeopt.files import storage
+from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
+
+MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
+LOOP_PERIOD, LOOP_REPEATS = 8, 3
+FOLDS = 5  # of cross-validation
+SCHEMA = f"treeopt.trace/{storage.VERSION}"
+
+
+class End(IntEnum):
+    """Why a sequence ended."""
+
+    LIMIT = 0
+    EOS = 1
+    CONTEXT = 2
+    LOOP = 3
+
+
+class SequenceEnd:
+    """Tells after every emitted token whether it is the sequence's last one, and why.
+
+    A loop is complete when the last tokens are the same block of at most 8 tokens for the third time;
+    where a sequence ends depends on its tokens alone, never on how they were decoded.
+
+    eos_ids        tokens that end the sequence (kept as its last token)
+    max_new_tokens most tokens to emit
+    context_left   tokens that the context has room for after the prompt; None for no bound
+    stop_at_loops  whether a completed loop ends the sequence
+
+    >>> end = SequenceEnd({0}, max_new_tokens=9)
+    >>> [end.push(token) for token in (5, 7, 7, 7)][-1].name
+    'LOOP'
+    """
+
+    def __init__(
+        self,
+        eos_ids: Collection[int],
+        max_new_tokens: int,
+        context_left: int | None = None,
+        *,
+        stop_at_loops: bool = True,
+    ) -> None:
+        self.eos_ids = frozenset(eos_ids)
+        room = max_new_tokens if context_left is None else min(max_new_tokens, context_left)
+        self._most = room
+        self._most_reason = End.LIMIT if room == max_new_tokens else End.CONTEXT
+        self._tokens: list[int] = []
+        # run[p - 1]: how many of the last tokens equal the one p places before them
+        self._run = [0] * (LOOP_PERIOD if stop_at_loops else 0)
+
+    def push(self, token: int) -> End | None:
+        tokens, run = self._tokens, self._run
+        n, looped = len(tokens), False
+        for i in range(min(n, len(run))):
+            if tokens[n - 1 - i] == token:
+                run[i] += 1
+                looped |= run[i] >= (LOOP_REPEATS - 1) * (i + 1)
+            else:
+                run[i] = 0
+        tokens.append(token)
+        if token in self.eos_ids:
+            return End.EOS
+        if looped:
+            return End.LOOP
+        return self._most_reason if n + 1 >= self._most else None
+
+
+def sequence_end(tokens: Sequence[int], eos_ids: Collection[int], max_new_tokens: int) -> tuple[int, End]:
+    """Number of ``tokens`` up to where they end, and why; LIMIT where nothing else ends them.
+
+    >>> sequence_end([4, 5, 4, 5, 4, 5, 4, 5], {0}, 100)
+    (6, <End.LOOP: 3>)
+    """
+    end = SequenceEnd(eos_ids, max_new_tokens)
+    for n, token in enumerate(tokens, 1):
+        reason = end.push(token)
+        if reason is not None:
+            return n, reason
+    return len(tokens), End.LIMIT
+
+
+class Answers:
+    """What every record of answers says of them: where each begins, and whose turn it is.
+
+    starts  : (S+1,)  where the states (or steps) of each sequence begin, and the end
+    group   : (S,)    index into meta["group_names"]
+    cluster : (S,)    conversation that a sequence is a turn of; None: each is its own
+    """
+
+    starts: IntArray
+    group: NDArray[np.int16] | None
+    cluster: NDArray[np.int32] | None
+    meta: dict[str, Any]
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def clusters(self) -> IntArray:
+        """(S,) number of the conversation of each sequence, 0 ... C-1."""
+        if self.cluster is None:
+            return np.arange(self.num_sequences)
+        return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def group_names(self) -> list[str]:
+        """Names that ``group`` indexes; empty where the sequences are not grouped."""
+        names = [str(name) for name in self.meta.get("group_names") or []]
+        return names if self.group is not None and any(names) else []
+
+
+@dataclass(frozen=True, eq=False)
+class RankTrace(Answers):
+    """What calibration records: ``trace.npz``.
+
+    ranks         : (P, K) int16  rank of the true token at head k; -1 beyond top_k, -2 no trial
+    starts        : (S+1,) int64  sequence s has the states starts[s]...starts[s+1]-1
+    tokens        : (P,)   int32  the token emitted at each state (the root there)
+    prompt_tokens : (S,)   int32  length of each prompt
+    end           : (S,)   uint8  why each sequence ended (`End`)
+    group         : (S,)   int16  index into meta["group_names"]
+    cluster       : (S,)   int32  conversation that a sequence is a turn of; absent: each is its own
+    target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
+    meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
+
+    Only ``ranks`` and ``starts`` are required of a file.
+
+    >>> trace = RankTrace(np.array([[0], [3], [-2]]), np.array([0, 3]))
+    >>> trace.num_heads, trace.num_sequences, trace.has_step.tolist()
+    (1, 1, [True, True, False])
+    """
+
+    ranks: NDArray[np.int16]
+    starts: IntArray
+    tokens: NDArray[np.int32] | None = None
+    prompt_tokens: NDArray[np.int32] | None = None
+    end: NDArray[np.uint8] | None = None
+    group: NDArray[np.int16] | None = None
+    cluster: NDArray[np.int32] | None = None
+    target_rank: NDArray[np.int16] | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, dtype in _ARRAYS.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, read_only(value, dtype))
+        if self.ranks.ndim != 2 or 0 in self.ranks.shape or self.ranks.min() < NO_TRIAL:
+            raise InvalidInput(
+                f"ranks must be a (states, heads) table of ranks, -1 or -2, but has shape "
+                f"{self.ranks.shape} and least value {self.ranks.min(initial=0)}."
+            )
+        starts, states = self.starts, len(self.ranks)
+        rises = starts.ndim == 1 and len(starts) > 1 and (np.diff(starts) >= 1).all()
+        if not rises or starts[0] != 0 or starts[-1] != states:
+            raise InvalidInput(f"starts must rise from 0 to the number of states, {states}.")
+        if self.ranks.max(initial=0) >= self.top_k:
+            raise InvalidInput(f"ranks must be below top_k, {self.top_k}, but reach {self.ranks.max()}.")
+        for name in (*PER_STATE, *PER_SEQUENCE):
+            value = getattr(self, name)
+            want = states if name in PER_STATE else self.num_sequences
+            if value is not None and value.shape != (want,):
+                raise InvalidInput(f"{name} must have {want} entries, but has shape {value.shape}.")
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.ranks.shape[1])
+
+    @property
+    def top_k(self) -> int:
+        """Ranks 0...top_k-1 were told apart; a token beyond them has rank -1."""
+        return int(self.meta.get("top_k", self.ranks.max(initial=0) + 1))
+
+    @property
+    def lengths(self) -> IntArray:
+        """(S,) tokens emitted by each sequence."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def has_step(self) -> BoolArray:
+        """(P,) whether a step can be taken at the state: its root is not the last token."""
+        has_step = np.ones(len(self.ranks), dtype=bool)
+        has_step[self.starts[1:] - 1] = False
+        return read_only(has_step, np.bool_)
+
+    def select(self, sequences: IntArray) -> RankTrace:
+        """The trace of some of the sequences, in the given order."""
+        states = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
+        arrays = {name: getattr(self, name) for name in (*PER_STATE, *PER_SEQUENCE)}
+        return RankTrace(
+            ranks=self.ranks[states],
+            starts=np.concatenate([[0], np.cumsum(self.lengths[sequences])]),
+            **{
+                name: array[states if name in PER_STATE else sequences]
+                for name, array in arrays.items()
+                if array is not None
+            },
+            meta=self.meta,
+        )
+
+    @classmethod
+    def concatenate(cls, traces: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
+        """All sequences of several traces of the same kind; their conversations stay apart.
+
+        >>> one = RankTrace(np.array([[0], [-2]]), np.array([0, 2]))
+        >>> RankTrace.concatenate([one, one], {}).starts.tolist()
+        [0, 2, 4]
+        """
+        arrays: dict[str, Any] = {}
+        for name in (*PER_STATE, *PER_SEQUENCE):
+            parts = [getattr(trace, name) for trace in traces]
+            if all(part is not None for part in parts):
+                arrays[name] = np.concatenate(parts)
+        sizes = [0, *np.cumsum([1 + trace.clusters.max() for trace in traces])]
+        arrays["cluster"] = np.concatenate(
+            [trace.clusters + first for trace, first in zip(traces, sizes, strict=False)]
+        )
+        lengths = np.concatenate([trace.lengths for trace in traces])
+        ranks = np.concatenate([trace.ranks for trace in traces])
+        return cls(ranks=ranks, starts=np.concatenate([[0], np.cumsum(lengths)]), **arrays, meta=meta)
+
+    def loop_share(self) -> float | None:
+        """Share of the sequences that ended in a loop; None where the file does not say."""
+        return None if self.end is None else float(np.mean(self.end == End.LOOP))
+
+    def save(self, path: Path) -> None:
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
+        arrays["weight"] = np.ones(self.num_sequences, np.float32)
+        arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
+        storage.write_npz(path, {n: a for n, a in arrays.items() if a is not None})
+
+    @classmethod
+    def load(cls, path: Path) -> RankTrace:
+        arrays = storage.read_npz(path, required=("ranks", "starts"))
+        meta = read_meta(path, arrays, SCHEMA)
+        if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
+            raise InvalidInput(f"{path} weighs its sequences differently, which is not supported yet.")
+        try:
+            kinds = {name: arrays[name] for name in _ARRAYS if name in arrays}
+            if any(array.dtype.kind not in "iu" for array in kinds.values()):
+                raise InvalidInput("its arrays must be integers.")
+            if np.abs(kinds["ranks"].astype(np.int64)).max(initial=0) > MOST_RANK:
+                raise InvalidInput(f"its ranks must be at most {MOST_RANK}.")
+            return cls(**kinds, meta=meta)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} is not a rank trace: {error}") from None
+
+
+def read_meta(path: Path, arrays: dict[str, NDArray[Any]], schema: str) -> dict[str, Any]:
+    """The JSON under "meta" of a file's arrays, after checking its schema name and the kinds of its values."""
+    try:
+        meta = json.loads(str(arrays.get("meta", "{}")))
+    except json.JSONDecodeError:
+        raise InvalidInput(f"{path} must hold JSON in 'meta', but it is cut off.") from None
+    if not isinstance(meta, dict) or meta.get("schema", schema) != schema:
+        found = meta.get("schema") if isinstance(meta, dict) else meta
+        raise InvalidInput(f"{path} must have the schema {schema}, but has {found!r}.")
+    for key, kind in _META.items():
+        if not isinstance(meta.get(key), kind | None):
+            raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
+    return meta
+
+
+def fold_numbers(trace: Answers) -> IntArray:
+    """(S,) which of five folds each sequence belongs to; conversations stay whole.
+
+    >>> trace = RankTrace(np.array([[0], [-2]] * 10), np.arange(0, 22, 2))
+    >>> sorted(np.bincount(fold_numbers(trace)).tolist())
+    [2, 2, 2, 2, 2]
+    """
+    clusters = trace.clusters
+    return (np.random.default_rng(0).permutation(int(clusters.max()) + 1) % FOLDS)[clusters]
+
+
+_META: dict[str, type] = {
+    "top_k": int,
+    "drafter": dict,
+    "acceptance": dict,
+    "provenance": dict,
+    "source": dict,
+    "prompt_sha256": list,
+    "max_new_tokens": int,
+}
+_ARRAYS: dict[str, type[np.generic]] = {
+    "ranks": np.int16,
+    "starts": np.int64,
+    "tokens": np.int32,
+    "prompt_tokens": np.int32,
+    "end": np.uint8,
+    "group": np.int16,
+    "cluster": np.int32,
+    "target_rank": np.int16,
+}
+PER_STATE = ("tokens", "target_rank")
+PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster")

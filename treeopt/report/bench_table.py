@@ -1,0 +1,226 @@
+"""What a benchmark says, as tables and sentences for the terminal and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.files import storage
+from treeopt.records.benchmark import Benchmark, Ratio
+from treeopt.records.plan import PlanEntry
+from treeopt.records.rules import RULES, SAME_TEXT, option_of, rule_of
+from treeopt.report.terminal import count, pm, together
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PUBLISHED = "mc_sim_7b_63"
+CONTENDERS = {
+    "plain": "plain decoding",
+    "chosen": "chosen by treeopt",
+    "mc_sim_7b_63": "published mc_sim_7b_63",
+    "chain": "best top-1 chain",
+    "budget": "best of full budget",
+}
+TEXTS = {  # what a tree's texts are under each rule
+    "greedy": "the target's own, whatever the tree",
+    "sample": "samples of the target's own, the same with every tree",
+    "reject": "samples of the target's own distribution, and differ from tree to tree",
+    "typical": "not the target's own, and differ from tree to tree",
+}
+QUALITY_TITLE = "The texts, judged by the target itself at temperature 1"
+QUALITY_COLUMNS = ("contender", "log-likelihood\n[nats per token]", "over plain answers\n[nats per token]",
+                   "answers\nchanged", "tokens\nchanged")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """What the target thinks of a contender's texts, and how far they are from plain answers."""
+
+    log_likelihood_nats_per_token: float
+    log_likelihood_nats_per_token_stderr: float
+    difference_nats_per_token: float
+    difference_nats_per_token_stderr: float
+    changed_answers_share: float
+    changed_tokens_share: float
+
+
+def bench_table(bench: Benchmark) -> RenderableType:
+    """Predicted, replayed and measured, contender by contender."""
+    from rich.table import Table
+
+    has_text = has_one_text(acceptance_of(bench))
+    table = Table(title=bench_title(bench), title_justify="left")
+    table.add_column("contender")
+    table.columns[0].no_wrap = True
+    for name in ("rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured", "\ntokens/s",
+                 "speedup\n[95 % interval]", *["same\ntext"] * has_text):  # fmt: skip
+        table.add_column(name, justify="right")
+    for c in bench.contenders:
+        ratio = bench.speedup(c.name)
+        predicted = [c.predicted.get(name) for name in ("product", "joint", "replayed")]
+        table.add_row(
+            CONTENDERS.get(c.name, c.name),
+            str(c.size),
+            " / ".join(pm(rate, None) for rate in predicted) if any(predicted) else "–",
+            pm(c.replayed_tokens_per_step, None),
+            pm(c.tokens_per_step, c.stderr),
+            pm(c.tokens_per_s, None, 0),
+            "–" if ratio is None else str(ratio),
+            *[f"{c.identical}/{c.compared}"] * has_text,
+            style="bold green" if c.name == "chosen" else None,
+        )
+    groups = bench.groups
+    more = [_bench_group_table(bench, groups)] if groups else []
+    more += [_quality_table(bench)] if bench.info.get("quality") else []
+    return together(table, *more) if more else table
+
+
+def bench_title(bench: Benchmark) -> str:
+    """Of the table of contenders; a rule that is not the default is named."""
+    first, rule = bench.contenders[0], acceptance_of(bench)
+    which = "held-out" if bench.info.get("prompts") == "held out" else "calibration"
+    title = f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
+    return title if rule_of(rule) == "greedy" else f"{title}, {option_of(rule)}"
+
+
+def acceptance_of(bench: Benchmark) -> Mapping[str, Any]:
+    """Record of the rule that the benchmark decoded by; empty where it does not say."""
+    return (bench.info.get("provenance") or {}).get("acceptance") or {}
+
+
+def has_one_text(acceptance: Mapping[str, Any] | None) -> bool:
+    """Whether a prompt has the same answer with every tree, rounding aside."""
+    return RULES[rule_of(acceptance)] in SAME_TEXT
+
+
+def about_rule(acceptance: Mapping[str, Any] | None) -> str:
+    """The rule of a plan, and what it makes of the texts; empty where it is not known.
+
+    >>> about_rule({"rule": "greedy"})
+    "Guesses are accepted by --acceptance greedy: the texts are the target's own, whatever the tree."
+    """
+    if not acceptance:
+        return ""
+    texts = TEXTS[rule_of(acceptance)]
+    return f"Guesses are accepted by {option_of(acceptance)}: the texts are {texts}."
+
+
+def quality_rows(bench: Benchmark) -> list[tuple[str, ...]]:
+    """A row of `QUALITY_COLUMNS` for each contender; none where texts were not judged."""
+    return [
+        (
+            CONTENDERS.get(name, name),
+            pm(of.log_likelihood_nats_per_token, of.log_likelihood_nats_per_token_stderr, 3),
+            pm(of.difference_nats_per_token, of.difference_nats_per_token_stderr, 3),
+            f"{of.changed_answers_share:.0%}",
+            f"{of.changed_tokens_share:.0%}",
+        )
+        for name, of in _quality(bench).items()
+    ]
+
+
+def quality_note(bench: Benchmark) -> str:
+    """What the table of the texts compares with, and what a change means under the rule."""
+    rule = rule_of(acceptance_of(bench))
+    meaning = {
+        "reject": " The rule keeps the distribution of the texts, not the texts: a changed answer is another sample, "
+        "as good as the plain one.",
+        "typical": " The rule does not keep the texts: a log-likelihood below that of plain answers is its price.",
+    }.get(rule, "")
+    return (
+        "Plain answers were decoded beforehand in a batch of 16; rounding differs with the batch size, so plain decoding "
+        f"itself may change texts, in bfloat16 many.{meaning}"
+    )
+
+
+def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) -> str:
+    """What a rule that does not keep the target's distribution costs the chosen tree's texts; empty for the others."""
+    if rule_of(acceptance) != "typical":
+        return ""
+    of = _quality(bench).get("chosen") if bench else None
+    if of is None:
+        return "What the rule costs in text is not measured yet."
+    by, error = of.difference_nats_per_token, of.difference_nats_per_token_stderr
+    return (
+        f"To the target the chosen tree's texts are {abs(by):.3f} ±{error:.3f} nats per token {'less' if by <= 0 else 'more'} "
+        f"likely than plain answers; {of.changed_answers_share:.0%} of the answers and {of.changed_tokens_share:.0%} of "
+        "the tokens changed."
+    )
+
+
+def _quality(bench: Benchmark) -> dict[str, Quality]:
+    return storage.typed(dict[str, Quality], bench.info.get("quality") or {}, Path("bench.json"))
+
+
+def _quality_table(bench: Benchmark) -> RenderableType:
+    """What the rule of acceptance does to the text."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        title=QUALITY_TITLE, title_justify="left", caption=quality_note(bench), caption_justify="left"
+    )
+    for name in QUALITY_COLUMNS:
+        table.add_column(escape(name), justify="left" if name == "contender" else "right")
+    for row in quality_rows(bench):
+        table.add_row(*row)
+    return table
+
+
+def _bench_group_table(bench: Benchmark, groups: list[str]) -> RenderableType:
+    """The chosen tree, group by group."""
+    from rich.table import Table
+
+    table = Table(title="The chosen tree by group", title_justify="left")
+    for name in ("group", "answers", "tokens/step", "speedup [95 % interval]"):
+        table.add_column(name, justify="left" if name == "group" else "right")
+    for group in groups:
+        rate, answers = bench.tokens_per_step("chosen", group)
+        ratio = bench.speedup("chosen", group=group)
+        table.add_row(group, str(answers), f"{rate:.3f}", "–" if ratio is None else str(ratio))
+    return table
+
+
+def doubt(speedup: Ratio) -> str:
+    """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is.
+
+    >>> doubt(Ratio(value=1.2, low=1.1, high=1.3)), doubt(Ratio(value=0.8, low=0.7, high=0.9))
+    ('', 'Speculation loses here: serve the model without it.')
+    """
+    if speedup.low is None or speedup.high is None:
+        return "Whether speculation gains here is not shown: so few prompts give no interval."
+    if speedup.high < 1:
+        return "Speculation loses here: serve the model without it."
+    if speedup.low <= 1:
+        return (
+            f"Speculation is not shown to gain here: its speedup may be anything from {speedup.low:.2f} to "
+            f"{speedup.high:.2f}, which more prompts would narrow."
+        )
+    return ""
+
+
+def closing(entry: PlanEntry, bench: Benchmark) -> str:
+    """What it all comes to, in sentences."""
+    if entry.size == 1:
+        return "No tree pays on this machine at this batch size: serve the model without speculation."
+    speedup, names = bench.speedup("chosen"), [contender.name for contender in bench.contenders]
+    over = bench.speedup("chosen", PUBLISHED) if PUBLISHED in names else None
+    if speedup is None:
+        return "Too few prompts for a full batch: nothing was timed. Pass more to bench."
+    predicted = pm(entry.speedup, entry.speedup_stderr)
+    overhead = bench.overhead("chosen")
+    expected = entry.tokens_per_step / entry.speedup if entry.speedup else None
+    published = (
+        ""
+        if over is None
+        else f", and {over.value:.2f} times as fast as with the published tree of {bench.contender(PUBLISHED).size} rows"
+    )
+    first = doubt(speedup)
+    return (
+        f"{first} " * bool(first) + f"With the chosen tree ({count(entry.size, 'row')} a step) decoding is "
+        f"{speedup.value:.2f} times as fast as without ({predicted} predicted){published}. "
+        f"A step takes {'–' if overhead is None else f'{overhead.value:.2f}'} times a plain one ({pm(expected, None)} predicted)."
+    )

@@ -1,0 +1,203 @@
+"""Drawings of the report that answer to the pointer: the chosen tree, and the curve over sizes.
+
+They are Marks on a Canvas, in pixels from the upper left; templates/report.html.j2 draws them, and its script
+writes what a mark says, as text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treeopt.errors import OutOfRange
+from treeopt.files import storage
+from treeopt.records.plan import PlanEntry
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.figures.registry import Inputs
+from treeopt.report.figures.style import SEQUENTIAL, Z95
+from treeopt.report.figures.tree import RAREST, columns, node_gid, tree_data
+from treeopt.trees.tree import Choice
+
+COLUMN, MOST_COLUMN, TREE_WIDTH, LEVEL = 20.0, 64.0, 1040.0, 60.0  # pixels of the tree's layout
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A node of a tree or a point of a curve at (x, y), and what it says.
+
+    rows     : (name, value)
+    examples : (text that came before, accepted guesses)
+    kind     : root, never (accepted), chosen, tied, or nothing
+    look     : CSS custom properties with its colours
+    parent   : id of the mark above it
+    hit      : left end and width of the strip in which the pointer finds it
+    """
+
+    id: str
+    x: float
+    y: float
+    title: str
+    rows: list[tuple[str, str]]
+    examples: list[tuple[str, str]] = field(default_factory=list)
+    text: str = ""
+    kind: str = ""
+    look: str = ""
+    parent: str | None = None
+    hit: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A drawing of ``width`` x ``height`` pixels.
+
+    lines  : (SVG path, stroke width); radius: of the marks
+    across : (x, label) of the ticks below; down: (y, label) of those at the left
+    plain  : y of plain decoding
+    error  : x, upper and lower end of the 95 % interval of the chosen size
+    shades : (look, label) of the colours
+    """
+
+    title: str
+    caption: str
+    width: float
+    height: float
+    marks: list[Mark]
+    lines: list[tuple[str, float]]
+    down: list[tuple[float, str]]
+    across: list[tuple[float, str]] = field(default_factory=list)
+    shades: list[tuple[str, str]] = field(default_factory=list)
+    unit: str = ""
+    radius: float = 0.0
+    plain: float | None = None
+    error: tuple[float, float, float] | None = None
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What is drawn of a point of a plan's curve."""
+
+    size: int
+    depth: int
+    tokens_per_step: float
+    step_ms: float | None = None
+    tokens_per_s: float | None = None
+
+
+def tree_canvas(
+    inputs: Inputs, entry: PlanEntry, examples: Mapping[Choice, list[tuple[str, str]]], prefix: str
+) -> Canvas | None:
+    """The chosen tree, its nodes shaded by how often they are accepted; None for a lone root."""
+    tree = entry.tree
+    if len(tree) == 1:
+        return None
+    order = storage.typed(list[tuple[Choice, float]], entry.growth_order, inputs.run.plan)
+    gains: dict[Choice, float] = {(): 1.0, **dict(order)}
+    data, shades = None, []
+    try:
+        data = tree_data(tree, inputs.source, in_sample=inputs.grown_on is not None)
+        places, caption = data.columns, data.caption
+        shades = [(_shade(p), f"{p:g}") for p in (RAREST, 0.01, 0.1, 1.0)]
+    except OutOfRange as reason:
+        places = columns(tree, np.array([gains.get(path, 0.0) for path in tree.paths]))
+        caption = f"How often nodes are accepted is not known. {reason}"
+    span = float(places.max()) + 1
+    step = min(max(COLUMN, TREE_WIDTH / span), MOST_COLUMN)
+    x, y = (80 + step * places).tolist(), (30 + LEVEL * tree.depths).tolist()
+    marks, lines = [], []
+    for i, path in enumerate(tree.paths):
+        name, parent = f"{prefix}-{node_gid(path)}", int(tree.parents[i])
+        rows: list[tuple[str, str]] = []
+        look, kind, thick = "", "" if path else "root", 1.0
+        if data is not None:
+            p = float(data.probabilities[i])
+            rows.append(("accepted in", f"{p:.2%} of steps"))
+            look, kind, thick = _shade(p), kind if p else "never", 0.6 + 5 * math.sqrt(p)
+            if data.visits is not None:
+                rows.append(("visits", f"{data.visits[i]:,} of {data.steps:,} steps"))
+        if path in gains:
+            rows.append(("gain", f"{gains[path]:+.4f} tokens per step"))
+        marks.append(Mark(
+            name, x[i], y[i], f"path {list(path)}" if path else "root: the target's own token", rows,
+            examples.get(path, []), str(path[-1]) if path else "", kind, look,
+            parent=f"{prefix}-{node_gid(path[:-1])}" if path else None,
+        ))  # fmt: skip
+        if path:
+            middle = (y[parent] + y[i]) / 2
+            bend = f"C{x[parent]:.1f} {middle} {x[i]:.1f} {middle} {x[i]:.1f} {y[i]}"
+            lines.append((f"M{x[parent]:.1f} {y[parent]}{bend}", thick))
+    marks.sort(key=lambda mark: (mark.y, mark.x))  # as the eye goes
+    depths = [(30 + LEVEL * d, f"depth {d}" if d else "root") for d in range(tree.depth + 1)]
+    shape = f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
+    return Canvas(f"The chosen tree: {shape}", caption, 110 + step * (span - 1), 60 + LEVEL * tree.depth,
+                  marks, lines, depths, shades=shades, radius=min(11, 0.43 * step))  # fmt: skip
+
+
+def _shade(p: float) -> str:
+    """Colours of a probability on a light and on a dark page, each with that of the text on it."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    level = min(max(1 - math.log(max(p, RAREST)) / math.log(RAREST), 0.0), 1.0)
+    found = []
+    for name, place in (("light", level), ("dark", 1 - level)):
+        colour = colormaps[SEQUENTIAL](place)[:3]
+        ink = "#fff" if np.dot(np.power(colour, 2.2), (0.2126, 0.7152, 0.0722)) < 0.18 else "#000"
+        found.append(f"--{name}:{to_hex(colour)};--{name}-ink:{ink}")
+    return ";".join(found)
+
+
+def curve_canvas(run: RunDirectory, entry: PlanEntry, prefix: str) -> Canvas | None:
+    """Throughput over size, or tokens per step where no latency was measured; None without a curve."""
+    from matplotlib.ticker import MaxNLocator
+
+    curve = storage.typed(list[CurvePoint], entry.curve, run.plan)
+    timed = [point for point in curve if point.tokens_per_s]
+    points = [p for _, p in sorted({p.size: p for p in timed or curve if p.size >= 1}.items())]
+    if len(points) < 2:
+        return None
+    values = [p.tokens_per_s or p.tokens_per_step for p in points]
+    spread = Z95 * ((entry.tokens_per_s_stderr if timed else entry.tokens_per_step_stderr) or 0.0)
+    left, right, top, bottom = 76.0, 840.0, 16.0, 274.0  # as the template has them
+    down = list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0, max(*values, 1e-9) + spread))
+    logs = [math.log2(p.size) for p in points]
+    scale = (right - left) / ((logs[-1] - logs[0]) or 1.0)
+
+    def at(value: float) -> float:
+        return float(bottom - (bottom - top) * value / down[-1])
+
+    x = [left + scale * (log - logs[0]) for log in logs]
+    edges = [left - 6, *((a + b) / 2 for a, b in itertools.pairwise(x)), right + 6]
+    plain = values[0] if points[0].size == 1 else None
+    marks, error = [], None
+    for i, (point, value) in enumerate(zip(points, values, strict=True)):
+        kind = "tied" if point.size in entry.tied_sizes else ""
+        if point.size == entry.size:
+            kind, error = "chosen", (x[i], at(value + spread), at(value - spread))
+        rows = [("tokens/step", f"{point.tokens_per_step:.3f}")]
+        if point.step_ms is not None:
+            rows.append(("step ms", f"{point.step_ms:.3f}"))
+        if timed:
+            rows += [
+                ("tokens/s", f"{value:,.1f}"),
+                *([("over plain", f"{value / plain:.2f}")] if plain else []),
+            ]
+        said = {"chosen": "; chosen", "tied": "; as good, inside the noise", "": ""}[kind]
+        marks.append(Mark(
+            f"{prefix}-size-{point.size}", x[i], at(value), f"size {point.size}, depth {point.depth}{said}",
+            rows, kind=kind, hit=(edges[i], edges[i + 1] - edges[i]),
+        ))  # fmt: skip
+    path = "M" + "L".join(f"{mark.x:.1f} {mark.y:.1f}" for mark in marks)
+    powers = range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)
+    across = [(left + scale * (power - logs[0]), str(2**power)) for power in powers]
+    title = f"Predicted {'throughput' if timed else 'tokens per step'} of the best tree of every size"
+    signs = ["★ chosen" + (", with its 95 % interval" if spread else "")]
+    signs += ["○ as good, inside the noise"] if any(m.kind == "tied" for m in marks) else []
+    signs += ["dashed: plain decoding"] if plain else []
+    return Canvas(title, " · ".join(signs), 860, 320, marks, [(path, 2.0)],
+                  [(at(v), f"{v:,.6g}") for v in down], across,
+                  unit="tokens per second" if timed else "tokens per step",
+                  plain=at(plain) if plain else None, error=error if spread else None)  # fmt: skip

@@ -1,0 +1,293 @@
+"""What a step costs: the staircase over tree size, and the parts that a step is made of.
+
+Where drafting goes depth by depth, trees of one size cost by their depth. So lines join the trees that are as deep as
+their rows allow, up to the deepest that were measured; others are marks that tell their depth.
+
+N sizes of such trees
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import OutOfRange
+from treeopt.latency.drafting import whole_parts
+from treeopt.records.profile import Latency, LatencyProfile, median_latency
+from treeopt.report.figures.style import (
+    BLUE,
+    GREEN,
+    MARKERS,
+    ORANGE,
+    SKY,
+    Z95,
+    Shares,
+    bars,
+    blank,
+    heading,
+    legend,
+    log_axis,
+    look,
+    origin,
+    sentence,
+    series,
+    size_axis,
+    span,
+)
+from treeopt.trees.tree import IntArray
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PARTS = {  # in the order of a step: colour and hatch
+    "draft": (ORANGE, ""),
+    "target": (SKY, "///"),
+    "verify": (GREEN, "..."),
+    "commit": (BLUE, "\\\\\\"),
+}
+ACROSS = 3  # panels side by side
+
+
+@dataclass(frozen=True, eq=False)
+class Staircase:
+    """Median step latency of one batch size and context, of trees as deep as their rows allow.
+
+    sizes, depths : (N,)
+    ms            : (N,)  with 95 % intervals of the median
+    overhead      : (N,)  over the plain step, both errors in the interval
+    others        : (size, depth, ms) of the shallower trees
+    """
+
+    batch_size: int
+    context_tokens: int
+    sizes: IntArray
+    depths: IntArray
+    ms: Shares
+    overhead: Shares
+    plain: Latency
+    others: tuple[tuple[int, int, float], ...]
+    label: str
+
+
+@dataclass(frozen=True, eq=False)
+class LatencyData:
+    """A staircase for each batch size and context."""
+
+    curves: tuple[Staircase, ...]
+    caption: str = ""
+
+
+def latency_data(profile: LatencyProfile) -> LatencyData:
+    """Medians of the measured steps, repeated timings pooled.
+
+    >>> from treeopt.records.profile import StepTiming
+    >>> point, plain = StepTiming(1, 128, 8, 2, (3.0, 3.0)), StepTiming(1, 128, 1, 0, (2.0, 2.0))
+    >>> latency_data(LatencyProfile((point,), (plain,))).curves[0].overhead.value.tolist()
+    [1.5]
+    """
+    curves = []
+    for batch_size, context in profile.settings:
+        deepest, others = _trees(profile, batch_size, context)
+        plain = profile.plain(batch_size, context)
+        steps = [profile.step(batch_size, context, size, depth) for size, depth in deepest]
+        ms = np.array([step.ms for step in steps if step])
+        error = np.array([step.stderr_ms for step in steps if step])
+        ratio = ms / plain.ms
+        spread = ratio * np.hypot(error / np.maximum(ms, 1e-12), plain.stderr_ms / plain.ms)
+        measured = [(tree, profile.step(batch_size, context, *tree)) for tree in others]
+        curves.append(
+            Staircase(
+                batch_size,
+                context,
+                np.array([size for size, _ in deepest], dtype=np.int64),
+                np.array([depth for _, depth in deepest], dtype=np.int64),
+                _interval(ms, error),
+                _interval(ratio, spread),
+                plain,
+                tuple((*tree, step.ms) for tree, step in measured if step),
+                _label(profile, batch_size, context),
+            )
+        )
+    return LatencyData(tuple(curves), _caption(profile))
+
+
+def _trees(
+    profile: LatencyProfile, batch_size: int, context: int
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(size, depth) of the trees that are as deep as their rows allow, and of all others."""
+    here = sorted({(p.size, p.depth) for p in profile.points
+                   if (p.batch_size, p.context_tokens) == (batch_size, context)})  # fmt: skip
+    most = max((depth for _, depth in here), default=0)
+    deepest = [(size, depth) for size, depth in here if depth == min(most, size - 1)]
+    return deepest, [tree for tree in here if tree not in deepest]
+
+
+def _interval(value: NDArray[np.float64], stderr: NDArray[np.float64]) -> Shares:
+    return Shares(value, value - Z95 * stderr, value + Z95 * stderr)
+
+
+def _label(profile: LatencyProfile, batch_size: int, context: int) -> str:
+    alone = [c for b, c in profile.settings if b == batch_size] == [context]
+    return str(batch_size) if alone else f"{batch_size}, context {context:,}"
+
+
+def _caption(profile: LatencyProfile) -> str:
+    n = [len(p.step_ms) for p in profile.points] or [len(p.step_ms) for p in profile.autoregressive]
+    contexts = [context for _, context in profile.settings]
+    runtime = profile.runtime
+    return sentence(
+        f"{span(n)} steps timed per point",
+        f"context {span(contexts)} tokens",
+        " ".join(str(runtime[key]) for key in ("name", "version", "attention") if runtime.get(key)) or None,
+        origin(profile.info.get("provenance")),
+    )
+
+
+@look()
+def draw_latency(data: LatencyData, figure: Figure | None = None) -> Figure:
+    """Milliseconds on the left, the ratio to a plain step on the right."""
+    from matplotlib.lines import Line2D
+
+    figure = figure or blank()
+    left, right = figure.subplots(1, 2)
+    for i, curve in enumerate(data.curves):
+        style = {**series(i), "marker": "."}
+        bars(left, curve.sizes, curve.ms, **style)
+        bars(right, curve.sizes, curve.overhead, label=f"batch size {curve.label}", **style)
+        left.axhline(curve.plain.ms, color=style["color"], linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
+        for size, depth, ms in curve.others:
+            for axes, unit in ((left, 1.0), (right, curve.plain.ms)):
+                axes.plot(size, ms / unit, color=style["color"], **_mark(depth))
+    all_ms = np.concatenate([[curve.plain.ms, *curve.ms.value] for curve in data.curves])
+    if all_ms.max() > 8 * all_ms.min():
+        log_axis(left)
+    else:
+        left.set_ylim(0, None)
+    right.axhline(1.0, color="black", linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
+    sizes = np.concatenate([[*curve.sizes, *(size for size, *_ in curve.others)] for curve in data.curves])
+    for axes in (left, right):
+        size_axis(axes, sizes)
+        axes.set_xlabel("rows per step (tree size)")
+    left.set(title="One step (dashed: plain)", ylabel="step latency [ms]")
+    right.set(title="Over a plain step", ylabel="overhead", ylim=(0, None))
+    depths = sorted({depth for curve in data.curves for _, depth, _ in curve.others})
+    marks = [Line2D([], [], color="#666666", label=f"depth {depth}", **_mark(depth)) for depth in depths]
+    legend(right, handles=[*right.get_legend_handles_labels()[0], *marks])
+    most = max((int(curve.depths.max()) for curve in data.curves if len(curve.depths)), default=0)
+    note = f"medians, 95 % intervals; lines: trees as deep as their rows allow, {most} at most"
+    heading(figure, "What a decoding step costs",
+            sentence(data.caption, note + ("; marks: shallower ones" if marks else "")))  # fmt: skip
+    return figure
+
+
+def _mark(depth: int) -> dict[str, Any]:
+    """Of a tree that is shallower than its rows allow."""
+    return {
+        "marker": MARKERS[(depth - 1) % len(MARKERS)],
+        "markersize": 3.5,
+        "linestyle": "none",
+        "alpha": 0.6,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Median latency of the parts of a step, of trees as deep as their rows allow.
+
+    ms    : part -> (N,) [ms]; timed in steps of their own, with a clock between them: where they take longer than a
+            whole step together, they are scaled to it
+    total : (N,)  median of the whole steps [ms]
+    depth : of the deepest
+    """
+
+    label: str
+    depth: int
+    sizes: IntArray
+    ms: Mapping[str, NDArray[np.float64]]
+    total: NDArray[np.float64]
+    plain_ms: float
+
+
+@dataclass(frozen=True, eq=False)
+class PartsData:
+    """The parts for each batch size and context."""
+
+    panels: tuple[Parts, ...]
+    caption: str = ""
+
+
+def parts_data(profile: LatencyProfile) -> PartsData:
+    """Medians of drafting, the target's pass, verification and commit, where they were timed.
+
+    Raises OutOfRange where no step was timed in parts.
+    """
+    panels = []
+    for batch_size, context in profile.settings:
+        deepest, _ = _trees(profile, batch_size, context)
+        found: dict[int, Any] = {}
+        for point in profile.points:
+            here = (point.batch_size, point.context_tokens) == (batch_size, context)
+            if here and point.parts_ms and (point.size, point.depth) in deepest:
+                found.setdefault(point.size, point)
+        points = [found[size] for size in sorted(found)]
+        if points:
+            parts = [whole_parts(p.parts_ms) for p in points]
+            names = [*PARTS, *sorted({name for found in parts for name in found} - set(PARTS))]
+            ms = {
+                name: np.array([float(np.median(found.get(name) or 0.0)) for found in parts])
+                for name in names
+                if any(found.get(name) for found in parts)
+            }
+            total = np.array([median_latency(p.step_ms).ms for p in points])
+            room = np.minimum(total / np.maximum(sum(ms.values()), 1e-12), 1.0)
+            panels.append(
+                Parts(
+                    _label(profile, batch_size, context),
+                    max(p.depth for p in points),
+                    np.array([p.size for p in points]),
+                    {name: room * each for name, each in ms.items()},
+                    total,
+                    profile.plain(batch_size, context).ms,
+                )
+            )
+    if not panels:
+        raise OutOfRange("No step of the profile was timed in parts. Measure again with: treeopt profile")
+    return PartsData(tuple(panels), _caption(profile))
+
+
+@look()
+def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
+    """Stacked areas, one panel for each batch size; the whole step and the plain step as lines."""
+    n = len(data.panels)
+    down = -(-n // ACROSS)
+    figure = figure or blank(height=max(4.5, 0.9 + 2.2 * down))
+    grid = figure.subplots(down, min(n, ACROSS), squeeze=False)
+    for axes in grid.ravel()[n:]:
+        axes.set_visible(False)
+    for i, (axes, panel) in enumerate(zip(grid.ravel(), data.panels, strict=False)):
+        sizes = panel.sizes if len(panel.sizes) > 1 else panel.sizes * [0.93, 1.07]  # an area needs width
+        base = np.zeros(len(sizes))
+        for name, ms in panel.ms.items():
+            colour, hatch = PARTS.get(name, ("#999999", "xx"))
+            axes.fill_between(sizes, base, base + ms, facecolor=colour, hatch=hatch, edgecolor="white",
+                              linewidth=0.3, label=name)  # fmt: skip
+            base = base + ms
+        axes.plot(panel.sizes, panel.total, "o-", color="black", markersize=2.5, label="whole step")
+        axes.axhline(panel.plain_ms, color="black", linestyle=(0, (2, 3)), label="plain step")
+        size_axis(axes, panel.sizes)
+        axes.set(title=f"batch size {panel.label}", ylim=(0, None), xlabel="rows per step (tree size)",
+                 ylabel="median [ms]" if i % ACROSS == 0 else "")  # fmt: skip
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    last = grid[0, min(n, ACROSS) - 1]
+    order = [*reversed(range(len(labels) - 2)), len(labels) - 2, len(labels) - 1]  # as they are stacked
+    legend(last, handles=[handles[j] for j in order], labels=[labels[j] for j in order])
+    note = (
+        f"medians of trees as deep as their rows allow, {max(panel.depth for panel in data.panels)} at most; parts are timed in "
+        "steps of their own, and scaled where they take longer together than a whole step"
+    )
+    heading(figure, "What a decoding step is made of", sentence(data.caption, note))
+    return figure

@@ -1,0 +1,313 @@
+"""What a search weighs: tokens per step against size, and throughput against size.
+
+N sizes (1 ... budget)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import OutOfRange
+from treeopt.growth.coverage import COVERAGE, tokens_of_trees
+from treeopt.growth.heldout import crossfit, crossfit_probe
+from treeopt.growth.objectives import MAX_RANK, OBJECTIVES
+from treeopt.growth.replay import replay, tokens_per_step
+from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.probe import Probe
+from treeopt.records.trace import RankTrace
+from treeopt.report.figures.style import (
+    Z95,
+    Shares,
+    blank,
+    heading,
+    legend,
+    log_axis,
+    look,
+    origin,
+    rule,
+    sentence,
+    series,
+    size_axis,
+    span,
+)
+from treeopt.report.terminal import count
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Choice, IntArray, Tree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_DENSE = 200  # dense trees that are replayed
+
+
+@dataclass(frozen=True, eq=False)
+class SizesData:
+    """Tokens per step of every size, and of fixed trees for comparison.
+
+    curves : objective -> (N,) cross-fitted tokens per step of sizes 1 ... N, with 95 % intervals
+    dense  : (widths, size, tokens per step) of trees with all combinations of the best candidates
+    fixed  : (name, size, tokens per step)
+    """
+
+    curves: Mapping[str, Shares]
+    objective: str
+    dense: tuple[tuple[tuple[int, ...], int, float], ...]
+    n_dense: int  # how many there are within the budget
+    fixed: tuple[tuple[str, int, float], ...]
+    caption: str = ""
+
+
+def sizes_data(
+    source: RankTrace | Probe,
+    *,
+    objective: str = "replay",
+    budget: int = 64,
+    max_rank: int = MAX_RANK,
+    max_depth: int | None = None,
+    most_dense: int = MOST_DENSE,
+    seed: int = 0,
+) -> SizesData:
+    """Cross-fitted curves of all objectives, and replays of dense trees (a sample, where they are many).
+
+    A probe has one objective, coverage; of the other trees those are shown that were probed.
+    Raises OutOfRange for a source with a single sequence, which has nothing to hold out.
+    """
+    depth = min(max_depth or source.num_heads, source.num_heads)
+    limits: dict[str, Any] = {
+        "budget": budget,
+        "max_rank": max_rank,
+        "max_depth": depth,
+        "shape": "sibling-closed",
+    }
+    probed: set[Choice] | None = None
+    near: str | None = None
+    if isinstance(source, Probe):
+        objective, held = COVERAGE, {COVERAGE: crossfit_probe(source, **limits)}
+        ranks, about = 1 + int(source.tree.ranks.max()), count(len(source.accepted), "probed step")
+        probed = set(source.tree.paths)
+        near = f"approximate but for the tree that was probed with ({count(len(source.policy), 'row')})"
+    else:
+        held = {name: crossfit(source, objective=name, **limits) for name in OBJECTIVES}
+        ranks, about = source.top_k, count(int(source.has_step.sum()), "state")
+
+    def is_known(tree: Tree) -> bool:
+        return probed is None or probed.issuperset(tree.paths)
+
+    curves = {}
+    for name, held_out in held.items():
+        low, high = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
+        curves[name] = Shares(held_out.tokens_per_step, low, high)
+    every = dense_widths(budget, depth, min(max_rank + 1, ranks))
+    if probed is not None:  # the last corner of a tree tells most of those that were not
+        every = [widths for widths in every
+                 if tuple(width - 1 for width in widths) in probed and is_known(Tree.dense(widths))]  # fmt: skip
+    picked = np.arange(len(every))
+    if len(every) > most_dense:  # about as many of every size, though most dense trees are large
+        sizes = np.array([1 + np.cumprod(widths).sum() for widths in every])
+        share = 1 / np.bincount(sizes)[sizes]
+        rng = np.random.default_rng(seed)
+        picked = np.sort(rng.choice(len(every), most_dense, replace=False, p=share / share.sum()))
+    dense = [(every[i], Tree.dense(every[i])) for i in picked]
+    fixed = {f"chain of {d}": Tree.chain(d) for d in range(1, depth + 1) if d < budget}
+    published = published_tree().cut(max_depth=depth)
+    if max(published.ranks) < ranks and len(published) <= budget:
+        fixed["mc_sim_7b_63"] = published
+    fixed = {name: tree for name, tree in fixed.items() if is_known(tree)}
+    rates = _rates([*(tree for _, tree in dense), *fixed.values()], source)
+    return SizesData(
+        curves,
+        objective,
+        tuple((widths, len(tree), rate) for (widths, tree), rate in zip(dense, rates, strict=False)),
+        len(every),
+        tuple(
+            (name, len(tree), rate)
+            for (name, tree), rate in zip(fixed.items(), rates[len(dense) :], strict=True)
+        ),
+        sentence(
+            f"{count(source.num_sequences, 'sequence')}, {about}",
+            origin(source.meta.get("provenance")),
+            rule(source.meta.get("acceptance")),
+            "grown trees are cross-fitted: replayed on sequences that they were not grown on",
+            near,
+            f"shaded: 95 % interval of {objective}",
+        ),
+    )
+
+
+def _rates(trees: Sequence[Tree], source: RankTrace | Probe) -> list[float]:
+    """Tokens per step of each tree."""
+    if not isinstance(source, Probe):
+        return [replay(source, tree).tokens_per_step for tree in trees]
+    paths = source.tree.paths
+    members = np.array([[path in nodes for path in paths] for nodes in (set(tree.paths) for tree in trees)])
+    tokens = tokens_of_trees(source, paths, members.reshape(-1, len(paths))).sum(1)
+    return [tokens_per_step(float(n), len(source.accepted)) for n in tokens]
+
+
+def dense_widths(budget: int, max_depth: int, max_width: int) -> list[tuple[int, ...]]:
+    """The widths [s1 ... sd] of every dense tree of 2 to ``budget`` rows.
+
+    >>> dense_widths(4, 2, 3)
+    [(1,), (1, 1), (1, 2), (2,), (3,)]
+    """
+    found: list[tuple[int, ...]] = []
+
+    def extend(widths: tuple[int, ...], size: int, leaves: int) -> None:
+        for width in range(1, max_width + 1):
+            if size + leaves * width > budget:
+                return
+            found.append((*widths, width))
+            if len(widths) + 1 < max_depth:
+                extend((*widths, width), size + leaves * width, leaves * width)
+
+    extend((), 1, 1)
+    return found
+
+
+@look()
+def draw_sizes(data: SizesData, figure: Figure | None = None) -> Figure:
+    """A line for each objective, small crosses for dense trees."""
+    figure = figure or blank()
+    axes = figure.add_subplot()
+    largest = 2
+    for i, (name, curve) in enumerate(data.curves.items()):
+        sizes = np.arange(1, len(curve.value) + 1)
+        largest = max(largest, len(sizes))
+        style = series(i)
+        axes.plot(sizes, curve.value, label=f"grown: {name}", markevery=0.15, **style)
+        if name == data.objective:
+            axes.fill_between(sizes, curve.low, curve.high, color=style["color"], alpha=0.15, linewidth=0)
+    chains = [(size, rate) for name, size, rate in data.fixed if name.startswith("chain")]
+    if chains:
+        axes.plot(*zip(*chains, strict=True), label="chains of top-1", **series(4))
+    for name, size, rate in data.fixed:
+        if not name.startswith("chain"):
+            axes.plot(size, rate, "*", markersize=10, color="black", label=name, linestyle="none")
+    if data.dense:
+        sample = "" if len(data.dense) == data.n_dense else f"\n({len(data.dense)} of {data.n_dense:,})"
+        axes.plot([size for _, size, _ in data.dense], [rate for *_, rate in data.dense], "x", markersize=3,
+                  color="#A0A0A0", label=f"dense trees{sample}", zorder=1)  # fmt: skip
+    size_axis(axes, [1, largest])
+    axes.set(ylabel="tokens per step", ylim=(0.95, None))
+    legend(axes)
+    heading(figure, "Tokens per step over tree size", data.caption)
+    return figure
+
+
+@dataclass(frozen=True, eq=False)
+class Throughput:
+    """The best tree of every size for one batch size.
+
+    sizes, tokens_per_s : (N,)
+    plain               : tokens per second without speculation; None where the curve lacks it
+    error               : standard error of tokens_per_s at the chosen size
+    """
+
+    batch_size: int
+    context_tokens: int | None
+    sizes: IntArray
+    tokens_per_s: NDArray[np.float64]
+    chosen: int
+    tied: tuple[int, ...]
+    plain: float | None
+    error: float | None
+
+    @property
+    def label(self) -> str:
+        return str(self.batch_size)
+
+    def at(self, size: int) -> float:
+        """Tokens per second at one of the sizes."""
+        return float(self.tokens_per_s[self.sizes == size][0])
+
+
+@dataclass(frozen=True, eq=False)
+class ThroughputData:
+    """A curve for each batch size of the plan."""
+
+    curves: tuple[Throughput, ...]
+    caption: str = ""
+
+
+def throughput_data(plan: Plan) -> ThroughputData:
+    """Predicted tokens per second of every size, from the plan's own curves.
+
+    Raises OutOfRange where the plan was made without a profile.
+    """
+    curves = tuple(curve for entry in plan.entries if (curve := _throughput(entry)) is not None)
+    if not curves:
+        raise OutOfRange("The plan has no latencies. Make them with: treeopt profile, then treeopt search")
+    runtime = plan.runtime or {}
+    sequences = plan.entries[0].predicted.get("sequences")
+    contexts = [c.context_tokens for c in curves if c.context_tokens is not None]
+    caption = sentence(
+        "Predicted: held-out tokens per step over measured latency",
+        count(sequences, "sequence") if isinstance(sequences, int) else "from accuracies alone",
+        f"context {span(contexts)} tokens" if contexts else None,
+        " ".join(str(runtime[key]) for key in ("name", "version") if runtime.get(key)) or None,
+        f"objective {plan.objective}" if plan.objective else None,
+        rule(plan.acceptance),
+    )  # fmt: skip
+    return ThroughputData(curves, caption)
+
+
+def _throughput(entry: PlanEntry) -> Throughput | None:
+    points = sorted((p for p in entry.curve if p.get("tokens_per_s")), key=lambda p: int(p["size"]))
+    sizes = [int(point["size"]) for point in points]
+    if entry.size not in sizes:
+        return None
+    rates = np.array([point["tokens_per_s"] for point in points], dtype=float)
+    return Throughput(
+        entry.batch_size,
+        entry.context_tokens,
+        np.array(sizes),
+        rates,
+        entry.size,
+        tuple(size for size in entry.tied_sizes if size in sizes and size != entry.size),
+        float(rates[0]) if sizes[0] == 1 else None,
+        entry.tokens_per_s_stderr,
+    )
+
+
+@look()
+def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figure:
+    """Tokens per second on the left, the ratio to plain decoding on the right."""
+    figure = figure or blank()
+    left, right = figure.subplots(1, 2)
+    for i, curve in enumerate(data.curves):
+        style = {**series(i), "marker": ""}
+        for axes, unit in ((left, 1.0), (right, curve.plain)):
+            if not unit:
+                continue
+            rates = curve.tokens_per_s / unit
+            axes.plot(curve.sizes, rates, label=curve.label, **style)
+            axes.plot(curve.tied, [curve.at(size) / unit for size in curve.tied], "o", markersize=6.5,
+                      markerfacecolor="none", markeredgecolor=style["color"])  # fmt: skip
+            error = None if curve.error is None else Z95 * curve.error / unit
+            axes.errorbar(curve.chosen, curve.at(curve.chosen) / unit, yerr=error, marker="*", markersize=10,
+                          color=style["color"], mec="black", mew=0.6, zorder=4)  # fmt: skip
+        if curve.plain:
+            left.axhline(curve.plain, color=style["color"], linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
+    rates = np.concatenate([curve.tokens_per_s for curve in data.curves])
+    if rates.max() > 6 * rates.min():
+        log_axis(left)
+    else:
+        left.set_ylim(0, None)
+        left.yaxis.set_major_formatter(lambda rate, _: f"{rate:,g}")
+    right.axhline(1.0, color="black", linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
+    sizes = np.concatenate([curve.sizes for curve in data.curves])
+    for axes in (left, right):
+        size_axis(axes, sizes)
+        axes.set_xlabel("rows per step (tree size)")
+    left.set(title="Throughput (dashed: plain)", ylabel="tokens per second")
+    right.set(title="Over plain decoding", ylabel="speedup")
+    legend(right, "batch size")
+    heading(
+        figure, "Throughput over tree size", sentence(data.caption, "★ chosen, with 95 % interval; ○ tied")
+    )
+    return figure

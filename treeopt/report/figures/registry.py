@@ -1,0 +1,275 @@
+"""Every figure by name: what it shows, which files it needs, and how it is drawn from a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files import shipped
+from treeopt.files.storage import atomic_writer, sha256_of
+from treeopt.growth.coverage import COVERAGE
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+from treeopt.records.probe import Probe
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+from treeopt.report.figures import accuracy, bench, latency, planning, roofline, style, tree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+
+class Inputs:
+    """The files of a run, each read once; OutOfRange names the command that makes a missing one."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self._benches: dict[int, Benchmark] = {}
+
+    @cached_property
+    def trace(self) -> RankTrace:
+        _require(self.run.trace, "treeopt calibrate")
+        return self.run.read_trace()
+
+    @cached_property
+    def profile(self) -> LatencyProfile:
+        _require(self.run.profile, "treeopt profile")
+        return self.run.read_profile()
+
+    @cached_property
+    def plan(self) -> Plan:
+        _require(self.run.plan, "treeopt search")
+        return self.run.read_plan()
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """The run's own, else the one that its plan was made from."""
+        if self.run.calibration.exists():
+            return self.run.read_calibration()
+        if self.run.trace.exists():
+            return Calibration.from_trace(self.trace)
+        if self.run.plan.exists() and isinstance(self.source, Calibration):
+            return self.source
+        raise OutOfRange(f"{self.run.calibration} does not exist yet. Make it with: treeopt calibrate")
+
+    @cached_property
+    def grown_on(self) -> RankTrace | Probe | Calibration | None:
+        """What the plan was made from: a file of the run or a shipped one, unless it has changed since."""
+        files = {file.name: file for file in shipped.shipped("calibration").values()}
+        files |= {file.name: file for file in (self.run.trace, self.run.probe, self.run.calibration)}
+        for name, sha256 in self.plan.inputs.items():
+            file = files.get(name)
+            if file and file.is_file() and sha256_of(file) == sha256:
+                return self.run.read_planned(str(file))[1]
+        return None
+
+    @cached_property
+    def source(self) -> RankTrace | Probe | Calibration:
+        """What the plan was made from, if it is at hand; else the run's own trace or calibration."""
+        if self.grown_on is not None:
+            return self.grown_on
+        if self.plan.objective == COVERAGE:
+            raise OutOfRange(
+                f"The plan was made from another probe than there is in {self.run.path}: search again."
+            )
+        if self.run.trace.exists():
+            return self.trace
+        if self.run.calibration.exists():
+            return self.run.read_calibration()
+        names = ", ".join(self.plan.inputs) or "files that it does not name"
+        raise OutOfRange(f"The plan was made from {names}, not in {self.run.path}. Run: treeopt calibrate")
+
+    def bench(self, batch_size: int | None) -> Benchmark:
+        """The benchmark of a batch size (the last one made, if None)."""
+        size = -1 if batch_size is None else batch_size
+        if size not in self._benches:
+            own = None if batch_size is None else self.run.bench_of(batch_size)
+            file = own if own is not None and own.exists() else self.run.bench
+            option = "" if batch_size is None else f" --batch-size {batch_size}"
+            _require(file, f"treeopt bench{option}")
+            found = Benchmark.load(file)
+            measured = found.contenders[0].batch_size
+            if file == self.run.bench and batch_size not in (None, measured):
+                raise OutOfRange(
+                    f"{file} is not of batch size {batch_size}. Measure it with: treeopt bench{option}"
+                )
+            self._benches[size] = found
+        return self._benches[size]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A kind of picture.
+
+    caption        what it shows, in one line
+    needs          files of the run directory; "a or b" where either will do
+    draw           reads, computes and draws; OutOfRange where the files do not hold it
+    per_batch_size whether there is one for each batch size of the plan
+    """
+
+    name: str
+    caption: str
+    needs: tuple[str, ...]
+    draw: Callable[[Inputs, int | None], Drawing]
+    per_batch_size: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure that was drawn; ``stem`` is the name of its files."""
+
+    figure: Figure
+    stem: str
+    batch_size: int | None
+    drawing: Drawing
+
+
+def _tree(inputs: Inputs, batch_size: int | None) -> Drawing:
+    in_sample = inputs.grown_on is not None
+    chosen = inputs.plan.entry(batch_size).tree
+    return tree.draw_tree(tree.tree_data(chosen, inputs.source, in_sample=in_sample))
+
+
+def _groups(inputs: Inputs) -> Drawing:
+    info = inputs.calibration.info
+    if not info.get("groups"):
+        raise OutOfRange("The calibration's prompts are not grouped. Calibrate on prompts with groups.")
+    return accuracy.draw_groups(accuracy.groups_data(info["groups"], info))
+
+
+def _sizes(inputs: Inputs) -> Drawing:
+    plan = inputs.plan if inputs.run.plan.exists() else None
+    source: RankTrace | Probe | Calibration
+    source = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
+    assert not isinstance(source, Calibration), "coverage is of probes"
+    known = ("budget", "max_rank", "max_depth")  # objectives are compared on trees, whatever an engine takes
+    limits = {k: v for k, v in ((plan and plan.constraint) or {}).items() if k in known}
+    objective = (plan and plan.objective) or "replay"
+    return planning.draw_sizes(planning.sizes_data(source, objective=objective, **limits))
+
+
+_MEASURED = ("trace.npz or calibration.json",)
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure("tree", "The chosen tree, its nodes shaded by how often they are accepted",
+               ("plan.json", *_MEASURED),
+               _tree, True),
+        Figure("accuracy", "Accuracy at each depth by rank, single and cumulative", _MEASURED,
+               lambda i, b: accuracy.draw_accuracy(accuracy.accuracy_data(i.calibration))),
+        Figure("groups", "Top-1 accuracy at each depth by group of prompts", _MEASURED,
+               lambda i, b: _groups(i)),
+        Figure("positions", "Top-1 accuracy at each depth along the answer", ("trace.npz",),
+               lambda i, b: accuracy.draw_positions(accuracy.positions_data(i.trace))),
+        Figure("sizes", "Tokens per step over tree size: the objectives against dense trees",
+               ("trace.npz or probe.npz",),
+               lambda i, b: _sizes(i)),
+        Figure("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
+               lambda i, b: latency.draw_latency(latency.latency_data(i.profile))),
+        Figure("parts", "What a step is made of: draft, target, verify, commit", ("profile.json",),
+               lambda i, b: latency.draw_parts(latency.parts_data(i.profile))),
+        Figure("throughput", "Predicted throughput over tree size, the chosen trees starred", ("plan.json",),
+               lambda i, b: planning.draw_throughput(planning.throughput_data(i.plan))),
+        Figure("accepted", "Accepted guesses per step: predicted, replayed, measured", ("bench.json",),
+               lambda i, b: bench.draw_accepted(bench.accepted_data(i.bench(b))), True),
+        Figure("contenders", "Speedups and tokens per step of all contenders", ("bench.json",),
+               lambda i, b: bench.draw_contenders(bench.contenders_data(i.bench(b))), True),
+    )
+}  # fmt: skip
+
+
+def _setting(inputs: Inputs) -> roofline.Setting:
+    file = inputs.run.profile
+    return roofline.setting_of(inputs.profile if file.exists() else None, file)
+
+
+# Drawn where they are asked for by name: they show what was computed or published, not what a run measured.
+STANDALONE: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure("roofline", "What operators reach below a device's roofs, computed and as the Medusa paper measured", (),
+               lambda i, b: roofline.draw_roofline(roofline.roofline_data(_setting(i)))),
+        Figure("roofline-speedup", "Computed latency and speedup over tree size, by batch size and context", (),
+               lambda i, b: roofline.draw_speedup(roofline.speedup_data(_setting(i)))),
+    )
+}  # fmt: skip
+
+
+def pictures(
+    run: RunDirectory, *, names: Sequence[str] | None = None, batch_size: int | None = None
+) -> Iterator[Picture | str]:
+    """Draw the named figures (all that a run measured, if None), one after the other.
+
+    Yields a picture, or a sentence on one that was left out: why, and which command makes its input.
+    Raises InvalidInput for a name that is not in `FIGURES`.
+    """
+    wanted = [_figure(name) for name in (FIGURES if names is None else names)]
+    inputs = Inputs(run)
+    sizes: list[int | None] = [None]
+    if run.plan.exists():
+        sizes = [entry.batch_size for entry in inputs.plan.entries]
+    several = len(sizes) > 1
+    if batch_size is not None:
+        sizes = [batch_size]
+    for figure in wanted:
+        for size in sizes if figure.per_batch_size else [None]:
+            stem = f"{figure.name}-batch-size-{size}" if size is not None and several else figure.name
+            try:
+                yield Picture(figure, stem, size, figure.draw(inputs, size))
+            except OutOfRange as reason:
+                yield f"{stem} was left out: {reason}"
+
+
+def draw(
+    run: RunDirectory,
+    *,
+    names: Sequence[str] | None = None,
+    formats: Sequence[str] = style.FORMATS,
+    batch_size: int | None = None,
+    dpi: float = style.DPI,
+) -> tuple[list[Path], list[str]]:
+    """Write figures/NAME.png and .svg of everything that the run has the files for: (files, notes).
+
+    A figure of the plan's tree or of a benchmark is made for each batch size, as
+    NAME-batch-size-4.png, where the plan has several. Notes tell what was left out and why.
+    """
+    for kind in formats:
+        if kind not in style.FORMATS:
+            raise InvalidInput(f"--format must be one of {', '.join(style.FORMATS)}, but got {kind!r}.")
+    if not dpi > 0:
+        raise InvalidInput(f"--dpi must be above 0, but got {dpi}.")
+    files, notes = [], []
+    for picture in pictures(run, names=names, batch_size=batch_size):
+        if isinstance(picture, str):
+            notes.append(picture)
+            continue
+        for kind in formats:
+            files.append(run.figures / f"{picture.stem}.{kind}")
+            with atomic_writer(files[-1]) as stream:
+                stream.write(style.to_bytes(picture.drawing, kind, dpi))
+    return files, notes
+
+
+def svg_text(run: RunDirectory, name: str, *, batch_size: int | None = None, prefix: str = "") -> str:
+    """One figure as an <svg> element; ``prefix`` goes before its ids. OutOfRange where it cannot be drawn."""
+    if batch_size is None and _figure(name).per_batch_size and run.plan.exists():
+        batch_size = run.read_plan().entry().batch_size
+    return style.to_svg(_figure(name).draw(Inputs(run), batch_size), prefix)
+
+
+def _figure(name: str) -> Figure:
+    known = FIGURES | STANDALONE
+    if name not in known:
+        raise InvalidInput(f"A figure must be one of {', '.join(known)}, but got {name!r}.")
+    return known[name]
+
+
+def _require(file: Path, command: str) -> None:
+    if not file.exists():
+        raise OutOfRange(f"{file} does not exist yet. Make it with: {command}")

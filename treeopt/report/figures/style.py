@@ -1,0 +1,232 @@
+"""One look for all figures, and how a figure becomes PNG or SVG.
+
+Series differ in colour (Okabe and Ito's, safe for the colour-blind), marker and line style at once.
+Every figure has a title, and below it a line that says how much was measured and of what. Nothing here
+touches matplotlib's global state: `look` restores the settings that it changes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from treeopt.records.rules import option_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
+
+SIZE_INCHES = (7.0, 4.5)
+DPI = 150
+FORMATS = ("png", "svg")
+
+BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#888888"
+COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+SEQUENTIAL = "viridis_r"  # dark is much
+
+Z95 = 1.959964  # half width of a 95 % interval in standard errors
+
+_LOOK: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.6,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.title_fontsize": 7.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "errorbar.capsize": 0,
+    "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "svg.hashsalt": "treeopt",  # the same figure, the same file
+    "text.usetex": False,
+    "path.simplify": False,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Estimated shares and their 95 % intervals; three arrays of one shape."""
+
+    value: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def wilson(hits: ArrayLike, trials: ArrayLike) -> Shares:
+    """Shares with 95 % Wilson score intervals; without a trial all three are NaN.
+
+    >>> shares = wilson([0, 5], [10, 10])
+    >>> shares.value.tolist(), shares.low.round(3).tolist(), shares.high.round(3).tolist()
+    ([0.0, 0.5], [0.0, 0.237], [0.278, 0.763])
+    """
+    n = np.where(np.asarray(trials) > 0, trials, np.nan).astype(float)
+    value = np.asarray(hits) / n
+    middle = value + Z95**2 / (2 * n)
+    half = Z95 * np.sqrt(value * (1 - value) / n + Z95**2 / (4 * n**2))
+    scale = 1 + Z95**2 / n
+    return Shares(value, np.maximum((middle - half) / scale, 0.0), np.minimum((middle + half) / scale, 1.0))
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Draw and save in the project's style; usable as a decorator."""
+    from matplotlib import style
+
+    with style.context(["default", _LOOK]):
+        yield
+
+
+def blank(width: float = SIZE_INCHES[0], height: float = SIZE_INCHES[1]) -> Figure:
+    """An empty figure of this size in inches, whose parts make room for each other."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+def heading(figure: Figure, title: str, caption: str) -> None:
+    """The title above everything, and what was measured below everything, as wide as the figure."""
+    width = figure.get_figwidth()
+    above, below = wrap(title, int(width * 11)), wrap(caption, int(width * 19))
+    figure.suptitle(above, x=0.01, ha="left", fontsize=10, weight="bold")
+    figure.supxlabel(below, x=0.01, ha="left", fontsize=6.5, color="#555555")
+
+
+def wrap(text: str, most: int) -> str:
+    """Lines of up to ``most`` characters, broken after the dots between parts where there are any, and where parts are long.
+
+    >>> wrap("48 sequences · some long model, bfloat16", 32).splitlines()
+    ['48 sequences ·', 'some long model, bfloat16']
+    >>> wrap("one · a part that fits no line", 16).splitlines()
+    ['one · a part', 'that fits no', 'line']
+    """
+    parts = text.split(" · ")
+    if len(parts) > 1:
+        whole = [part.replace(" ", "\xa0") if len(part) + 2 <= most else part for part in parts]
+        text = "\xa0· ".join(whole)
+    return textwrap.fill(text, most, break_on_hyphens=False).replace("\xa0", " ")
+
+
+def series(i: int) -> dict[str, Any]:
+    """Colour, marker and line style of the i-th series; no two of the first 32 are alike."""
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "linestyle": LINES[(i + i // len(COLOURS)) % len(LINES)],
+    }
+
+
+def bars(axes: Axes, x: ArrayLike, shares: Shares, **options: Any) -> None:
+    """Points on a line, with their intervals."""
+    errors = np.abs([shares.value - shares.low, shares.high - shares.value])
+    axes.errorbar(x, shares.value, yerr=errors, elinewidth=0.8, **options)
+
+
+def legend(axes: Axes, title: str | None = None, **options: Any) -> Legend:
+    """A legend to the right of the axes, where it can hide nothing."""
+    place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
+    return axes.legend(title=title, alignment="left", handlelength=3, **{**place, **options})
+
+
+def size_axis(axes: Axes, sizes: ArrayLike) -> None:
+    """Rows on a logarithmic axis with a tick at each power of two."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    values = np.asarray(sizes) if np.size(sizes) else np.array([1, 2])
+    low, high = float(values.min()), float(values.max())
+    powers = 2 ** np.arange(np.floor(np.log2(low)), np.ceil(np.log2(max(high, 2 * low))) + 1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(powers.tolist()))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlim(low * 0.87, max(high, 2 * low) * 1.15)
+    axes.set_xlabel("rows per step and sequence (tree size)")
+
+
+def log_axis(axes: Axes) -> None:
+    """A logarithmic vertical axis with plain numbers, for what is already drawn on it."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    few = high < 20 * low
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 1.5, 2, 3, 5, 7) if few else (1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+
+
+def short(name: str, most: int = 30) -> str:
+    """A name that fits beside an axis.
+
+    >>> short("an unusually long name of a group", 12)
+    'an unusuall…'
+    """
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def origin(provenance: Mapping[str, Any] | None) -> str:
+    """Model, number format and device, as far as they are known.
+
+    >>> origin({"model": "vicuna", "dtype": "float16", "device": None})
+    'vicuna, float16'
+    """
+    known = [(provenance or {}).get(key) for key in ("model", "dtype", "device")]
+    return ", ".join(str(value) for value in known if value)
+
+
+def sentence(*parts: str | None) -> str:
+    """What is known, with a dot between."""
+    return " · ".join(part for part in parts if part)
+
+
+def rule(acceptance: Mapping[str, Any] | None) -> str | None:
+    """The acceptance rule as the command line has it; None where it is not known."""
+    return option_of(acceptance) if acceptance else None
+
+
+def span(numbers: Sequence[int]) -> str:
+    """From the least to the greatest.
+
+    >>> span([512, 2048]), span([7, 7])
+    ('512–2,048', '7')
+    """
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" + (f"–{most:,}" if most > least else "")
+
+
+@look()
+def to_bytes(figure: Figure, kind: str, dpi: float = DPI) -> bytes:
+    """The figure as a PNG or SVG file, without dates: the same figure gives the same bytes."""
+    stream = io.BytesIO()
+    nobody = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[kind]
+    figure.savefig(stream, format=kind, dpi=dpi, metadata=nobody)
+    return stream.getvalue()
+
+
+def to_svg(figure: Figure, prefix: str = "") -> str:
+    """An <svg> element to put into a page; ``prefix`` keeps the ids of several in one page apart."""
+    text = to_bytes(figure, "svg").decode()
+    text = text[text.index("<svg") :]
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)

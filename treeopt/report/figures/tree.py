@@ -1,0 +1,246 @@
+"""The picture of a tree: where its nodes stand, and how often each is accepted.
+
+The root is at the top; every parent stands over its first child and the most probable child comes
+first, so that decoding mostly runs down the left side. Subtrees are pushed together as far as they go
+without overlapping at any depth.
+
+n nodes of the tree
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import OutOfRange
+from treeopt.growth.coverage import node_visits, replay_probe
+from treeopt.growth.objectives import product_values
+from treeopt.growth.replay import growth_index, tokens_per_step
+from treeopt.latency.drafting import guesser
+from treeopt.records.calibration import Calibration
+from treeopt.records.probe import Probe
+from treeopt.records.trace import RankTrace
+from treeopt.report.figures.style import (
+    SEQUENTIAL,
+    SIZE_INCHES,
+    blank,
+    heading,
+    look,
+    origin,
+    rule,
+    sentence,
+)
+from treeopt.report.terminal import count
+from treeopt.trees.tree import IntArray, Tree, read_only
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARGIN, MOST_WIDTH = 1.1, 14.0  # inches left for axis and colour bar; of the widest figure
+COLUMN = 0.12  # inches that a column of the layout has at least, up to the widest figure
+LEAST_FONT = 4.0  # points; smaller ranks are left out
+RAREST = 1e-3  # least probability that has a colour of its own; one scale for all trees
+BETWEEN = 0.35  # columns of extra room between two subtrees
+
+
+@dataclass(frozen=True, eq=False)
+class TreeData:
+    """A tree, laid out, with the probability that each node is accepted in a step.
+
+    columns       : (n,)  horizontal place; the vertical one is ``tree.depths``
+    probabilities : (n,)  steps in which the node is accepted / steps; 1 for the root
+    visits        : (n,)  steps in which the node was accepted; None where they were not counted
+    steps         : steps that were decoded
+    guesser       : what guesses at each depth, head or depth
+
+    The probabilities add up to a little more than the tokens per step: a step that accepts the last token
+    of an answer has no next root to emit.
+    """
+
+    tree: Tree
+    columns: NDArray[np.float64]
+    probabilities: NDArray[np.float64]
+    tokens_per_step: float
+    visits: IntArray | None = None
+    steps: int | None = None
+    caption: str = ""
+    guesser: str = "depth"
+
+
+def tree_data(tree: Tree, source: RankTrace | Probe | Calibration, *, in_sample: bool = False) -> TreeData:
+    """Replay the trace or the probe with the tree; from a calibration, the products of its marginals.
+
+    ``in_sample`` says that the tree was grown on this trace, which the caption then tells.
+    Raises OutOfRange for a calibration that lacks the tree's heads or ranks.
+
+    >>> trace = RankTrace(np.array([[0], [1], [3], [-2]]), np.array([0, 4]))
+    >>> data = tree_data(Tree.chain(1), trace)
+    >>> data.visits.tolist(), data.steps, data.probabilities.tolist()
+    ([2, 1], 2, [1.0, 0.5])
+    """
+    if isinstance(source, RankTrace | Probe):
+        visits, steps = count_visits(source, tree)
+        probabilities = visits / max(steps, 1) if steps else np.eye(len(tree))[0]
+        caption = sentence(
+            f"{'replay' if isinstance(source, RankTrace) else 'probe'} of "
+            f"{count(source.num_sequences, 'sequence')}, {count(steps, 'step')}"
+            + (", in-sample" if in_sample else ""),
+            origin(source.meta.get("provenance")),
+            rule(source.meta.get("acceptance")),
+        )
+        emitted = source.lengths.sum() - source.num_sequences
+        if isinstance(source, Probe):
+            emitted = replay_probe(source, tree).tokens.sum()
+        rate = tokens_per_step(int(emitted), steps)
+        who = guesser(source.meta.get("drafter"))
+        return TreeData(tree, columns(tree, probabilities), probabilities, rate, visits, steps, caption, who)
+    if tree.depth > source.num_heads or max(tree.ranks) >= source.top_k:
+        raise OutOfRange(
+            f"The calibration has {source.num_heads} heads and {source.top_k} ranks, but the tree needs "
+            f"{tree.depth} and {1 + max(tree.ranks)}."
+        )
+    probabilities = product_values(source.accept, tree.paths)
+    who, states = guesser(source.info.get("drafter")), count(int(source.trials.min()), "state")
+    said = f"products of accuracies by {who} over {states}, as if {who}s erred independently"
+    if source.info.get("source") == "engine log":
+        said = f"survival over {count(int(source.trials[0]), 'draft')} that an engine counted"
+    caption = sentence(said, origin(source.info.get("provenance")), rule(source.info.get("acceptance")))
+    rate = float(probabilities.sum())
+    return TreeData(tree, columns(tree, probabilities), probabilities, rate, caption=caption, guesser=who)
+
+
+def count_visits(trace: RankTrace | Probe, tree: Tree) -> tuple[IntArray, int]:
+    """(n,) steps of the replay in which each node is accepted, and all steps (the root's own)."""
+    if isinstance(trace, Probe):
+        accepted = node_visits(trace, tree)
+        return read_only(accepted, np.int64), int(accepted[0])
+    nodes = growth_index(trace, tree.paths)  # (P, D)
+    accepted = (nodes < len(tree)).sum(1)
+    visits = np.zeros(len(tree) + 1, dtype=np.int64)
+    t, last = trace.starts[:-1], trace.starts[1:] - 1
+    while (alive := t < last).any():
+        t, last = t[alive], last[alive]
+        visits[0] += len(t)
+        visits += np.bincount(nodes[t].ravel(), minlength=len(visits))
+        t = t + 1 + accepted[t]
+    return read_only(visits[:-1], np.int64), int(visits[0])
+
+
+def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n,) horizontal place of every node; nodes of one depth are at least 1 apart.
+
+    >>> columns(Tree.from_choices([[0], [1], [1, 0], [1, 1]]), np.array([1, 0.2, 0.6, 0.3, 0.1])).tolist()
+    [0.0, 1.0, 0.0, 0.0, 1.0]
+    """
+    children: list[list[int]] = [[] for _ in range(len(tree))]
+    for node in range(1, len(tree)):
+        children[tree.parents[node]].append(node)
+    shift = np.zeros(len(tree))  # from the parent
+    left: list[list[float]] = [[] for _ in range(len(tree))]  # outline of the subtree, depth by depth
+    right: list[list[float]] = [[] for _ in range(len(tree))]
+    for node in reversed(range(len(tree))):
+        near: list[float] = []  # outline of the children that have their place
+        far: list[float] = []
+        for child in sorted(children[node], key=lambda c: (-probabilities[c], tree.ranks[c])):
+            room = [f - n for f, n in zip(far, left[child], strict=False)]
+            x = max([*(r + 1.0 for r in room[:1]), *(r + 1.0 + BETWEEN for r in room[1:])], default=0.0)
+            shift[child] = x
+            near += [x + n for n in left[child][len(near) :]]
+            far = [x + f for f in right[child]] + far[len(right[child]) :]
+        left[node], right[node] = [0.0, *near], [0.0, *far]
+    for node in range(1, len(tree)):
+        shift[node] += shift[tree.parents[node]]
+    return read_only(shift, np.float64)
+
+
+def node_gid(path: tuple[int, ...]) -> str:
+    """The id of a node's element in the SVG.
+
+    >>> node_gid((0, 2)), node_gid(())
+    ('node-0-2', 'node-root')
+    """
+    return "node-" + ("-".join(map(str, path)) or "root")
+
+
+@look()
+def draw_tree(data: TreeData, figure: Figure | None = None) -> Figure:
+    """Nodes dark where they are often accepted, edges thick where decoding often goes."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import LogNorm
+
+    tree, span = data.tree, float(data.columns.max()) + 1
+    width = min(max(SIZE_INCHES[0], span * COLUMN + MARGIN), MOST_WIDTH)
+    figure = figure or blank(width)
+    axes = figure.add_subplot()
+    shade = ScalarMappable(LogNorm(RAREST, 1.0, clip=True), SEQUENTIAL)
+    depths = tree.depths.astype(float)
+    edges = np.stack([np.c_[data.columns, depths][tree.parents[1:]], np.c_[data.columns, depths][1:]], 1)
+    thick = 0.3 + 3.5 * np.sqrt(data.probabilities[1:])
+    axes.add_collection(LineCollection(list(edges), linewidths=thick.tolist(), colors="#B5B5B5", zorder=1))
+    spacing = 72 * (figure.get_figwidth() - MARGIN) / span  # points from column to column
+    labelled = _draw_nodes(axes, data, shade, min(max(0.82 * spacing, 2.0), 15.0))
+    axes.set(xlim=(-0.6, max(span - 0.4, 4)), ylim=(tree.depth + 0.35, -0.35))
+    axes.set_yticks(range(tree.depth + 1), ["root", *map(str, range(1, tree.depth + 1))])
+    axes.set_ylabel("depth (= head that guesses)" if data.guesser == "head" else "depth")
+    axes.xaxis.set_visible(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.grid(visible=True, axis="y")
+    if len(tree) > 1:
+        bar = figure.colorbar(
+            shade, ax=axes, fraction=0.03, pad=0.02, extend="min", format=lambda p, _: f"{p:g}"
+        )
+        bar.set_label("share of steps in which the node is accepted")
+    widths = " ".join(map(str, tree.widths()))
+    title = (
+        f"{len(tree)} rows, depth {tree.depth}, widths {widths}"
+        if len(tree) > 1
+        else "Do not speculate: one row, no guess"
+    )
+    never = "white: never accepted" if (data.probabilities == 0).any() else None
+    rate = f"{data.tokens_per_step:.2f} tokens per step"
+    heading(figure, title, sentence(rate, data.caption, "numbers are ranks" if labelled else None, never))
+    return figure
+
+
+def _draw_nodes(axes: Axes, data: TreeData, shade: Any, diameter: float) -> bool:
+    """One element for each node, so that a page can tell what the pointer is on; whether ranks fit in."""
+    labelled = False
+    for node, path in enumerate(data.tree.paths):
+        x, p = float(data.columns[node]), float(data.probabilities[node])
+        colour = shade.to_rgba(p) if p else (1.0, 1.0, 1.0, 1.0)
+        axes.plot(x, len(path), marker="o" if path else "s", markersize=diameter, markerfacecolor=colour,
+                  markeredgecolor="#666666", markeredgewidth=0.4, gid=node_gid(path), zorder=2)  # fmt: skip
+        label = str(path[-1]) if path else ""
+        size = diameter * (0.62 if len(label) < 2 else 0.5)
+        if label and size >= LEAST_FONT:
+            ink = "white" if np.dot(colour[:3], (0.299, 0.587, 0.114)) < 0.55 else "black"
+            axes.text(x, len(path), label, size=size, color=ink, ha="center", va="center_baseline", zorder=3)
+            labelled = True
+    return labelled
+
+
+def node_records(data: TreeData) -> list[Mapping[str, Any]]:
+    """What a page needs to say about each node, in the tree's own order.
+
+    >>> trace = RankTrace(np.array([[0], [1], [3], [-2]]), np.array([0, 4]))
+    >>> node_records(tree_data(Tree.chain(1), trace))[1]
+    {'id': 'node-0', 'path': [0], 'column': 0.0, 'depth': 1, 'probability': 0.5, 'visits': 1}
+    """
+    return [
+        {
+            "id": node_gid(path),
+            "path": list(path),
+            "column": float(data.columns[i]),
+            "depth": len(path),
+            "probability": float(data.probabilities[i]),
+            "visits": None if data.visits is None else int(data.visits[i]),
+        }
+        for i, path in enumerate(data.tree.paths)
+    ]

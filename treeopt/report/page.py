@@ -1,0 +1,222 @@
+"""The report: one HTML file with the tables, the pictures, the engines' files and where it all comes from.
+
+What is shown is computed here as small records; templates/report.html.j2 lays it out and escapes every
+text. The page loads nothing, and its own policy lets no other script run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from treeopt import __version__
+from treeopt.errors import OutOfRange, TreeoptError
+from treeopt.export import export_plan, runners
+from treeopt.files import storage
+from treeopt.records.benchmark import Benchmark, Ratio
+from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.rules import option_of, rule_of
+from treeopt.records.rundir import RunDirectory
+from treeopt.report import bench_table, terminal
+from treeopt.report.bench_table import PUBLISHED, about_rule, doubt, has_one_text, text_price
+from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
+from treeopt.report.figures import FIGURES, pictures, to_svg
+from treeopt.report.figures.registry import Inputs
+
+INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
+SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures",
+         "peak_bytes")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Example:
+    """Real texts in which a path was accepted: (what came before, accepted guesses)."""
+
+    path: tuple[int, ...]
+    texts: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a file tells beside its figures."""
+
+    examples: list[Example] | None = None
+    skipped: list[dict[str, Any]] | None = None
+    inputs: dict[str, str] | None = None
+    provenance: dict[str, Any] | None = None
+    answers: dict[str, Any] | None = None
+    loop_share: float | None = None
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write ``report.html`` from whatever files the run has, and return its path.
+
+    Raises InvalidInput where the run has no plan.
+    """
+    plan, inputs = run.read_plan(), Inputs(run)
+    told: dict[str, Told] = {}
+    records: dict[str, dict[str, Any]] = {}
+
+    def add(file: Path, info: dict[str, Any], **more: Any) -> None:
+        told[file.name] = this = storage.typed(Told, info, file)
+        records[file.name] = {**(this.provenance or {}), **{key: info.get(key) for key in SHOWN}, **more}
+        if isinstance(rule := records[file.name].get("acceptance"), Mapping):
+            records[file.name]["acceptance"] = option_of(rule)
+        if this.answers:
+            records[file.name]["answers"] = _answers(this.answers)
+        if this.loop_share is not None:
+            records[file.name]["ended in a loop"] = f"{this.loop_share:.0%} of the answers, cut there"
+
+    num_heads = (plan.drafter or {}).get("num_heads")
+    try:
+        file = run.calibration if run.calibration.exists() else run.path / "calibration"
+        add(file, inputs.calibration.info)
+        num_heads = num_heads if isinstance(num_heads, int) else inputs.calibration.num_heads
+    except OutOfRange:
+        pass  # what the plan was made from is not at hand
+    if isinstance(num_heads, int):
+        plan = replace(plan, drafter={**(plan.drafter or {}), "num_heads": num_heads})
+    if run.profile.exists():
+        add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
+    add(run.plan, {"inputs": plan.inputs}, objective=plan.objective, constraint=plan.constraint,
+        drafter=plan.drafter, acceptance=plan.acceptance, runtime=plan.runtime, inputs=plan.inputs)  # fmt: skip
+    examples = {e.path: e.texts for t in told.values() for e in t.examples or ()}
+    sections: list[dict[str, Any]] = []
+    for i, entry in enumerate(plan.entries):
+        bench, missing = None, None
+        try:
+            bench, own = inputs.bench(entry.batch_size), run.bench_of(entry.batch_size)
+            add(own if own.exists() else run.bench, bench.info, dtype=bench.dtype, rounds=bench.rounds)
+        except OutOfRange as reason:
+            missing = str(reason)
+        speedup = _speedup(bench, "plain")
+        sections.append({
+            "entry": entry, "bench": bench, "missing": missing,
+            "speedup": speedup, "over_published": _speedup(bench, PUBLISHED),
+            "doubt": doubt(speedup) if speedup and entry.size > 1 else "",
+            "price": text_price(plan.acceptance, bench),
+            "tree": tree_canvas(inputs, entry, examples, f"tree-{i}"),
+            "curve": curve_canvas(run, entry, f"curve-{i}"),
+            "groups": _groups(entry, bench), "exports": list(_exports(run, plan, entry)),
+        })  # fmt: skip
+    origin, rule = origin_rows(records), rule_of(plan.acceptance)
+    drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
+    page = render(
+        plan=plan, sections=sections, origin=origin, stale=list(_stale(run, told)),
+        about_rule=about_rule(plan.acceptance), one_text=has_one_text(plan.acceptance), rule=rule,
+        asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
+        subject={key: ", ".join(value for value, _ in values) for key, values in origin},
+        pictures=[(p, to_svg(p.drawing, f"figure-{i}-")) for i, p in enumerate(drawn) if not isinstance(p, str)],
+        left_out=[p for p in drawn if isinstance(p, str)],
+        skipped=list(dict.fromkeys(_text(s) for t in told.values() for s in t.skipped or ())),
+        marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
+    )  # fmt: skip
+    storage.write_text(run.report, page)
+    return run.report
+
+
+def render(*, marks: list[Mark], **content: Any) -> str:
+    """The page: every text escaped by the template; what marks say goes to the script as JSON."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    folder = resources.files("treeopt.report") / "templates"
+    style, script = ((folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(loader=PackageLoader("treeopt.report"), autoescape=True, undefined=StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    environment.filters["pm"] = terminal.pm
+    environment.globals.update(certainty=terminal.certainty, bench_table=bench_table)
+    return environment.get_template("report.html.j2").render(
+        tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
+        style=Markup(style), script=Markup(script), script_hash=f"sha256-{digest}", svg=Markup,
+        version=__version__, **content,
+    )  # fmt: skip
+
+
+def _speedup(bench: Benchmark | None, baseline: str) -> Ratio | None:
+    """Of the chosen tree, where both were measured."""
+    known = {contender.name for contender in bench.contenders} if bench else set()
+    return bench.speedup("chosen", baseline) if bench and {"chosen", baseline} <= known else None
+
+
+def origin_rows(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(what, [(value, files)]): each known value once, with the files that say so where they differ.
+
+    >>> origin_rows({"a.json": {"dtype": "float32", "seed": 0}, "b.json": {"dtype": "float16", "seed": None}})
+    [('dtype', [('float32', 'a.json'), ('float16', 'b.json')]), ('seed', [('0', '')])]
+    """
+    rows = []
+    for key in dict.fromkeys(key for record in records.values() for key in record):
+        values: dict[str, list[str]] = {}
+        for file, record in records.items():
+            if record.get(key) not in (None, {}, []):
+                values.setdefault(_text(record[key]), []).append(file)
+        if values:
+            alone = len(values) == 1 and key != "command"
+            said = [(value, "" if alone else ", ".join(files)) for value, files in values.items()]
+            rows.append((key.replace("_", " "), said))
+    return rows
+
+
+def _answers(answers: Mapping[str, Any]) -> str:
+    """How the answers of a calibration came about."""
+    if not answers.get("given"):
+        return "decoded by the target"
+    estimate, sampled = (
+        "an estimate for greedy decoding",
+        f"sampled at temperature {answers.get('temperature')}",
+    )
+    return f"given with the prompts: {estimate if answers.get('is_estimate') else sampled}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key.replace('_', ' ')} {_text(v)}" for key, v in value.items() if v is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _stale(run: RunDirectory, told: Mapping[str, Told]) -> Iterator[str]:
+    """Files that were made from others than those that are here now."""
+    files = (run.trace, run.probe, run.calibration, run.profile, run.plan)
+    now = {file.name: storage.sha256_of(file) for file in files if file.exists()}
+    for file, this in told.items():
+        command = "search" if file == run.plan.name else "bench"
+        for name, sha256 in (this.inputs or {}).items():
+            if now.get(name, sha256) != sha256:
+                yield f"{file} was made from another {name} than the one here now: run treeopt {command} again."
+
+
+def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[dict[str, Any]]:
+    """The chosen tree on each group of prompts: predicted and measured."""
+    chosen = bench if bench and "chosen" in {c.name for c in bench.contenders} else None
+    rows: list[dict[str, Any]] = []
+    for name in dict.fromkeys([*entry.groups, *(chosen.groups if chosen else [])]):
+        rows.append({"name": name or "(no group)", "predicted": entry.groups.get(name, {}), "answers": 0})
+        if chosen:
+            rows[-1]["rate"], rows[-1]["answers"] = chosen.tokens_per_step("chosen", name)
+            rows[-1]["speedup"] = chosen.speedup("chosen", group=name)
+    return rows
+
+
+def _exports(run: RunDirectory, plan: Plan, entry: PlanEntry) -> Iterator[dict[str, Any]]:
+    """The files of each engine that can run the drafter, or why there are none."""
+    for name in runners((plan.drafter or {}).get("kind")):
+        words = ["treeopt", "export", "--to", name, "--run", str(run.path)]
+        words += ["--batch-size", str(entry.batch_size)] if len(plan.entries) > 1 else []
+        export: dict[str, Any] = {"engine": name, "command": shlex.join(words), "refused": None}
+        try:
+            export["made"] = export_plan(plan, name, batch_size=entry.batch_size)
+        except TreeoptError as reason:
+            export["refused"] = str(reason)
+        yield export

@@ -1,0 +1,1 @@
+"""Acceptance rules: which guesses the target takes."""

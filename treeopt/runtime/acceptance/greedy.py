@@ -1,0 +1,88 @@
+"""Acceptance rules: what the target says after every node of a tree, and which guesses that accepts.
+
+A rule is lossless where the text is what plain decoding under the same rule would write, whatever the tree.
+
+b live rows · T nodes of the tree · V vocabulary
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treeopt.trees.tree import BoolArray, IntArray, Tree
+
+
+class Acceptance(Protocol):
+    """A rule of decoding."""
+
+    @property
+    def record(self) -> dict[str, Any]: ...  # "rule", "temperature" and whatever else it depends on
+
+    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """(..., V) logits to the (...) tokens that the target says there.
+
+        keys      : (...) int64  of each row's sequence, from its prompt alone
+        positions : (...) int64  place in its sequence, prompt included, of the token that is chosen
+        """
+
+    def accept(
+        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor
+    ) -> tuple[IntArray, IntArray]:
+        """The last accepted node of each row (0 for none), and how many guesses that makes.
+
+        tokens  : (b, T)  of every node, the root's first; -1 for no guess
+        choices : (b, T)  what the target says after every node; a rule may change it after the last accepted one
+        logits  : (b, T, V)
+        """
+
+
+def sequence_key(prompt: Sequence[int]) -> int:
+    """A 63-bit number for a sequence, by the tokens of its prompt alone.
+
+    >>> sequence_key([1, 2]) == sequence_key((1, 2)) != sequence_key([2, 1])
+    True
+    """
+    digest = hashlib.sha256(np.asarray(prompt, dtype=np.int64).tobytes()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+class Greedy:
+    """The likeliest token, the first of equal ones; guesses are accepted as far as they are just that."""
+
+    record = {"rule": "greedy", "temperature": 0.0}  # noqa: RUF012  never changed
+
+    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        return logits.argmax(-1)
+
+    def accept(
+        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor | None = None
+    ) -> tuple[IntArray, IntArray]:
+        return follow(tree, tokens, choices)
+
+
+def follow(tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64]) -> tuple[IntArray, IntArray]:
+    """Follow the target's own choices down the tree as far as they were guessed.
+
+    >>> follow(Tree.chain(2), np.array([[7, 8, 9]]), np.array([[8, 5, 1]]))
+    (array([1]), array([1]))
+    """
+    passes = np.ones(tokens.shape, dtype=bool)
+    passes[:, 1:] = tokens[:, 1:] == choices[:, tree.parents[1:]]
+    # Siblings have distinct tokens, so one path is accepted and its end is the last node in order.
+    last = len(tree) - 1 - with_ancestors(tree, passes)[:, ::-1].argmax(1)
+    return last, tree.depths[last]
+
+
+def with_ancestors(tree: Tree, passes: BoolArray) -> BoolArray:
+    """(b, T) nodes that pass and whose ancestors all do; the root always does."""
+    accepted = passes.copy()
+    accepted[:, 0] = True
+    for _ in range(tree.depth - 1):  # a node needs its parent, and so all its ancestors
+        accepted[:, 1:] &= accepted[:, tree.parents[1:]]
+    return accepted

@@ -1,0 +1,225 @@
+"""Speculative sampling with a draft model: drafted tokens are kept or replaced so that the text is the target's own.
+
+Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML 2023, algorithm 1;
+Chen et al., "Accelerating large language model decoding with speculative sampling", 2023. A token drafted with
+probability q is accepted with probability min(1, p/q); the first rejected one is replaced by a draw from the
+residual, norm(max(p - q, 0)). The tokens of a chain are distributed as the target's, but are not those that plain
+sampling would draw with the same seed.
+
+The noise is keyed as in `treeopt.runtime.acceptance.sampling`, so runs repeat. A place may be drafted in several steps, with
+the same noise; it is decided in just one, and what was drafted there before depended on nothing that is kept.
+
+b rows · K tokens of a chain · V vocabulary
+p : (b, K+1, V)  the target's probabilities after the root and after every drafted token
+q : (b, K, V)    the draft model's, which the tokens were drawn from
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from treeopt.errors import InvalidInput
+from treeopt.records.trace import MISS
+from treeopt.runtime.acceptance.greedy import sequence_key
+from treeopt.runtime.acceptance.sampling import (
+    Sampling,
+    Stream,
+    gumbel_argmax,
+    rows_at_once,
+    stream_states,
+    uniforms,
+)
+from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
+from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
+from treeopt.runtime.target import Target
+from treeopt.trees.shapes import chain
+from treeopt.trees.tree import IntArray, Tree
+
+
+def accepted_tokens(p: Tensor, q: Tensor, drafted: Tensor, noise: Tensor) -> Tensor:
+    """(b,) how many of the (b, K) drafted tokens are accepted, by (b, K) noise inside (0, 1); -1 where none is drafted.
+
+    >>> p, q = torch.tensor([[[0.3, 0.7], [0.5, 0.5]]]), torch.tensor([[[0.6, 0.4]]])
+    >>> [int(accepted_tokens(p, q, torch.tensor([[0]]), torch.tensor([[noise]]))) for noise in (0.49, 0.51)]
+    [1, 0]
+    """
+    token = drafted[..., None].clamp_min(0)
+    passes = noise * q.gather(-1, token)[..., 0] < p[:, :-1].gather(-1, token)[..., 0]
+    return (passes & (drafted >= 0)).long().cumprod(1).sum(1)
+
+
+def next_probabilities(p: Tensor, q: Tensor, accepted: Tensor) -> Tensor:
+    """(b, V) of the token behind the accepted ones: the residual, or p itself behind a whole chain.
+
+    >>> p, q = torch.tensor([[[0.3, 0.7], [0.5, 0.5]]]), torch.tensor([[[0.6, 0.4]]])
+    >>> [next_probabilities(p, q, torch.tensor([accepted])).tolist() for accepted in (0, 1)]
+    [[[0.0, 1.0]], [[0.5, 0.5]]]
+    """
+    rows = torch.arange(len(p), device=p.device)
+    after = p[rows, accepted]
+    nothing = torch.zeros_like(p[:, :1])  # is drafted behind a chain
+    drafts = torch.cat([q, nothing], 1)[rows, accepted]
+    residual = (after - drafts).clamp_min(0)
+    total = residual.sum(-1, keepdim=True)
+    # Without a residual p = q: the token was rejected by rounding alone.
+    return torch.where(total > 0, residual / total, after)
+
+
+def reject(
+    p: Tensor, q: Tensor, drafted: Tensor, *, seed: int, keys: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The step's verdict: (b,) accepted tokens, and the (b,) token behind them.
+
+    keys      : (b,)  of each row's sequence
+    positions : (b,)  of the first drafted token in its sequence, prompt included
+    """
+    places = positions[:, None] + torch.arange(drafted.shape[1], device=drafted.device)
+    noise = uniforms(stream_states(seed, Stream.ACCEPT, keys[:, None], places), 1)[..., 0]
+    accepted = accepted_tokens(p, q, drafted, noise)
+    states = stream_states(seed, Stream.TOKEN, keys, positions + accepted)
+    return accepted, gumbel_argmax(next_probabilities(p, q, accepted).log(), states)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the verdict over a step's chains needs to know of their drafting."""
+
+    q: Tensor  # (b, K, V)
+    keys: Tensor  # (b,) of each row's sequence
+    positions: Tensor  # (b,) of the first drafted token in its sequence
+
+
+class SampledChain(DraftModel):
+    """A draft model that draws its chains from its own distribution: guesses of rank 0 only.
+
+    proposal : of the last step of its decoder, of which there is one at a time
+    """
+
+    proposal: Proposal
+
+    def __init__(self, model: DraftModel, target: Target, sampling: Sampling) -> None:
+        super().__init__(model.model, model.vocab_size, num_heads=model.num_heads, kind=model.kind)
+        self.target, self.sampling, self.known = target, sampling, self.draft_vocab_size
+        self.draft_vocab_size = 1  # ranks
+
+    def start(self, batch_size: int, capacity: int) -> ChainDraft:
+        return ChainDraft(self, batch_size, capacity)
+
+    def probabilities(self, hidden: Tensor) -> Tensor:
+        """(..., d) of the draft model to (..., V): nothing for tokens that only the target has."""
+        logits = self.model.logits(hidden)[..., : self.known]
+        shares = self.sampling.probabilities(self.model.scores(logits))
+        return F.pad(shares, (0, self.vocab_size - self.known))
+
+    @torch.inference_mode()
+    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+        """(N, K) of each answer: 0 where a chain that is drafted would get the text's token accepted, MISS elsewhere.
+
+        Given that token y is what comes, it was drafted and accepted with probability min(p, q)(y) / p(y), and
+        whatever else was drafted makes it a token of the residual. So this holds for chains and for texts that the
+        target samples under the same rule; it is exact in law, and a draw of it for the text at hand.
+        """
+        texts = [[*answer.prompt, *answer.tokens[:-1]][: self.model.context] for answer in answers]
+        found = []
+        for answer, text in zip(answers, texts, strict=True):
+            ranks = np.full(len(answer.tokens), MISS, dtype=np.int16)
+            first = len(answer.prompt)
+            states = self._read([text])[0, first:]  # of the tokens with one behind them that is drafted
+            n = len(states)
+            tokens = torch.tensor(answer.tokens[1 : 1 + n], dtype=torch.long, device=states.device)[:, None]
+            key = torch.tensor([sequence_key(answer.prompt)], device=states.device)
+            places = torch.arange(first + 1, first + 1 + n, device=states.device)
+            noise = uniforms(stream_states(self.sampling.seed, Stream.ACCEPT, key, places), 1)
+            rows = rows_at_once(self.vocab_size)
+            parts = zip(states.split(rows), answer.state_hidden[1 : 1 + n].split(rows), tokens.split(rows),
+                        noise.split(rows), strict=True)  # fmt: skip
+            passes = []
+            for drafts, hidden, token, level in parts:
+                p = self.sampling.probabilities(self.target.scores(self.target.logits(hidden)))
+                q = self.probabilities(drafts)
+                passes.append(level * p.gather(1, token) < q.gather(1, token))
+            ranks[1 : 1 + n] = np.where(torch.cat(passes)[:, 0].cpu().numpy(), 0, MISS)
+            found.append(self._state_ranks(answer, ranks))
+        return found
+
+
+class ChainDraft(ModelDraft):
+    """The rows of a decoder that drafts chains by drawing them."""
+
+    drafter: SampledChain
+
+    def __init__(self, drafter: SampledChain, batch_size: int, capacity: int) -> None:
+        super().__init__(drafter, batch_size, capacity)
+        self.keys = torch.zeros(0, dtype=torch.long, device=self.device)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
+        new = torch.tensor([sequence_key(prompt) for prompt in prompts], device=self.device)
+        self.keys = torch.cat([self.keys, new])
+        super().prefill(prompts, hidden)
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        if not chain(plan.tree):
+            raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
+        tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
+        for depth, level in enumerate(plan.levels):
+            hidden = (
+                self.catch_up(roots)[:, None]
+                if depth == 0
+                else self._feed_guesses(level, torch.cat(tokens, 1))
+            )
+            if depth == 0:
+                positions = torch.tensor(self.cache.lengths, device=self.device)  # behind the root
+            q = self.drafter.probabilities(hidden)[:, 0]  # (b, V)
+            states = stream_states(seed, Stream.DRAFT, self.keys, positions + depth)
+            drawn = gumbel_argmax(q.log(), states)
+            # Beyond the draft's own context nothing is drafted: the target then says the token by itself.
+            outside = positions - 1 + depth >= self.drafter.model.context
+            shares.append(q.masked_fill(outside[:, None], 0.0))
+            tokens.append(drawn.masked_fill(outside, -1)[:, None])
+            mark(f"draft {depth}")
+        self.drafter.proposal = Proposal(torch.stack(shares, 1), self.keys, positions)
+        return torch.cat(tokens, 1)
+
+    def keep(self, order: Sequence[int]) -> None:
+        super().keep(order)
+        self.keys = self.keys[torch.tensor(order, dtype=torch.long, device=self.device)]
+
+    def clear(self) -> None:
+        super().clear()
+        self.keys = self.keys[:0]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """The rule: plain steps sample, and chains are accepted or replaced so that the law is that of sampling."""
+
+    drafter: SampledChain
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {**self.drafter.sampling.record, "rule": "rejection"}
+
+    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        if logits.ndim > 2:  # after the nodes of a chain, of which the verdict replaces the one that matters
+            return logits.argmax(-1)
+        return self.drafter.sampling.choose(logits, keys, positions)
+
+    def accept(
+        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor
+    ) -> tuple[IntArray, IntArray]:
+        made, sampling = self.drafter.proposal, self.drafter.sampling
+        drafted = torch.from_numpy(tokens[:, 1:]).to(logits.device)
+        assert drafted.shape == made.q.shape[:2], "the proposal is that of this very step"
+        accepted, following = reject(sampling.probabilities(logits), made.q, drafted, seed=sampling.seed,
+                                     keys=made.keys, positions=made.positions)  # fmt: skip
+        count = accepted.cpu().numpy()
+        choices[np.arange(len(count)), count] = following.cpu().numpy()  # node n of a chain has depth n
+        return count, count

@@ -1,0 +1,172 @@
+"""Chat: messages become the tokens that stand before an answer, and a given answer the target's own tokens.
+
+With a chat template every prompt is rendered anew from all its messages, and the template alone writes
+special tokens. Without one a conversation is plain text, and each prompt goes on where the answer ended:
+
+    system text · blank line · turn 1 · answer 1 without its end · blank line · turn 2 · ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from treeopt.errors import InvalidInput
+from treeopt.runtime.prompts.files import first_line
+from treeopt.runtime.target import Target
+
+Tokens = tuple[int, ...]
+Message = tuple[str, str]  # role (system, user or assistant), text
+BLANK_LINE = "\n\n"
+# Templates that write today's date are given this day's, or a prompt would not be the same tomorrow.
+SOME_DAY = datetime(2025, 1, 1)
+DATE_MACRO = "{% macro strftime_now(format) %}{{ format STEPS }}{% endmacro +%}".replace(
+    "STEPS", " ".join(f"| replace('%{code}', '{SOME_DAY:%{code}}')" for code in "aAbBdeHIjmMpSyY")
+)
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How messages are written for one target."""
+
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    vocab_size: int
+    template: str | None  # None for plain text
+
+    @classmethod
+    def of(cls, target: Target, *, chat_template: bool = True) -> ChatFormat:
+        """The tokenizer's template where it has one and ``chat_template`` allows it, else plain text."""
+        template = None
+        if chat_template and getattr(target.tokenizer, "chat_template", None):
+            try:
+                template = str(target.tokenizer.get_chat_template())
+            except ValueError as error:  # several by name, and none by default
+                reason = f"The tokenizer must have a default chat template, but: {first_line(error)}."
+                raise InvalidInput(f"{reason} Or leave it out with --no-chat-template.") from None
+            if "strftime_now" in template:
+                template = DATE_MACRO + template
+        return cls(target.tokenizer, target.eos_ids, target.vocab_size, template)
+
+    def first_prompts(self, conversations: Sequence[Sequence[Message]]) -> list[Tokens | InvalidInput]:
+        """Tokens up to the first answer of each conversation; the error where it cannot be written."""
+        firsts = [dialogue(messages, ()) for messages in conversations]
+        if not firsts:
+            return []
+        if self.template is not None:
+            return self._render_all(firsts)
+        texts = [BLANK_LINE.join(text for _, text in messages) for messages in firsts]
+        return [self._tried(ids) for ids in self.tokenizer(texts)["input_ids"]]
+
+    def next_prompt(self, messages: Sequence[Message], first: Tokens, answers: Sequence[Tokens]) -> Tokens:
+        """Tokens up to the next answer, after the given answers to the turns before.
+
+        Raises InvalidInput where the template refuses the messages.
+        """
+        if not answers:
+            return first
+        bodies = [self._without_end(answer) for answer in answers]
+        if self.template is not None:
+            return self._render(dialogue(messages, [self._decode(body) for body in bodies]))
+        tokens = first
+        later = [text for role, text in messages if role == "user"][1:]
+        for body, turn in zip(bodies, later, strict=False):
+            tokens += body + self._encode(BLANK_LINE + turn)
+        return self._checked(tokens)
+
+    def given_answer(self, messages: Sequence[Message], answers: Sequence[str], turn: int) -> Tokens:
+        """Tokens of answer ``turn`` (0 for the first) as the target would emit them, cut after its EOS.
+
+        With a template they are what the finished message has more than the prompt for it.
+        """
+        tokens: Tokens = ()
+        if self.template is not None:
+            asked = dialogue(messages, answers[:turn])
+            before = self._render(asked)
+            after = self._render([*asked, ("assistant", answers[turn])], finished=True)
+            if after[: len(before)] == before:
+                tokens = after[len(before) :]
+        tokens = tokens or self._checked(self._encode(answers[turn]))
+        for i, token in enumerate(tokens):
+            if token in self.eos_ids:
+                return tokens[: i + 1]
+        return tokens + self._end()
+
+    def _end(self) -> Tokens:
+        own = self.tokenizer.eos_token_id
+        return (own if own in self.eos_ids else min(self.eos_ids),) if self.eos_ids else ()
+
+    def _without_end(self, answer: Sequence[int]) -> Tokens:
+        body = tuple(int(token) for token in answer)
+        return body[:-1] if body and body[-1] in self.eos_ids else body
+
+    def _decode(self, tokens: Tokens) -> str:
+        return self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def _encode(self, text: str) -> Tokens:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _checked(self, ids: Sequence[int]) -> Tokens:
+        if max(ids, default=0) >= self.vocab_size:
+            raise InvalidInput(f"its token {max(ids)} is beyond the model's vocabulary of {self.vocab_size}")
+        return tuple(ids)
+
+    def _tried(self, ids: Sequence[int]) -> Tokens | InvalidInput:
+        try:
+            return self._checked(ids)
+        except InvalidInput as error:
+            return error
+
+    def _render_all(self, conversations: list[list[Message]]) -> list[Tokens | InvalidInput]:
+        try:
+            return [self._tried(ids) for ids in self._apply(conversations)]
+        except Exception:  # one of them, or a system role, is refused: find out which
+            rendered: list[Tokens | InvalidInput] = []
+            for messages in conversations:
+                try:
+                    rendered.append(self._render(messages))
+                except InvalidInput as error:
+                    rendered.append(error)
+            return rendered
+
+    def _render(self, messages: list[Message], *, finished: bool = False) -> Tokens:
+        """One conversation; a system text that the template refuses moves into the first turn."""
+        try:
+            ids = self._apply([messages], finished=finished)[0]
+        except Exception as error:  # a template is a program, and may raise anything
+            if messages[0][0] == "system":
+                (_, system), (_, turn), *rest = messages
+                return self._render([("user", system + BLANK_LINE + turn), *rest], finished=finished)
+            raise InvalidInput(f"the model's chat template refuses it: {first_line(error)}") from None
+        return self._checked(ids)
+
+    def _apply(self, conversations: list[list[Message]], *, finished: bool = False) -> list[list[int]]:
+        """Rendered and tokenised in one go: a tokenizer's own BOS is not put before the template's."""
+        return self.tokenizer.apply_chat_template(
+            [[{"role": role, "content": text} for role, text in messages] for messages in conversations],
+            chat_template=self.template,
+            tokenize=True,
+            add_generation_prompt=not finished,
+            return_dict=True,
+        )["input_ids"]
+
+
+def dialogue(messages: Sequence[Message], answers: Sequence[str]) -> list[Message]:
+    """System text and turns with the answers between them, up to the first turn that has none.
+
+    >>> dialogue([("user", "1 + 1?"), ("user", "And 2 + 2?"), ("user", "Really?")], ["2"])
+    [('user', '1 + 1?'), ('assistant', '2'), ('user', 'And 2 + 2?')]
+    """
+    said: list[Message] = []
+    left = list(answers)
+    for role, text in messages:
+        said.append((role, text))
+        if role == "user":
+            if not left:
+                break
+            said.append(("assistant", left.pop(0)))
+    return said

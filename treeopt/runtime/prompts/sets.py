@@ -1,0 +1,235 @@
+"""Prompts: conversations from a file or a dataset, or cut from the standard library for the demo.
+
+A conversation is known by a hash of what it asks, so that bench never decodes one that calibration saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from treeopt.errors import InvalidInput
+from treeopt.runtime.prompts.asked import COLUMNS, read_asked, read_group
+from treeopt.runtime.prompts.chat import ChatFormat, Message, Tokens
+from treeopt.runtime.prompts.files import Rows, Skipped, listed, read_rows
+from treeopt.runtime.target import Target
+
+MOST_GROUPS = 64
+MOST_REASONS = 3  # shown where no prompt is left
+SLOT_CHARS = 1000  # the demo cuts one prompt per so many characters of a module
+DEMO_TOKENS = (48, 128)  # shortest and longest demo prompt
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What one row asks: one turn of the user's, or several, each after the answer to the one before.
+
+    first    tokens of the first prompt
+    messages (role, text): the system text if there is one, then the user's turns
+    answers  given answers, one per turn; empty where the target is to answer
+    row      of the source, counted from 1
+    """
+
+    first: Tokens
+    messages: tuple[Message, ...]
+    answers: tuple[str, ...] = ()
+    group: str = ""
+    row: int = 0
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        return tuple(text for role, text in self.messages if role == "user")
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.turns)
+
+    @cached_property
+    def sha256(self) -> str:
+        """16 hex digits over the first prompt's tokens and, where there are any, the later turns."""
+        digest = hashlib.sha256(np.array(self.first, dtype="<i4").tobytes())
+        if self.num_turns > 1:
+            digest.update(json.dumps(self.turns[1:]).encode())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Distinct conversations in a fixed order, and where they come from."""
+
+    conversations: tuple[Conversation, ...]
+    name: str
+    fingerprint: str  # sha256 of the data
+    chat: ChatFormat = field(repr=False)
+    skipped: tuple[Skipped, ...] = ()
+    n_duplicates: int = 0
+
+    def without(self, hashes: Iterable[str]) -> PromptSet:
+        """The conversations whose hash is not among ``hashes``."""
+        seen = set(hashes)
+        kept = tuple(c for c in self.conversations if c.sha256 not in seen)
+        return replace(self, conversations=kept)
+
+    def next_prompt(self, conversation: Conversation, answers: Sequence[Sequence[int]]) -> Tokens:
+        """Tokens to answer next, after the emitted tokens of the answers to the turns before.
+
+        They may be too many for the context: the answers decide that. Raises InvalidInput where the
+        model's chat template refuses the messages.
+        """
+        assert len(answers) < conversation.num_turns, "every turn is answered"
+        try:
+            return self.chat.next_prompt(conversation.messages, conversation.first, [*map(tuple, answers)])
+        except InvalidInput as error:
+            raise self._refused(conversation, error) from None
+
+    def given_answer(self, conversation: Conversation, turn: int) -> Tokens:
+        """Tokens of the given answer to a turn (0 is the first), ended by EOS where the target has one."""
+        try:
+            return self.chat.given_answer(conversation.messages, conversation.answers, turn)
+        except InvalidInput as error:
+            raise self._refused(conversation, error) from None
+
+    def skipped_rows(self) -> list[dict[str, int | str]]:
+        """`skipped` for a JSON file."""
+        return [{"row": skipped.row, "reason": skipped.reason} for skipped in self.skipped]
+
+    def _refused(self, conversation: Conversation, error: InvalidInput) -> InvalidInput:
+        return InvalidInput(f"Row {conversation.row} of {self.name} cannot be asked: {error}.")
+
+
+def check_tokenizer(target: Target) -> None:
+    """Raise InvalidInput where the tokenizer can make ids that the model has no embedding for."""
+    if len(target.tokenizer) > target.vocab_size:
+        raise InvalidInput(
+            f"The tokenizer must belong to the model, but it has {len(target.tokenizer)} tokens and "
+            f"the model {target.vocab_size}."
+        )
+
+
+def load_prompts(
+    target: Target,
+    source: str,
+    *,
+    column: str | None = None,
+    group_by: str | None = None,
+    responses: str | None = None,
+    chat_template: bool = True,
+    split: str | None = None,
+    revision: str | None = None,
+) -> PromptSet:
+    """The conversations of a file, folder or hub dataset (`read_rows`), each row being one.
+
+    column    : texts, lists of the user's turns, or lists of messages; None: the first of `COLUMNS` that
+                the row has, an instruction with its input
+    group_by  : column whose values name the groups, at most 64
+    responses : column of given answers: a text, a list of one per turn, or messages
+
+    Rows that cannot be asked are skipped, with their reasons. Raises InvalidInput where none is left.
+    """
+    check_tokenizer(target)
+    rows = read_rows(source, split=split, revision=revision)
+    _check_columns(rows, {"--column": column, "--group-by": group_by, "--responses": responses})
+    skipped = list(rows.skipped)
+    drafts: list[Conversation] = []  # still without tokens
+    for row, record in rows.records:
+        try:
+            messages, answers = read_asked(record, column, responses)
+            drafts.append(Conversation((), messages, answers, read_group(record, group_by), row))
+        except ValueError as error:
+            skipped.append(Skipped(row, str(error)))
+    chat = ChatFormat.of(target, chat_template=chat_template)
+    found: list[Conversation] = []
+    firsts = chat.first_prompts([draft.messages for draft in drafts])
+    for draft, first in zip(drafts, firsts, strict=True):
+        if isinstance(first, InvalidInput):
+            skipped.append(Skipped(draft.row, str(first)))
+        elif not 1 <= len(first) < target.context:
+            reason = f"it must have 1 to {target.context - 1} tokens, but has {len(first)}"
+            skipped.append(Skipped(draft.row, reason))
+        else:
+            found.append(replace(draft, first=first))
+    skipped.sort(key=lambda s: s.row)
+    if not found:
+        reasons = "; ".join(f"row {s.row}: {s.reason}" for s in skipped[:MOST_REASONS])
+        raise InvalidInput(
+            f"--prompts must hold at least one usable prompt, but none of the {len(skipped)} in {rows.name} "
+            f"is ({reasons}{'; ...' if len(skipped) > MOST_REASONS else ''})."
+        )
+    groups = {conversation.group for conversation in found}
+    if len(groups) > MOST_GROUPS:
+        raise InvalidInput(
+            f"--group-by must name a column with at most {MOST_GROUPS} different values, but {group_by} "
+            f"has {len(groups)}."
+        )
+    return _prompt_set(found, rows.name, rows.fingerprint, chat, skipped)
+
+
+def demo_prompts(
+    target: Target, *, group_by: str | None = None, held_out: bool = True, most: int | None = None
+) -> PromptSet:
+    """Beginnings cut from the held-out modules of this interpreter's standard library, or from the others.
+
+    At most one prompt, of 48 to 128 tokens, starts in every stretch of 1,000 characters, at a line.
+    Their order is shuffled, the same way every time. ``group_by="module"`` groups them by the module or
+    package that ``import`` names. ``most`` keeps the first ones only, and a few less where some are alike.
+    """
+    from treeopt.demo.corpus import fingerprint, standard_library
+
+    if group_by not in (None, "module"):
+        raise InvalidInput(f"The demo's prompts can be grouped by module only, but --group-by is {group_by}.")
+    modules = standard_library(held_out=held_out)
+    rng = np.random.default_rng(0)
+    texts: list[tuple[str, str]] = []
+    for module in modules:
+        for start in range(0, len(module.text) - SLOT_CHARS, SLOT_CHARS):
+            slot = module.text[start : start + SLOT_CHARS]
+            package = module.name.split("/")[0].removesuffix(".py")
+            texts.append((slot[slot.find("\n") + 1 :], package if group_by else ""))
+    order = rng.permutation(len(texts))
+    lengths = rng.integers(DEMO_TOKENS[0], DEMO_TOKENS[1] + 1, len(texts))
+    chosen = order[:most].tolist()
+    all_ids = target.tokenizer([texts[i][0] for i in chosen])["input_ids"]
+    found = []
+    for row, (i, ids) in enumerate(zip(chosen, all_ids, strict=True), 1):
+        if ids:
+            first = tuple(ids[: lengths[i]])
+            message = ("user", str(target.tokenizer.decode(first)))
+            found.append(Conversation(first, (message,), group=texts[i][1], row=row))
+    chat = ChatFormat.of(target, chat_template=False)
+    name = f"{'held-out' if held_out else 'training'} modules of the Python standard library"
+    return _prompt_set(found, name, fingerprint(modules), chat, [])
+
+
+def _prompt_set(
+    found: Sequence[Conversation],
+    name: str,
+    fingerprint: str,
+    chat: ChatFormat,
+    skipped: Sequence[Skipped],
+) -> PromptSet:
+    """Of conversations that ask the same, the first stays."""
+    unique: dict[str, Conversation] = {}
+    for conversation in found:
+        unique.setdefault(conversation.sha256, conversation)
+    n_duplicates = len(found) - len(unique)
+    return PromptSet(tuple(unique.values()), name, fingerprint, chat, tuple(skipped), n_duplicates)
+
+
+def _check_columns(rows: Rows, options: Mapping[str, str | None]) -> None:
+    if not rows.records:
+        return
+    for option, name in options.items():
+        if name is not None and name not in rows.columns:
+            raise InvalidInput(
+                f"{option} must be a column of {rows.name}: {listed(rows.columns)}, but got {name}."
+            )
+    if options["--column"] is None and not any(name in rows.columns for name in COLUMNS):
+        raise InvalidInput(
+            f"A prompt must stand under {listed(COLUMNS)}, but {rows.name} has {listed(rows.columns)}: "
+            "name one with --column."
+        )
