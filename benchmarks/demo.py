@@ -60,9 +60,7 @@ def plain_step(session: Session, prompts: list[list[int]]) -> None:
 
     def ours() -> float:
         prompt = random.choice(prompts)
-        decoder = Decoder(
-            session.target, None, batch_size=1, capacity=PROMPT + ANSWER + 1, stop=NEVER, most_nodes=1
-        )
+        decoder = Decoder(session.target, None, batch_size=1, capacity=PROMPT + ANSWER + 1, stop=NEVER, most_nodes=1)
         decoder.start([(0, prompt)])
         decoder.refill()
         return seconds(lambda: [decoder.step() for _ in range(ANSWER)]) / ANSWER
@@ -99,9 +97,7 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     cache = DynamicCache(config=model.config)
     model(torch.tensor([prompts[0]]), past_key_values=cache)
     hidden = torch.randn(1, session.target.width, dtype=session.target.dtype)
-    decoder = Decoder(
-        session.target, heads, batch_size=1, capacity=400, stop=StopRule(frozenset(), 10**6, False)
-    )
+    decoder = Decoder(session.target, heads, batch_size=1, capacity=400, stop=StopRule(frozenset(), 10**6, False))
     decoder.start([])
 
     def ours(tree: Tree) -> float:
@@ -121,15 +117,13 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
         return seconds(lambda: [heads.logits(hidden, k) for k in range(heads.num_heads)])
 
     for rows, tree in trees.items():
-        ms = interleaved(
-            {"ours": lambda t=tree: ours(t), "bare": lambda r=rows: bare(r), "heads": bare_heads}, 60
+        ms = interleaved({"ours": lambda t=tree: ours(t), "bare": lambda r=rows: bare(r), "heads": bare_heads}, 60)
+        print(
+            f"tree step, {rows} rows: ours {1e3 * ms['ours']:.2f} ms, bare pass {1e3 * ms['bare']:.2f}, "
+            f"bare heads {1e3 * ms['heads']:.2f}"
         )
-        print(f"tree step, {rows} rows: ours {1e3 * ms['ours']:.2f} ms, bare pass {1e3 * ms['bare']:.2f}, "
-              f"bare heads {1e3 * ms['heads']:.2f}")  # fmt: skip
         report(
-            f"tree step at {rows} rows / (bare pass + bare heads)",
-            ms["ours"] / (ms["bare"] + ms["heads"]),
-            "bar 1.15",
+            f"tree step at {rows} rows / (bare pass + bare heads)", ms["ours"] / (ms["bare"] + ms["heads"]), "bar 1.15"
         )
 
 
@@ -173,9 +167,7 @@ def calibration(session: Session, prompts: list[list[int]], rows: int = 16) -> N
         return seconds(work)
 
     s = interleaved({"ours": ours, "bare": bare}, 9)
-    print(
-        f"calibration of {rows} x {ANSWER} states: ours {s['ours']:.2f} s, bare decoding and heads {s['bare']:.2f} s"
-    )
+    print(f"calibration of {rows} x {ANSWER} states: ours {s['ours']:.2f} s, bare decoding and heads {s['bare']:.2f} s")
     report("calibration / (bare batched decoding + bare heads)", s["ours"] / s["bare"], "bar 1.15")
     slow = median(one_at_a_time() for _ in range(2))
     report("one token at a time, as others calibrate / calibration", slow / s["ours"], "reported")
@@ -188,8 +180,10 @@ def speedups(session: Session) -> dict[int, Tree]:
     pipeline.profile(run, session, batch_sizes=(1,), time_limit_s=60)
     entry = pipeline.search(run, batch_sizes=(1,), budget=64).entries[0]
     result = pipeline.bench(run, session, num_prompts=32, rounds=3)
-    print(f"chosen: {entry.size} rows, depth {entry.depth}; {entry.tokens_per_step:.3f} tokens per step predicted, "
-          f"{result.contender('chosen').tokens_per_step:.3f} measured; speedup {entry.speedup:.2f} predicted")  # fmt: skip
+    print(
+        f"chosen: {entry.size} rows, depth {entry.depth}; {entry.tokens_per_step:.3f} tokens per step predicted, "
+        f"{result.contender('chosen').tokens_per_step:.3f} measured; speedup {entry.speedup:.2f} predicted"
+    )
     for baseline, bar in (("plain", "bar 1.25"), ("mc_sim_7b_63", "bar 1.15"), ("chain", ""), ("budget", "")):
         ratio = result.speedup("chosen", baseline)
         assert ratio is not None

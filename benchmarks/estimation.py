@@ -63,21 +63,12 @@ def domains(folder: Path, book: Path | None) -> dict[str, RankTrace]:
 
 def compare(name: str, trace: RankTrace) -> float:
     """Print a row for each size; the least lower bound of replay against independent [%]."""
-    limits = {
-        "budget": max(SIZES),
-        "max_rank": MAX_RANK,
-        "max_depth": trace.num_heads,
-        "shape": "sibling-closed",
-    }
+    limits = {"budget": max(SIZES), "max_rank": MAX_RANK, "max_depth": trace.num_heads, "shape": "sibling-closed"}
     grown = {objective: crossfit(trace, objective=objective, **limits) for objective in OBJECTIVES}
     base, n = grown["independent"], grown["independent"].conversations
     draws, worst = conversation_draws(n), np.inf
     for size in SIZES:
-        cells = [
-            f"{name} ({n})" if size == SIZES[0] else "",
-            str(size),
-            f"{base.tokens_per_step[at(base, size)]:.3f}",
-        ]
+        cells = [f"{name} ({n})" if size == SIZES[0] else "", str(size), f"{base.tokens_per_step[at(base, size)]:.3f}"]
         for objective in ("joint", "replay"):
             ours = grown[objective]
             assert ours.steps is not None
@@ -105,9 +96,7 @@ def main() -> None:
     folder = options.run or Path(tempfile.mkdtemp(prefix="treeopt-estimation-"))
     folder.mkdir(parents=True, exist_ok=True)
     traces = domains(folder, options.books)
-    print(
-        f"Held-out tokens per step, demo model, {cpu()}. Differences to `independent` in %, [95 % interval].\n"
-    )
+    print(f"Held-out tokens per step, demo model, {cpu()}. Differences to `independent` in %, [95 % interval].\n")
     print("| domain (conversations) | rows | independent | joint | replay |\n|---|---|---|---|---|")
     worst = {name: compare(name, trace) for name, trace in traces.items()}
     print(

@@ -32,8 +32,9 @@ def train(work: Path, steps: int, num_prompts: int) -> None:
     for kind in KINDS:
         if not (work / kind / "training" / "training.json").exists():
             recipe = Recipe(kind=kind, num_heads=HEADS, steps=steps)
-            pipeline.train(work / kind, {}, recipe, num_prompts=num_prompts, max_new_tokens=128,
-                           answers=work / "answers")  # fmt: skip
+            pipeline.train(
+                work / kind, {}, recipe, num_prompts=num_prompts, max_new_tokens=128, answers=work / "answers"
+            )
 
 
 def source_of(work: Path, kind: str) -> dict[str, Any]:
@@ -55,11 +56,10 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
             pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=time_limit_s)
         plan = pipeline.search(run, batch_sizes=BATCH_SIZES, budget=64)
         calibration, profile, trace = run.read_calibration(), run.read_profile(), run.read_trace()
-        by_depth = [plan_trees(trace, profile, batch_sizes=(1,), max_depth=depth).entries[0]
-                    for depth in range(1, HEADS + 1)]  # fmt: skip
-        at_sizes = crossfit(
-            trace, objective="replay", budget=max(SIZES), shape="sibling-closed", max_depth=HEADS
-        )
+        by_depth = [
+            plan_trees(trace, profile, batch_sizes=(1,), max_depth=depth).entries[0] for depth in range(1, HEADS + 1)
+        ]
+        at_sizes = crossfit(trace, objective="replay", budget=max(SIZES), shape="sibling-closed", max_depth=HEADS)
         measured = []
         for entry in plan.entries:
             file = run.bench_of(entry.batch_size)
@@ -68,11 +68,17 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
             result = json.loads(file.read_text(encoding="utf-8"))
             chosen = next(c for c in result["contenders"] if c["name"] == "chosen")
             plain = next(c for c in result["contenders"] if c["name"] == "plain")
-            measured.append({
-                "batch_size": entry.batch_size, "size": entry.size, "depth": entry.depth,
-                "tokens_per_step": chosen["tokens_per_step"], "predicted": entry.tokens_per_step,
-                "tokens_per_s": chosen["tokens_per_s"], "plain_tokens_per_s": plain["tokens_per_s"],
-            })  # fmt: skip
+            measured.append(
+                {
+                    "batch_size": entry.batch_size,
+                    "size": entry.size,
+                    "depth": entry.depth,
+                    "tokens_per_step": chosen["tokens_per_step"],
+                    "predicted": entry.tokens_per_step,
+                    "tokens_per_s": chosen["tokens_per_s"],
+                    "plain_tokens_per_s": plain["tokens_per_s"],
+                }
+            )
     training = json.loads((work / kind / "training" / "training.json").read_text(encoding="utf-8"))
     return {
         "kind": kind,
@@ -80,9 +86,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
         "top1_stderr": calibration.stderr[:, 0].tolist(),
         "training_steps": training["steps"],
         "training_s": training["seconds"],
-        "base_nats_per_token": [
-            training["held_out"][when]["base_nats_per_token"] for when in ("before", "after")
-        ],
+        "base_nats_per_token": [training["held_out"][when]["base_nats_per_token"] for when in ("before", "after")],
         "tokens_per_step_at": [at_sizes.rates(size).replayed for size in SIZES],
         "measured": measured,
         "speedup_by_heads": [entry.speedup for entry in by_depth],
@@ -94,16 +98,17 @@ def tables(rows: list[dict[str, Any]]) -> str:
     heads = [f"head {k}" for k in range(1, HEADS + 1)]
     lines = ["| heads | training | " + " | ".join(heads) + " |", "|---" * (2 + HEADS) + "|"]
     for row in rows:
-        cells = [
-            f"{rate:.3f} ± {error:.3f}" for rate, error in zip(row["top1"], row["top1_stderr"], strict=True)
-        ]
+        cells = [f"{rate:.3f} ± {error:.3f}" for rate, error in zip(row["top1"], row["top1_stderr"], strict=True)]
         lines.append(
             f"| {row['kind']} | {row['training_steps']} steps, {row['training_s'] / 60:.0f} min | "
             + " | ".join(cells)
             + " |"
         )
-    lines += ["", "| tokens/step, held out | " + " | ".join(f"{size} rows" for size in SIZES) + " |",
-              "|---" * (1 + len(SIZES)) + "|"]  # fmt: skip
+    lines += [
+        "",
+        "| tokens/step, held out | " + " | ".join(f"{size} rows" for size in SIZES) + " |",
+        "|---" * (1 + len(SIZES)) + "|",
+    ]
     for row in rows:
         lines.append(f"| {row['kind']} | " + " | ".join(f"{x:.2f}" for x in row["tokens_per_step_at"]) + " |")
     lines += [
@@ -112,29 +117,29 @@ def tables(rows: list[dict[str, Any]]) -> str:
         "|---" * (1 + len(BATCH_SIZES)) + "|",
     ]
     for row in rows:
-        cells = [f"{m['size']} row{'s' * (m['size'] > 1)}: {m['tokens_per_step']:.2f} tokens/step, {m['tokens_per_s']:.0f} tokens/s "
-                 f"({m['tokens_per_s'] / m['plain_tokens_per_s']:.2f}x)" for m in row["measured"]]  # fmt: skip
+        cells = [
+            f"{m['size']} row{'s' * (m['size'] > 1)}: {m['tokens_per_step']:.2f} tokens/step, {m['tokens_per_s']:.0f} tokens/s "
+            f"({m['tokens_per_s'] / m['plain_tokens_per_s']:.2f}x)"
+            for m in row["measured"]
+        ]
         lines.append(f"| {row['kind']} | " + " | ".join(cells) + " |")
-    lines += ["", "| predicted speedup with the first heads only | " + " | ".join(map(str, range(1, HEADS + 1))) + " |",
-              "|---" * (1 + HEADS) + "|"]  # fmt: skip
+    lines += [
+        "",
+        "| predicted speedup with the first heads only | " + " | ".join(map(str, range(1, HEADS + 1))) + " |",
+        "|---" * (1 + HEADS) + "|",
+    ]
     for row in rows:
         lines.append(f"| {row['kind']} | " + " | ".join(f"{x:.2f}" for x in row["speedup_by_heads"]) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("train", "compare"))
     parser.add_argument("--work", type=Path, default=Path("build/heads"))
-    parser.add_argument(
-        "--steps", type=int, default=1200, help="Training steps of 8 texts, the same for all."
-    )
+    parser.add_argument("--steps", type=int, default=1200, help="Training steps of 8 texts, the same for all.")
     parser.add_argument("--prompts", type=int, default=4096, help="Prompts whose answers they learn from.")
-    parser.add_argument(
-        "--calibrate-on", type=int, default=192, help="Prompts to compare on, besides bench's."
-    )
+    parser.add_argument("--calibrate-on", type=int, default=192, help="Prompts to compare on, besides bench's.")
     parser.add_argument("--time-limit", type=float, default=150.0, help="Seconds of timing for every kind.")
     options = parser.parse_args()
     if options.step == "train":

@@ -106,9 +106,7 @@ def main() -> None:
             found = timed(here, case, size)
             print(f"| {size} | {' | '.join(cells(found, name) for name in planners)} |", flush=True)
             best = found["treeopt"][0]
-            assert all(best >= value * (1 - 1e-6) for value, _ in found.values()), (
-                found
-            )  # loops are in float32
+            assert all(best >= value * (1 - 1e-6) for value, _ in found.values()), found  # loops are in float32
 
 
 def cells(found: dict[str, Any], name: str) -> str:

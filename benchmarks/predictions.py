@@ -38,8 +38,10 @@ def main() -> None:
     pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=SECONDS)
     plan = pipeline.search(run, batch_sizes=BATCH_SIZES, budget=64)
     print(f"Demo model, {dtype}, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, {cpu()}.\n")
-    print("| batch | contender | rows | product | joint | replay | measured | difference % | in standard errors "
-          "| overhead predicted | measured | off by % |\n|" + "---|" * 12)  # fmt: skip
+    print(
+        "| batch | contender | rows | product | joint | replay | measured | difference % | in standard errors "
+        "| overhead predicted | measured | off by % |\n|" + "---|" * 12
+    )
     differences, errors, overheads = [], [], []
     for entry in plan.entries:
         bench = pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=HELD_OUT, rounds=1)
@@ -53,19 +55,22 @@ def main() -> None:
             difference = 100 * (predicted / c.tokens_per_step - 1)
             in_errors = (predicted - c.tokens_per_step) / float(np.hypot(error, c.stderr))
             ratio = bench.overhead(c.name)
-            expected = predicted_overhead(
-                run.read_profile(), entry.batch_size, Tree.from_choices(c.medusa_choices)
-            )
+            expected = predicted_overhead(run.read_profile(), entry.batch_size, Tree.from_choices(c.medusa_choices))
             off = None if ratio is None or expected is None else 100 * (expected / ratio.value - 1)
             differences.append(abs(difference))
             errors.append(abs(in_errors))
             overheads += [] if off is None else [abs(off)]
-            print(f"| {entry.batch_size} | {c.name} | {c.size} | {c.predicted['product']:.3f} | {c.predicted['joint']:.3f} "
-                  f"| {predicted:.3f} ± {error:.3f} | {c.tokens_per_step:.3f} ± {c.stderr:.3f} | {difference:+.1f} "
-                  f"| {in_errors:+.1f} | {'–' if expected is None else f'{expected:.3f}'} "
-                  f"| {'–' if ratio is None else ratio} | {'–' if off is None else f'{off:+.1f}'} |", flush=True)  # fmt: skip
-    print(f"\nTokens per step: {np.mean(differences):.2f} % off on average (bar 2 %), at most {max(errors):.1f} standard "
-          f"errors (bar 3). Overhead: {np.mean(overheads):.1f} % off on average, at most {max(overheads):.1f} % (bar 5 %).")  # fmt: skip
+            print(
+                f"| {entry.batch_size} | {c.name} | {c.size} | {c.predicted['product']:.3f} | {c.predicted['joint']:.3f} "
+                f"| {predicted:.3f} ± {error:.3f} | {c.tokens_per_step:.3f} ± {c.stderr:.3f} | {difference:+.1f} "
+                f"| {in_errors:+.1f} | {'–' if expected is None else f'{expected:.3f}'} "
+                f"| {'–' if ratio is None else ratio} | {'–' if off is None else f'{off:+.1f}'} |",
+                flush=True,
+            )
+    print(
+        f"\nTokens per step: {np.mean(differences):.2f} % off on average (bar 2 %), at most {max(errors):.1f} standard "
+        f"errors (bar 3). Overhead: {np.mean(overheads):.1f} % off on average, at most {max(overheads):.1f} % (bar 5 %)."
+    )
 
 
 if __name__ == "__main__":

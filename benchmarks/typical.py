@@ -28,8 +28,17 @@ from treeopt.trees.tree import Tree
 
 EPSILONS = (0.01, 0.02, 0.05, 0.09, 0.15, 0.25)
 SHAPE = "sibling-closed"
-COLUMNS = ("epsilon", "greedy tree", "predicted, round 1", "predicted, round 2", "measured", "nats per token",
-           "against greedy text", "tokens changed %", "answers changed %")  # fmt: skip
+COLUMNS = (
+    "epsilon",
+    "greedy tree",
+    "predicted, round 1",
+    "predicted, round 2",
+    "measured",
+    "nats per token",
+    "against greedy text",
+    "tokens changed %",
+    "answers changed %",
+)
 
 
 def tokens_per_step(rows: Sequence[Row], conversations: Sequence[int]) -> tuple[float, float]:
@@ -68,15 +77,21 @@ def sweep(
     for epsilon in epsilons:
         rule, policy, predicted = Typical(epsilon=epsilon), greedy_tree, []
         for _ in range(2):
-            probe = collect_probe(target, drafter, asked, rule=rule, policy=policy, stop=stop, batch_size=batch_size,
-                                  tree=probe_tree(traces[0], size=probe_size, policy=policy))  # fmt: skip
+            probe = collect_probe(
+                target,
+                drafter,
+                asked,
+                rule=rule,
+                policy=policy,
+                stop=stop,
+                batch_size=batch_size,
+                tree=probe_tree(traces[0], size=probe_size, policy=policy),
+            )
             rates = crossfit_probe(probe, budget=size, shape=SHAPE).rates(size)
             predicted.append((rates.replayed, rates.stderr))
             policy = grow_coverage(probe, budget=size, shape=SHAPE).tree(size)
         rows = measured(policy, rule)
-        quality = measure_quality(
-            target, prompts, [row.tokens for row in rows], greedy_texts, conversations=of
-        )
+        quality = measure_quality(target, prompts, [row.tokens for row in rows], greedy_texts, conversations=of)
         yield {
             "epsilon": epsilon,
             "predicted": predicted,
@@ -88,9 +103,7 @@ def sweep(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--prompts", type=int, default=60, help="To choose the trees on; as many others are decoded."
-    )
+    parser.add_argument("--prompts", type=int, default=60, help="To choose the trees on; as many others are decoded.")
     parser.add_argument("--size", type=int, default=32, help="Rows of the trees, root included.")
     parser.add_argument("--probe-size", type=int, default=128, help="Rows of the probe tree.")
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -101,12 +114,16 @@ def main() -> None:
         f"as many others decoded, {options.max_new_tokens} tokens each, {cpu()}.\n"
     )
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
-    for row in sweep(open_session(dtype=options.dtype), num_prompts=options.prompts, size=options.size,
-                     probe_size=options.probe_size, max_new_tokens=options.max_new_tokens):  # fmt: skip
+    for row in sweep(
+        open_session(dtype=options.dtype),
+        num_prompts=options.prompts,
+        size=options.size,
+        probe_size=options.probe_size,
+        max_new_tokens=options.max_new_tokens,
+    ):
         rates = [row["greedy_tree"], *row["predicted"], row["probed_tree"]]
         nats = [
-            (row[key], row[f"{key}_stderr"])
-            for key in ("log_likelihood_nats_per_token", "difference_nats_per_token")
+            (row[key], row[f"{key}_stderr"]) for key in ("log_likelihood_nats_per_token", "difference_nats_per_token")
         ]
         cells = [f"{value:.3f} ± {error:.3f}" for value, error in (*rates, *nats)]
         shares = [f"{100 * row[key]:.0f}" for key in ("changed_tokens_share", "changed_answers_share")]

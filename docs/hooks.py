@@ -11,9 +11,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     if page.file.src_uri != "commands.md":
         return html
     html = re.sub(r"<p>Example:\n(.*?)</p>", _example, html, flags=re.DOTALL)
-    html = re.sub(
-        r"<p>(treeopt run +the whole.*?)</p>", r"<pre><code>\1\n</code></pre>", html, flags=re.DOTALL
-    )
+    html = re.sub(r"<p>(treeopt run +the whole.*?)</p>", r"<pre><code>\1\n</code></pre>", html, flags=re.DOTALL)
     return NO_DEFAULT.sub("<td></td>", html)
 
 

@@ -29,9 +29,7 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 VOCABULARY, CONTEXT, HEADS = 37, 96, 4
 
-settings.register_profile(
-    "suite", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("suite", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 
@@ -56,18 +54,27 @@ def tiny_model(kind: str = "llama", *, eos=(3, 5), dtype=torch.float64, seed: in
 
     torch.manual_seed(seed)
     common = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
-        "initializer_range": 0.6, "eos_token_id": list(eos), "bos_token_id": None, "pad_token_id": 0,
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.6,
+        "eos_token_id": list(eos),
+        "bos_token_id": None,
+        "pad_token_id": 0,
         "attn_implementation": "eager" if kind == "llama-eager" else "sdpa",
-    }  # fmt: skip
+    }
     if kind.startswith("llama"):
         model = LlamaForCausalLM(LlamaConfig(**common))
     elif kind == "mistral":  # a sliding window shorter than the text, in every layer
         model = MistralForCausalLM(MistralConfig(**common, sliding_window=7))
     else:  # full attention in the first layer, sliding in the others
-        model = Qwen3ForCausalLM(Qwen3Config(**common, head_dim=16, use_sliding_window=True,
-                                             sliding_window=7, max_window_layers=1))  # fmt: skip
+        model = Qwen3ForCausalLM(
+            Qwen3Config(**common, head_dim=16, use_sliding_window=True, sliding_window=7, max_window_layers=1)
+        )
     model.generation_config.eos_token_id = list(eos)
     return model.to(dtype).eval().requires_grad_(False)
 
@@ -98,10 +105,7 @@ def heads(target) -> MedusaHeads:
 def random_prompts(seed: int, most: int = 6, longest: int = 20) -> list[list[int]]:
     """1 to ``most`` prompts of 1 to ``longest`` tokens."""
     rng = random.Random(seed)
-    return [
-        [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))]
-        for _ in range(rng.randint(1, most))
-    ]
+    return [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))] for _ in range(rng.randint(1, most))]
 
 
 @st.composite

@@ -12,9 +12,7 @@ SURVIVAL = [0.8, 0.6, 0.42]
 REQUEST = [20, 20, 18, 42]  # histogram of a request
 
 
-def exposition(
-    drafts=DRAFTS, reached=REACHED, drafted=None, accepted=None, engine=0, model="m", created=1.7e9
-):
+def exposition(drafts=DRAFTS, reached=REACHED, drafted=None, accepted=None, engine=0, model="m", created=1.7e9):
     labels = f'engine="{engine}",model_name="{model}"'
     drafted = drafts * len(reached) if drafted is None else drafted
     counts = {
@@ -60,11 +58,19 @@ NAN_LINE = (
 def bench(drafts=DRAFTS, reached=REACHED, **others):
     accepted, drafted = sum(reached), drafts * len(reached)
     return {
-        "backend": "vllm", "max_concurrency": 8, "mean_tpot_ms": 6.0, "mean_itl_ms": 16.9, "request_rate": "inf",
-        "spec_decode_acceptance_rate": 100 * accepted / drafted, "spec_decode_acceptance_length": 1 + accepted / drafts,
-        "spec_decode_num_drafts": drafts, "spec_decode_draft_tokens": drafted, "spec_decode_accepted_tokens": accepted,
-        "spec_decode_per_position_acceptance_rates": [c / drafts for c in reached], **others,
-    }  # fmt: skip
+        "backend": "vllm",
+        "max_concurrency": 8,
+        "mean_tpot_ms": 6.0,
+        "mean_itl_ms": 16.9,
+        "request_rate": "inf",
+        "spec_decode_acceptance_rate": 100 * accepted / drafted,
+        "spec_decode_acceptance_length": 1 + accepted / drafts,
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": drafted,
+        "spec_decode_accepted_tokens": accepted,
+        "spec_decode_per_position_acceptance_rates": [c / drafts for c in reached],
+        **others,
+    }
 
 
 def sweep(*runs):
@@ -75,10 +81,15 @@ def stats(histogram=REQUEST, **others):
     """vLLM's own, of one request."""
     steps, taken, k = sum(histogram), sum(a * n for a, n in enumerate(histogram)), len(histogram) - 1
     return {
-        "mean_acceptance_length": 1 + taken / steps, "draft_acceptance_rate": taken / (k * steps),
-        "acceptance_histogram": histogram, "num_spec_steps": steps, "num_accepted_draft_tokens": taken,
-        "num_draft_tokens": k * steps, "num_spec_tokens": k, **others,
-    }  # fmt: skip
+        "mean_acceptance_length": 1 + taken / steps,
+        "draft_acceptance_rate": taken / (k * steps),
+        "acceptance_histogram": histogram,
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": taken,
+        "num_draft_tokens": k * steps,
+        "num_spec_tokens": k,
+        **others,
+    }
 
 
 def response(histogram=REQUEST, **others):
@@ -98,12 +109,7 @@ def aiperf(histogram=REQUEST, phase="profiling", **others):
     }
 
 
-NEW = (
-    "spec_verify_ct",
-    "spec_num_correct_drafts",
-    "spec_num_proposed_drafts",
-    "spec_correct_drafts_histogram",
-)
+NEW = ("spec_verify_ct", "spec_num_correct_drafts", "spec_num_proposed_drafts", "spec_correct_drafts_histogram")
 ALIASES = ("spec_verify_ct", "spec_accepted_drafts", "spec_proposed_drafts", "spec_accept_histogram")
 OLDER = ("spec_verify_ct", "spec_accept_token_num", "spec_draft_token_num", "spec_accept_histogram")
 
@@ -113,12 +119,7 @@ def meta_info(histogram=REQUEST, names=NEW, k=None):
     drafted = steps * (len(histogram) - 1 if k is None else k)
     figures = dict(zip(names, (steps, taken, drafted, histogram), strict=True))
     # both mislead: the prefill's token is in the length, and the rate has had two meanings
-    return {
-        "completion_tokens": steps + taken + 1,
-        "spec_accept_length": 9.9,
-        "spec_accept_rate": 0.99,
-        **figures,
-    }
+    return {"completion_tokens": steps + taken + 1, "spec_accept_length": 9.9, "spec_accept_rate": 0.99, **figures}
 
 
 def trtllm(drafted=(1000, 1000, 1000), accepted=REACHED, worker=0):
@@ -137,27 +138,34 @@ def trtllm(drafted=(1000, 1000, 1000), accepted=REACHED, worker=0):
 def trtllm_choice(histogram=REQUEST, **others):
     steps, taken, k = sum(histogram), sum(a * n for a, n in enumerate(histogram)), len(histogram) - 1
     return {
-        "choices": [{
-            "avg_decoded_tokens_per_iter": 1 + taken / steps,
-            "speculative_decoding": {
-                "acceptance_rate": taken / (k * steps), "total_accepted_draft_tokens": taken, "total_draft_tokens": k * steps,
-                "num_spec_steps": steps, "acceptance_histogram": histogram, "num_spec_tokens": k, **others,
-            },
-        }]
-    }  # fmt: skip
+        "choices": [
+            {
+                "avg_decoded_tokens_per_iter": 1 + taken / steps,
+                "speculative_decoding": {
+                    "acceptance_rate": taken / (k * steps),
+                    "total_accepted_draft_tokens": taken,
+                    "total_draft_tokens": k * steps,
+                    "num_spec_steps": steps,
+                    "acceptance_histogram": histogram,
+                    "num_spec_tokens": k,
+                    **others,
+                },
+            }
+        ]
+    }
 
 
 def iteration(drafted=24, accepted=15, requests=8):
-    spec = {"numDraftTokens": drafted, "numAcceptedTokens": accepted, "numRequestsWithDraftTokens": requests,
-            "acceptanceLength": 1 + accepted / requests, "iterLatencyMS": 3.1, "draftOverhead": 0.18}  # fmt: skip
+    spec = {
+        "numDraftTokens": drafted,
+        "numAcceptedTokens": accepted,
+        "numRequestsWithDraftTokens": requests,
+        "acceptanceLength": 1 + accepted / requests,
+        "iterLatencyMS": 3.1,
+        "draftOverhead": 0.18,
+    }
     return repr(
-        {
-            "iter": 57,
-            "iterLatencyMS": 16.9,
-            "numActiveRequests": 8,
-            "kvCacheStats": None,
-            "specDecodingStats": spec,
-        }
+        {"iter": 57, "iterLatencyMS": 16.9, "numActiveRequests": 8, "kvCacheStats": None, "specDecodingStats": spec}
     )
 
 
@@ -201,24 +209,48 @@ EVERYTHING = {
     "vllm, two scrapes": ("vllm-metrics", [exposition(50, [40, 30, 20]), exposition(1050, [840, 630, 440])]),
     "vllm, one scrape": ("vllm-metrics", [exposition()]),
     "vllm, two engines": (
-        "vllm-metrics", [exposition(400, [300, 200, 20]) + exposition(600, [500, 400, 400], engine=1)],
+        "vllm-metrics",
+        [exposition(400, [300, 200, 20]) + exposition(600, [500, 400, 400], engine=1)],
     ),
     "vllm, log": ("vllm-metrics", [lines(vllm_line())]),
     "vllm, log of intervals": (
-        "vllm-metrics", [lines(vllm_line(900, [780, 590, 415]), NAN_LINE, "noise", vllm_line(100, [20, 10, 5]))],
+        "vllm-metrics",
+        [lines(vllm_line(900, [780, 590, 415]), NAN_LINE, "noise", vllm_line(100, [20, 10, 5]))],
     ),
     "vllm, bench": ("vllm-metrics", [json.dumps(bench(), indent=1)]),
     "vllm, bench lines": ("vllm-metrics", [lines(bench(400, [300, 200, 20]), bench(600, [500, 400, 400]))]),
-    "vllm, sweep": ("vllm-metrics", [sweep(bench(400, [300, 200, 20]), {"backend": "vllm"}, bench(600, [500, 400, 400]))]),
+    "vllm, sweep": (
+        "vllm-metrics",
+        [sweep(bench(400, [300, 200, 20]), {"backend": "vllm"}, bench(600, [500, 400, 400]))],
+    ),
     "vllm, responses": ("vllm-requests", [lines(*[response()] * 10)]),
     "vllm, first revision": (
         "vllm-requests",
-        [lines(*[{"choices": [{"speculative_decoding_stats": stats(acceptance_histogram={"0": 20, "1": 20, "2": 18, "3": 42})}]}] * 10)],
+        [
+            lines(
+                *[
+                    {
+                        "choices": [
+                            {
+                                "speculative_decoding_stats": stats(
+                                    acceptance_histogram={"0": 20, "1": 20, "2": 18, "3": 42}
+                                )
+                            }
+                        ]
+                    }
+                ]
+                * 10
+            )
+        ],
     ),
     "vllm, by length": (
-        "vllm-requests", [json.dumps([response(acceptance_histogram_by_draft_length={"3": REQUEST})] * 10)],
+        "vllm-requests",
+        [json.dumps([response(acceptance_histogram_by_draft_length={"3": REQUEST})] * 10)],
     ),
-    "vllm, batch": ("vllm-requests", [lines(*[{"id": "x", "response": {"status_code": 200, "body": response()}}] * 10)]),
+    "vllm, batch": (
+        "vllm-requests",
+        [lines(*[{"id": "x", "response": {"status_code": 200, "body": response()}}] * 10)],
+    ),
     "aiperf": ("vllm-requests", [lines(*[aiperf()] * 10)]),
     "aiperf, pooled": (
         "vllm-requests",
@@ -230,10 +262,13 @@ EVERYTHING = {
     "sglang, openai": ("sglang", [lines(*[{"choices": [], "sglext": {"spec_tokens_details": meta_info()}}] * 10)]),
     "sglang, choice": ("sglang", [lines(*[{"choices": [{"meta_info": meta_info()}]}] * 10)]),
     "tensorrt-llm": ("tensorrt-llm", [trtllm([50] * 3, [40, 30, 20]), trtllm([1050] * 3, [840, 630, 440])]),
-    "tensorrt-llm, workers": ("tensorrt-llm", [trtllm([400] * 3, [300, 200, 20]) + trtllm([600] * 3, [500, 400, 400], 1)]),
+    "tensorrt-llm, workers": (
+        "tensorrt-llm",
+        [trtllm([400] * 3, [300, 200, 20]) + trtllm([600] * 3, [500, 400, 400], 1)],
+    ),
     "tensorrt-llm, choices": ("tensorrt-llm", [lines(*[trtllm_choice()] * 10)]),
     "llama.cpp": ("llama-cpp", [lines(*[llama_request()] * 10)]),
     "llama.cpp, statistics": ("llama-cpp", [lines(llama_process(), llama_process(1000, REACHED))]),
     "llama.cpp, both": ("llama-cpp", [lines(*[llama_request(), llama_process()] * 10)]),
     "llama.cpp, counters": ("llama-cpp", [llama_metrics()]),
-}  # fmt: skip
+}

@@ -47,10 +47,7 @@ def slow_layer(layer, x: torch.Tensor, *, normed: bool) -> torch.Tensor:
     width, groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
     positions, out = torch.arange(len(x), dtype=torch.float64), []
     for h in range(config.num_attention_heads):
-        mine, theirs = (
-            slice(h * width, (h + 1) * width),
-            slice(h // groups * width, (h // groups + 1) * width),
-        )
+        mine, theirs = (slice(h * width, (h + 1) * width), slice(h // groups * width, (h // groups + 1) * width))
         query = rotated(inputs[-1:] @ of("self_attn.q_proj")[mine].T, positions[-1:])[0]
         keys = rotated(inputs @ of("self_attn.k_proj")[theirs].T, positions)
         scores = keys @ query / width**0.5
@@ -144,9 +141,7 @@ def check_proposals(heads, slow, *, seed: int, steps: int = 6) -> None:
     draft.clear()
     rows.clear()
     fill([5])
-    tokens = draft.propose(
-        TreeTensors.of(TREES[2], CPU), torch.tensor([rows[0][0].tokens[5]]), lambda _: None
-    )
+    tokens = draft.propose(TreeTensors.of(TREES[2], CPU), torch.tensor([rows[0][0].tokens[5]]), lambda _: None)
     check_row(heads, slow, TREES[2], *rows[0], tokens[0].tolist())
 
 
@@ -172,18 +167,10 @@ def check_ranks(heads, slow, *, seed: int, top_k: int = 20) -> None:
     """Answers of many lengths and ends together, against the order in which the slow way has the true token."""
     rng, model = random.Random(seed), tiny_model()
     answers, expected = [], []
-    for prompt, n, end in [
-        (4, 6, End.EOS),
-        (1, 9, End.LIMIT),
-        (11, 1, End.LIMIT),
-        (2, 2, End.EOS),
-        (6, 4, End.LIMIT),
-    ]:
+    for prompt, n, end in [(4, 6, End.EOS), (1, 9, End.LIMIT), (11, 1, End.LIMIT), (2, 2, End.EOS), (6, 4, End.LIMIT)]:
         text = Text(model, rng, prompt + n)
         first = 0 if heads.reads_prompt else prompt - 1
-        answers.append(
-            Answer(text.tokens[:prompt], text.tokens[prompt:], end, text.hidden[first : prompt + n - 1])
-        )
+        answers.append(Answer(text.tokens[:prompt], text.tokens[prompt:], end, text.hidden[first : prompt + n - 1]))
         table = np.zeros((n, heads.num_heads), dtype=np.int16)
         for t in range(n):
             for k in range(1, heads.num_heads + 1):

@@ -16,9 +16,15 @@ from treeopt.trees.tree import Tree
 
 REJECT = {"rule": "rejection", "temperature": 0.7}
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
-JUDGED = {"log_likelihood_nats_per_token": -0.845, "log_likelihood_nats_per_token_stderr": 0.104,
-          "difference_nats_per_token": -0.157, "difference_nats_per_token_stderr": 0.062,
-          "changed_answers_share": 1.0, "changed_tokens_share": 0.66, "answers": 12}  # fmt: skip
+JUDGED = {
+    "log_likelihood_nats_per_token": -0.845,
+    "log_likelihood_nats_per_token_stderr": 0.104,
+    "difference_nats_per_token": -0.157,
+    "difference_nats_per_token_stderr": 0.062,
+    "changed_answers_share": 1.0,
+    "changed_tokens_share": 0.66,
+    "answers": 12,
+}
 
 
 def ruled(bench, acceptance):
@@ -47,9 +53,14 @@ def shown(renderable) -> str:
 
 @pytest.mark.parametrize(
     ("low", "high", "says"),
-    [(1.01, 1.2, ""), (0.85, 1.05, "not shown to gain"), (0.7, 0.99, "serve the model without it"),
-     (1.0, 1.2, "not shown to gain"), (None, None, "no interval")],
-)  # fmt: skip
+    [
+        (1.01, 1.2, ""),
+        (0.85, 1.05, "not shown to gain"),
+        (0.7, 0.99, "serve the model without it"),
+        (1.0, 1.2, "not shown to gain"),
+        (None, None, "no interval"),
+    ],
+)
 def test_a_speedup_is_a_gain_only_where_its_interval_is_above_1(low, high, says):
     said = doubt(Ratio(value=0.98, low=low, high=high))
     assert says in said

@@ -18,19 +18,27 @@ def test_the_template_alone_writes_the_special_tokens(tmp_path):
 
 
 def test_turn_by_turn_prompts_equal_a_rendering_by_hand(tmp_path):
-    row = {"messages": messages(("system", "S"), ("user", "a"), ("assistant", "no"), ("user", "b"),
-                                ("assistant", "no"), ("user", "c"))}  # fmt: skip
+    row = {
+        "messages": messages(
+            ("system", "S"), ("user", "a"), ("assistant", "no"), ("user", "b"), ("assistant", "no"), ("user", "c")
+        )
+    }
     answers = [ids(CHAT, "x<|im_end|>"), ids(CHAT, "y, cut")]
     rendered = {
         "chat": (
-            CHAT, "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n",
+            CHAT,
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n",
             "x<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n",
             "y, cut<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n",
         ),
-        "brackets": (BRACKET, "<s>[INST] S\n\na [/INST]", " x </s><s>[INST] b [/INST]",
-                     " y, cut </s><s>[INST] c [/INST]"),
+        "brackets": (
+            BRACKET,
+            "<s>[INST] S\n\na [/INST]",
+            " x </s><s>[INST] b [/INST]",
+            " y, cut </s><s>[INST] c [/INST]",
+        ),
         "plain": (PLAIN, "<s>S\n\na", "x\n\nb", "y, cut\n\nc"),
-    }  # fmt: skip
+    }
     for target, *turns in rendered.values():
         ended = [ids(CHAT, "x") + tuple(target.eos_ids), answers[1]]
         prompts = load(tmp_path, [row], target)
@@ -72,9 +80,7 @@ def test_a_template_that_raises_skips_the_row_and_no_other(tmp_path):
     target = target_of(byte_tokenizer(picky))
     prompts = load(tmp_path, [{"prompt": "no"}, {"turns": ["yes", "no"]}], target)
     assert reasons(prompts) == [(1, "the model's chat template refuses it: not")]
-    with pytest.raises(
-        InvalidInput, match=r"Row 2 of rows\.jsonl cannot be asked: the model's chat template"
-    ):
+    with pytest.raises(InvalidInput, match=r"Row 2 of rows\.jsonl cannot be asked: the model's chat template"):
         prompts.next_prompt(prompts.conversations[0], [ids(target, "x")])
     broken = target_of(byte_tokenizer("{% if %}"))
     with pytest.raises(InvalidInput, match="row 1: the model's chat template refuses it"):

@@ -29,11 +29,17 @@ from .conftest import SHARED
 WIDTH, VOCAB = 16, 40  # of the synthetic checkpoints, and of the small base here
 SYNTHETIC = SHARED / "synthetic_ckpt"
 MEDUSA = {
-    "medusa_v01_pt": "medusa", "medusa_v01_safetensors": "medusa", "medusa_v01_two_layers_pt": "medusa",
-    "medusa_v2_safetensors": "medusa-shared", "medusa2_merged": "merged", "modelopt_hf": "modelopt",
-    "trtllm_medusa": "tensorrt-llm", "vllm_medusa": "vllm", "vllm_medusa_shared_head": "vllm",
+    "medusa_v01_pt": "medusa",
+    "medusa_v01_safetensors": "medusa",
+    "medusa_v01_two_layers_pt": "medusa",
+    "medusa_v2_safetensors": "medusa-shared",
+    "medusa2_merged": "merged",
+    "modelopt_hf": "modelopt",
+    "trtllm_medusa": "tensorrt-llm",
+    "vllm_medusa": "vllm",
+    "vllm_medusa_shared_head": "vllm",
     "vllm_medusa_token_map": "vllm",
-}  # fmt: skip
+}
 OTHERS = {
     "eagle3_safetensors": r"EAGLE-3 drafter: it reads three .* treeopt import LOG --drafter eagle3",
     "tgi_mlp_speculator": "MLP speculator",
@@ -49,10 +55,19 @@ def base(tmp_path_factory) -> Target:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=96, initializer_range=0.6, eos_token_id=3,
-        bos_token_id=None, pad_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=96,
+        initializer_range=0.6,
+        eos_token_id=3,
+        bos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
     model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
     folder = tmp_path_factory.mktemp("base")
     model.save_pretrained(folder)
@@ -131,9 +146,7 @@ def test_every_layout_becomes_every_other_and_comes_back(source, base, lm_head, 
     heads = random_heads()
     heads.projection.copy_(lm_head.T)
     heads = heads.double()
-    save_heads(
-        heads, source, tmp_path / "source", base=base.name, base_folder=Path(base.name), lm_head=lm_head
-    )
+    save_heads(heads, source, tmp_path / "source", base=base.name, base_folder=Path(base.name), lm_head=lm_head)
     for layout in STACKED:
         there, back = tmp_path / layout, tmp_path / f"{layout}-back"
         made = convert(str(tmp_path / "source"), layout, there, base=base.name)
@@ -177,9 +190,7 @@ def test_published_layouts_load_decode_and_convert(name, base, lm_head, tmp_path
     assert loaded.layout == MEDUSA[name]
     assert heads.num_layers == (2 if "two_layers" in name else 1)
     assert (heads.width, heads.vocab_size) == (WIDTH, VOCAB)
-    assert ("config.json says 2 heads, the file has 4: 4 are used." in loaded.notes) == (
-        name == "medusa_v01_pt"
-    )
+    assert ("config.json says 2 heads, the file has 4: 4 are used." in loaded.notes) == (name == "medusa_v01_pt")
 
     exact = load(folder, lm_head, torch.float64).heads
     prompts, stop = [[7, 8, 9], [1], [30, 2, 2, 5]], StopRule(base.eos_ids, 20, at_loops=False)
@@ -199,11 +210,9 @@ def test_published_layouts_load_decode_and_convert(name, base, lm_head, tmp_path
         assert_same(load(there, lm_head.float()).heads, heads)
         convert(str(there), loaded.layout, back, base=base.name, lm_head=lm_head.float())
         assert_same(load(back, lm_head.float()).heads, heads)
-    assert converted == {
-        "vllm_medusa_token_map": 1,
-        "medusa_v01_two_layers_pt": 6,
-        "medusa_v2_safetensors": 8,
-    }.get(name, 7)
+    assert converted == {"vllm_medusa_token_map": 1, "medusa_v01_two_layers_pt": 6, "medusa_v2_safetensors": 8}.get(
+        name, 7
+    )
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -338,9 +347,7 @@ def test_a_conversion_says_when_it_needs_the_base(base, lm_head, tmp_path):
     save_heads(heads, "vllm", tmp_path / "vllm", base="x")
     with pytest.raises(InvalidInput, match="names its base model"):
         convert(str(tmp_path / "vllm"), "medusa", tmp_path / "named")
-    assert convert(str(tmp_path / "vllm"), "neuron", tmp_path / "n").files == (
-        tmp_path / "n" / "medusa_heads.pt",
-    )
+    assert convert(str(tmp_path / "vllm"), "neuron", tmp_path / "n").files == (tmp_path / "n" / "medusa_heads.pt",)
 
 
 # Ranks of a tensor-parallel checkpoint
@@ -408,9 +415,7 @@ def truncated(tmp_path: Path, token_map: list[int], *, rows=None, layers=1, **co
     save_heads(heads, "vllm", tmp_path, base="x")
     tensors = load_file(tmp_path / "model.safetensors") | {"token_map": torch.tensor(token_map)}
     save_file(tensors, tmp_path / "model.safetensors")
-    edit_json(
-        tmp_path / "config.json", **{"vocab_size": VOCAB, "truncated_vocab_size": len(token_map)} | config
-    )
+    edit_json(tmp_path / "config.json", **{"vocab_size": VOCAB, "truncated_vocab_size": len(token_map)} | config)
     return tmp_path
 
 
@@ -636,9 +641,7 @@ def test_damaged_bytes_never_crash(checkpoints, lm_head, tmp_path):
                 del content[rng.randrange(len(content)) :]
             for _ in range(rng.choice([1, 1, 3])):
                 if content:  # mostly in the header, where names and shapes are
-                    content[rng.randrange(min(len(content), rng.choice([16, 900, 10**6])))] = rng.randrange(
-                        256
-                    )
+                    content[rng.randrange(min(len(content), rng.choice([16, 900, 10**6])))] = rng.randrange(256)
             (folder / file.name).write_bytes(bytes(content))
             with suppress(TreeoptError):
                 load(folder, lm_head)
@@ -668,18 +671,12 @@ def test_tensors_larger_than_their_bytes_are_refused(tmp_path):
     torch.save(tensors, tmp_path / "medusa_lm_head.pt")
     with pytest.raises(InvalidInput, match=r"plain tensors, but '0.0.linear.weight'"):
         load(tmp_path)
-    header = (
-        b'{"0.0.linear.weight":{"dtype":"F32","shape":[1048576,1048576],"data_offsets":[0,4398046511104]}}'
-    )
+    header = b'{"0.0.linear.weight":{"dtype":"F32","shape":[1048576,1048576],"data_offsets":[0,4398046511104]}}'
     file = tmp_path / "medusa_lm_head.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
     with pytest.raises(InvalidInput, match="not readable"):
         load(tmp_path)
-    empty = {
-        "0.0.linear.weight": torch.zeros(0, 0),
-        "0.0.linear.bias": torch.zeros(0),
-        "0.1.weight": torch.zeros(0, 0),
-    }
+    empty = {"0.0.linear.weight": torch.zeros(0, 0), "0.0.linear.bias": torch.zeros(0), "0.1.weight": torch.zeros(0, 0)}
     save_file(empty, file)
     with pytest.raises(InvalidInput, match=r"'0.0.linear.weight' must have the shape"):
         load(tmp_path)
@@ -737,10 +734,7 @@ def test_an_index_points_to_files_beside_it(base, tmp_path):
         (where | {"medusa_head.0.1.weight": "../outside.safetensors"}, "which is not there"),
         (where | {"medusa_head.0.1.weight": "model-00001-of-00002.safetensors"}, "but it does not"),
         (where | {"medusa_head.0.1.weight": 5}, "which is not there"),
-        (
-            {n: f for n, f in where.items() if n != "medusa_head.0.1.weight"},
-            "'medusa_head.0.1.weight' is missing",
-        ),
+        ({n: f for n, f in where.items() if n != "medusa_head.0.1.weight"}, "'medusa_head.0.1.weight' is missing"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(InvalidInput, match=message):
@@ -776,8 +770,7 @@ def test_a_hub_id_is_downloaded(monkeypatch, tmp_path):
 
 def test_offline_a_hub_id_is_refused_in_one_sentence():
     with pytest.raises(
-        InvalidInput,
-        match=r"nobody/nothing-here is none of these here, and as a hub id it cannot be downloaded",
+        InvalidInput, match=r"nobody/nothing-here is none of these here, and as a hub id it cannot be downloaded"
     ) as caught:
         load("nobody/nothing-here")
     assert "\n" not in str(caught.value)

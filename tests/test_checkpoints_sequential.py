@@ -35,9 +35,17 @@ def model():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
-                         bos_token_id=None, eos_token_id=3)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=3,
+    )
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
@@ -54,13 +62,23 @@ def published(request, tmp_path) -> Path:
 
 
 def load(path, *, dtype=None, lm_head=None, **options):
-    return load_heads(str(path), lm_head=torch.ones(VOCAB, WIDTH) if lm_head is None else lm_head, dtype=dtype,
-                      device="cpu", **options)  # fmt: skip
+    return load_heads(
+        str(path),
+        lm_head=torch.ones(VOCAB, WIDTH) if lm_head is None else lm_head,
+        dtype=dtype,
+        device="cpu",
+        **options,
+    )
 
 
 def with_target(path, model, **options):
-    return load(path, lm_head=model.lm_head.weight, embedding=model.get_input_embeddings().weight,
-                config=model.config, **options)  # fmt: skip
+    return load(
+        path,
+        lm_head=model.lm_head.weight,
+        embedding=model.get_input_embeddings().weight,
+        config=model.config,
+        **options,
+    )
 
 
 def weights_of(folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -82,9 +100,7 @@ def same_bytes(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert ours[name].dtype == tensor.dtype
-        assert torch.equal(
-            ours[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)
-        ), name
+        assert torch.equal(ours[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
 
 
 def layouts_of(kind: str) -> list[str]:
@@ -95,13 +111,9 @@ def random_heads(kind: str, model, *, num_layers=2, seed=0):
     torch.manual_seed(seed)
     embedding, lm_head = model.get_input_embeddings().weight, model.lm_head.weight
     if kind == "eagle-1":
-        heads = EagleHeads(
-            layer_config(model.config, WIDTH), embedding=embedding, lm_head=lm_head, bias=False
-        )
+        heads = EagleHeads(layer_config(model.config, WIDTH), embedding=embedding, lm_head=lm_head, bias=False)
     else:
-        heads = HydraHeads.untrained(
-            embedding, lm_head, 3, num_layers, prefix=kind == "hydra++", config=model.config
-        )
+        heads = HydraHeads.untrained(embedding, lm_head, 3, num_layers, prefix=kind == "hydra++", config=model.config)
     for weight in heads.parameters():
         torch.nn.init.normal_(weight)
     return heads.requires_grad_(False)
@@ -154,16 +166,12 @@ def test_conversions_stay_within_a_kind(published, model, tmp_path):
     kind = PUBLISHED[published.name]
     for layout in LAYOUTS:
         if layout in layouts_of(kind):
-            made = convert(
-                str(published), layout, tmp_path / layout, base="a/base", lm_head=model.lm_head.weight
-            )
+            made = convert(str(published), layout, tmp_path / layout, base="a/base", lm_head=model.lm_head.weight)
             assert all(file.is_file() for file in made.files)
             same_bytes(weights_of(tmp_path / layout)[1], weights_of(published)[1])
         else:
             with pytest.raises(Unsupported, match=r"these are '(hydra|hydra\+\+|eagle)' heads"):
-                convert(
-                    str(published), layout, tmp_path / layout, base="a/base", lm_head=model.lm_head.weight
-                )
+                convert(str(published), layout, tmp_path / layout, base="a/base", lm_head=model.lm_head.weight)
     with pytest.raises(Unsupported, match="these are 'medusa' heads, whose layouts are medusa, medusa-pt, "):
         save_heads(MedusaHeads(1, 1, 4, 5), "hydra", tmp_path / "medusa", base="x")
     assert not (tmp_path / "medusa").exists()
@@ -219,9 +227,7 @@ def test_the_layer_is_llamas_own(name, model):
     t, start = weights_of(SYNTHETIC / name)[1], "" if name == "eagle1_bin" else PREFIX
     config, x = model.config, torch.randn(2, 7, WIDTH)
     layer = LlamaDecoderLayer(config, 0)
-    weights = {
-        n.removeprefix(start + "layers.0."): v for n, v in t.items() if n.startswith(start + "layers.0.")
-    }
+    weights = {n.removeprefix(start + "layers.0."): v for n, v in t.items() if n.startswith(start + "layers.0.")}
     layer.load_state_dict({n: v for n, v in weights.items() if "inv_freq" not in n}, strict=False)
     if not start:
         layer.input_layernorm = torch.nn.Identity()
@@ -326,13 +332,22 @@ def test_eagle_takes_its_sizes_from_its_config_or_the_targets(model, tmp_path):
     heads = random_heads("eagle-1", model)
     save_heads(heads, "eagle-1", tmp_path, base="x")
     for key, value, message in (
-        ("num_attention_heads", 8, "num_attention_heads 8"), ("num_attention_heads", 3, "multiple"),
-        ("num_attention_heads", "4", "whole number"), ("head_dim", 8, "num_attention_heads 4"), ("head_dim", 0, "at least 2"),
-        ("rms_norm_eps", -1.0, "rms_norm_eps"), ("hidden_act", "zzz", "Llama"), ("hidden_act", 3, "Llama layer"),
-        ("rope_theta", -1.0, "rotary frequencies"), ("rope_theta", 0.0, "rotary frequencies"), ("rope_theta", "x", "Llama"),
-        ("rope_scaling", {"type": "zz"}, "Llama"), ("intermediate_size", 25, "intermediate_size 25"),
-        ("hidden_size", 17, "hidden_size 17"), ("vocab_size", 41, "vocab_size 41"),
-    ):  # fmt: skip
+        ("num_attention_heads", 8, "num_attention_heads 8"),
+        ("num_attention_heads", 3, "multiple"),
+        ("num_attention_heads", "4", "whole number"),
+        ("head_dim", 8, "num_attention_heads 4"),
+        ("head_dim", 0, "at least 2"),
+        ("rms_norm_eps", -1.0, "rms_norm_eps"),
+        ("hidden_act", "zzz", "Llama"),
+        ("hidden_act", 3, "Llama layer"),
+        ("rope_theta", -1.0, "rotary frequencies"),
+        ("rope_theta", 0.0, "rotary frequencies"),
+        ("rope_theta", "x", "Llama"),
+        ("rope_scaling", {"type": "zz"}, "Llama"),
+        ("intermediate_size", 25, "intermediate_size 25"),
+        ("hidden_size", 17, "hidden_size 17"),
+        ("vocab_size", 41, "vocab_size 41"),
+    ):
         save_heads(heads, "eagle-1", tmp_path, base="x")
         configure(tmp_path, **{key: value})
         with pytest.raises(InvalidInput, match=message):
@@ -409,10 +424,7 @@ def test_a_tensor_renamed_dropped_or_reshaped_is_refused_by_its_name(published):
                 continue
             with pytest.raises(InvalidInput, match=r"^(?!.*\n).*\.$") as caught:
                 load(published)
-            assert name in str(caught.value) or any(repr(odd) in str(caught.value) for odd in change), (
-                name,
-                change,
-            )
+            assert name in str(caught.value) or any(repr(odd) in str(caught.value) for odd in change), (name, change)
 
 
 def test_drafters_of_another_model_are_refused(published, model):
@@ -434,11 +446,7 @@ def test_drafters_of_another_model_are_refused(published, model):
 
 
 def test_huge_numbers_in_names_are_refused_at_once(tmp_path):
-    for name in (
-        "hydra_mlp.9999.9999.linear.weight",
-        "hydra_lm_head.9999.9999.weight",
-        "hydra_mlp.٣.0.linear.weight",
-    ):
+    for name in ("hydra_mlp.9999.9999.linear.weight", "hydra_lm_head.9999.9999.weight", "hydra_mlp.٣.0.linear.weight"):
         torch.save({name: torch.zeros(2, 2), "x" * 500: torch.zeros(1)}, tmp_path / "hydra_lm_head.pt")
         with pytest.raises(InvalidInput) as caught:
             load(tmp_path)

@@ -57,9 +57,7 @@ def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line):
 
 
 def test_search_for_a_mix_of_loads_gives_one_tree(line, tmp_path):
-    document = json.loads(
-        treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1:0.7,2:0.3", "--json")
-    )
+    document = json.loads(treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1:0.7,2:0.3", "--json"))
     assert document["constraint"]["mix"] == {"1": 0.7, "2": 0.3}
     assert document["entries"][0]["medusa_choices"] == document["entries"][1]["medusa_choices"]
     assert "positive share" in treeopt("search", "--run", line, "--batch-size", "1:0,2:1", code=2)
@@ -104,8 +102,22 @@ def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):
 def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_path):
     tree = tmp_path / "wide.json"
     tree.write_text(json.dumps([[rank] for rank in range(60)]))
-    document = json.loads(treeopt("bench", "--run", line, "--tree", tree, "--rounds", "1", "--num-prompts", "3",
-                                  "--dtype", "float64", "--json"))  # fmt: skip
+    document = json.loads(
+        treeopt(
+            "bench",
+            "--run",
+            line,
+            "--tree",
+            tree,
+            "--rounds",
+            "1",
+            "--num-prompts",
+            "3",
+            "--dtype",
+            "float64",
+            "--json",
+        )
+    )
     wide = document["contenders"][-1]
     assert wide["predicted_tokens_per_step"] is None
     assert wide["replayed_steps"] == wide["steps"]
@@ -126,8 +138,9 @@ def test_nobodys_code_is_trusted_because_a_file_says_so(line):
 
 
 def test_bench_holds_its_prompts_out(line):
-    document = json.loads(treeopt("bench", "--run", line, "--num-prompts", "5", "--rounds", "1",
-                                  "--batch-size", "2", "--json"))  # fmt: skip
+    document = json.loads(
+        treeopt("bench", "--run", line, "--num-prompts", "5", "--rounds", "1", "--batch-size", "2", "--json")
+    )
     seen = set(RankTrace.load(line / "trace.npz").meta["prompt_sha256"])
     for contender in document["contenders"]:
         assert len(contender["sequences"]) == 5
@@ -162,8 +175,9 @@ def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
 
 def test_calibration_does_not_depend_on_the_batch_size(tmp_path):
     for batch_size in (1, 5):
-        treeopt("calibrate", "--run", tmp_path / str(batch_size), *QUICK, "--batch-size", batch_size,
-                "--dtype", "float64")  # fmt: skip
+        treeopt(
+            "calibrate", "--run", tmp_path / str(batch_size), *QUICK, "--batch-size", batch_size, "--dtype", "float64"
+        )
     one, five = (RankTrace.load(tmp_path / n / "trace.npz") for n in ("1", "5"))
     np.testing.assert_array_equal(one.ranks, five.ranks)
     np.testing.assert_array_equal(one.tokens, five.tokens)
@@ -180,9 +194,7 @@ def test_export_and_show(line, tmp_path):
     treeopt("profile", "--run", run, "--from-csv", tmp_path / "steps.csv", "--overwrite")
     treeopt("search", "--run", run, "--budget", "16", "--batch-size", "1,2")
     for engine in ("medusa", "tensorrt-llm"):
-        files = json.loads(treeopt("export", "--run", run, "--to", engine, "--batch-size", 1, "--json"))[
-            "files"
-        ]
+        files = json.loads(treeopt("export", "--run", run, "--to", engine, "--batch-size", 1, "--json"))["files"]
         assert files
         assert all(Path(file).read_text() for file in files)
     assert "--batch-size" in treeopt("export", "--run", run, "--to", "medusa", code=1)
@@ -192,8 +204,21 @@ def test_export_and_show(line, tmp_path):
 
 
 def test_run_does_it_all(tmp_path):
-    out = treeopt("run", "--run", tmp_path / "run", "--num-prompts", "24", "--bench-prompts", "3",
-                  "--max-new-tokens", "32", "--time-limit", "3", "--budget", "16")  # fmt: skip
+    out = treeopt(
+        "run",
+        "--run",
+        tmp_path / "run",
+        "--num-prompts",
+        "24",
+        "--bench-prompts",
+        "3",
+        "--max-new-tokens",
+        "32",
+        "--time-limit",
+        "3",
+        "--budget",
+        "16",
+    )
     assert "chosen" in out
     assert "predicted" in out
     for name in ("trace.npz", "calibration.json", "profile.json", "plan.json", "bench.json"):
@@ -216,9 +241,7 @@ def test_a_model_and_heads_of_ones_own(tmp_path):
     trace = RankTrace.load(tmp_path / "run" / "trace.npz")
     assert trace.num_heads == 2
     # The run remembers its model: no option is needed again.
-    document = json.loads(
-        treeopt("bench", "--run", tmp_path / "run", "--rounds", "1", "--num-prompts", "2", "--json")
-    )
+    document = json.loads(treeopt("bench", "--run", tmp_path / "run", "--rounds", "1", "--num-prompts", "2", "--json"))
     assert document["provenance"]["model"] == str(tmp_path / "model")
 
 
@@ -273,10 +296,24 @@ def wrong(tmp_path):
         (("calibrate", "--acceptance", "reject", *run), "needs --drafter MODEL"),
         (("calibrate", "--epsilon", "0.1", *run), "not for --acceptance greedy"),
         (("calibrate", "--acceptance", "sample", "--temperature", "0", *run), "must be above 0"),
-        (("calibrate", "--acceptance", "typical", *demo_with[:4], "--prompts", tmp_path / "good.jsonl", "--responses",
-          "prompt", *run), "leave --responses out"),
-        (("search", "--calibration", "vicuna-7b-medusa1", "--acceptance", "typical", *run),
-         "treeopt calibrate --acceptance typical"),
+        (
+            (
+                "calibrate",
+                "--acceptance",
+                "typical",
+                *demo_with[:4],
+                "--prompts",
+                tmp_path / "good.jsonl",
+                "--responses",
+                "prompt",
+                *run,
+            ),
+            "leave --responses out",
+        ),
+        (
+            ("search", "--calibration", "vicuna-7b-medusa1", "--acceptance", "typical", *run),
+            "treeopt calibrate --acceptance typical",
+        ),
         (("calibrate", "--device", "cpu", "--device-map", "auto", *run), "exclude each other"),
         (("plot", *run), "treeopt"),
         (("plot", "no-such-figure", *run), "throughput"),
@@ -292,7 +329,7 @@ def wrong(tmp_path):
         (("search", "--calibration", "vicuna-7b-medusa1", "--objective", "magic", *run), "independent, joint"),
         (("calibrate", "--device", "toaster", *run), "--device"),
         (("search", "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "tree.json"), "cannot be written"),
-    ]  # fmt: skip
+    ]
 
 
 def test_wrong_input_is_one_sentence_and_exit_1(tmp_path):
@@ -305,8 +342,13 @@ def test_wrong_input_is_one_sentence_and_exit_1(tmp_path):
 
 
 def test_misuse_is_exit_2(tmp_path):
-    for arguments in (["search", "--budget", "0"], ["search", "--batch-size", "1,x"], ["search", "--bogus"],
-                      ["profile", "--sizes", "0"], ["nonsense"]):  # fmt: skip
+    for arguments in (
+        ["search", "--budget", "0"],
+        ["search", "--batch-size", "1,x"],
+        ["search", "--bogus"],
+        ["profile", "--sizes", "0"],
+        ["nonsense"],
+    ):
         treeopt(*arguments, code=2)
 
 
@@ -323,9 +365,7 @@ def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):
     tiny_model().float().save_pretrained(tmp_path / "tiny")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.MODEL / name, tmp_path / "tiny")
-    message = treeopt(
-        "calibrate", "--model", tmp_path / "tiny", "--drafter", tmp_path / "heads", *own, code=1
-    )
+    message = treeopt("calibrate", "--model", tmp_path / "tiny", "--drafter", tmp_path / "heads", *own, code=1)
     assert "tokenizer must belong to the model" in message
 
 

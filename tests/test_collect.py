@@ -109,8 +109,9 @@ def clustered(rng, sizes):
     trace = random_trace(rng, [6] * sum(sizes), 3, 4)
     cluster = np.repeat(np.arange(len(sizes)), sizes)
     names = {"group_names": ["even", "odd"]}
-    return RankTrace(trace.ranks, trace.starts, end=trace.end, cluster=cluster, group=cluster % 2,
-                     meta={**trace.meta, **names})  # fmt: skip
+    return RankTrace(
+        trace.ranks, trace.starts, end=trace.end, cluster=cluster, group=cluster % 2, meta={**trace.meta, **names}
+    )
 
 
 def test_folds_never_part_a_conversation():

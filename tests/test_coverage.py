@@ -43,8 +43,18 @@ def random_probe(rng, tree, steps, *, ends=0.05, policy=None) -> Probe:
     starts = np.minimum(np.concatenate([[0, 0], np.cumsum(rng.integers(0, 10, steps))]), steps)
     starts = starts[: int(np.argmax(starts == steps)) + 1]
     n = len(starts) - 1
-    probe = Probe(tree, policy or tree, accepted, stops, likelihood, starts, np.zeros(n), group=np.arange(n) % 2,
-                  prompt_tokens=np.full(n, 7), meta={"group_names": ["a", "b"]})  # fmt: skip
+    probe = Probe(
+        tree,
+        policy or tree,
+        accepted,
+        stops,
+        likelihood,
+        starts,
+        np.zeros(n),
+        group=np.arange(n) % 2,
+        prompt_tokens=np.full(n, 7),
+        meta={"group_names": ["a", "b"]},
+    )
     lengths = 1 + replay_probe(probe, probe.policy).tokens
     return replace(probe, lengths=lengths)
 
@@ -175,9 +185,7 @@ def losses() -> tuple[np.ndarray, np.ndarray]:
 
 def test_growth_is_close_to_the_best_tree():
     ours, plain = losses()
-    print(
-        f"loss: worst {ours.max():.2%}, mean {ours.mean():.3%}; plain greedy {plain.max():.2%}, {plain.mean():.3%}"
-    )
+    print(f"loss: worst {ours.max():.2%}, mean {ours.mean():.3%}; plain greedy {plain.max():.2%}, {plain.mean():.3%}")
     assert ours.min() > -1e-9  # nothing is better than the best
     assert ours.max() < 0.04
     assert ours.mean() < 0.01
@@ -191,9 +199,7 @@ def test_growth_looks_past_a_node_that_gains_nothing():
     accepted[:9, [2, 4, 5]] = True
     accepted[9:11, 3] = True
     likelihood = np.full(accepted[:, 1:].sum(), -1.0)
-    probe = Probe(
-        tree, tree, accepted, np.zeros_like(accepted), likelihood, np.array([0, 20]), np.array([41])
-    )
+    probe = Probe(tree, tree, accepted, np.zeros_like(accepted), likelihood, np.array([0, 20]), np.array([41]))
     assert grow_coverage(probe, budget=5).tree(5) == Tree.from_choices([[0], [1], [1, 0], [1, 0, 0]])
     assert plain_greedy(probe, 5)[-1] < coverage(probe, grow_coverage(probe, budget=5).tree(5))
 
@@ -202,9 +208,7 @@ def test_siblings_that_pass_together_count_once():
     tree = Tree.from_choices([[0], [1], [2]])
     accepted = np.ones((4, 4), dtype=bool)
     accepted[3, 1:] = [False, False, True]
-    probe = Probe(
-        tree, tree, accepted, np.zeros_like(accepted), -np.ones(10), np.array([0, 4]), np.array([9])
-    )
+    probe = Probe(tree, tree, accepted, np.zeros_like(accepted), -np.ones(10), np.array([0, 4]), np.array([9]))
     family = grow_coverage(probe, budget=4)
     assert family.paths[:3] == ((), (2,), (0,))
     assert family.gains.tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -225,8 +229,9 @@ def test_independence_is_exact_where_guesses_are_independent():
             accepted[node] &= accepted[tree.parents[node]]
         rows += [accepted] * round(share * 128)
     bits = np.array(rows)
-    probe = Probe(tree, tree, bits, np.zeros_like(bits), -np.ones(bits[:, 1:].sum()), np.array([0, len(bits)]),
-                  np.array([1]))  # fmt: skip
+    probe = Probe(
+        tree, tree, bits, np.zeros_like(bits), -np.ones(bits[:, 1:].sum()), np.array([0, len(bits)]), np.array([1])
+    )
     family = TreeFamily(tree.paths, np.ones(6))
     found = independent_tokens(probe, family.paths, family.members_of(family.sizes))
     for size, value in zip(family.sizes.tolist(), found, strict=True):

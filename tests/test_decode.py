@@ -34,12 +34,7 @@ def generated(target: Target, prompt: list[int], limit: int) -> list[int]:
 
 
 @settings(max_examples=25)
-@given(
-    tree=trees(),
-    seed=st.integers(0, 10**6),
-    limit=st.sampled_from([1, 2, 17, 40]),
-    batch_size=st.integers(1, 4),
-)
+@given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), batch_size=st.integers(1, 4))
 def test_decoding_with_any_tree_is_generate(any_target, tree, seed, limit, batch_size):
     prompts, stop = random_prompts(seed), StopRule(any_target.eos_ids, limit, at_loops=False)
     heads = tiny_heads(any_target)
@@ -58,9 +53,7 @@ def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size,
     prompts = asked(random_prompts(seed))
     stop = StopRule(target.eos_ids, 30, at_loops=loops)
     trace = collect_trace(target, heads, prompts, batch_size=3, stop=stop, top_k=10)
-    rows = decode(
-        target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop
-    )
+    rows = decode(target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop)
     assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
     accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
     assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()

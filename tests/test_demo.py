@@ -99,8 +99,18 @@ def test_the_recipe_runs_and_continues(tmp_path):
 
     books = tmp_path / "books.txt"
     books.write_text("CHAPTER I\n\nIt was a dark and stormy night. " * 4000, encoding="utf-8")
-    options = ["--books", str(books), "--work", str(tmp_path / "work"), "--tokens", "16384", "--prompts", "64",
-               "--epochs", "1"]  # fmt: skip
+    options = [
+        "--books",
+        str(books),
+        "--work",
+        str(tmp_path / "work"),
+        "--tokens",
+        "16384",
+        "--prompts",
+        "64",
+        "--epochs",
+        "1",
+    ]
     for _ in range(2):  # the second time everything is there
         result = CliRunner().invoke(main, options, catch_exceptions=False)
         assert result.exit_code == 0

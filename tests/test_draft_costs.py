@@ -53,8 +53,9 @@ def test_a_level_has_the_least_squares_with_neither_part_below_zero(seed):
 
 
 def test_levels_between_are_between_and_levels_beyond_are_unknown():
-    line = {(level, n): (fixed + n * slope, 3) for level, fixed, slope in ((1, 1.0, 0.5), (3, 3.0, 0.1))
-            for n in (1, 4)}  # fmt: skip
+    line = {
+        (level, n): (fixed + n * slope, 3) for level, fixed, slope in ((1, 1.0, 0.5), (3, 3.0, 0.1)) for n in (1, 4)
+    }
     costs = fit_draft_costs({(0, 1): (2.0, 3), **line})
     assert costs.fixed_ms == pytest.approx([2.0, 1.0, 2.0, 3.0])
     assert costs.node_ms == pytest.approx([0.0, 0.5, 0.3, 0.1])
@@ -64,9 +65,7 @@ def test_levels_between_are_between_and_levels_beyond_are_unknown():
 
 
 def test_a_level_timed_with_one_number_of_nodes_has_the_slope_of_those_about_it():
-    costs = fit_draft_costs(
-        {(0, 1): (2.0, 3), (1, 2): (2.0, 3), (1, 4): (3.0, 3), (2, 3): (4.0, 3), (3, 9): (1.8, 3)}
-    )
+    costs = fit_draft_costs({(0, 1): (2.0, 3), (1, 2): (2.0, 3), (1, 4): (3.0, 3), (2, 3): (4.0, 3), (3, 9): (1.8, 3)})
     assert costs.fixed_ms == pytest.approx([2.0, 1.0, 2.5, 0.0])
     assert costs.node_ms == pytest.approx([0.0, 0.5, 0.5, 0.2])  # nor may nine nodes cost more than they took
 
@@ -92,7 +91,7 @@ def rest_ms(batch_size, size):
 
 def timed(
     trees_of, *, batch_sizes=(1,), context=100, rng=None, rounds=5, slow_from=None, told=True, cost=cost_ms, stretch=1.0
-):  # fmt: skip
+):
     """A profile of these trees by the truth above; with ``rng`` noise, and from a round on half as fast.
 
     stretch : how much longer the parts of a step take, timed one by one
@@ -108,12 +107,22 @@ def timed(
     for b in batch_sizes:
         for tree in trees_of:
             e = expanding_nodes(tree.paths)
-            parts = {f"draft {level}": noisy(stretch * (cost((0,) * level + (nodes,)) - cost((0,) * level)))
-                     for level, nodes in enumerate(e)}  # fmt: skip
+            parts = {
+                f"draft {level}": noisy(stretch * (cost((0,) * level + (nodes,)) - cost((0,) * level)))
+                for level, nodes in enumerate(e)
+            }
             points.append(
-                StepTiming(b, context, len(tree), tree.depth, noisy(rest_ms(b, len(tree)) + cost(e)), round=number,
-                           parts_ms={**parts, "target": noisy(stretch * rest_ms(b, len(tree)))}, expanding=e if told else None)
-            )  # fmt: skip
+                StepTiming(
+                    b,
+                    context,
+                    len(tree),
+                    tree.depth,
+                    noisy(rest_ms(b, len(tree)) + cost(e)),
+                    round=number,
+                    parts_ms={**parts, "target": noisy(stretch * rest_ms(b, len(tree)))},
+                    expanding=e if told else None,
+                )
+            )
     plain = tuple(StepTiming(b, context, 1, 0, noisy(rest_ms(b, 1)), round=number) for b in batch_sizes)
     return LatencyProfile(tuple(points), plain)
 
@@ -144,9 +153,7 @@ def test_parts_that_take_longer_than_their_step_are_scaled_to_it():
 @pytest.mark.parametrize("rounds", [(30, 10), (10, 30), (30, 30)])
 def test_trees_alike_in_size_and_depth_may_expand_otherwise(rounds):
     """Two of 7 rows, in rounds of their own: a median of both was once taken less a mean of their drafting."""
-    draft = tuple(
-        DraftTiming(1, level, nodes, (ms,)) for level, nodes, ms in ((0, 1, 1.0), (1, 1, 2.5), (1, 3, 6.5))
-    )
+    draft = tuple(DraftTiming(1, level, nodes, (ms,)) for level, nodes, ms in ((0, 1, 1.0), (1, 1, 2.5), (1, 3, 6.5)))
     points = tuple(
         StepTiming(1, 100, 7, 2, (ms,) * n, round=tuple(range(first, first + n)), expanding=expanding)
         for ms, n, first, expanding in ((11.0, rounds[0], 0, (1, 3)), (7.0, rounds[1], rounds[0], (1, 1)))
@@ -165,8 +172,10 @@ def test_two_trees_of_a_size_differ_by_as_much_noise_as_the_draws_say():
     """Whole steps cancel, so what is left is that of the levels: 60 profiles, and 2000 draws of each."""
     table = Calibration(np.array([[50, 20, 10, 5], [40, 20, 15, 9], [35, 25, 15, 10]]), np.full(3, 100))
     limits = {"budget": 22, "max_rank": 3, "max_depth": 3, "shape": "sibling-closed"}
-    families = [Grown(from_calibration(table, **limits, **more), 3, more.get("prices", ()))
-                for more in ({}, {"prices": (0.0, 0.1, 0.1)})]  # fmt: skip
+    families = [
+        Grown(from_calibration(table, **limits, **more), 3, more.get("prices", ()))
+        for more in ({}, {"prices": (0.0, 0.1, 0.1)})
+    ]
     lone = Grown(from_calibration(table, **{**limits, "max_depth": 1}), 1)
     estimates, errors, alone = [], [], []
     for seed in range(60):
@@ -184,11 +193,17 @@ def test_two_trees_of_a_size_differ_by_as_much_noise_as_the_draws_say():
 
 
 def test_records_pool_levels_alike_and_leave_out_what_does_not_tell():
-    one = StepTiming(1, 9, 4, 2, (20.0,) * 4, round=(0, 0, 1, 1), parts_ms={"draft 0": (1.0, 2.0), "draft 1": (3.0, 4.0),
-                     "target": (9.0, 9.0)}, expanding=(1, 1))  # fmt: skip
-    two = StepTiming(
-        1, 9, 5, 2, (20.0,) * 2, parts_ms={"draft 0": (5.0,), "draft 1": (6.0,)}, expanding=(1, 2)
+    one = StepTiming(
+        1,
+        9,
+        4,
+        2,
+        (20.0,) * 4,
+        round=(0, 0, 1, 1),
+        parts_ms={"draft 0": (1.0, 2.0), "draft 1": (3.0, 4.0), "target": (9.0, 9.0)},
+        expanding=(1, 1),
     )
+    two = StepTiming(1, 9, 5, 2, (20.0,) * 2, parts_ms={"draft 0": (5.0,), "draft 1": (6.0,)}, expanding=(1, 2))
     mute = StepTiming(1, 9, 5, 2, (1.0,), parts_ms={"draft 0": (7.0,)})
     heads = StepTiming(1, 9, 5, 2, (1.0,), parts_ms={"draft": (7.0,)}, expanding=(1, 2))
     assert draft_timings([one, two, mute, heads]) == (
@@ -225,19 +240,28 @@ def test_a_profile_with_draft_costs_survives_its_file(tmp_path):
 
 def test_a_draft_record_by_hand_needs_four_keys_and_bad_ones_are_refused(tmp_path):
     path = tmp_path / "profile.json"
-    points = [{"batch_size": 1, "context_tokens": c, "size": 4, "depth": 2, "step_ms": [9.0], "expanding": [1, 1]}
-              for c in (5, 50)]  # fmt: skip
+    points = [
+        {"batch_size": 1, "context_tokens": c, "size": 4, "depth": 2, "step_ms": [9.0], "expanding": [1, 1]}
+        for c in (5, 50)
+    ]
     plain = [{"batch_size": 1, "context_tokens": c, "step_ms": [2.0]} for c in (5, 50)]
-    draft = [{"batch_size": 1, "level": 0, "expanding_nodes": 1, "ms": [1.0]},
-             {"batch_size": 1, "level": 1, "expanding_nodes": 1, "ms": [2.0]},
-             {"batch_size": 1, "level": 1, "expanding_nodes": 3, "ms": [4.0]}]  # fmt: skip
+    draft = [
+        {"batch_size": 1, "level": 0, "expanding_nodes": 1, "ms": [1.0]},
+        {"batch_size": 1, "level": 1, "expanding_nodes": 1, "ms": [2.0]},
+        {"batch_size": 1, "level": 1, "expanding_nodes": 3, "ms": [4.0]},
+    ]
     document = {"schema": "treeopt.profile/1", "points": points, "autoregressive": plain, "draft": draft}
     path.write_text(json.dumps(document))
     profile = LatencyProfile.load(path)
     assert profile.step(1, 20, 4, 2, expanding=(1, 2)).ms == pytest.approx(10.0)
     assert profile.step(1, 20, 4, 2).ms == pytest.approx(9.0)
-    for change, message in (({"ms": []}, "samples"), ({"ms": [-1.0]}, "samples"), ({"level": -1}, "level >= 0"),
-                            ({"expanding_nodes": 0}, "expanding_nodes >= 1"), ({"expanding_nodes": 2}, "alone")):  # fmt: skip
+    for change, message in (
+        ({"ms": []}, "samples"),
+        ({"ms": [-1.0]}, "samples"),
+        ({"level": -1}, "level >= 0"),
+        ({"expanding_nodes": 0}, "expanding_nodes >= 1"),
+        ({"expanding_nodes": 2}, "alone"),
+    ):
         path.write_text(json.dumps({**document, "draft": [{**draft[0], **change}]}))
         with pytest.raises(InvalidInput, match=message):
             LatencyProfile.load(path)
@@ -269,9 +293,7 @@ def any_worth(rng) -> Worth:
     """Tables in any order of ranks, zeros among them; or frequencies of a trace."""
     if rng.random() < 0.3:
         trace = random_trace(rng, np.array([9, 14]), heads=DEPTH, ranks=RANKS)
-        return worth_of(
-            trace, objective="replay", max_depth=DEPTH, max_rank=RANKS - 1, shape="sibling-closed"
-        )
+        return worth_of(trace, objective="replay", max_depth=DEPTH, max_rank=RANKS - 1, shape="sibling-closed")
     accept = rng.dirichlet(np.full(RANKS + 1, rng.choice([0.3, 1.0, 3.0])), DEPTH)[:, :RANKS]
     return products(accept * (rng.random(accept.shape) < rng.choice([0.7, 1.0])))
 
@@ -434,9 +456,7 @@ def test_prices_of_nothing_change_nothing(shape, seed):
     greedy = TreeFamily(family.paths, np.array([worth.value(path)[0] for path in family.paths]))
     if family.nested:
         low = shape == "low-rank-expands"
-        known = [
-            best_trees(values, greedy, low_rank_expands=low, prices=prices) for prices in ((), (0.0,) * DEPTH)
-        ]
+        known = [best_trees(values, greedy, low_rank_expands=low, prices=prices) for prices in ((), (0.0,) * DEPTH)]
         sums = [[found.tokens_per_step(size) for size in found.sizes.tolist()] for found in known]
         assert sums[0] == pytest.approx(sums[1])
         assert sums[0] == pytest.approx([greedy.tokens_per_step(size) for size in greedy.sizes.tolist()])
@@ -469,11 +489,13 @@ def trace():
 
 def timing_trees(source, budget=24):
     """Trees as a profile times them: of every depth limit, as if drafting were free."""
-    families = [
-        grow_joint(source, budget=budget, max_depth=depth, shape="sibling-closed") for depth in (1, 2, 3)
+    families = [grow_joint(source, budget=budget, max_depth=depth, shape="sibling-closed") for depth in (1, 2, 3)]
+    return [
+        family.tree(size)
+        for depth, family in enumerate(families, 1)
+        for size in family.sizes.tolist()
+        if size > depth and family.tree(size).depth == depth
     ]
-    return [family.tree(size) for depth, family in enumerate(families, 1) for size in family.sizes.tolist()
-            if size > depth and family.tree(size).depth == depth]  # fmt: skip
 
 
 def steep(expanding):
@@ -504,13 +526,12 @@ def test_the_plan_of_a_table_is_the_best_of_all_trees():
         table = Calibration(hits, np.full(DEPTH, 1000))
         tokens, sizes, expanding = brute(products(table.accept), "sibling-closed")
         families = [products(table.accept, max_depth=d).best(MOST, "sibling-closed") for d in (1, 2, 3)]
-        profile = timed([f.tree(n) for d, f in enumerate(families, 1) for n in f.sizes.tolist()
-                         if f.tree(n).depth == d], cost=steep)  # fmt: skip
+        profile = timed(
+            [f.tree(n) for d, f in enumerate(families, 1) for n in f.sizes.tolist() if f.tree(n).depth == d], cost=steep
+        )
         entry = plan_trees(table, profile, budget=MOST).entries[0]
         drafting = np.array([steep(e[e > 0]) for e in expanding])
-        assert entry.tokens_per_s == pytest.approx(
-            (1e3 * tokens / (rest_ms(1, sizes) + drafting)).max(), rel=0.006
-        )
+        assert entry.tokens_per_s == pytest.approx((1e3 * tokens / (rest_ms(1, sizes) + drafting)).max(), rel=0.006)
         reached = entry.tokens_per_s / (1e3 * tokens / (rest_ms(1, sizes) + drafting)).max()
         assert entry.draft_cost["gap"] == pytest.approx(1 - reached, abs=1e-6)
 
@@ -563,8 +584,15 @@ def test_folds_grow_under_the_same_prices(trace):
 def test_a_curves_prices_grow_its_tree_again(trace):
     entry = plan_trees(trace, timed(timing_trees(trace), cost=steep), budget=24).entries[0]
     point = next(p for p in entry.curve if p["size"] == entry.size and p["depth"] == entry.depth)
-    again = grow(trace, objective="replay", budget=24, max_rank=9, shape="sibling-closed", max_depth=entry.depth,
-                 prices=point["prices"])  # fmt: skip
+    again = grow(
+        trace,
+        objective="replay",
+        budget=24,
+        max_rank=9,
+        shape="sibling-closed",
+        max_depth=entry.depth,
+        prices=point["prices"],
+    )
     assert again.tree(entry.size) == entry.tree
 
 
@@ -605,22 +633,27 @@ def test_the_second_stage_of_a_profile_times_the_priced_trees_themselves(trace, 
     for tree in measured.refined:
         point = curve[len(tree)]
         assert tree == grow(
-            trace, objective="joint", budget=24, max_rank=7, shape="sibling-closed", max_depth=point["depth"],
+            trace,
+            objective="joint",
+            budget=24,
+            max_rank=7,
+            shape="sibling-closed",
+            max_depth=point["depth"],
             prices=point.get("prices", ()),
-        ).tree(len(tree))  # fmt: skip
+        ).tree(len(tree))
     bare = replace(entry, curve=[{**point, "prices": [0.0]} for point in entry.curve])
     limits = {"budget": 24, "max_rank": 7, "shape": "sibling-closed"}
-    assert entry.tree in stages.refined(
-        bare, [], families, trace, limits
-    )  # whatever the curve has of its size
+    assert entry.tree in stages.refined(bare, [], families, trace, limits)  # whatever the curve has of its size
 
 
 def test_drafting_that_costs_next_to_nothing_leaves_the_plan_alone(trace):
     def cheap(expanding):
         return cost_ms(expanding, fixed=(0.5, 0.5, 0.5), node=(0.0, 1e-4, 1e-4))
 
-    entry, blind = (plan_trees(trace, timed(timing_trees(trace), cost=cheap, told=told), budget=24).entries[0]
-                    for told in (True, False))  # fmt: skip
+    entry, blind = (
+        plan_trees(trace, timed(timing_trees(trace), cost=cheap, told=told), budget=24).entries[0]
+        for told in (True, False)
+    )
     assert entry.tree == blind.tree
     assert entry.draft_cost["gap"] is None
     assert not any("prices" in point for point in entry.curve)
@@ -628,9 +661,7 @@ def test_drafting_that_costs_next_to_nothing_leaves_the_plan_alone(trace):
 
 def test_trees_that_do_not_say_what_expands_are_planned_as_before_and_that_is_said(trace):
     mute = timed(timing_trees(trace), cost=steep, told=False)
-    told = LatencyProfile(
-        mute.points, mute.autoregressive, draft=timed(timing_trees(trace), cost=steep).draft
-    )
+    told = LatencyProfile(mute.points, mute.autoregressive, draft=timed(timing_trees(trace), cost=steep).draft)
     entry, before = (plan_trees(trace, profile, budget=24).entries[0] for profile in (told, mute))
     assert entry.tree == before.tree
     assert entry.draft_cost is None

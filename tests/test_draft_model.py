@@ -37,8 +37,17 @@ def other_model(vocab_size: int = VOCABULARY, context: int = CONTEXT, layers: in
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(4)
-    config = GPT2Config(vocab_size=vocab_size, n_positions=context, n_embd=24, n_layer=layers, n_head=3,
-                        initializer_range=0.6, bos_token_id=None, eos_token_id=3, attn_implementation="sdpa")  # fmt: skip
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=context,
+        n_embd=24,
+        n_layer=layers,
+        n_head=3,
+        initializer_range=0.6,
+        bos_token_id=None,
+        eos_token_id=3,
+        attn_implementation="sdpa",
+    )
     return GPT2LMHeadModel(config).double().eval().requires_grad_(False)
 
 
@@ -77,15 +86,12 @@ def likeliest(drafter: DraftModel) -> Ranked:
         if not texts:
             return []
         longest = min(max(map(len, texts)), model.context)
-        ids = torch.tensor([[*text, *[0] * longest][:longest] for text in texts]).clamp_max(
-            model.vocab_size - 1
-        )
+        ids = torch.tensor([[*text, *[0] * longest][:longest] for text in texts]).clamp_max(model.vocab_size - 1)
         states = model.decoder(input_ids=ids, use_cache=False).last_hidden_state
         logits = model.lm_head(states)[..., : drafter.vocab_size].float()
         best = logits.sort(dim=-1, descending=True, stable=True).indices  # of equal ones the smaller id first
         return [
-            row[len(text) - 1].tolist() if len(text) <= longest else []
-            for text, row in zip(texts, best, strict=True)
+            row[len(text) - 1].tolist() if len(text) <= longest else [] for text, row in zip(texts, best, strict=True)
         ]
 
     return ranked
@@ -156,12 +162,15 @@ def answer_of(seed: int, end: End = End.LIMIT, vocab_size: int = VOCABULARY) -> 
     return Answer(prompt, tokens, end, torch.zeros(len(tokens), 5))
 
 
-def expected_ranks(
-    answers: list[Answer], num_heads: int, top_k: int, ranked: Ranked
-) -> list[list[list[int]]]:
+def expected_ranks(answers: list[Answer], num_heads: int, top_k: int, ranked: Ranked) -> list[list[list[int]]]:
     tables = [answer.labels(num_heads).tolist() for answer in answers]
-    asked = [(i, t, k) for i, table in enumerate(tables) for t, row in enumerate(table) for k in range(num_heads)
-             if row[k] >= 0]  # fmt: skip
+    asked = [
+        (i, t, k)
+        for i, table in enumerate(tables)
+        for t, row in enumerate(table)
+        for k in range(num_heads)
+        if row[k] >= 0
+    ]
     texts = [[*answers[i].prompt, *answers[i].tokens[: t + k + 1]] for i, t, k in asked]
     for (i, t, k), found in zip(asked, ranked(texts), strict=True):
         label = tables[i][t][k]
@@ -178,9 +187,7 @@ def expected_ranks(
 def test_ranks_are_places_among_the_guesses_of_whole_passes(drafter, seeds, end, top_k):
     answers = [answer_of(seed, end) for seed in seeds]
     found = drafter.ranks(answers, top_k)
-    assert [table.tolist() for table in found] == expected_ranks(
-        answers, drafter.num_heads, top_k, likeliest(drafter)
-    )
+    assert [table.tolist() for table in found] == expected_ranks(answers, drafter.num_heads, top_k, likeliest(drafter))
     assert {str(table.dtype) for table in found} == {"int16"}
 
 
@@ -260,9 +267,7 @@ def test_memory_for_ranks_is_bounded(monkeypatch):
     hook = drafter.model.decoder.register_forward_hook(
         lambda module, args, kwargs, out: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    project = drafter.model.lm_head.register_forward_hook(
-        lambda module, args, out: projected.append(len(args[0]))
-    )
+    project = drafter.model.lm_head.register_forward_hook(lambda module, args, out: projected.append(len(args[0])))
     try:
         assert [ranks.tolist() for ranks in drafter.ranks(answers, 10)] == at_once
     finally:

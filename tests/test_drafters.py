@@ -66,17 +66,16 @@ def medusa(target: Target, texts: list[Answer]) -> Drafter:
     hidden, labels = torch.cat([a.state_hidden for a in texts]), torch.cat([a.labels(HEADS) for a in texts])
 
     def loss() -> torch.Tensor:
-        parts = [
-            F.cross_entropy(heads.logits(hidden, k), labels[:, k], ignore_index=-2) for k in range(HEADS)
-        ]
+        parts = [F.cross_entropy(heads.logits(hidden, k), labels[:, k], ignore_index=-2) for k in range(HEADS)]
         return torch.stack(parts).sum()
 
     return trained(heads, loss)
 
 
 def hydra(target: Target, texts: list[Answer], *, prefix: bool = False) -> Drafter:
-    heads = HydraHeads.untrained(target.model.get_input_embeddings().weight, target.lm_head.weight, HEADS,
-                                 prefix=prefix, config=target.config)  # fmt: skip
+    heads = HydraHeads.untrained(
+        target.model.get_input_embeddings().weight, target.lm_head.weight, HEADS, prefix=prefix, config=target.config
+    )
 
     def loss() -> torch.Tensor:
         parts = []
@@ -94,8 +93,13 @@ def hydra(target: Target, texts: list[Answer], *, prefix: bool = False) -> Draft
 
 def eagle(target: Target, texts: list[Answer]) -> Drafter:
     """Trained on the true states, as the first level reads them, to say the next state and so the next token."""
-    heads = EagleHeads(layer_config(target.config, target.width), embedding=target.model.get_input_embeddings().weight,
-                       lm_head=target.lm_head.weight, num_heads=HEADS, dtype=target.dtype)  # fmt: skip
+    heads = EagleHeads(
+        layer_config(target.config, target.width),
+        embedding=target.model.get_input_embeddings().weight,
+        lm_head=target.lm_head.weight,
+        num_heads=HEADS,
+        dtype=target.dtype,
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in heads.named_parameters():
@@ -145,30 +149,19 @@ def drafter(request, target) -> Drafter:
 class TestContract:
     @settings(max_examples=8)
     @given(
-        tree=trees(),
-        seed=st.integers(0, 10**6),
-        limit=st.sampled_from([1, 2, 17, 40]),
-        batch_size=st.integers(1, 4),
+        tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), batch_size=st.integers(1, 4)
     )
-    def test_decoding_with_any_tree_is_plain_decoding(
-        self, target, drafter, rule, tree, seed, limit, batch_size
-    ):
+    def test_decoding_with_any_tree_is_plain_decoding(self, target, drafter, rule, tree, seed, limit, batch_size):
         prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=False)
         plain = decode(target, None, prompts, batch_size=1, stop=stop, acceptance=rule)
         ours = decode(target, drafter, prompts, tree, batch_size=batch_size, stop=stop, acceptance=rule)
         assert [(row.tokens, row.end) for row in ours] == [(row.tokens, row.end) for row in plain]
 
     @settings(max_examples=8)
-    @given(
-        tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), loops=st.booleans()
-    )
-    def test_the_teacher_forced_trace_is_that_of_decoding(
-        self, target, drafter, rule, tree, seed, limit, loops
-    ):
+    @given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), loops=st.booleans())
+    def test_the_teacher_forced_trace_is_that_of_decoding(self, target, drafter, rule, tree, seed, limit, loops):
         prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=loops)
-        trace = collect_trace(
-            target, drafter, asked(prompts), batch_size=3, stop=stop, top_k=10, acceptance=rule
-        )
+        trace = collect_trace(target, drafter, asked(prompts), batch_size=3, stop=stop, top_k=10, acceptance=rule)
         rows = decode(target, drafter, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
         assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
         assert [row.end for row in rows] == trace.end.tolist()
@@ -184,9 +177,7 @@ class TestContract:
             emitted = np.cumsum([1, *(1 + a for a in row.accepted)])  # where steps end
             for at in range(1, len(row.tokens)):
                 stop = StopRule(frozenset([row.tokens[at]]), NEVER.max_new_tokens, at_loops=False)
-                (ours,) = decode(
-                    target, drafter, [row.prompt], tree, batch_size=1, stop=stop, acceptance=rule
-                )
+                (ours,) = decode(target, drafter, [row.prompt], tree, batch_size=1, stop=stop, acceptance=rule)
                 first = row.tokens.index(row.tokens[at]) + 1
                 assert (ours.tokens, ours.end) == (row.tokens[:first], End.EOS)
                 inside += first not in emitted
@@ -194,9 +185,7 @@ class TestContract:
 
     def test_the_tree_may_change_from_step_to_step(self, target, drafter, rule):
         prompts = PROMPTS
-        decoder = Decoder(
-            target, drafter, batch_size=3, capacity=90, stop=NEVER, most_nodes=9, acceptance=rule
-        )
+        decoder = Decoder(target, drafter, batch_size=3, capacity=90, stop=NEVER, most_nodes=9, acceptance=rule)
         decoder.start(enumerate(prompts))
         for i in range(200):
             if decoder.is_done:
@@ -210,9 +199,7 @@ class TestContract:
     def test_the_context_ends_a_sequence(self, target, drafter, rule):
         prompt = [1 + i % 30 for i in range(CONTEXT - 10)]
         stop = StopRule(frozenset(), 50, at_loops=False)
-        (row,) = decode(
-            target, drafter, [prompt], Tree.dense([3, 2]), batch_size=1, stop=stop, acceptance=rule
-        )
+        (row,) = decode(target, drafter, [prompt], Tree.dense([3, 2]), batch_size=1, stop=stop, acceptance=rule)
         (plain,) = decode(target, None, [prompt], batch_size=1, stop=stop, acceptance=rule)
         assert row.end is End.CONTEXT
         assert row.tokens == plain.tokens

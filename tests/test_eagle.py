@@ -18,8 +18,14 @@ def random_eagle(num_heads=5, *, bias=True, seed=0) -> EagleHeads:
     model = tiny_model()
     torch.manual_seed(seed)
     config = layer_config(model.config, model.config.hidden_size)
-    heads = EagleHeads(config, embedding=model.model.embed_tokens.weight, lm_head=model.lm_head.weight, bias=bias,
-                       num_heads=num_heads, dtype=torch.float64)  # fmt: skip
+    heads = EagleHeads(
+        config,
+        embedding=model.model.embed_tokens.weight,
+        lm_head=model.lm_head.weight,
+        bias=bias,
+        num_heads=num_heads,
+        dtype=torch.float64,
+    )
     for weight in heads.parameters():
         torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
     return heads.eval().requires_grad_(False)

@@ -121,9 +121,7 @@ def test_mixed_lengths_rest_on_those_at_risk(imported):
 
 
 def test_steps_tell_the_lengths_where_their_arrays_are_there(imported):
-    one = stats(
-        [1, 1, 1, 1], num_draft_tokens=9, per_step_accepted=[0, 1, 3, 2], per_step_drafted=[2, 2, 3, 2]
-    )
+    one = stats([1, 1, 1, 1], num_draft_tokens=9, per_step_accepted=[0, 1, 3, 2], per_step_drafted=[2, 2, 3, 2])
     calibration, notes = imported({"metrics": {"speculative_decoding": one}})
     assert calibration.info["draft_lengths"] == {"2": 3, "3": 1}
     assert calibration.trials.tolist() == [4, 3, 1]
@@ -136,9 +134,7 @@ def test_arrays_that_are_cut_short_are_not_used(imported):
 
 
 def test_a_draft_that_was_wholly_invalid_is_no_trial(imported):
-    one = stats(
-        [30, 20, 18, 42], acceptance_histogram_by_draft_length={"0": [10], "3": REQUEST}, num_draft_tokens=300
-    )
+    one = stats([30, 20, 18, 42], acceptance_histogram_by_draft_length={"0": [10], "3": REQUEST}, num_draft_tokens=300)
     calibration, _ = imported({"metrics": {"speculative_decoding": one}})
     assert calibration.info["drafts"] == 100
     assert calibration.info["survival"] == pytest.approx(SURVIVAL)
@@ -295,9 +291,9 @@ def test_random_histograms_come_back_from_every_format(tmp_path_factory, histogr
         assert not any(expected[kept:])
 
 
-ROWS = st.dictionaries(
-    st.integers(1, 6), st.lists(st.integers(0, 50), min_size=7, max_size=7), min_size=1
-).map(lambda rows: {k: row[: k + 1] for k, row in rows.items()})
+ROWS = st.dictionaries(st.integers(1, 6), st.lists(st.integers(0, 50), min_size=7, max_size=7), min_size=1).map(
+    lambda rows: {k: row[: k + 1] for k, row in rows.items()}
+)
 
 
 @given(ROWS)
@@ -327,8 +323,7 @@ def test_mixed_lengths_come_back_to_the_survival_they_were_drawn_from():
 
 
 @pytest.mark.parametrize(
-    ("drafts", "reached"),
-    [(7, [3]), (1000, REACHED), (123_457, [100_001, 70_003, 1]), (10, [10, 10]), (5, [0, 0])],
+    ("drafts", "reached"), [(7, [3]), (1000, REACHED), (123_457, [100_001, 70_003, 1]), (10, [10, 10]), (5, [0, 0])]
 )
 def test_printed_rates_give_counts_that_print_as_they_do(drafts, reached):
     rates = [round(c / drafts, 3) for c in reached]

@@ -42,9 +42,7 @@ def test_a_histogram_that_grows_on_demand_is_as_long_as_the_draft(imported):
 
 def test_requests_that_do_not_tell_their_length_take_the_longest_of_the_file(imported):
     """Each by its own longest, depth 2 would rest on the one request that got there."""
-    short, long = (
-        {k: v for k, v in meta_info(h).items() if "proposed" not in k} for h in ([5, 5], [0, 0, 10])
-    )
+    short, long = ({k: v for k, v in meta_info(h).items() if "proposed" not in k} for h in ([5, 5], [0, 0, 10]))
     calibration, _ = imported(json.dumps([{"meta_info": short}, {"meta_info": long}]))
     assert calibration.info["survival"] == [0.75, 0.5]
 
@@ -65,12 +63,8 @@ def test_the_depth_of_trees_is_no_survival_of_a_chain(imported):
 
 
 MEANS_OF_SGLANG = {
-    "bench_serving": lines(
-        {"backend": "sglang", "max_concurrency": 8, "mean_tpot_ms": 6.0, "accept_length": 2.82}
-    ),
-    "bench_speculative": lines(
-        {"batch_size": 8, "steps": 3, "topk": 1, "acc_length": 2.82, "step_time": 0.01692}
-    ),
+    "bench_serving": lines({"backend": "sglang", "max_concurrency": 8, "mean_tpot_ms": 6.0, "accept_length": 2.82}),
+    "bench_speculative": lines({"batch_size": 8, "steps": 3, "topk": 1, "acc_length": 2.82, "step_time": 0.01692}),
     "server info": json.dumps({"internal_states": [{"avg_spec_accept_length": 2.82}]}),
     "log": "[2026-09-01 12:00:00] Decode batch. #running-req: 8, #token: 9216, accept len: 2.82, accept rate: 0.61, ",
     "gauge": 'sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.82\n',
@@ -129,18 +123,25 @@ def test_a_choice_whose_length_is_scheduled_takes_the_longest(imported):
 
 MEANS_OF_TENSORRT_LLM = {
     "iteration log": lines(iteration(), iteration(24, 14), "{'iter': 58, 'specDecodingStats': None}"),
-    "iterations": json.dumps([{"iter": 57, "specDecodingStats": {"numDraftTokens": 24, "numAcceptedTokens": 29, "numRequestsWithDraftTokens": 16}}]),
+    "iterations": json.dumps(
+        [
+            {
+                "iter": 57,
+                "specDecodingStats": {"numDraftTokens": 24, "numAcceptedTokens": 29, "numRequestsWithDraftTokens": 16},
+            }
+        ]
+    ),
     "report": json.dumps({"performance": {}, "decoding_stats": {"acceptance_length_percentiles": {"average": 2.8}}}),
     "perf metrics": json.dumps([{"request_id": 1, "perf_metrics": {"speculative_decoding": {"acceptance_rate": 0.6}}}]),
-    "choice": json.dumps({"choices": [{"speculative_decoding": {"total_accepted_draft_tokens": 182, "total_draft_tokens": 300}}]}),
-}  # fmt: skip
+    "choice": json.dumps(
+        {"choices": [{"speculative_decoding": {"total_accepted_draft_tokens": 182, "total_draft_tokens": 300}}]}
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MEANS_OF_TENSORRT_LLM)
 def test_means_of_tensorrt_llm_are_refused_and_told_what_to_ask_for(imported, name):
-    with pytest.raises(
-        InvalidInput, match=r"only means of its drafts.*per_request_spec_decode_stats"
-    ) as error:
+    with pytest.raises(InvalidInput, match=r"only means of its drafts.*per_request_spec_decode_stats") as error:
         imported(MEANS_OF_TENSORRT_LLM[name])
     if name.startswith("iteration"):  # pooled over drafts, own token included
         assert f"{1 + 29 / 16:.2f} tokens a step over 16 drafts" in str(error.value)
@@ -168,9 +169,7 @@ def test_the_old_line_of_llama_cpp_is_refused(imported):
 
 
 def test_old_lines_beside_new_ones_are_counted(imported):
-    notes = imported(
-        lines("draft acceptance rate = 0.57576 (  171 accepted /   297 generated)", llama_request())
-    )[1]
+    notes = imported(lines("draft acceptance rate = 0.57576 (  171 accepted /   297 generated)", llama_request()))[1]
     assert any("1 lines without rates" in note for note in notes)
 
 

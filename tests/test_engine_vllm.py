@@ -9,19 +9,7 @@ from treeopt.importing.exposition import SINCE_START
 from treeopt.importing.survival import BIASED
 from treeopt.importing.vllm_requests import NO_LENGTH
 
-from .engine_files import (
-    DRAFTS,
-    REQUEST,
-    SURVIVAL,
-    aiperf,
-    bench,
-    exposition,
-    lines,
-    response,
-    stats,
-    sweep,
-    vllm_line,
-)
+from .engine_files import DRAFTS, REQUEST, SURVIVAL, aiperf, bench, exposition, lines, response, stats, sweep, vllm_line
 
 # Counters.
 
@@ -43,8 +31,10 @@ BAD_SCRAPES = {
     "a restart": ([exposition(), exposition(500, [400, 300, 210])], "without a restart"),
     "scrapes in the wrong order": ([exposition(1050, [840, 630, 440]), exposition()], "scraped after"),
     "the restart of one engine that the other hides": (
-        [exposition(100, [80, 60, 42]) + exposition(engine=1),
-         exposition(9000, [8000, 6000, 4200]) + exposition(10, [8, 6, 4], engine=1)],
+        [
+            exposition(100, [80, 60, 42]) + exposition(engine=1),
+            exposition(9000, [8000, 6000, 4200]) + exposition(10, [8, 6, 4], engine=1),
+        ],
         "without a restart",
     ),
     "a restart that has overtaken": ([exposition(10, [8, 6, 4]), exposition(created=1.8e9)], "count anew"),
@@ -61,7 +51,7 @@ BAD_SCRAPES = {
     "NaN": ([exposition().replace(" 800.0", " NaN")], "finite"),
     "a cut line": ([exposition() + 'vllm:spec_decode_num_drafts_total{engine="2'], "Prometheus exposition"),
     "a log beside it": ([exposition(), lines(vllm_line())], "of one form"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_SCRAPES)
@@ -73,8 +63,7 @@ def test_counters_that_cannot_be_are_refused(imported, name):
 
 def test_an_engine_that_was_added_counts_from_zero(imported):
     calibration, _ = imported(
-        exposition(100, [80, 60, 42]),
-        exposition(400, [300, 200, 62]) + exposition(700, [580, 460, 400], engine=1),
+        exposition(100, [80, 60, 42]), exposition(400, [300, 200, 62]) + exposition(700, [580, 460, 400], engine=1)
     )
     assert calibration.info["drafts"] == DRAFTS
     assert calibration.info["survival"] == pytest.approx(SURVIVAL)
@@ -91,9 +80,7 @@ def test_log_lines_are_weighted_by_their_drafts(imported):
 
 
 def test_lines_with_the_fields_of_forks_are_read(imported):
-    line = vllm_line(
-        extra="Draft length histogram: 2:10, 3:990, ", after=", Avg tree nodes per depth: 1.0, 2.0"
-    )
+    line = vllm_line(extra="Draft length histogram: 2:10, 3:990, ", after=", Avg tree nodes per depth: 1.0, 2.0")
     assert imported(line)[0].info["survival"] == pytest.approx(SURVIVAL)
 
 
@@ -178,8 +165,16 @@ def test_a_table_with_broken_lists_is_refused(imported):
 def test_responses_that_say_nothing_are_left_out_and_counted(imported):
     """With n > 1 vLLM writes null; a response of one token has no step."""
     null = {"metrics": {"speculative_decoding": None}}
-    none = {"metrics": {"speculative_decoding": {**stats(), "acceptance_histogram": [0, 0, 0, 0],
-                                                 "num_spec_steps": 0, "num_accepted_draft_tokens": 0}}}  # fmt: skip
+    none = {
+        "metrics": {
+            "speculative_decoding": {
+                **stats(),
+                "acceptance_histogram": [0, 0, 0, 0],
+                "num_spec_steps": 0,
+                "num_accepted_draft_tokens": 0,
+            }
+        }
+    }
     calibration, notes = imported(lines(response(), null, response(), {"choices": []}, none))
     assert calibration.info["requests"] == 2
     assert any("3 of 5 responses" in note for note in notes)

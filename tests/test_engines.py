@@ -81,8 +81,9 @@ def test_a_chain_method_refuses_a_drafter_that_it_cannot_run(engine, method):
         method.write(Request(lengths=((1, None, 2),), num_heads=4, drafter="nobody's"))
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "tgi", "lmdeploy", "llama-cpp", "redrafter",
-                                    "rtp-llm"])  # fmt: skip
+@pytest.mark.parametrize(
+    "engine", ["vllm", "sglang", "tensorrt-llm", "tgi", "lmdeploy", "llama-cpp", "redrafter", "rtp-llm"]
+)
 def test_engines_that_people_serve_with_are_there(engine):
     assert engine in ENGINES
 
@@ -105,8 +106,20 @@ def test_list_engines_as_json_has_all_fields():
     for row, (_, method) in zip(rows, METHODS, strict=True):
         assert row["drafters"] == list(method.drafters)
         assert row["reads_back"] == (method.parse is not None)
-        for field in ("shape", "max_rank", "max_depth", "max_nodes", "max_batch_size", "carrier", "syntax",
-                      "by_batch_size", "rebuilds", "versions", "status", "source"):  # fmt: skip
+        for field in (
+            "shape",
+            "max_rank",
+            "max_depth",
+            "max_nodes",
+            "max_batch_size",
+            "carrier",
+            "syntax",
+            "by_batch_size",
+            "rebuilds",
+            "versions",
+            "status",
+            "source",
+        ):
             assert row[field] == getattr(method, field)
 
 
@@ -132,12 +145,13 @@ def test_schedules_of_the_page_are_those_that_are_written():
 
     def texts(engine, name, **options):
         (method,) = (m for m in ENGINES[engine].methods if m.name == name)
-        return "".join(
-            method.write(Request(lengths=lengths, num_heads=4, drafter="eagle3", **options)).files.values()
-        )
+        return "".join(method.write(Request(lengths=lengths, num_heads=4, drafter="eagle3", **options)).files.values())
 
-    rows = [[cell.strip().strip("`") for cell in line.split("|")[2:-1]] for line in page.splitlines()
-            if re.match(r"\| (\d+ to \d+|from \d+ on): \d", line)]  # fmt: skip
+    rows = [
+        [cell.strip().strip("`") for cell in line.split("|")[2:-1]]
+        for line in page.splitlines()
+        if re.match(r"\| (\d+ to \d+|from \d+ on): \d", line)
+    ]
     assert len(rows) == len(lengths)
     for vllm, sglang, newer, older in rows:
         assert vllm in texts("vllm", "batch-size")

@@ -127,13 +127,15 @@ class TestContract:
         said = "".join([written.command, *written.files.values()])
         n = len(tree) - 1
         for field in method.derived:
-            for name, value in (("max_draft_len = choices", f"max_draft_len: {n}"),
-                                ("max_draft_len = depth", f"max_draft_len: {tree.depth}"),
-                                ("medusa_speculation_length", f"--medusa-speculation-length {n + 1}"),
-                                ("speculation_length", f"--speculation-length {n + 1}"),
-                                ("num_speculative_tokens", f'"num_speculative_tokens": {n}'),
-                                ("global_topk", "--global-topk 10"),
-                                ("medusa_num_heads", "medusa_num_heads: 5")):  # fmt: skip
+            for name, value in (
+                ("max_draft_len = choices", f"max_draft_len: {n}"),
+                ("max_draft_len = depth", f"max_draft_len: {tree.depth}"),
+                ("medusa_speculation_length", f"--medusa-speculation-length {n + 1}"),
+                ("speculation_length", f"--speculation-length {n + 1}"),
+                ("num_speculative_tokens", f'"num_speculative_tokens": {n}'),
+                ("global_topk", "--global-topk 10"),
+                ("medusa_num_heads", "medusa_num_heads: 5"),
+            ):
                 if field.startswith(name) and engine != "triton":
                     assert value in said
 
@@ -194,8 +196,9 @@ def test_medusas_buffers_have_their_golden_values(name):
     assert buffers.tree_indices.max() == largest
     assert (buffers.attention_mask == tree.mask).all()
     assert neuron.leaf_last(tree) == leaf_last
-    assert tensorrt_llm.topks(tree.choices) == ([10, 10, 10, 2] if name == "mc_sim_7b_63" else
-                                                 tensorrt_llm.topks(tree.choices))  # fmt: skip
+    assert tensorrt_llm.topks(tree.choices) == (
+        [10, 10, 10, 2] if name == "mc_sim_7b_63" else tensorrt_llm.topks(tree.choices)
+    )
 
 
 def test_eagles_tree_has_its_golden_values():
@@ -213,9 +216,7 @@ def test_the_small_case():
     files = export(Tree.from_choices(choices), "neuron-token-tree").files
     assert json.loads(files["token_tree.json"]) == {"0": ["1", "2"], "1": ["3", "4"]}
     assert tensorrt_llm.topks(choices) == [2, 2]
-    assert (
-        export(Tree.from_choices(choices), "triton").files["config.pbtxt"].count("{0},{1},{0, 0},{0, 1}") == 1
-    )
+    assert export(Tree.from_choices(choices), "triton").files["config.pbtxt"].count("{0},{1},{0, 0},{0, 1}") == 1
 
 
 def test_tensorrt_llm_writes_one_list_three_ways():
@@ -317,8 +318,10 @@ def test_leaves_alone_are_two_trees_in_tensorrt_llms_two_runtimes():
         Tree.from_choices(leaves)
 
 
-@pytest.mark.parametrize(("choices", "error"), [([], ValueError), ([[]], IndexError), ([[], [0]], IndexError),
-                                               ([[0], [0, 0, 0]], IndexError)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("choices", "error"),
+    [([], ValueError), ([[]], IndexError), ([[], [0]], IndexError), ([[0], [0, 0, 0]], IndexError)],
+)
 def test_lists_that_medusa_fails_on(choices, error):
     with pytest.raises(error):
         medusa_buffers(choices)
@@ -403,10 +406,18 @@ def test_fill_template_fails_on_a_comma_that_is_not_escaped():
     assert triton.filled_in(argument)["medusa_choices"] == "{0},{1},{0, 0},{1, 0}"
 
 
-@pytest.mark.parametrize("broken", [
-    {}, {"0": []}, {"0": ["1", "3"], "1": ["2"]}, {"0": ["1", "3"]}, {"0": ["1", "2"], "1": ["3"], "2": ["3"]},
-    {"0": ["1"], "1": ["0"]}, {"1": ["2"]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"0": []},
+        {"0": ["1", "3"], "1": ["2"]},
+        {"0": ["1", "3"]},
+        {"0": ["1", "2"], "1": ["3"], "2": ["3"]},
+        {"0": ["1"], "1": ["0"]},
+        {"1": ["2"]},
+    ],
+)
 def test_token_trees_that_neuron_refuses(broken):
     with pytest.raises(InvalidInput):
         neuron.token_tree(broken)
@@ -420,9 +431,7 @@ def test_notes_say_what_the_engine_cannot_do_or_may_get_wrong():
         return " ".join(export(tree, engine, method, **options).notes)
 
     assert "at most 1 sequence" in notes(published_tree(), "medusa", batch_size=4)
-    full = Tree.from_choices(
-        [[r] for r in range(8)] + [[0, r] for r in range(8)] + [[1, r] for r in range(16)]
-    )
+    full = Tree.from_choices([[r] for r in range(8)] + [[0, r] for r in range(8)] + [[1, r] for r in range(16)])
     assert len(full) == 33
     assert "falls out of the C++ runtime's packed mask" in notes(full, "tensorrt-llm")
     assert "packed mask" in notes(full, "tensorrt-llm", method_of("tensorrt-llm", method="eagle"))
@@ -460,18 +469,12 @@ def test_options_that_make_no_difference_are_refused():
 
 def plan_of(kind="medusa", **options) -> Plan:
     accept = np.outer([0.6, 0.5, 0.4], [1.0, 0.3, 0.2])
-    calibration = Calibration((1000 * accept).round().astype(int), np.full(3, 1000),
-                              info={"drafter": {"kind": kind}})  # fmt: skip
+    calibration = Calibration((1000 * accept).round().astype(int), np.full(3, 1000), info={"drafter": {"kind": kind}})
     return plan_trees(calibration, budget=16, **options)
 
 
 def test_a_tree_is_no_chain_for_an_engine_of_chains():
-    for engine, kind in (
-        ("tgi", "medusa"),
-        ("vllm", "medusa"),
-        ("sglang", "eagle3"),
-        ("llama-cpp", "draft-model"),
-    ):
+    for engine, kind in (("tgi", "medusa"), ("vllm", "medusa"), ("sglang", "eagle3"), ("llama-cpp", "draft-model")):
         with pytest.raises(InvalidInput, match=f"takes chains only.*treeopt search --for {engine}"):
             export_plan(plan_of(kind), engine)
 
@@ -479,9 +482,7 @@ def test_a_tree_is_no_chain_for_an_engine_of_chains():
 def test_a_plan_of_chains_becomes_a_length_or_a_schedule():
     assert "--speculate 3" in export_plan(plan_of(shape="chain"), "tgi").command
     plan = plan_of("eagle3", shape="chain", batch_sizes=(1, 8))
-    assert (
-        json.loads(export_plan(plan, "vllm").files["speculative_config.json"])["num_speculative_tokens"] == 3
-    )
+    assert json.loads(export_plan(plan, "vllm").files["speculative_config.json"])["num_speculative_tokens"] == 3
     assert export_plan(plan, "vllm", batch_size=8).command
 
 
@@ -495,8 +496,10 @@ def test_typical_acceptance_is_asked_for_by_the_codes_that_have_it(engine, kind)
     written = export_plan(plan, engine)
     given = dict(re.findall(r"--(temperature|posterior-threshold|posterior-alpha) ([\d.]+)", written.command))
     assert {name: float(value) for name, value in given.items()} == {
-        "temperature": 0.7, "posterior-threshold": 0.09, "posterior-alpha": 0.3,
-    }  # fmt: skip
+        "temperature": 0.7,
+        "posterior-threshold": 0.09,
+        "posterior-alpha": 0.3,
+    }
     assert any("posterior_threshold=0.09, posterior_alpha=0.3" in note for note in written.notes)
     assert "posterior" not in export_plan(plan_of(kind, shape="low-rank-expands"), engine).command
 
@@ -508,9 +511,7 @@ def test_a_rule_that_an_engine_of_trees_lacks_is_refused(engine, method, rule):
     if rule_of(rule) in method.rules:
         assert any("--temperature 0.7" in note for note in export(**asked).notes)
         return
-    with pytest.raises(
-        InvalidInput, match=f"{engine} with {method.name} accepts by the rule greedy"
-    ) as refused:
+    with pytest.raises(InvalidInput, match=f"{engine} with {method.name} accepts by the rule greedy") as refused:
         export(**asked)
     able = rule is TYPICAL and "medusa" in method.drafters
     assert ("export --to medusa" in str(refused.value)) == able
@@ -518,9 +519,7 @@ def test_a_rule_that_an_engine_of_trees_lacks_is_refused(engine, method, rule):
 
 def test_engines_of_chains_are_told_the_rule_or_it_is_said_that_nobody_checked():
     chain = plan_of(shape="chain")
-    assert "requests must ask for the same" in " ".join(
-        export_plan(replace(chain, acceptance=SAMPLED), "tgi").notes
-    )
+    assert "requests must ask for the same" in " ".join(export_plan(replace(chain, acceptance=SAMPLED), "tgi").notes)
     rejected = replace(plan_of("draft-model", shape="chain"), acceptance={**SAMPLED, "rule": "rejection"})
     assert "was not checked" in " ".join(export_plan(rejected, "sglang").notes)
     with pytest.raises(InvalidInput, match="accepts by the rule greedy or sample, but the plan holds"):
@@ -533,10 +532,7 @@ def test_n_grams_are_looked_up_at_the_lengths_that_were_measured():
     lookup = PromptLookup(10)
     assert (config["prompt_lookup_max"], config["prompt_lookup_min"]) == (lookup.longest, lookup.shortest)
     written = export_plan(plan, "tensorrt-llm")
-    assert (
-        yaml.safe_load(written.files["llm_api_options.yml"])["speculative_config"]["max_matching_ngram_size"]
-        == 3
-    )
+    assert yaml.safe_load(written.files["llm_api_options.yml"])["speculative_config"]["max_matching_ngram_size"] == 3
     assert any("in a way of its own" in note for note in written.notes)
 
 

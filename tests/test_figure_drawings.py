@@ -42,8 +42,11 @@ def overlaps(figure) -> list[str]:
             FigureCanvasAgg(figure).draw()
     wrong = [f"{a!r} on {b!r}" for (a, one), (b, two) in itertools.combinations(drawn, 2) if meet(one, two)]
     width, height = figure.bbox.size
-    wrong += [f"{text!r} is cut off" for text, box in drawn
-              if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5]  # fmt: skip
+    wrong += [
+        f"{text!r} is cut off"
+        for text, box in drawn
+        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
+    ]
     legends = [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend()]
     wrong += ["a legend on axes" for box in legends for axes in figure.axes if meet(box, axes.bbox)]
     return wrong
@@ -63,10 +66,7 @@ def drawings():
     for heads in (1, 2, 8):
         calibration = Calibration.from_trace(long_trace(heads))
         yield f"accuracy-{heads}", lambda c=calibration: figures.draw_accuracy(figures.accuracy_data(c))
-        yield (
-            f"positions-{heads}",
-            lambda h=heads: figures.draw_positions(figures.positions_data(long_trace(h))),
-        )
+        yield (f"positions-{heads}", lambda h=heads: figures.draw_positions(figures.positions_data(long_trace(h))))
         for n in (1, 3, 13):
             groups = some_groups(heads, NAMES[-n:])
             yield f"groups-{heads}-{n}", lambda g=groups: figures.draw_groups(figures.groups_data(g))
@@ -91,8 +91,12 @@ def drawings():
         yield f"contenders-{len(groups)}", lambda b=bench: figures.draw_contenders(figures.contenders_data(b))
     few = some_bench(blocks=1)
     yield "contenders-few", lambda: figures.draw_contenders(figures.contenders_data(few))
-    for name, hits in (("nothing", np.zeros((1, 1), int)), ("never", np.zeros((5, 10), int)),
-                       ("seldom", np.eye(5, 10, dtype=int)), ("chain", np.full((5, 1), 3))):  # fmt: skip
+    for name, hits in (
+        ("nothing", np.zeros((1, 1), int)),
+        ("never", np.zeros((5, 10), int)),
+        ("seldom", np.eye(5, 10, dtype=int)),
+        ("chain", np.full((5, 1), 3)),
+    ):
         some = Calibration(hits, np.full(len(hits), 5), info={"acceptance": {"rule": "rejection"}})
         yield f"accuracy-{name}", lambda c=some: figures.draw_accuracy(figures.accuracy_data(c))
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
@@ -107,9 +111,7 @@ def drawings():
     yield "accepted", lambda: figures.draw_accepted(figures.accepted_data(few))
 
 
-@pytest.mark.parametrize(
-    ("name", "make"), list(drawings()), ids=lambda value: value if isinstance(value, str) else ""
-)
+@pytest.mark.parametrize(("name", "make"), list(drawings()), ids=lambda value: value if isinstance(value, str) else "")
 def test_no_label_overlaps_another_or_is_cut_off(name, make):
     assert overlaps(make()) == []
 

@@ -31,9 +31,21 @@ from treeopt.report.figures.tree import columns
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
-NAMES = ["coding in Python, JavaScript and other languages of GitHub", "chat", "mathematics, step by step",
-         "retrieval augmented generation", "stem", "roleplay", "translation", "summarization", "writing",
-         "extraction", "humanities", "multi-turn", "W" * 60]  # fmt: skip
+NAMES = [
+    "coding in Python, JavaScript and other languages of GitHub",
+    "chat",
+    "mathematics, step by step",
+    "retrieval augmented generation",
+    "stem",
+    "roleplay",
+    "translation",
+    "summarization",
+    "writing",
+    "extraction",
+    "humanities",
+    "multi-turn",
+    "W" * 60,
+]
 
 
 def long_trace(heads: int, *, sequences: int = 24, ranks: int = 10, seed: int = 0) -> RankTrace:
@@ -64,21 +76,44 @@ def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchma
 
     def contender(name: str, tree: Tree, rate: float, speed: float) -> Contender:
         timed = [
-            Block(round=r, prompts=[100 * g + i], tokens=50, steps=round(50 / rate), group=group,
-                  decode_s=0.5 / speed * rng.uniform(0.9, 1.1))
-            for g, group in enumerate(groups) for i in range(blocks) for r in range(2)
-        ]  # fmt: skip
+            Block(
+                round=r,
+                prompts=[100 * g + i],
+                tokens=50,
+                steps=round(50 / rate),
+                group=group,
+                decode_s=0.5 / speed * rng.uniform(0.9, 1.1),
+            )
+            for g, group in enumerate(groups)
+            for i in range(blocks)
+            for r in range(2)
+        ]
         return Contender(
-            name=name, batch_size=batch_size, size=len(tree), medusa_choices=tree.choices, steps=100,
-            passes=90, tokens=round(100 * rate),
-            tokens_per_step=rate, tokens_per_s=100 * speed, identical=9, compared=9,
-            predicted_tokens_per_step=rate * 1.03, replayed_tokens_per_step=rate, accepted=[50, 30, 20],
-            replayed_accepted=[40, 40, 20], predicted_accepted=[0.5, 0.25, 0.25], blocks=timed,
-        )  # fmt: skip
+            name=name,
+            batch_size=batch_size,
+            size=len(tree),
+            medusa_choices=tree.choices,
+            steps=100,
+            passes=90,
+            tokens=round(100 * rate),
+            tokens_per_step=rate,
+            tokens_per_s=100 * speed,
+            identical=9,
+            compared=9,
+            predicted_tokens_per_step=rate * 1.03,
+            replayed_tokens_per_step=rate,
+            accepted=[50, 30, 20],
+            replayed_accepted=[40, 40, 20],
+            predicted_accepted=[0.5, 0.25, 0.25],
+            blocks=timed,
+        )
 
-    found = [contender("plain", Tree.chain(0), 1.0, 1.0), contender("chosen", Tree.chain(2), 1.7, 1.4),
-             contender("mc_sim_7b_63", published_tree(), 2.2, 0.8),
-             contender("a tree with a name as long as a file's may be", Tree.chain(3), 1.8, 1.3)]  # fmt: skip
+    found = [
+        contender("plain", Tree.chain(0), 1.0, 1.0),
+        contender("chosen", Tree.chain(2), 1.7, 1.4),
+        contender("mc_sim_7b_63", published_tree(), 2.2, 0.8),
+        contender("a tree with a name as long as a file's may be", Tree.chain(3), 1.8, 1.3),
+    ]
     return Benchmark(contenders=tuple(found), dtype="bfloat16", rounds=2, info={"prompts": "held out"})
 
 
@@ -86,12 +121,7 @@ def some_groups(heads: int, names) -> dict:
     rng = np.random.default_rng(3)
     hits = rng.integers(0, 50, (len(names), heads))
     return {
-        name: {
-            "hits": [[int(h), 1] for h in row],
-            "trials": [60] * heads,
-            "sequences": 5,
-            "tokens_per_step": 2.0,
-        }
+        name: {"hits": [[int(h), 1] for h in row], "trials": [60] * heads, "sequences": 5, "tokens_per_step": 2.0}
         for name, row in zip(names, hits, strict=True)
     }
 
@@ -189,11 +219,14 @@ def test_accuracy_counts_single_and_cumulative():
 
 @pytest.mark.parametrize(
     ("info", "guesser", "right"),
-    [({"drafter": {"kind": "medusa"}}, "head", "the heads are right"),
-     ({"drafter": {"kind": "ngram"}}, "depth", "guesses are right"), ({}, "depth", "guesses are right"),
-     ({"drafter": {"kind": "draft-model"}, "acceptance": {"rule": "rejection"}}, "depth", "tokens are accepted"),
-     ({"source": "engine log"}, "depth", "tokens are accepted")],
-)  # fmt: skip
+    [
+        ({"drafter": {"kind": "medusa"}}, "head", "the heads are right"),
+        ({"drafter": {"kind": "ngram"}}, "depth", "guesses are right"),
+        ({}, "depth", "guesses are right"),
+        ({"drafter": {"kind": "draft-model"}, "acceptance": {"rule": "rejection"}}, "depth", "tokens are accepted"),
+        ({"source": "engine log"}, "depth", "tokens are accepted"),
+    ],
+)
 def test_only_heads_are_called_heads(info, guesser, right):
     calibration = Calibration(np.array([[60], [40]]), np.array([100, 100]), info=info)
     words = figures.accuracy_data(calibration).words
@@ -209,9 +242,7 @@ def test_only_heads_are_called_heads(info, guesser, right):
 
 def test_captions_name_the_rule():
     trace = long_trace(2)
-    trace = replace(
-        trace, meta={**trace.meta, "acceptance": {"rule": "sample-then-match", "temperature": 0.7}}
-    )
+    trace = replace(trace, meta={**trace.meta, "acceptance": {"rule": "sample-then-match", "temperature": 0.7}})
     data = [figures.tree_data(Tree.chain(1), trace), figures.positions_data(trace)]
     data += [figures.sizes_data(trace, budget=4), figures.accuracy_data(Calibration.from_trace(trace))]
     for each in data:
@@ -331,8 +362,10 @@ def test_parts_add_up_where_they_vary_together():
 def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
     """Of 11 rows only a tree of depth 1 was timed: the line fell there to half of its neighbours."""
     times = {(2, 1): 8.0, (3, 2): 10.0, (9, 2): 19.0, (11, 1): 9.0, (16, 2): 20.0}
-    points = [StepTiming(1, 9, size, depth, (ms, ms), parts_ms={"draft": (ms / 2,), "target": (ms / 2,)})
-              for (size, depth), ms in times.items()]  # fmt: skip
+    points = [
+        StepTiming(1, 9, size, depth, (ms, ms), parts_ms={"draft": (ms / 2,), "target": (ms / 2,)})
+        for (size, depth), ms in times.items()
+    ]
     profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
     (curve,) = figures.latency_data(profile).curves
     assert curve.sizes.tolist() == [2, 3, 9, 16]
@@ -345,9 +378,7 @@ def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
 def test_parts_never_exceed_the_whole_step():
     long = {"draft": (8.0, 8.0), "target": (4.0, 4.0)}
     short = {"draft": (1.0, 1.0), "target": (4.0, 4.0)}
-    points = [
-        StepTiming(1, 9, size, 1, (6.0, 6.0), parts_ms=parts) for size, parts in ((4, long), (8, short))
-    ]
+    points = [StepTiming(1, 9, size, 1, (6.0, 6.0), parts_ms=parts) for size, parts in ((4, long), (8, short))]
     profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
     (panel,) = figures.parts_data(profile).panels
     assert panel.ms["draft"].tolist() == [4.0, 1.0]
@@ -403,9 +434,7 @@ def test_everything_is_drawn_once(run):
     some_bench().save(run.bench)
     files, notes = figures.draw(run)
     assert notes == []
-    assert [f.name for f in files] == [
-        f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")
-    ]
+    assert [f.name for f in files] == [f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")]
     assert sorted(run.figures.iterdir()) == sorted(files)
 
 

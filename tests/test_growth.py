@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.objectives import (
-    OBJECTIVES,
-    grow,
-    grow_independent,
-    grow_joint,
-    grow_replay,
-    product_values,
-)
+from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent, grow_joint, grow_replay, product_values
 from treeopt.growth.replay import replay
 from treeopt.trees.tree import Tree
 

@@ -16,8 +16,9 @@ def random_heads(num_heads=3, num_layers=1, *, prefix=False, seed=0) -> HydraHea
     """Random weights all over, the norms' too."""
     model = tiny_model()
     torch.manual_seed(seed)
-    heads = HydraHeads.untrained(model.model.embed_tokens.weight, model.lm_head.weight, num_heads, num_layers,
-                                 prefix=prefix, config=model.config)  # fmt: skip
+    heads = HydraHeads.untrained(
+        model.model.embed_tokens.weight, model.lm_head.weight, num_heads, num_layers, prefix=prefix, config=model.config
+    )
     for weight in heads.parameters():
         torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
     return heads.eval().requires_grad_(False)
@@ -70,8 +71,9 @@ def test_an_untrained_prefix_layer_keeps_the_order_of_the_targets_head():
     tokens = torch.randint(model.config.vocab_size, (3, 20))
     hidden = model.model(tokens).last_hidden_state
     usual = float(hidden.pow(2).mean().sqrt())
-    heads = HydraHeads.untrained(model.model.embed_tokens.weight, model.lm_head.weight, 2, 4, prefix=True,
-                                 config=model.config, hidden_rms=usual)  # fmt: skip
+    heads = HydraHeads.untrained(
+        model.model.embed_tokens.weight, model.lm_head.weight, 2, 4, prefix=True, config=model.config, hidden_rms=usual
+    )
     made = heads.prefix(hidden)
     factors = (made / hidden).flatten(0, 1)  # (n, d)
     torch.testing.assert_close(factors, factors[:, :1].expand_as(factors), rtol=1e-6, atol=0.0)
@@ -85,8 +87,9 @@ def test_an_untrained_prefix_layer_keeps_the_order_of_the_targets_head():
 def test_heads_can_be_trained(prefix):
     """Gradients reach every weight after one step of each, and neither the embeddings nor the target."""
     model = tiny_model()
-    heads = HydraHeads.untrained(model.model.embed_tokens.weight, model.lm_head.weight, 2, 2, prefix=prefix,
-                                 config=model.config)  # fmt: skip
+    heads = HydraHeads.untrained(
+        model.model.embed_tokens.weight, model.lm_head.weight, 2, 2, prefix=prefix, config=model.config
+    )
     tokens = torch.randint(model.config.vocab_size, (2, 9))
     hidden = model.model(tokens).last_hidden_state
     optimizer = torch.optim.SGD(heads.parameters(), lr=0.5)
@@ -95,9 +98,11 @@ def test_heads_can_be_trained(prefix):
         states = heads.prefix(hidden)[:, :6].flatten(0, 1)
         path = torch.stack([tokens[:, 1:7], tokens[:, 2:8]], 2).flatten(0, 1)
         loss = sum(
-            torch.nn.functional.cross_entropy(heads.logits(states, path[:, : i + 1], i), tokens[:, i + 2 : i + 8].flatten())
+            torch.nn.functional.cross_entropy(
+                heads.logits(states, path[:, : i + 1], i), tokens[:, i + 2 : i + 8].flatten()
+            )
             for i in range(2)
-        )  # fmt: skip
+        )
         optimizer.zero_grad()
         loss.backward()
         losses.append(loss.item())
@@ -121,9 +126,7 @@ def test_rotary_frequencies_keep_their_precision():
 def test_a_row_padded_on_the_right_is_read_as_alone():
     heads = random_heads(prefix=True)
     hidden = torch.randn(2, 9, heads.width, dtype=torch.float64)
-    torch.testing.assert_close(
-        heads.prefix(hidden)[:1, :5], heads.prefix(hidden[:1, :5]), rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(heads.prefix(hidden)[:1, :5], heads.prefix(hidden[:1, :5]), rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_needed_is_said():

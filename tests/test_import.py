@@ -61,15 +61,11 @@ def calibrations(draw) -> Calibration:
     heads, ranks = rng.integers(1, 5, 2)
     trials = rng.integers(1, 5000, heads)
     shares = rng.dirichlet(np.ones(ranks + 1), heads)
-    return Calibration(
-        np.stack([rng.multinomial(n, p)[:-1] for n, p in zip(trials, shares, strict=True)]), trials
-    )
+    return Calibration(np.stack([rng.multinomial(n, p)[:-1] for n, p in zip(trials, shares, strict=True)]), trials)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(4, 9), st.integers(2, 4))
-def test_medusa_hits_come_back_as_the_trace_they_were_taken_from(
-    tmp_path_factory, seed, prompts, steps, heads
-):
+def test_medusa_hits_come_back_as_the_trace_they_were_taken_from(tmp_path_factory, seed, prompts, steps, heads):
     trace = limited_trace(np.random.default_rng(seed), prompts, steps, heads, 6)
     path = write(tmp_path_factory.mktemp("m") / "v_heads_accuracy.pt", medusa_tensors(trace))
     kind, found = read_measurement(path)
@@ -104,12 +100,18 @@ def recall_files(table, trials):
     by_k = [{str(r + 1): share for r, share in enumerate(row)} for row in table]
     totals = [int(n) for n in trials]
     return {
-        "fmtp": {"task": "gsm8k", "total_predictions": {str(k): n for k, n in enumerate(totals)},
-                 "recall": {f"head_{k}": row for k, row in enumerate(by_k)}},
-        "named": {"total": totals, "info": {"seed": 1},
-                  **{f"head_{k + 1}": {f"recall@{r}": v for r, v in row.items()} for k, row in enumerate(by_k)}},
+        "fmtp": {
+            "task": "gsm8k",
+            "total_predictions": {str(k): n for k, n in enumerate(totals)},
+            "recall": {f"head_{k}": row for k, row in enumerate(by_k)},
+        },
+        "named": {
+            "total": totals,
+            "info": {"seed": 1},
+            **{f"head_{k + 1}": {f"recall@{r}": v for r, v in row.items()} for k, row in enumerate(by_k)},
+        },
         "plain": {"recall": table, "trials": totals},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("form", ["fmtp", "named", "plain"])
@@ -167,8 +169,11 @@ def csv_files(calibration):
     ranks = range(calibration.top_k)
 
     def long(header, first, table, count):
-        lines = [f"{k},{r + first},{table[k][r] if count else table[k][r] / n!r},{n}"
-                 for r in ranks for k, n in enumerate(trials)]  # fmt: skip
+        lines = [
+            f"{k},{r + first},{table[k][r] if count else table[k][r] / n!r},{n}"
+            for r in ranks
+            for k, n in enumerate(trials)
+        ]
         return "\n".join([f"head,{header},trials", *lines])
 
     return {
@@ -176,11 +181,13 @@ def csv_files(calibration):
         "rank,accuracy": long("rank,accuracy", 0, exact, False),
         "top_k,hits": long("top_k,hits", 1, upto, True),
         "top_k,accuracy": long("top_k,accuracy", 1, upto, False),
-        "wide": "\n".join([
-            ",".join(["head", *(f"top{r + 1}" for r in ranks), "trials"]),
-            *(",".join(map(repr, [k + 1, *(u / n for u in upto[k]), n])) for k, n in enumerate(trials)),
-        ]),
-    }  # fmt: skip
+        "wide": "\n".join(
+            [
+                ",".join(["head", *(f"top{r + 1}" for r in ranks), "trials"]),
+                *(",".join(map(repr, [k + 1, *(u / n for u in upto[k]), n])) for k, n in enumerate(trials)),
+            ]
+        ),
+    }
 
 
 @pytest.mark.parametrize("form", ["rank,hits", "rank,accuracy", "top_k,hits", "top_k,accuracy", "wide"])
@@ -212,19 +219,12 @@ def test_logged_ranks_come_back_as_the_trace(tmp_path_factory, beyond, trace):
     assert kind == "ranks"
     assert (found.source.ranks == trace.ranks).all()
     assert (found.source.end == trace.end).all()
-    assert (
-        replay(found.source, Tree.dense([2, 2])).steps.tolist()
-        == replay(trace, Tree.dense([2, 2])).steps.tolist()
-    )
+    assert replay(found.source, Tree.dense([2, 2])).steps.tolist() == replay(trace, Tree.dense([2, 2])).steps.tolist()
 
 
 def test_a_log_keeps_its_tokens_groups_and_conversations(tmp_path):
     line = {"ranks": [[0], [None], [None]], "tokens": [5, 6, 7]}
-    lines = [
-        line | {"id": "a", "group": "x"},
-        line | {"id": "b", "group": "y"},
-        line | {"id": "a", "group": "x"},
-    ]
+    lines = [line | {"id": "a", "group": "x"}, line | {"id": "b", "group": "y"}, line | {"id": "a", "group": "x"}]
     found = read_measurement(write(tmp_path / "l.jsonl", "\n".join(map(json.dumps, lines))))[1].source
     assert found.tokens.tolist() == [5, 6, 7] * 3
     assert found.clusters.tolist() == [0, 1, 0]
@@ -296,7 +296,7 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.jsonl", RANKS[:-1] + ', "end": "bored"}', {}, "limit, eos, context, loop"),
         ("x.jsonl", RANKS[:-1] + ', "tokens": [1, 2]}', {}, "a token for every row"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_by_rule(tmp_path, name, content, options, message):
     with pytest.raises(InvalidInput, match=message):
         read_measurement(write(tmp_path / name, content), **options)
@@ -318,9 +318,7 @@ def test_an_imported_trace_is_searched_by_replay(tmp_path):
     path, run = write(tmp_path / "v_heads_accuracy.pt", medusa_tensors(trace)), tmp_path / "run"
     document = json.loads(invoke("import", path, "--run", run, "--json").stdout)
     assert document["source"] == "imported"
-    assert document["provenance"]["imported"] == {
-        "file": path.name, "sha256": sha256_of(path), "kind": "medusa-pt",
-    }  # fmt: skip
+    assert document["provenance"]["imported"] == {"file": path.name, "sha256": sha256_of(path), "kind": "medusa-pt"}
     invoke("search", "--run", run, "--budget", "8")
     plan = Plan.load(run / "plan.json")
     assert plan.objective == "replay"

@@ -165,7 +165,7 @@ def test_paths_that_the_old_rtp_llm_drops_are_said():
 @pytest.mark.parametrize(
     ("text", "words"),
     [("{0},{0, 0", "drops the others"), ("{0}{1},{0, 0}", "drops the others"), ("{{0},{0, 0}}", "default tree")],
-)  # fmt: skip
+)
 def test_braces_that_triton_misreads_are_meant_and_said(text, words):
     found = diagnose(text)
     assert [0, 0] in found.tree.choices
@@ -188,9 +188,7 @@ def test_a_comma_without_a_backslash_ends_the_value():
 def test_nodes_that_neurons_root_does_not_reach_are_left_out_and_said():
     found = diagnose('{"0": ["1"], "7": ["8"]}')
     assert found.tree == Tree.chain(1)
-    assert found.repaired == (
-        "2 nodes that the root does not reach are left out, as Neuron does in silence.",
-    )
+    assert found.repaired == ("2 nodes that the root does not reach are left out, as Neuron does in silence.",)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +274,20 @@ def test_without_output_the_list_is_printed_and_with_json_the_document(tmp_path)
 
 
 def plan_of(*sizes):
-    entries = [PlanEntry(batch_size=n, context_tokens=None, size=n + 1, depth=n, medusa_choices=Tree.chain(n).choices,
-                         tokens_per_step=1.0, step_ms=None, tokens_per_s=None, speedup=None) for n in sizes]  # fmt: skip
+    entries = [
+        PlanEntry(
+            batch_size=n,
+            context_tokens=None,
+            size=n + 1,
+            depth=n,
+            medusa_choices=Tree.chain(n).choices,
+            tokens_per_step=1.0,
+            step_ms=None,
+            tokens_per_s=None,
+            speedup=None,
+        )
+        for n in sizes
+    ]
     return Plan(entries=tuple(entries))
 
 

@@ -92,8 +92,10 @@ def noisy(seed: int, slow_from: int, *, rounds: int = 30) -> tuple[StepTiming, S
         return tuple((ms * slow * hit * rng.lognormal(0, 0.03, len(number))).tolist())
 
     rounds_of = tuple(number.tolist())
-    return (StepTiming(1, 100, 8, 2, samples(3.0), round=rounds_of),
-            StepTiming(1, 100, 1, 0, samples(2.0), round=rounds_of))  # fmt: skip
+    return (
+        StepTiming(1, 100, 8, 2, samples(3.0), round=rounds_of),
+        StepTiming(1, 100, 1, 0, samples(2.0), round=rounds_of),
+    )
 
 
 @pytest.mark.parametrize("slow_from", [10, 15, 20, 30])
@@ -120,8 +122,9 @@ def test_standard_errors_are_the_scatter_of_latencies():
         slow, number = rng.lognormal(0, 0.1, 20), np.repeat(np.arange(20), 4)
         timed = [tuple((ms * slow[number] * rng.lognormal(0, 0.03, 80)).tolist()) for ms in (3.0, 2.0)]
         rounds = tuple(number.tolist())
-        known = LatencyProfile((StepTiming(1, 100, 8, 2, timed[0], round=rounds),),
-                               (StepTiming(1, 100, 1, 0, timed[1], round=rounds),))  # fmt: skip
+        known = LatencyProfile(
+            (StepTiming(1, 100, 8, 2, timed[0], round=rounds),), (StepTiming(1, 100, 1, 0, timed[1], round=rounds),)
+        )
         steps.append(known.step(1, 100, 8, 2))
         plains.append(known.plain(1, 100))
     for found in (steps, plains):

@@ -61,10 +61,7 @@ def followers(lookup: PromptLookup, text: list[int], path: list[int]) -> list[in
 
 
 @given(
-    lookup=LOOKUPS,
-    tree=trees(most_nodes=14, depth=5, ranks=4),
-    seed=st.integers(0, 10**6),
-    letters=st.integers(1, 4),
+    lookup=LOOKUPS, tree=trees(most_nodes=14, depth=5, ranks=4), seed=st.integers(0, 10**6), letters=st.integers(1, 4)
 )
 def test_guesses_follow_the_definition(lookup, tree, seed, letters):
     for text, tokens, _ in play(lookup, seed, tree, vocab_size=letters, rounds=12):
@@ -157,12 +154,7 @@ def test_only_so_many_matches_and_children_are_read():
 
 
 def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials():
-    for end, beyond in (
-        (End.EOS, MISS),
-        (End.LIMIT, NO_TRIAL),
-        (End.CONTEXT, NO_TRIAL),
-        (End.LOOP, NO_TRIAL),
-    ):
+    for end, beyond in ((End.EOS, MISS), (End.LIMIT, NO_TRIAL), (End.CONTEXT, NO_TRIAL), (End.LOOP, NO_TRIAL)):
         (ranks,) = PromptLookup(9, num_heads=2).ranks([Answer([1, 2, 3], [1, 2, 3], end, torch.zeros(0))], 4)
         assert ranks.tolist() == [[0, 0], [0, beyond], [NO_TRIAL, NO_TRIAL]]
 

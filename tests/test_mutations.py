@@ -36,11 +36,29 @@ from .conftest import SHARED, random_trace
 from .engine_files import EVERYTHING
 
 ROWS = [{"prompt": f"def f{i}(x):\n    return", "category": "ab"[i % 2], "n": i} for i in range(6)]
-CHATS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
-                       {"role": "user", "content": "c"}]}] * 2  # fmt: skip
-LAYOUTS = ("medusa_v01_pt", "medusa_v01_safetensors", "medusa_v2_safetensors", "medusa2_merged", "modelopt_hf",
-           "vllm_medusa", "vllm_medusa_token_map", "trtllm_medusa", "hydra_mlp_pt", "hydra_prefix_mlp_pt", "eagle1_bin",
-           "eagle3_safetensors")  # fmt: skip
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
+        ]
+    }
+] * 2
+LAYOUTS = (
+    "medusa_v01_pt",
+    "medusa_v01_safetensors",
+    "medusa_v2_safetensors",
+    "medusa2_merged",
+    "modelopt_hf",
+    "vllm_medusa",
+    "vllm_medusa_token_map",
+    "trtllm_medusa",
+    "hydra_mlp_pt",
+    "hydra_prefix_mlp_pt",
+    "eagle1_bin",
+    "eagle3_safetensors",
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +89,24 @@ def write_bench(path):
     block = Block(round=0, prompts=[0], tokens=4, steps=2, decode_s=0.1, group="a")
     sequence = Answer(id="x", steps=2, tokens=5, identical=True, group="a")
     contenders = [
-        Contender(name=name, batch_size=1, size=1, medusa_choices=[], steps=2, passes=3, tokens=4,
-                  tokens_per_step=2.0, tokens_per_s=40.0, identical=1, compared=1, decode_s=[0.1],
-                  sequences=[sequence], blocks=[block])
+        Contender(
+            name=name,
+            batch_size=1,
+            size=1,
+            medusa_choices=[],
+            steps=2,
+            passes=3,
+            tokens=4,
+            tokens_per_step=2.0,
+            tokens_per_s=40.0,
+            identical=1,
+            compared=1,
+            decode_s=[0.1],
+            sequences=[sequence],
+            blocks=[block],
+        )
         for name in ("plain", "chosen")
-    ]  # fmt: skip
+    ]
     Benchmark(contenders=tuple(contenders), dtype="float32", rounds=1).save(path)
 
 
@@ -124,9 +155,16 @@ MEASUREMENTS = {  # of other tools: name, the file, options
     "vector.json": ("acceptance", "[0, 0.5, 0.25, 0.25]", {"heads": 2, "trials": 8}),
     "recall.json": ("recall", '{"recall": {"head_0": {"1": 0.5, "2": 0.75}}, "total_predictions": {"0": 8}}', {}),
     "table.csv": ("csv", "head,rank,hits,trials\n0,0,5,9\n0,1,2,9\n1,0,3,8\n1,1,1,8\n", {}),
-    "ranks.jsonl": ("ranks", '{"ranks": [[0, 1], [2, null], [null, null]], "tokens": [1, 2, 3], "end": "eos"}\n' * 3, {}),
-    **{engine_file(name, texts[-1]): (kind, texts[-1], {"drafter": "mtp"}) for name, (kind, texts) in EVERYTHING.items()},
-}  # fmt: skip
+    "ranks.jsonl": (
+        "ranks",
+        '{"ranks": [[0, 1], [2, null], [null, null]], "tokens": [1, 2, 3], "end": "eos"}\n' * 3,
+        {},
+    ),
+    **{
+        engine_file(name, texts[-1]): (kind, texts[-1], {"drafter": "mtp"})
+        for name, (kind, texts) in EVERYTHING.items()
+    },
+}
 
 
 def write_measurement(path):
@@ -180,9 +218,7 @@ def mutate_json(text: str, rng: random.Random) -> str:
     places = []
 
     def walk(value):
-        items = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        )
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for key, child in list(items):
             places.append((value, key))
             walk(child)
@@ -217,9 +253,7 @@ def mutate_arrays(path, rng: random.Random) -> None:
         kinds = ["f8", "i1", "u8", "U5", "c8"] if array.dtype.kind in "iuf" else ["U5"]
         arrays[name] = array.astype(rng.choice(kinds))
     elif change == 2:
-        arrays[name] = (
-            array[..., None] if rng.random() < 0.5 else array.reshape(-1)[: rng.randrange(array.size + 1)]
-        )
+        arrays[name] = array[..., None] if rng.random() < 0.5 else array.reshape(-1)[: rng.randrange(array.size + 1)]
     elif change == 3 and array.dtype.kind in "iu":
         arrays[name] = array.astype(np.int64) + rng.choice([-100, 40000, 2**40])
     elif change == 4 and name == "meta":

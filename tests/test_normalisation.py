@@ -110,11 +110,7 @@ def test_replayed_tokens_per_step_stay(pair):
 
 def staircase() -> LatencyProfile:
     """A step of 10 ms and 1 ms for every 8 rows begun."""
-    points = [
-        StepTiming(1, 99, n, d, (10.0 - n // -8,) * 3)
-        for n in range(2, BUDGET + 1)
-        for d in range(1, min(n, 4))
-    ]
+    points = [StepTiming(1, 99, n, d, (10.0 - n // -8,) * 3) for n in range(2, BUDGET + 1) for d in range(1, min(n, 4))]
     return LatencyProfile(tuple(points), (StepTiming(1, 99, 1, 0, (11.0,) * 3),))
 
 
@@ -140,9 +136,9 @@ def loss(prompts: int, steps: int) -> float:
     """Share of the tokens per step that the tree of 64 rows by the literal divisor forgoes."""
     accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
     best = grow_independent(accept, budget=64)
-    return 1 - expected(
-        accept, explore_graph(literal_table(medusa_hits(prompts, steps)), 64)
-    ) / best.tokens_per_step(64)
+    return 1 - expected(accept, explore_graph(literal_table(medusa_hits(prompts, steps)), 64)) / best.tokens_per_step(
+        64
+    )
 
 
 def test_the_literal_divisor_changes_the_tree_when_prompts_are_duplicated():

@@ -103,9 +103,7 @@ def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
     def noisy(b, n, d, ms):
         return StepTiming(b, 100, n, d, (ms * 0.8, ms, ms, ms * 1.2))
 
-    points = tuple(
-        noisy(1, n, d, rates[n - 1] * (1 - 0.0004 * n)) for n in range(2, 21) for d in (1, 2, 3) if d < n
-    )
+    points = tuple(noisy(1, n, d, rates[n - 1] * (1 - 0.0004 * n)) for n in range(2, 21) for d in (1, 2, 3) if d < n)
     plan = plan_trees(trace, LatencyProfile(points, (noisy(1, 1, 0, 2.0),)), budget=20)
     entry = plan.entries[0]
     fastest = max(point["tokens_per_s"] for point in entry.curve)
@@ -116,8 +114,19 @@ def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
 
 def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
     """Linear layers of Llama-33B on an A100 (Medusa, Table 8), tables of Medusa-1 33B heads."""
-    relative = {1: 1.0, 64: 1.05, 128: 1.11, 160: 1.54, 192: 1.88, 256: 1.92, 384: 2.04, 448: 2.88,
-                512: 2.91, 768: 4.08, 1024: 5.74}  # fmt: skip
+    relative = {
+        1: 1.0,
+        64: 1.05,
+        128: 1.11,
+        160: 1.54,
+        192: 1.88,
+        256: 1.92,
+        384: 2.04,
+        448: 2.88,
+        512: 2.91,
+        768: 4.08,
+        1024: 5.74,
+    }
     rows, ms = np.array(list(relative)), np.array(list(relative.values()))
     calibration = Calibration.load(shipped("calibration")["vicuna-33b-medusa1"])
     sizes = [16, 32, 48, 64]
@@ -234,8 +243,17 @@ def test_a_plan_survives_its_file(trace, tmp_path):
     ],
 )
 def test_bad_plans_are_refused_by_rule(tmp_path, change, message):
-    entry = {"batch_size": 1, "context_tokens": 9, "size": 2, "depth": 1, "medusa_choices": [[0]],
-             "tokens_per_step": 1.5, "step_ms": 1.0, "tokens_per_s": 1500.0, "speedup": 1.2}  # fmt: skip
+    entry = {
+        "batch_size": 1,
+        "context_tokens": 9,
+        "size": 2,
+        "depth": 1,
+        "medusa_choices": [[0]],
+        "tokens_per_step": 1.5,
+        "step_ms": 1.0,
+        "tokens_per_s": 1500.0,
+        "speedup": 1.2,
+    }
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"schema": "treeopt.plan/1", "entries": [entry], "new key": 1}))
     assert Plan.load(path).entries[0].tree == Tree.chain(1)
@@ -258,9 +276,14 @@ def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
     document = {"schema": "treeopt.profile/1", "points": [point], "autoregressive": [plain]}
     path.write_text(json.dumps(document))
     assert LatencyProfile.load(path).step(1, 5, 4, 2).ms == 3.0
-    for bad, message in (({"step_ms": []}, "positive samples"), ({"step_ms": [-1.0]}, "positive samples"),
-                         ({"depth": 4}, "depth < size"), ({"size": "x"}, "points.0.size"),
-                         ({"depth": 0}, "depth < size"), ({"size": 1, "depth": 1}, "depth < size")):  # fmt: skip
+    for bad, message in (
+        ({"step_ms": []}, "positive samples"),
+        ({"step_ms": [-1.0]}, "positive samples"),
+        ({"depth": 4}, "depth < size"),
+        ({"size": "x"}, "points.0.size"),
+        ({"depth": 0}, "depth < size"),
+        ({"size": 1, "depth": 1}, "depth < size"),
+    ):
         path.write_text(json.dumps({**document, "points": [{**point, **bad}]}))
         with pytest.raises(InvalidInput, match=message):
             LatencyProfile.load(path)
@@ -279,19 +302,27 @@ def test_speedups_are_paired_by_block():
             for r in range(2)
             for i, slow in enumerate((1.0, 10.0, 3.0, 2.0, 7.0)[:n_blocks])
         ]
-        return Contender(name=name, batch_size=1, size=1, medusa_choices=[], steps=1, passes=1, tokens=1,
-                         tokens_per_step=1.0, tokens_per_s=1.0, identical=1, compared=1, blocks=blocks)  # fmt: skip
+        return Contender(
+            name=name,
+            batch_size=1,
+            size=1,
+            medusa_choices=[],
+            steps=1,
+            passes=1,
+            tokens=1,
+            tokens_per_step=1.0,
+            tokens_per_s=1.0,
+            identical=1,
+            compared=1,
+            blocks=blocks,
+        )
 
-    bench = Benchmark(
-        contenders=(contender("plain", 100, 1.0), contender("chosen", 100, 0.5)), dtype="x", rounds=2
-    )
+    bench = Benchmark(contenders=(contender("plain", 100, 1.0), contender("chosen", 100, 0.5)), dtype="x", rounds=2)
     ratio = bench.speedup("chosen")
     assert ratio.value == pytest.approx(2.0)
     assert ratio.low == pytest.approx(2.0)
     assert bench.speedup("plain").high == pytest.approx(1.0)
     few = (contender("plain", 100, 1.0, 4), contender("chosen", 100, 0.5, 4))
-    assert (
-        Benchmark(contenders=few, dtype="x", rounds=2).speedup("chosen").low is None
-    )  # no interval of so few
+    assert Benchmark(contenders=few, dtype="x", rounds=2).speedup("chosen").low is None  # no interval of so few
     with pytest.raises(InvalidInput, match="plain, chosen"):
         bench.speedup("other")

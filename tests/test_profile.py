@@ -40,9 +40,7 @@ class Clock:
         self.now, self.latency, self.visit = 0.0, latency, 0
         monkeypatch.setattr(timing, "refill_all", lambda *arguments, **options: None)
         monkeypatch.setattr(timing, "step_parts", lambda decoder, tree: self.end_visit())
-        monkeypatch.setattr(
-            timing, "timed_step", lambda decoder, tree: (self.latency(self, tree), np.zeros(1))
-        )
+        monkeypatch.setattr(timing, "timed_step", lambda decoder, tree: (self.latency(self, tree), np.zeros(1)))
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
 
     def end_visit(self):
@@ -236,9 +234,7 @@ def test_contexts_are_nominal_and_added(run, session):
 def test_rows_stay_about_the_context(session, context):
     target, heads = session.target, session.drafter
     prompts, stop = rows_at(context, [c.first for c in session.prompts.conversations], target)
-    rounds = measure_steps(
-        target, heads, prompts, [Tree.dense([2, 2])], batch_size=2, stop=stop, time_limit_s=0.0
-    )
+    rounds = measure_steps(target, heads, prompts, [Tree.dense([2, 2])], batch_size=2, stop=stop, time_limit_s=0.0)
     half = max(8, context // 16)
     top = min(context + half, CONTEXT)
     lengths = [length for round_ in rounds for length in round_["lengths"]]
@@ -281,9 +277,7 @@ def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatc
         pipeline.profile(run, session, batch_sizes=(1,), budget=16, **QUICK)
     assert not run.profile.exists()
     kept = {name: (run.partial("profile") / name / "000000.json").read_text() for name in set(written)}
-    monkeypatch.setattr(
-        Journal, "append", lambda journal, document: (append(journal, document), written.append("+"))
-    )
+    monkeypatch.setattr(Journal, "append", lambda journal, document: (append(journal, document), written.append("+")))
     result = pipeline.profile(run, session, batch_sizes=(1,), budget=16, **QUICK)
     assert written.count("+") == 1  # two of the three rounds were there
     assert len(kept) == 2
@@ -305,8 +299,9 @@ def test_the_file_says_how_well_latencies_are_known(run, session, capsys):
 
 def test_parts_add_up_to_the_step(session):
     """The fastest of thirty, so that a busy machine does not matter: within a half."""
-    decoder = Decoder(session.target, session.drafter, batch_size=1, capacity=90,
-                      stop=StopRule(frozenset(), 80, at_loops=False))  # fmt: skip
+    decoder = Decoder(
+        session.target, session.drafter, batch_size=1, capacity=90, stop=StopRule(frozenset(), 80, at_loops=False)
+    )
     decoder.start([(0, [1, 2, 3])])
     decoder.refill()
     tree, whole, parts = Tree.dense([2, 2]), [], []

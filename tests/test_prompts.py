@@ -73,8 +73,7 @@ def test_the_column_is_the_first_known_one_that_the_row_has(tmp_path):
 def test_messages_of_all_kinds_ask_the_same(tmp_path):
     said = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello!"), ("user", "Bye")]
     share = [("system", "Be brief."), ("human", "Hi"), ("gpt", "Hello!"), ("human", "Bye")]
-    parts = [(role, [{"type": "text", "text": text[:2]}, {"type": "text", "text": text[2:]}])
-             for role, text in said]  # fmt: skip
+    parts = [(role, [{"type": "text", "text": text[:2]}, {"type": "text", "text": text[2:]}]) for role, text in said]
     for rows in (
         {"messages": messages(*said)},
         {"messages": messages(*parts)},
@@ -143,8 +142,7 @@ def test_duplicates_are_left_out_and_known_prompts_can_be(tmp_path):
 def test_groups_are_named_by_a_column_and_few(tmp_path):
     rows = [{"prompt": str(i), "k": k} for i, k in enumerate(["a", 1, None, "", True, 1.5, [2]])]
     prompts = load(tmp_path, [*rows, '{"prompt": "x", "k": NaN}', {"prompt": "y"}], group_by="k")
-    assert [c.group for c in prompts.conversations] == [
-        "a", "1", "(none)", "(none)", "True", "1.5", "(none)", "(none)"]  # fmt: skip
+    assert [c.group for c in prompts.conversations] == ["a", "1", "(none)", "(none)", "True", "1.5", "(none)", "(none)"]
     assert reasons(prompts) == [(7, "k must be a plain value to group by, but is a list")]
     with pytest.raises(InvalidInput, match="at most 64 different values, but k has 65"):
         load(tmp_path, [{"prompt": str(i), "k": i} for i in range(65)], group_by="k")
@@ -163,27 +161,30 @@ def test_demo_prompts_are_grouped_by_module_on_request(demo_target):
 # What is wrong with them
 
 
-@pytest.mark.parametrize(("row", "reason"), [
-    ({"prompt": " \n"}, "prompt is blank"),
-    ({"prompt": 3}, "prompt must be a text or a list, but is a number"),
-    ({"other": "a"}, "it has nothing under"),
-    ({"prompt": "\ud800"}, "half a character"),
-    ({"prompt": "a\0b"}, "NUL"),
-    ({"prompt": "a" * 511}, "it must have 1 to 511 tokens, but has 512"),
-    ({"turns": []}, "no turn"),
-    ({"turns": ["a", ""]}, "turn 2 of turns is blank"),
-    ({"turns": ["a", None]}, "turn 2 of turns must be a text, but is null"),
-    ({"messages": messages(("assistant", "Hi"), ("user", "a"))}, "first message"),
-    ({"messages": messages(("user", "a"), ("system", "b"))}, "message 2 must not be the system's"),
-    ({"messages": messages(("tool", "a"))}, "role of message 1 must be system, user or assistant, but is 'tool'"),
-    ({"messages": [{"role": "user", "content": "a"}, "b"]}, "message 2 must be an object, but is a text"),
-    ({"messages": messages(("user", [{"type": "image"}]))}, "parts of type text only"),
-    ({"messages": messages(("system", "a"))}, "no turn"),
-    ("[1]", "it must be an object or a text, but is a list"),
-    ('{"prompt": "a', "it is not JSON"),
-    ('{"prompt": ' + "[" * 10**5, "nested too deeply"),
-    ('{"prompt": ' + "1" * 5000 + "}", "a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": " \n"}, "prompt is blank"),
+        ({"prompt": 3}, "prompt must be a text or a list, but is a number"),
+        ({"other": "a"}, "it has nothing under"),
+        ({"prompt": "\ud800"}, "half a character"),
+        ({"prompt": "a\0b"}, "NUL"),
+        ({"prompt": "a" * 511}, "it must have 1 to 511 tokens, but has 512"),
+        ({"turns": []}, "no turn"),
+        ({"turns": ["a", ""]}, "turn 2 of turns is blank"),
+        ({"turns": ["a", None]}, "turn 2 of turns must be a text, but is null"),
+        ({"messages": messages(("assistant", "Hi"), ("user", "a"))}, "first message"),
+        ({"messages": messages(("user", "a"), ("system", "b"))}, "message 2 must not be the system's"),
+        ({"messages": messages(("tool", "a"))}, "role of message 1 must be system, user or assistant, but is 'tool'"),
+        ({"messages": [{"role": "user", "content": "a"}, "b"]}, "message 2 must be an object, but is a text"),
+        ({"messages": messages(("user", [{"type": "image"}]))}, "parts of type text only"),
+        ({"messages": messages(("system", "a"))}, "no turn"),
+        ("[1]", "it must be an object or a text, but is a list"),
+        ('{"prompt": "a', "it is not JSON"),
+        ('{"prompt": ' + "[" * 10**5, "nested too deeply"),
+        ('{"prompt": ' + "1" * 5000 + "}", "a number"),
+    ],
+)
 def test_a_bad_row_is_skipped_with_its_reason(tmp_path, row, reason):
     prompts = load(tmp_path, [{"prompt": "fine"}, row, {"prompt": "also"}])
     assert [c.row for c in prompts.conversations] == [1, 3]

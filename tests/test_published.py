@@ -37,9 +37,7 @@ def test_published_trees_are_the_lists_of_their_authors_in_order(name):
     record = listed[name.replace("eagle_", "eagle/") if name.startswith("eagle") else f"medusa/{name}"]
     assert [list(path) for path in PUBLISHED_TREES[name].choices] == record["paths"]
     assert (len(published_tree(name)), published_tree(name).depth) == (record["with_root"], record["depth"])
-    assert (
-        PUBLISHED_TREES[name].source == f"{record['source']}, {record['path']}, commit {record['commit'][:7]}"
-    )
+    assert PUBLISHED_TREES[name].source == f"{record['source']}, {record['path']}, commit {record['commit'][:7]}"
 
 
 @pytest.mark.parametrize("kind", ["max_margin", "calibrated"])
@@ -124,17 +122,27 @@ def search_sizes(tmp_path_factory):
     """Size chosen per batch size by a search on shipped files, in a process that must not import torch."""
 
     def run(*options: str) -> dict[int, int]:
-        arguments = ["search", "--calibration", "vicuna-33b-medusa1", "--profile", PROFILE, "--budget", "112",
-                     "--batch-size", ",".join(map(str, BATCH_SIZES)), "--json", *options,
-                     "--run", str(tmp_path_factory.mktemp("search"))]  # fmt: skip
+        arguments = [
+            "search",
+            "--calibration",
+            "vicuna-33b-medusa1",
+            "--profile",
+            PROFILE,
+            "--budget",
+            "112",
+            "--batch-size",
+            ",".join(map(str, BATCH_SIZES)),
+            "--json",
+            *options,
+            "--run",
+            str(tmp_path_factory.mktemp("search")),
+        ]
         code = (
             "import sys; from treeopt.cli import cli\n"
             "cli(sys.argv[1:], standalone_mode=False)\n"
             "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return {entry["batch_size"]: entry["size"] for entry in json.loads(done.stdout)["entries"]}
 
@@ -145,9 +153,9 @@ def test_sizes_pooled_by_rows_shrink_as_the_published_staircase_says(search_size
     """Linear layers cost a step up just above 128 and 384 rows, so larger batches want smaller trees."""
     sizes = search_sizes()
     bars = {1: (32, 80), 4: (16, 32), 8: (8, 16), 32: (3, 5)}
-    assert {batch: low <= sizes[batch] <= high for batch, (low, high) in bars.items()} == dict.fromkeys(
-        bars, True
-    ), sizes
+    assert {batch: low <= sizes[batch] <= high for batch, (low, high) in bars.items()} == dict.fromkeys(bars, True), (
+        sizes
+    )
 
 
 def test_sizes_that_were_measured_are_chosen_alone_where_that_is_asked(search_sizes):

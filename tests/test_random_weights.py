@@ -26,9 +26,17 @@ from treeopt.trees.tree import Tree
 from .conftest import HEADS, VOCABULARY, tiny_heads, tiny_model, trees
 from .test_profile import CALIBRATION, NEVER, QUICK
 
-LLAMA = {"model_type": "llama", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48,
-         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "max_position_embeddings": 96, "eos_token_id": 2}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "eos_token_id": 2,
+}
 
 
 @pytest.fixture
@@ -54,9 +62,15 @@ def test_random_weights_accept_as_the_calibration_says(config):
     shares = last_node_shares(tree, CALIBRATION.accept)
     expected = float(shares @ tree.depths)
     spread = float(np.sqrt(shares @ tree.depths**2 - expected**2))
-    decoder = Decoder(session.target, session.drafter, batch_size=4, capacity=90, most_nodes=16,
-                      stop=StopRule(frozenset(), 10**6, at_loops=False),
-                      acceptance=DrawnAcceptance(CALIBRATION.accept, np.random.default_rng(0)))  # fmt: skip
+    decoder = Decoder(
+        session.target,
+        session.drafter,
+        batch_size=4,
+        capacity=90,
+        most_nodes=16,
+        stop=StopRule(frozenset(), 10**6, at_loops=False),
+        acceptance=DrawnAcceptance(CALIBRATION.accept, np.random.default_rng(0)),
+    )
     found = []
     while len(found) < 400:
         decoder.start(enumerate([[1, 2, 3]] * 4))
@@ -70,8 +84,16 @@ def test_random_weights_are_profiled_and_named(config, tmp_path, capsys):
     run = RunDirectory(tmp_path / "run")
     session = open_random_session(str(config), num_heads=3)
     CALIBRATION.save(config / "calibration.json")
-    result = pipeline.profile(run, session, batch_sizes=(2,), contexts=(48,), sizes=(2, 8), gb_per_s=10.0,
-                              calibration=str(config / "calibration.json"), **QUICK)  # fmt: skip
+    result = pipeline.profile(
+        run,
+        session,
+        batch_sizes=(2,),
+        contexts=(48,),
+        sizes=(2, 8),
+        gb_per_s=10.0,
+        calibration=str(config / "calibration.json"),
+        **QUICK,
+    )
     assert result.settings == [(2, 48)]
     assert result.runtime["weights"] == "random weights"
     assert result.info["provenance"]["model"].startswith("random weights of")
@@ -120,8 +142,10 @@ def test_decoding_without_a_rule_is_greedy(target, heads):
 
     plain = decode(target, heads, prompts, None, batch_size=2, stop=NEVER, acceptance=Watched())
     assert not calls
-    texts = [[row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER, **options)]
-             for options in ({}, {"acceptance": Watched()})]  # fmt: skip
+    texts = [
+        [row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER, **options)]
+        for options in ({}, {"acceptance": Watched()})
+    ]
     assert calls
     assert texts[0] == texts[1] == [row.tokens for row in plain]
 
@@ -133,9 +157,7 @@ def test_bytes_of_a_plain_step_leave_out_the_embedding(target, heads):
     assert found["plain_step"] == found["target"] - embedding
     plain = StepTiming(2, 10, 1, 0, (3.0, 3.0))
     floor = bandwidth_floor(target, plain, weights=10**6, gb_per_s=1.0)
-    assert (
-        floor["cache_bytes"] == 2 * 3 * 2 * 8 * 8 * 2 * 10
-    )  # k and v, layers, heads, width, bytes, rows, tokens
+    assert floor["cache_bytes"] == 2 * 3 * 2 * 8 * 8 * 2 * 10  # k and v, layers, heads, width, bytes, rows, tokens
     assert floor["plain_over_floor"] == pytest.approx(3.0 / (1e3 * (10**6 + 15360) / 1e9))
 
 
@@ -154,8 +176,12 @@ def compiled_texts(device, dtype):
     for compiled in (False, True):
         if compiled:
             compile_target(target)
-        texts.append([[row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER)]
-                      for tree in (None, Tree.dense([2, 2]))])  # fmt: skip
+        texts.append(
+            [
+                [row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER)]
+                for tree in (None, Tree.dense([2, 2]))
+            ]
+        )
     return texts
 
 

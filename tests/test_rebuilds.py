@@ -80,8 +80,19 @@ def test_build_time_and_search_again(folder):
     profile = LatencyProfile.load(Path("treeopt-run/profile.json"))
     assert sorted({point.size for point in profile.points}) == sizes
     assert profile.plain(1, profile.settings[0][1]).ms == pytest.approx(10.0)
-    second = json.loads(run("search", "--calibration", "vicuna-7b-medusa1", "--profile", "treeopt-run/profile.json",
-                            "--for", "tensorrt-llm", "--measured-only", "--json"))  # fmt: skip
+    second = json.loads(
+        run(
+            "search",
+            "--calibration",
+            "vicuna-7b-medusa1",
+            "--profile",
+            "treeopt-run/profile.json",
+            "--for",
+            "tensorrt-llm",
+            "--measured-only",
+            "--json",
+        )
+    )
     assert second["entries"][0]["size"] in {1, *sizes}
     assert second["entries"][0]["step_ms"] is not None
     assert second["runtime"]["name"] == "tensorrt-llm"

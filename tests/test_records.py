@@ -29,15 +29,10 @@ def run(tmp_path) -> RunDirectory:
 
 
 def profile_of(drafter, acceptance=GREEDY, batch_size=1) -> LatencyProfile:
-    timings = [
-        StepTiming(batch_size, 100, size, depth, (ms,)) for size, depth, ms in ((2, 1, 3.0), (1, 0, 2.0))
-    ]
+    timings = [StepTiming(batch_size, 100, size, depth, (ms,)) for size, depth, ms in ((2, 1, 3.0), (1, 0, 2.0))]
     provenance = {"model": "m", "drafter": drafter, "acceptance": acceptance}
     return LatencyProfile(
-        (timings[0],),
-        (timings[1],),
-        {},
-        {"provenance": provenance, "drift": [], "precision": {"wanted": 0.02}},
+        (timings[0],), (timings[1],), {}, {"provenance": provenance, "drift": [], "precision": {"wanted": 0.02}}
     )
 
 
@@ -69,13 +64,9 @@ def test_drafters_without_weights_are_told_apart_by_name():
 
 
 def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
-    check_same_model(
-        trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run
-    )  # trained again: costs alike
+    check_same_model(trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run)  # trained again: costs alike
     for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, EXIT):
-        with pytest.raises(
-            InvalidInput, match="latencies of the drafter that was calibrated, id heads, kind medusa"
-        ):
+        with pytest.raises(InvalidInput, match="latencies of the drafter that was calibrated, id heads, kind medusa"):
             check_same_model(trace_of(MEDUSA), profile_of(other), run)
     sampled = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
     with pytest.raises(InvalidInput, match="treeopt profile --acceptance greedy"):

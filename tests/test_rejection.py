@@ -17,13 +17,7 @@ from treeopt.planning.chain_theory import best_chain, chain_speedup, chain_token
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import sequence_key
 from treeopt.runtime.acceptance.open import by_rejection
-from treeopt.runtime.acceptance.rejection import (
-    Rejection,
-    SampledChain,
-    accepted_tokens,
-    next_probabilities,
-    reject,
-)
+from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
 from treeopt.runtime.acceptance.sampling import Sampling, Stream, gumbel_argmax, stream_states, uniforms
 from treeopt.runtime.decode import StopRule, decode
 from treeopt.runtime.drafters.draft_model import DraftModel
@@ -108,8 +102,9 @@ def test_a_verdict_depends_on_its_place_and_not_on_the_batch():
 
 def decode_by_rejection(target, draft, prompts, *, chain, batch_size, stop, sampling):
     drafter = SampledChain(DraftModel(draft, target.vocab_size, num_heads=chain), target, sampling)
-    return decode(target, drafter, prompts, Tree.chain(chain), batch_size=batch_size, stop=stop,
-                  acceptance=Rejection(drafter))  # fmt: skip
+    return decode(
+        target, drafter, prompts, Tree.chain(chain), batch_size=batch_size, stop=stop, acceptance=Rejection(drafter)
+    )
 
 
 def overlap_of(target, draft, text, sampling):
@@ -120,9 +115,7 @@ def overlap_of(target, draft, text, sampling):
 
 
 def noise(sampling, stream, prompt, position):
-    return stream_states(
-        sampling.seed, stream, torch.tensor([sequence_key(prompt)]), torch.tensor([position])
-    )
+    return stream_states(sampling.seed, stream, torch.tensor([sequence_key(prompt)]), torch.tensor([position]))
 
 
 def slow_decoding(target, draft, prompt, *, chain, limit, sampling):
@@ -219,14 +212,10 @@ def test_a_sequence_ends_where_its_tokens_end_it(target):
     """At EOS inside a chain, and at the first token."""
     sampling, prompts = Sampling(1.5), [[7, 8]]
     free = StopRule(frozenset(), 30, at_loops=False)
-    (whole,) = decode_by_rejection(
-        target, target, prompts, chain=4, batch_size=1, stop=free, sampling=sampling
-    )
+    (whole,) = decode_by_rejection(target, target, prompts, chain=4, batch_size=1, stop=free, sampling=sampling)
     for eos in set(whole.tokens):
         stop = StopRule(frozenset([eos]), 30, at_loops=False)
-        (row,) = decode_by_rejection(
-            target, target, prompts, chain=4, batch_size=1, stop=stop, sampling=sampling
-        )
+        (row,) = decode_by_rejection(target, target, prompts, chain=4, batch_size=1, stop=stop, sampling=sampling)
         assert row.tokens == whole.tokens[: whole.tokens.index(eos) + 1]
         assert row.end is End.EOS
         cut = 1 + sum(row.accepted) + len(row.accepted) - len(row.tokens)
@@ -244,9 +233,7 @@ def test_a_chain_may_reach_beyond_the_context():
         config = GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=context)
         models.append(Target(GPT2LMHeadModel(config).eval()))
     stop = StopRule(frozenset(), 200, at_loops=False)
-    rows = decode_by_rejection(
-        *models, [[1] * 18, [2] * 9], chain=6, batch_size=2, stop=stop, sampling=Sampling()
-    )
+    rows = decode_by_rejection(*models, [[1] * 18, [2] * 9], chain=6, batch_size=2, stop=stop, sampling=Sampling())
     assert [(len(row.tokens), row.end) for row in rows] == [(2, End.CONTEXT), (11, End.CONTEXT)]
 
 
@@ -268,9 +255,7 @@ def test_the_teacher_forced_trace_has_the_law_of_decoding(target):
     drafter = SampledChain(DraftModel(draft, VOCABULARY, num_heads=chain), target, sampling)
     prompts = [[i, 5 * j % VOCABULARY] for i in range(VOCABULARY) for j in range(4)]
     stop, tree = StopRule(frozenset(), limit, at_loops=False), Tree.chain(chain)
-    trace = collect_trace(
-        target, drafter, asked(prompts), batch_size=32, stop=stop, acceptance=Rejection(drafter)
-    )
+    trace = collect_trace(target, drafter, asked(prompts), batch_size=32, stop=stop, acceptance=Rejection(drafter))
     rows = decode(target, drafter, prompts, tree, batch_size=32, stop=stop, acceptance=Rejection(drafter))
     expected, measured = replay(trace, tree).steps, np.array([row.steps for row in rows])
     assert set(np.unique(trace.ranks)) == {-2, -1, 0}
@@ -303,9 +288,7 @@ def test_a_constant_pair_gives_the_tokens_per_step_of_the_theory():
     rows = decode_by_rejection(
         target, draft, [[i] for i in range(32)], chain=chain, batch_size=32, stop=stop, sampling=sampling
     )
-    emitted = np.array(
-        [1 + count for row in rows for count in row.accepted[:18]]
-    )  # as many of each: none is cut
+    emitted = np.array([1 + count for row in rows for count in row.accepted[:18]])  # as many of each: none is cut
     assert len(emitted) == 18 * len(rows)
     expected = chain_tokens_per_step(rate, chain)
     assert 0.3 < rate < 0.9
@@ -317,9 +300,7 @@ def test_the_overlap_along_a_text_is_the_chance_of_every_trial(target):
     draft, sampling, chain, limit = shaken("llama", 0.5), Sampling(2.5, top_k=20, seed=4), 4, 60
     prompts = [[i, 3 * i % VOCABULARY] for i in range(24)]
     stop = StopRule(frozenset(), limit, at_loops=False)
-    rows = decode_by_rejection(
-        target, draft, prompts, chain=chain, batch_size=24, stop=stop, sampling=sampling
-    )
+    rows = decode_by_rejection(target, draft, prompts, chain=chain, batch_size=24, stop=stop, sampling=sampling)
     overlaps = [overlap_of(target, draft, [*row.prompt, *row.tokens], sampling) for row in rows]
     chances, successes = [], 0
     for row, overlap in zip(rows, overlaps, strict=True):

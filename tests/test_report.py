@@ -35,13 +35,26 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
     run = RunDirectory(folder)
     names = [f"{group} {text}" for group in groups]
     trace = long_trace(4, sequences=24)
-    source = {"model": f"model {text}", "revision": None, "dataset": f"prompts {text}.jsonl", "dtype": "float32",
-              "drafter": {"kind": "medusa", "id": f"heads {text}", "num_heads": 4}, "device": f"cpu {text}",
-              "versions": {"python": "3.11", "torch": text}, "machine": text,
-              "command": f"treeopt calibrate {text}", "time": "2026-01-01T00:00:00Z"}  # fmt: skip
-    meta = {**trace.meta, "provenance": source, "group_names": names, "drafter": source["drafter"],
-            "skipped": [{"row": 7, "reason": f"empty {text}"}],
-            "answers": {"given": True, "temperature": None, "is_estimate": True}}  # fmt: skip
+    source = {
+        "model": f"model {text}",
+        "revision": None,
+        "dataset": f"prompts {text}.jsonl",
+        "dtype": "float32",
+        "drafter": {"kind": "medusa", "id": f"heads {text}", "num_heads": 4},
+        "device": f"cpu {text}",
+        "versions": {"python": "3.11", "torch": text},
+        "machine": text,
+        "command": f"treeopt calibrate {text}",
+        "time": "2026-01-01T00:00:00Z",
+    }
+    meta = {
+        **trace.meta,
+        "provenance": source,
+        "group_names": names,
+        "drafter": source["drafter"],
+        "skipped": [{"row": 7, "reason": f"empty {text}"}],
+        "answers": {"given": True, "temperature": None, "is_estimate": True},
+    }
     trace = replace(trace, meta=meta, group=np.arange(24) % len(names))
     calibration = Calibration.from_trace(trace, provenance=source)
     calibration.info["examples"] = [
@@ -53,8 +66,7 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
     trace.save(run.trace)
     calibration.save(run.calibration)
     profile.save(run.profile)
-    plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=24,
-                      inputs=digests(run.trace, run.profile))  # fmt: skip
+    plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=24, inputs=digests(run.trace, run.profile))
     warned = [replace(entry, warnings=[f"beware {text}"]) for entry in plan.entries]
     replace(plan, entries=tuple(warned)).save(run.plan)
     for batch_size in batch_sizes:
@@ -62,8 +74,12 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
         odd = Answer(id="x", steps=3, tokens=9, identical=False, group=names[0], logit_gap=0.01)
         contenders = [replace(c, sequences=[odd]) for c in bench.contenders[:-1]]
         contenders.append(replace(bench.contenders[-1], name=f"mine {text}"))
-        info = {**bench.info, "provenance": {**source, "command": f"treeopt bench {text}"},
-                "inputs": digests(run.plan, run.trace), "loop_share": 0.25}  # fmt: skip
+        info = {
+            **bench.info,
+            "provenance": {**source, "command": f"treeopt bench {text}"},
+            "inputs": digests(run.plan, run.trace),
+            "loop_share": 0.25,
+        }
         replace(bench, contenders=tuple(contenders), info=info).save(run.bench_of(batch_size))
     return run
 
@@ -134,10 +150,15 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize(
     ("file", "key", "value"),
-    [("calibration.json", "examples", [{"path": "0"}]), ("calibration.json", "skipped", 3),
-     ("bench-batch-size-1.json", "inputs", {"plan.json": 1}), ("profile.json", "provenance", ["x"]),
-     ("plan.json", "curve", [{"size": "x"}]), ("plan.json", "growth_order", [[[0], "x"]])],
-)  # fmt: skip
+    [
+        ("calibration.json", "examples", [{"path": "0"}]),
+        ("calibration.json", "skipped", 3),
+        ("bench-batch-size-1.json", "inputs", {"plan.json": 1}),
+        ("profile.json", "provenance", ["x"]),
+        ("plan.json", "curve", [{"size": "x"}]),
+        ("plan.json", "growth_order", [[[0], "x"]]),
+    ],
+)
 def test_a_damaged_file_is_named(tmp_path, file, key, value):
     run = make_run(tmp_path)
     document = json.loads((tmp_path / file).read_text())

@@ -29,9 +29,15 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 def start(folder, *arguments):
     """A command that can be interrupted: shells start what runs in the background with SIGINT ignored."""
-    return subprocess.Popen([sys.executable, "-m", "treeopt.cli", *arguments], cwd=folder, env=ONE_THREAD,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "treeopt.cli", *arguments],
+        cwd=folder,
+        env=ONE_THREAD,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def finish(folder, *arguments):
@@ -194,9 +200,7 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
 
 
 def test_parts_of_a_step_add_up_to_it(target, heads):
-    decoder = Decoder(
-        target, heads, batch_size=1, capacity=60, stop=StopRule(frozenset(), 50, at_loops=False)
-    )
+    decoder = Decoder(target, heads, batch_size=1, capacity=60, stop=StopRule(frozenset(), 50, at_loops=False))
     decoder.start([(0, [1, 2, 3])])
     decoder.refill()
     started = time.perf_counter()

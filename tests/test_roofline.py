@@ -39,18 +39,36 @@ from .conftest import shared_json
 A100, LLAMA = DEVICES["A100-80GB-PCIe"], SHAPES["llama-33b"]
 # Medusa (arXiv 2401.10774), Tables 6 to 8: table, row, candidates, operational intensity [FLOP/byte].
 PUBLISHED = [
-    (6, 128, 1, 0.98), (6, 128, 112, 40.73), (6, 1024, 64, 40.96), (6, 4096, 48, 34.61), (6, 8192, 112, 59.3),
-    (7, 1, 1, 0.99), (7, 8, 16, 14.03), (7, 64, 112, 56.44),
-    (8, 1, 1, 1.0), (8, 2, 80, 154.89), (8, 8, 48, 355.85), (8, 16, 64, 845.59), (8, 64, 112, 2893.91),
-]  # fmt: skip
+    (6, 128, 1, 0.98),
+    (6, 128, 112, 40.73),
+    (6, 1024, 64, 40.96),
+    (6, 4096, 48, 34.61),
+    (6, 8192, 112, 59.3),
+    (7, 1, 1, 0.99),
+    (7, 8, 16, 14.03),
+    (7, 64, 112, 56.44),
+    (8, 1, 1, 1.0),
+    (8, 2, 80, 154.89),
+    (8, 8, 48, 355.85),
+    (8, 16, 64, 845.59),
+    (8, 64, 112, 2893.91),
+]
 # The relative errors of the model's TFLOP/s that the documents state: median and worst, upper bounds.
 STATED = {6: (0.019, 0.067), 7: (0.024, 0.119), 8: (0.021, 0.231)}
 
 
 def config(tmp_path, **changed):
     """The config.json of a small model with grouped heads."""
-    known = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
-             "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100, **changed}  # fmt: skip
+    known = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "vocab_size": 100,
+        **changed,
+    }
     path = tmp_path / "config.json"
     path.write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
     return str(path)
@@ -58,10 +76,13 @@ def config(tmp_path, **changed):
 
 def errors(table):
     """Relative errors of the computed TFLOP/s at all 56 points."""
-    return np.array([
-        predicted_tflops(operator_of(table, row, candidates)) / measured - 1
-        for row, points in TFLOPS[table].items() for candidates, measured in zip(CANDIDATES, points, strict=True)
-    ])  # fmt: skip
+    return np.array(
+        [
+            predicted_tflops(operator_of(table, row, candidates)) / measured - 1
+            for row, points in TFLOPS[table].items()
+            for candidates, measured in zip(CANDIDATES, points, strict=True)
+        ]
+    )
 
 
 @pytest.mark.parametrize(("table", "row", "candidates", "intensity"), PUBLISHED)
@@ -93,23 +114,22 @@ def test_the_efficiencies_are_those_that_fit_the_tables_best():
     """The linear one is a median of ratios; the attention pair is the least sum of relative errors nearby."""
 
     def total(efficiency, tables):
-        return sum(abs(math.log(predicted_tflops(operator_of(t, row, c), efficiency=efficiency) / measured))
-                   for t in tables for row, points in TFLOPS[t].items()
-                   for c, measured in zip(CANDIDATES, points, strict=True))  # fmt: skip
+        return sum(
+            abs(math.log(predicted_tflops(operator_of(t, row, c), efficiency=efficiency) / measured))
+            for t in tables
+            for row, points in TFLOPS[t].items()
+            for c, measured in zip(CANDIDATES, points, strict=True)
+        )
 
     bare = Efficiency(1.0, 1.0, 0.0)
-    ratios = [measured / predicted_tflops(operator_of(8, row, c), efficiency=bare)
-              for row, points in TFLOPS[8].items() for c, measured in zip(CANDIDATES, points, strict=True)]  # fmt: skip
+    ratios = [
+        measured / predicted_tflops(operator_of(8, row, c), efficiency=bare)
+        for row, points in TFLOPS[8].items()
+        for c, measured in zip(CANDIDATES, points, strict=True)
+    ]
     assert EFFICIENCY.linear == pytest.approx(float(np.median(ratios)), abs=5e-4)
     best = total(EFFICIENCY, (6, 7))
-    for attention, start_us in (
-        (0.72, 32.5),
-        (0.81, 32.5),
-        (0.764, 26.0),
-        (0.764, 39.0),
-        (0.8, 36.0),
-        (0.73, 29.0),
-    ):
+    for attention, start_us in ((0.72, 32.5), (0.81, 32.5), (0.764, 26.0), (0.764, 39.0), (0.8, 36.0), (0.73, 29.0)):
         assert total(Efficiency(0.796, attention, start_us), (6, 7)) > best
 
 
@@ -124,9 +144,12 @@ def test_the_roofs_and_one_factor_alone_are_as_far_off_as_the_documents_say():
     """Without tiles and without the start of a kernel: median and worst relative error of the TFLOP/s, a class a factor."""
     found = {}
     for tables in ((6, 7), (8,)):
-        points = [(table, min(A100.tflops, A100.tb_per_s * operator_of(table, row, c).intensity), measured)
-                  for table in tables for row, measured_all in TFLOPS[table].items()
-                  for c, measured in zip(CANDIDATES, measured_all, strict=True)]  # fmt: skip
+        points = [
+            (table, min(A100.tflops, A100.tb_per_s * operator_of(table, row, c).intensity), measured)
+            for table in tables
+            for row, measured_all in TFLOPS[table].items()
+            for c, measured in zip(CANDIDATES, measured_all, strict=True)
+        ]
         factor = np.median([measured / roof for _, roof, measured in points])
         for table in tables:
             off = [abs(factor * roof / measured - 1) for at, roof, measured in points if at == table]
@@ -152,9 +175,7 @@ def test_published_points_are_below_the_roof():
 def test_operators_of_a_step_by_hand(tmp_path):
     """8 heads of 8 on 2 key heads: qkv is 64 x 96, three layers; two sequences, trees of 5, 11 tokens before."""
     shape, *_ = shape_of(config(tmp_path))
-    found = {
-        op.name: op for op in step_operators(shape, batch_size=2, size=5, context_tokens=11, num_heads=4)
-    }
+    found = {op.name: op for op in step_operators(shape, batch_size=2, size=5, context_tokens=11, num_heads=4)}
     assert found["qkv"].flops == 2 * 10 * 64 * 96
     assert found["qkv"].moved_bytes == 2 * (10 * 64 + 64 * 96 + 10 * 96)
     assert found["QK^T"].flops == found["PV"].flops == 2 * 2 * 8 * 5 * 16 * 8
@@ -196,9 +217,7 @@ def test_tiles_never_compute_less_than_the_product(rows, inner, columns):
 def test_the_staircase_of_table_8_has_its_stairs():
     """6656 x 17920 on 108 units: 128 rows are one wave, 256 and 384 two, 512 three (Table 8: 209, 363, 387, 552 us)."""
     wave = compute_us(linear("", 1, 6656, 17920), A100)
-    waves = [
-        round(compute_us(linear("", rows, 6656, 17920), A100) / wave) for rows in (128, 129, 384, 385, 512)
-    ]
+    waves = [round(compute_us(linear("", rows, 6656, 17920), A100) / wave) for rows in (128, 129, 384, 385, 512)]
     assert waves == [1, 2, 2, 3, 3]
 
 
@@ -210,14 +229,10 @@ def test_only_attention_takes_a_start_and_only_where_asked():
 
 
 def test_a_computed_profile_covers_every_size_and_depth():
-    found = analytical_profile(
-        LLAMA, A100, batch_sizes=(1, 4), contexts=(512, 1024), sizes=range(2, 17), num_heads=3
-    )
+    found = analytical_profile(LLAMA, A100, batch_sizes=(1, 4), contexts=(512, 1024), sizes=range(2, 17), num_heads=3)
     assert found.settings == [(1, 512), (1, 1024), (4, 512), (4, 1024)]
     assert found.reach(4, 512) == (16, 3)
-    assert {(p.size, p.depth) for p in found.points} == {
-        (n, d) for n in range(2, 17) for d in range(1, min(4, n))
-    }
+    assert {(p.size, p.depth) for p in found.points} == {(n, d) for n in range(2, 17) for d in range(1, min(4, n))}
     step = found.step(4, 512, 9, 2)
     wanted = step_ms(LLAMA, A100, batch_size=4, size=9, context_tokens=512, num_heads=2)
     assert step.ms == pytest.approx(wanted, abs=1e-5)
@@ -255,15 +270,7 @@ def test_search_and_export_say_that_nothing_was_measured(tmp_path):
 
 
 def test_the_command_needs_no_torch(tmp_path):
-    arguments = [
-        "profile",
-        "--analytical",
-        "H200-SXM",
-        "--model",
-        config(tmp_path),
-        "--run",
-        str(tmp_path / "run"),
-    ]
+    arguments = ["profile", "--analytical", "H200-SXM", "--model", config(tmp_path), "--run", str(tmp_path / "run")]
     code = (
         "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
         f"result = CliRunner().invoke(cli, {arguments!r})\n"
@@ -318,19 +325,14 @@ def test_missing_configs_unknown_devices_and_other_dtypes_are_refused(tmp_path):
             device_of(text)
     assert device_of("h200-sxm").tb_per_s == 4.8
     with pytest.raises(Unsupported, match="bfloat16 and float16, not in float32"):
-        profile_analytical(
-            RunDirectory(tmp_path / "run"), "L4", "llama-7b", batch_sizes=(1,), dtype="float32"
-        )
+        profile_analytical(RunDirectory(tmp_path / "run"), "L4", "llama-7b", batch_sizes=(1,), dtype="float32")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--analytical", "L4"), "--analytical needs the model's shape"),
-        (
-            ("--analytical", "L4", "--model", "llama-7b", "--compile"),
-            "--compile does not go with --analytical",
-        ),
+        (("--analytical", "L4", "--model", "llama-7b", "--compile"), "--compile does not go with --analytical"),
         (("--analytical", "L4", "--from-csv", "x"), "--analytical does not go with --from-csv"),
         (("--runtime", "vllm"), "--runtime is for --from-csv and --command"),
     ],
@@ -369,10 +371,7 @@ def test_the_figures_show_the_paper_where_nothing_was_computed():
 
 def test_the_curves_of_speedup_are_tokens_over_latency():
     data = figures.speedup_data()
-    ms = [
-        step_ms(LLAMA, A100, batch_size=8, size=n, context_tokens=1024, num_heads=min(4, n - 1))
-        for n in (1, 64)
-    ]
+    ms = [step_ms(LLAMA, A100, batch_size=8, size=n, context_tokens=1024, num_heads=min(4, n - 1)) for n in (1, 64)]
     assert data.by_batch["8"][63] == pytest.approx(ms[1] / ms[0])
     assert data.speedup(data.by_batch["8"])[63] == pytest.approx(0.477 * 6 * ms[0] / ms[1])
     assert sum(data.shares.values()) == pytest.approx(np.ones(128))

@@ -14,11 +14,14 @@ from .prompt_files import CHAT, PLAIN, TURNS, ids, load, messages, reasons, writ
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet", "jsonl.gz", "json.gz", "ndjson"])
-@pytest.mark.parametrize("rows", [
-    [{"turns": turns, "kind": f"k{i}"} for i, turns in enumerate(TURNS)],
-    [{"prompt": turns[0] + "\n", "kind": f"k{i}"} for i, turns in enumerate(TURNS)],
-    [{"messages": messages(("user", a), ("assistant", "ok"), ("user", b)), "kind": a} for a, b in TURNS],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"turns": turns, "kind": f"k{i}"} for i, turns in enumerate(TURNS)],
+        [{"prompt": turns[0] + "\n", "kind": f"k{i}"} for i, turns in enumerate(TURNS)],
+        [{"messages": messages(("user", a), ("assistant", "ok"), ("user", b)), "kind": a} for a, b in TURNS],
+    ],
+)
 def test_every_format_gives_the_same_conversations(tmp_path, kind, rows):
     same = load(tmp_path, rows, group_by="kind")
     path = write(tmp_path / f"p.{kind}".replace("ndjson", "jsonl"), rows)
@@ -37,10 +40,17 @@ def test_one_prompt_per_line_of_a_text_file(tmp_path):
     assert reasons(prompts) == [(4, "it is not UTF-8")]
 
 
-@pytest.mark.parametrize("document", [
-    [{"prompt": "a"}, {"prompt": "b"}], ["a", "b"], {"data": [{"prompt": "a"}, {"prompt": "b"}], "version": 1},
-    {"prompts": ["a", "b"]}, {"prompt": ["a", "b"], "id": [1, 2]}, {"prompt": {"0": "a", "1": "b"}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "document",
+    [
+        [{"prompt": "a"}, {"prompt": "b"}],
+        ["a", "b"],
+        {"data": [{"prompt": "a"}, {"prompt": "b"}], "version": 1},
+        {"prompts": ["a", "b"]},
+        {"prompt": ["a", "b"], "id": [1, 2]},
+        {"prompt": {"0": "a", "1": "b"}},
+    ],
+)
 def test_a_json_document_may_be_rows_or_columns(tmp_path, document):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(document, indent=1))
@@ -94,33 +104,40 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
     for prompts in found:
         assert prompts.conversations == same
     assert [prompts.name for prompts in found[2:]] == [
-        "saved (train)", "splits (two)", "some/name:main@v2 (train)", "some/name (test)"]  # fmt: skip
+        "saved (train)",
+        "splits (two)",
+        "some/name:main@v2 (train)",
+        "some/name (test)",
+    ]
     assert len({prompts.fingerprint for prompts in found}) == 1
 
 
-@pytest.mark.parametrize(("name", "data", "options", "words"), [
-    ("p.jsonl", b"", {}, "p.jsonl is empty"),
-    ("p.txt", b"\n \n", {}, "p.txt is empty"),
-    ("p.csv", b"prompt\n", {}, "p.csv is empty"),
-    ("p.json", b" ", {}, "p.json is empty"),
-    ("p.json", b"[{", {}, "it is not JSON"),
-    ("p.json", b"3", {}, "must be a list of objects or an object, but is a number"),
-    ("p.json", b'{"prompt": ["a"], "id": [1, 2]}', {}, "columns have different lengths"),
-    ("p.csv", b'prompt\n"a', {}, "it is not CSV"),
-    ("p.csv", b"prompt,prompt\na,b\n", {}, "name every column once"),
-    ("p.csv", b"prompt\na,b\n", {}, "row 1: it has 2 fields, but the header 1"),
-    ("p.parquet", b"PAR1", {}, "it is not a whole .parquet file"),
-    ("p.jsonl.gz", b"\x1f\x8b", {}, "it is not a whole gzip file"),
-    ("p.txt", "\ufeffa".encode("utf-16-le"), {}, "it is in UTF-16"),
-    ("p.doc", b"a", {}, "must be a file that ends in one of .jsonl, .json, .csv"),
-    ("p.jsonl", b'{"own": "a", "b": 1}', {}, "but p.jsonl has own, b: name one with --column"),
-    ("p.jsonl", b'{"own": "a"}', {"column": "b"}, "--column must be a column of p.jsonl: own, but got b"),
-    ("p.jsonl", b'{"text": "a"}', {"group_by": "b"}, "--group-by must be a column of p.jsonl: text"),
-    ("p.jsonl", b'{"text": "a"}', {"responses": "b"}, "--responses must be a column of p.jsonl: text"),
-    ("p.jsonl", b'{"text": "a"}', {"split": "test"}, "--split is for a dataset"),
-    ("nowhere.txt", None, {}, "does not exist"),
-    ("", None, {"split": "a", "revision": "b"}, "--revision is for a hub dataset"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "data", "options", "words"),
+    [
+        ("p.jsonl", b"", {}, "p.jsonl is empty"),
+        ("p.txt", b"\n \n", {}, "p.txt is empty"),
+        ("p.csv", b"prompt\n", {}, "p.csv is empty"),
+        ("p.json", b" ", {}, "p.json is empty"),
+        ("p.json", b"[{", {}, "it is not JSON"),
+        ("p.json", b"3", {}, "must be a list of objects or an object, but is a number"),
+        ("p.json", b'{"prompt": ["a"], "id": [1, 2]}', {}, "columns have different lengths"),
+        ("p.csv", b'prompt\n"a', {}, "it is not CSV"),
+        ("p.csv", b"prompt,prompt\na,b\n", {}, "name every column once"),
+        ("p.csv", b"prompt\na,b\n", {}, "row 1: it has 2 fields, but the header 1"),
+        ("p.parquet", b"PAR1", {}, "it is not a whole .parquet file"),
+        ("p.jsonl.gz", b"\x1f\x8b", {}, "it is not a whole gzip file"),
+        ("p.txt", "\ufeffa".encode("utf-16-le"), {}, "it is in UTF-16"),
+        ("p.doc", b"a", {}, "must be a file that ends in one of .jsonl, .json, .csv"),
+        ("p.jsonl", b'{"own": "a", "b": 1}', {}, "but p.jsonl has own, b: name one with --column"),
+        ("p.jsonl", b'{"own": "a"}', {"column": "b"}, "--column must be a column of p.jsonl: own, but got b"),
+        ("p.jsonl", b'{"text": "a"}', {"group_by": "b"}, "--group-by must be a column of p.jsonl: text"),
+        ("p.jsonl", b'{"text": "a"}', {"responses": "b"}, "--responses must be a column of p.jsonl: text"),
+        ("p.jsonl", b'{"text": "a"}', {"split": "test"}, "--split is for a dataset"),
+        ("nowhere.txt", None, {}, "does not exist"),
+        ("", None, {"split": "a", "revision": "b"}, "--revision is for a hub dataset"),
+    ],
+)
 def test_a_wrong_source_is_one_sentence(tmp_path, name, data, options, words):
     if data is not None:
         (tmp_path / name).write_bytes(data)
@@ -130,9 +147,10 @@ def test_a_wrong_source_is_one_sentence(tmp_path, name, data, options, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("kind", "limit"), [
-    ("jsonl.gz", "MOST_UNPACKED_BYTES"), ("parquet", "MOST_PARQUET_ROWS"), ("parquet", "MOST_PARQUET_BYTES"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "limit"),
+    [("jsonl.gz", "MOST_UNPACKED_BYTES"), ("parquet", "MOST_PARQUET_ROWS"), ("parquet", "MOST_PARQUET_BYTES")],
+)
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, kind, limit):
     path = write(tmp_path / f"p.{kind}", [{"prompt": "a"}, {"prompt": "b"}])
     load_prompts(PLAIN, str(path))
@@ -148,13 +166,11 @@ def test_what_is_neither_here_nor_on_the_hub_is_one_sentence(source, monkeypatch
         load_prompts(PLAIN, source)
 
 
-texts = st.text(
-    st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=20
-).filter(lambda text: text.strip() and not text.lstrip().startswith("["))
+texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=20).filter(
+    lambda text: text.strip() and not text.lstrip().startswith("[")
+)
 tables = st.lists(
-    st.fixed_dictionaries({"turns": st.lists(texts, min_size=1, max_size=3), "kind": texts}),
-    min_size=1,
-    max_size=5,
+    st.fixed_dictionaries({"turns": st.lists(texts, min_size=1, max_size=3), "kind": texts}), min_size=1, max_size=5
 )
 quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 

@@ -74,9 +74,7 @@ def test_noise_is_uniform_and_neighbours_are_independent(axis):
 
 def test_streams_at_a_place_are_independent():
     place = torch.arange(8000)
-    quarters = [
-        (uniforms(stream_states(0, stream, torch.tensor(3), place), 1)[:, 0] * 4).long() for stream in Stream
-    ]
+    quarters = [(uniforms(stream_states(0, stream, torch.tensor(3), place), 1)[:, 0] * 4).long() for stream in Stream]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         pairs = torch.bincount(4 * quarters[one] + quarters[other], minlength=16)
         assert fits(pairs.numpy(), np.full(16, 500))
@@ -101,14 +99,10 @@ def test_a_token_depends_on_its_place_and_not_on_the_call(sampling, monkeypatch)
     """Rows alone, in any order, as a tree of any shape, in chunks: always the same token."""
     logits, keys, positions = random_logits(3, 8, 50), torch.tensor([11, -5, 11])[:, None], torch.arange(8)
     tokens = sampling.choose(logits, keys, positions)  # (3, 8)
-    alone = [
-        [int(sampling.choose(logits[i, j], keys[i, 0], positions[j])) for j in range(8)] for i in range(3)
-    ]
+    alone = [[int(sampling.choose(logits[i, j], keys[i, 0], positions[j])) for j in range(8)] for i in range(3)]
     assert tokens.tolist() == alone
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
-    flat = sampling.choose(
-        logits.flatten(0, 1)[order], keys.expand(3, 8).flatten()[order], positions.repeat(3)[order]
-    )
+    flat = sampling.choose(logits.flatten(0, 1)[order], keys.expand(3, 8).flatten()[order], positions.repeat(3)[order])
     assert flat.tolist() == tokens.flatten()[order].tolist()
     monkeypatch.setattr(module, "CHUNK_NUMBERS", 170)
     assert sampling.choose(logits, keys, positions).equal(tokens)
@@ -146,9 +140,16 @@ def test_what_stays_is_what_transformers_keeps(seed, temperature, top_k, top_p):
 
 @pytest.mark.parametrize(
     ("options", "stays"),
-    [({"top_k": 2}, {0, 1}), ({"top_p": 0.6}, {0, 1}), ({"top_p": 0.55}, {0}), ({"top_p": 1e-9}, {0}),
-     ({"top_k": 4, "top_p": 0.9}, {0, 1, 2}), ({"top_p": 1.0}, {0, 1, 2, 3, 4}), ({"top_k": 9}, {0, 1, 2, 3, 4})],
-)  # fmt: skip
+    [
+        ({"top_k": 2}, {0, 1}),
+        ({"top_p": 0.6}, {0, 1}),
+        ({"top_p": 0.55}, {0}),
+        ({"top_p": 1e-9}, {0}),
+        ({"top_k": 4, "top_p": 0.9}, {0, 1, 2}),
+        ({"top_p": 1.0}, {0, 1, 2, 3, 4}),
+        ({"top_k": 9}, {0, 1, 2, 3, 4}),
+    ],
+)
 def test_all_tokens_that_stay_come_out_and_no_others(options, stays):
     """Shares are 0.56, 0.21, 0.13, 0.08, 0.03."""
     drawn = Sampling(1.0, **options).choose(LOGITS.expand(2000, -1), torch.tensor(0), torch.arange(2000))
@@ -170,9 +171,7 @@ def test_next_to_no_temperature_is_greedy(temperature):
 
 
 @settings(max_examples=8)
-@given(
-    tree=trees(), seed=st.integers(0, 10**6), batch_size=st.integers(1, 4), top_p=st.sampled_from([None, 0.9])
-)
+@given(tree=trees(), seed=st.integers(0, 10**6), batch_size=st.integers(1, 4), top_p=st.sampled_from([None, 0.9]))
 def test_the_sampled_text_depends_on_no_tree_or_batch(any_target, tree, seed, batch_size, top_p):
     rng = random.Random(seed)
     prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 12))] for _ in range(4)]
@@ -187,12 +186,7 @@ def test_answers_are_drawn_token_by_token(target):
     """Plain decoding is one draw after the other from the full model's own logits."""
     acceptance, prompt = Sampling(2.0, top_k=30, seed=8), [4, 9, 1]
     (row,) = decode(
-        target,
-        None,
-        [prompt],
-        batch_size=1,
-        stop=StopRule(frozenset(), 30, at_loops=False),
-        acceptance=acceptance,
+        target, None, [prompt], batch_size=1, stop=StopRule(frozenset(), 30, at_loops=False), acceptance=acceptance
     )
     tokens, key = prompt.copy(), torch.tensor(sequence_key(prompt))
     for _ in range(30):
@@ -203,11 +197,16 @@ def test_answers_are_drawn_token_by_token(target):
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"temperature": 0.0}, "--temperature must be above 0 to sample, but got 0.0"),
-     ({"temperature": float("nan")}, "--temperature"), ({"temperature": float("inf")}, "--temperature"),
-     ({"top_p": 0.0}, "--top-p must be above 0 and at most 1, but got 0.0"), ({"top_p": 1.1}, "--top-p"),
-     ({"top_p": float("nan")}, "--top-p"), ({"top_k": 0}, "--top-k must be at least 1, but got 0")],
-)  # fmt: skip
+    [
+        ({"temperature": 0.0}, "--temperature must be above 0 to sample, but got 0.0"),
+        ({"temperature": float("nan")}, "--temperature"),
+        ({"temperature": float("inf")}, "--temperature"),
+        ({"top_p": 0.0}, "--top-p must be above 0 and at most 1, but got 0.0"),
+        ({"top_p": 1.1}, "--top-p"),
+        ({"top_p": float("nan")}, "--top-p"),
+        ({"top_k": 0}, "--top-k must be at least 1, but got 0"),
+    ],
+)
 def test_options_that_mean_nothing_are_refused(options, says):
     with pytest.raises(InvalidInput, match=says):
         Sampling(**options)
@@ -221,18 +220,34 @@ def test_the_record_says_what_the_text_depends_on():
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("llama", {}), ("granite", {"logits_scaling": 4.0}), ("granitemoe", {"logits_scaling": 3.0}),
-     ("cohere", {"logit_scale": 0.0625}), ("cohere2", {"logit_scale": 0.3}),
-     ("gemma2", {"final_logit_softcapping": 5.0, "head_dim": 8}), ("gemma2", {"final_logit_softcapping": None}),
-     ("gemma3_text", {"final_logit_softcapping": 3.0, "head_dim": 8}), ("nanochat", {}),
-     ("hyperclovax", {"logits_scaling": 0.2}),
-     ("minicpm3", {"dim_model_base": 8, "num_key_value_heads": 4})],
-)  # fmt: skip
+    [
+        ("llama", {}),
+        ("granite", {"logits_scaling": 4.0}),
+        ("granitemoe", {"logits_scaling": 3.0}),
+        ("cohere", {"logit_scale": 0.0625}),
+        ("cohere2", {"logit_scale": 0.3}),
+        ("gemma2", {"final_logit_softcapping": 5.0, "head_dim": 8}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma3_text", {"final_logit_softcapping": 3.0, "head_dim": 8}),
+        ("nanochat", {}),
+        ("hyperclovax", {"logits_scaling": 0.2}),
+        ("minicpm3", {"dim_model_base": 8, "num_key_value_heads": 4}),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_are_the_models_own_logits(kind, options, dtype):
-    common = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
-              "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.6,
-              "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}  # fmt: skip
+    common = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.6,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+    }
     try:
         config = AutoConfig.for_model(kind, **common | options)
     except ValueError as error:

@@ -32,17 +32,14 @@ def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[C
     n = len(throughput)
     rates = np.array(throughput)
     ms = np.full(n, 1e3 * batch_size)
-    c = Candidates(batch_size, 1, [], np.array(SIZES[:n]), np.arange(n), rates, rates[:, None], ms, ms[:, None],
-                   ms, ms[:2])  # fmt: skip
+    c = Candidates(
+        batch_size, 1, [], np.array(SIZES[:n]), np.arange(n), rates, rates[:, None], ms, ms[:, None], ms, ms[:2]
+    )
     best = int(rates.argmax())
     return c, Selection(best, np.array(sorted({best, *tied})), None, [1, 1])
 
 
-@given(
-    st.lists(
-        st.tuples(st.permutations([1.0, 1.1, 1.2, 1.3]), st.sets(st.integers(0, 3))), min_size=1, max_size=6
-    )
-)
+@given(st.lists(st.tuples(st.permutations([1.0, 1.1, 1.2, 1.3]), st.sets(st.integers(0, 3))), min_size=1, max_size=6))
 def test_ranges_are_the_fewest_that_tied_trees_allow(cases):
     pairs = [option(2**i, list(t), sorted(tied)) for i, (t, tied) in enumerate(cases)]
     options, selections = [c for c, _ in pairs], [s for _, s in pairs]
@@ -56,10 +53,11 @@ def test_ranges_are_the_fewest_that_tied_trees_allow(cases):
         cost = 1 - c.throughput[chosen[part["entry"]]] / c.throughput[s.chosen]
         assert part["loss"] >= cost - 1e-12
     fewest = next(
-        n for n in range(1, len(cases) + 1)
+        n
+        for n in range(1, len(cases) + 1)
         for cuts in itertools.combinations(range(1, len(cases)), n - 1)
         if all(set.intersection(*allowed[a:b]) for a, b in itertools.pairwise([0, *cuts, len(cases)]))
-    )  # fmt: skip
+    )
     assert len(found) == fewest
 
 
@@ -72,7 +70,7 @@ def hardware(batch_sizes=(1, 2, 4, 8, 16, 32, 64)) -> LatencyProfile:
             points += [
                 StepTiming(batch, 128, size, depth, (max(10.0, 10 * batch * size / 64) + 0.1 * depth,) * 3)
                 for size in (depth + 1, 8, 16, 32, 64)
-            ]  # fmt: skip
+            ]
     return LatencyProfile(tuple(points), tuple(plain))
 
 
@@ -134,10 +132,7 @@ def test_sizes_worth_building_lose_little_and_more_of_them_less(count, batch_siz
     others = [loss(pair) for pair in itertools.combinations(sizes[1:].tolist(), 2)] if count == 2 else []
     plain = loss(())
     assert all(plain - found.mean_loss >= (1 - 1 / np.e) * (plain - other) - 1e-12 for other in others)
-    assert (
-        worth_building(rates, sizes, batch_size=batch_size, count=count + 1).mean_loss
-        <= found.mean_loss + 1e-12
-    )
+    assert worth_building(rates, sizes, batch_size=batch_size, count=count + 1).mean_loss <= found.mean_loss + 1e-12
 
 
 def test_rebuilds_look_beyond_the_profile():
@@ -179,7 +174,9 @@ class TestWithinAnEngine:
 
     def test_without_an_engine_they_are_as_given(self):
         assert within_engine({**LIMITS, "shape": "chain"}, calibration(), None, None, [1]) == (
-            {"budget": 64, "shape": "chain"}, [])  # fmt: skip
+            {"budget": 64, "shape": "chain"},
+            [],
+        )
         with pytest.raises(InvalidInput, match="--for"):
             within_engine(LIMITS, calibration(), None, "medusa", [1])
 

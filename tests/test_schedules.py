@@ -101,8 +101,11 @@ def test_one_length_is_read_back(write, parse, drafter, length):
 def test_vllm_gets_the_documented_form():
     written = vllm.write_chain(request((16, 3), (128, 2), (None, 0), drafter="mtp"))
     config = json.loads(written.files["speculative_config.json"])
-    assert config == {"method": "mtp", "num_speculative_tokens": 3,
-                      "num_speculative_tokens_per_batch_size": [[1, 16, 3], [17, 128, 2], [129, 4096, 0]]}  # fmt: skip
+    assert config == {
+        "method": "mtp",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 16, 3], [17, 128, 2], [129, 4096, 0]],
+    }
     words = shlex.split(written.command)
     assert words[:4] == ["vllm", "serve", "MODEL", "--speculative-config"]
     assert json.loads(words[4]) == config
@@ -126,8 +129,12 @@ def test_sglang_gets_the_documented_form():
 def test_tensorrt_llm_gets_the_keys_that_its_release_means(version, schedule):
     written = draft_len.write(request((4, 4), (8, 2), (32, 1), (None, 0), version=version))
     options = yaml.safe_load(written.files["llm_api_options.yml"])["speculative_config"]
-    assert options == {"decoding_type": "Eagle3", "max_draft_len": 4, "speculative_model": "DRAFTER",
-                       "draft_len_schedule": schedule}  # fmt: skip
+    assert options == {
+        "decoding_type": "Eagle3",
+        "max_draft_len": 4,
+        "speculative_model": "DRAFTER",
+        "draft_len_schedule": schedule,
+    }
     assert any("PR #10860" in note for note in written.notes)
 
 
@@ -175,9 +182,7 @@ def test_tensorrt_llm_stops_above_the_last_key():
 
 def test_tensorrt_llm_may_draft_where_the_schedule_says_not_to():
     def drafts(drafter):
-        return any(
-            "one token" in note for note in draft_len.write(request((8, 4), (None, 0), drafter=drafter)).notes
-        )
+        return any("one token" in note for note in draft_len.write(request((8, 4), (None, 0), drafter=drafter)).notes)
 
     assert drafts("draft-model")
     assert not drafts("ngram")
@@ -361,13 +366,16 @@ def test_without_a_chain_that_pays_the_base_model_is_served():
 @pytest.mark.parametrize(
     ("write", "drafter", "options"),
     [
-        (numbers.lmdeploy, "mtp", "--speculative-algorithm deepseek_mtp --speculative-draft-model DRAFTER "
-         "--speculative-num-draft-tokens 3"),
+        (
+            numbers.lmdeploy,
+            "mtp",
+            "--speculative-algorithm deepseek_mtp --speculative-draft-model DRAFTER --speculative-num-draft-tokens 3",
+        ),
         (numbers.llama_cpp, "draft-model", "--draft-max 3"),
         (numbers.redrafter, "redrafter", "--beam_width 1 --beam_length 4"),
         (numbers.rtp_llm, "mtp", "--sp_type mtp --sp_checkpoint_path DRAFTER --gen_num_per_cycle 3"),
     ],
-)  # fmt: skip
+)
 def test_engines_of_a_number_get_it_and_no_file(write, drafter, options):
     written = write(request((None, 3), drafter=drafter))
     assert options in written.command

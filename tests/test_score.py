@@ -68,10 +68,7 @@ def test_guesses_that_the_calibration_does_not_know_are_counted_as_never_accepte
     score = score_tree(calibration, published_tree())
     assert score.unknown_nodes == 63 - 38
     assert score.notes[0].startswith("25 of its 63 guesses are beyond rank 4 or depth 5")
-    assert (
-        score.given.product
-        == score_tree(calibration, published_tree().cut(max_depth=5, max_rank=4)).given.product
-    )
+    assert score.given.product == score_tree(calibration, published_tree().cut(max_depth=5, max_rank=4)).given.product
 
 
 def test_a_deeper_tree_than_there_are_heads_is_scored(trace):
@@ -90,9 +87,7 @@ def test_a_lone_root_is_its_own_best(calibration, trace):
 def test_from_a_trace_the_tree_is_replayed_and_the_best_is_held_out(trace):
     tree = Tree.dense([3, 2])
     score = score_tree(trace, tree)
-    held_out = crossfit(
-        trace, objective="replay", budget=len(tree), max_depth=4, max_rank=9, shape="sibling-closed"
-    )
+    held_out = crossfit(trace, objective="replay", budget=len(tree), max_depth=4, max_rank=9, shape="sibling-closed")
     assert score.given.replayed == replay(trace, tree).tokens_per_step
     assert score.best.replayed == held_out.tokens_per_step[-1]
     assert score.given.replayed_stderr > 0
@@ -115,9 +110,7 @@ def test_the_distance_is_paired_by_conversation(trace):
 
 
 def test_the_tree_that_the_search_grows_gets_its_held_out_figure(trace):
-    family = crossfit(
-        trace, objective="replay", budget=9, max_depth=4, max_rank=9, shape="sibling-closed"
-    ).family
+    family = crossfit(trace, objective="replay", budget=9, max_depth=4, max_rank=9, shape="sibling-closed").family
     score = score_tree(trace, family.tree(9))
     assert score.distance == 0.0
     assert score.given.replayed == score.best.replayed
@@ -171,7 +164,7 @@ def test_a_plans_tree_is_picked_by_its_batch_size(calibration, tmp_path):
         ("orphan.yml", "- [0, 0]\n", "lacks"),
         ("call.py", "a = [print(1)]", "must hold a list of paths"),
     ],
-)  # fmt: skip
+)
 def test_other_files_are_refused_in_one_sentence(tmp_path, name, text, words):
     path = tmp_path / name
     path.write_text(text)
@@ -187,14 +180,7 @@ def test_a_batch_size_is_refused_where_there_is_no_plan(tmp_path):
 
 
 def test_the_command_prints_a_document_with_its_schema(tmp_path):
-    arguments = (
-        "score",
-        "eagle_mc_sim_7b_63",
-        "--calibration",
-        "vicuna-7b-medusa1",
-        "--run",
-        tmp_path / "run",
-    )
+    arguments = ("score", "eagle_mc_sim_7b_63", "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "run")
     document = json.loads(treeopt(*arguments, "--json"))
     assert document["schema"] == "treeopt.score/1"
     assert (document["size"], document["depth"], document["best"]["size"]) == (26, 5, 26)

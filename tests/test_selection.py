@@ -172,12 +172,8 @@ def again(profile: LatencyProfile, seed: int) -> LatencyProfile:
             rounds.setdefault(number, []).append(ms)
         known = list(rounds.values())
         rng = np.random.default_rng([point.batch_size, point.context_tokens, len(known), seed])
-        samples = [
-            (i, ms) for i, pick in enumerate(rng.integers(0, len(known), len(known))) for ms in known[pick]
-        ]
-        return replace(
-            point, step_ms=tuple(ms for _, ms in samples), round=tuple(i for i, _ in samples), parts_ms=None
-        )
+        samples = [(i, ms) for i, pick in enumerate(rng.integers(0, len(known), len(known))) for ms in known[pick]]
+        return replace(point, step_ms=tuple(ms for _, ms in samples), round=tuple(i for i, _ in samples), parts_ms=None)
 
     return LatencyProfile(tuple(map(drawn, profile.points)), tuple(map(drawn, profile.autoregressive)))
 
@@ -185,8 +181,10 @@ def again(profile: LatencyProfile, seed: int) -> LatencyProfile:
 @pytest.mark.slow
 def test_the_choice_from_recorded_latencies_drawn_again_is_nearly_the_best():
     """200 trials on the shipped profile of the demo model, at each of its batch sizes."""
-    recorded, calibration = (load(shipped(kind)[name]) for kind, name, load in (
-        ("profiles", RECORDED, LatencyProfile.load), ("calibration", "demo", Calibration.load)))  # fmt: skip
+    recorded, calibration = (
+        load(shipped(kind)[name])
+        for kind, name, load in (("profiles", RECORDED, LatencyProfile.load), ("calibration", "demo", Calibration.load))
+    )
     batch_sizes = recorded.batch_sizes
     exact = plan_trees(calibration, recorded, batch_sizes=batch_sizes, budget=32)
     lost = []
@@ -215,8 +213,19 @@ def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hard
     rates, noise = np.array([1.0, 1.5, 1.52]), np.array([0.02, 0.02, 0.6])
     draws = rates[:, None] + noise[:, None] * rng.standard_normal((3, 2000))
     ones = np.ones(3)
-    c = Candidates(1, 1, [], np.array([1, 4, 8]), np.array([0, 2, 3]), rates, draws, 1e3 * ones,
-                   1e3 * np.ones((3, 2000)), ones, 1e3 * np.ones(2001))  # fmt: skip
+    c = Candidates(
+        1,
+        1,
+        [],
+        np.array([1, 4, 8]),
+        np.array([0, 2, 3]),
+        rates,
+        draws,
+        1e3 * ones,
+        1e3 * np.ones((3, 2000)),
+        ones,
+        1e3 * np.ones(2001),
+    )
     selection = select([c], [1.0])
     assert (draws[0] > draws[2]).mean() > 0.1  # so it is not told from the fastest alone
     assert c.sizes[selection.tied].tolist() == [4, 8]

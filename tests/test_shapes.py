@@ -28,9 +28,11 @@ def every_tree() -> list[Tree]:
     for _ in range(MOST - 1):
         layer = {
             tuple(sorted({*nodes, (*path, rank)}))
-            for nodes in layer for path in nodes for rank in range(RANKS)
+            for nodes in layer
+            for path in nodes
+            for rank in range(RANKS)
             if len(path) < DEPTH and (*path, rank) not in nodes
-        }  # fmt: skip
+        }
         found |= layer
     return [Tree.from_choices([path for path in nodes if path]) for nodes in sorted(found)]
 
@@ -113,7 +115,7 @@ def test_low_rank_expands_is_counted_per_parent(tree):
     lowest = all(
         {q[-1] for q in expands if q and q[:-1] == p} == set(range(sum(1 for q in expands if q and q[:-1] == p)))
         for p in nodes
-    )  # fmt: skip
+    )
     assert SHAPES["low-rank-expands"](tree) == (closed and lowest)
 
 

@@ -49,9 +49,7 @@ def test_strong_shrinkage_is_the_level_above():
     states = states[(states >= -1).all(1)]
     strong = opened(states, 4, Strengths(1e12, 1e12, 1e12))
     for path, chances in strong.items():
-        assert chances == pytest.approx(
-            [np.mean(states[:, len(path)] == rank) for rank in range(4)], abs=1e-6
-        )
+        assert chances == pytest.approx([np.mean(states[:, len(path)] == rank) for rank in range(4)], abs=1e-6)
 
 
 def test_strengths_find_out_whether_paths_matter():

@@ -146,10 +146,7 @@ def test_every_key_that_is_written_is_documented(tmp_path):
         for field in dataclasses.fields(of_type):
             assert f"`{field.name}`" in text, (of_type.__name__, field.name)
     trace = RankTrace(np.array([[0], [-2]]), np.array([0, 2]), group=np.zeros(1), meta={"group_names": ["a"]})
-    for key in (
-        *Calibration.from_trace(trace).document(),
-        *Calibration.from_trace(trace).info["groups"]["a"],
-    ):
+    for key in (*Calibration.from_trace(trace).document(), *Calibration.from_trace(trace).info["groups"]["a"]):
         assert f"`{key}`" in text, key
     trace.save(tmp_path / "trace.npz")
     with np.load(tmp_path / "trace.npz") as arrays:
@@ -182,9 +179,7 @@ def test_commands_on_the_pages_exist_with_their_options():
     checked = 0
     for path in DOCS.glob("*.md"):
         lines = [line for text in blocks(path.stem, "text").values() for line in text.splitlines()]
-        lines += re.findall(
-            r"<!-- output: (.*?)(?: \(.*?\))? -->|`(treeopt [a-z].*?)`", path.read_text("utf-8")
-        )
+        lines += re.findall(r"<!-- output: (.*?)(?: \(.*?\))? -->|`(treeopt [a-z].*?)`", path.read_text("utf-8"))
         for line in ("".join(line) for line in lines):
             words = line.split()
             if len(words) < 2 or words[0] != "treeopt" or not words[1].isalpha() or words[1].isupper():

@@ -48,9 +48,7 @@ def test_a_table_by_hand(run, tmp_path):
     assert profile.info["provenance"]["machine"] is None
     (point,) = profile.points
     assert (point.size, point.depth, point.step_ms, point.round) == (8, 3, (12.0, 26.0), (0, 1))
-    assert profile.step(1, 512, 8, 3).ms == pytest.approx(
-        15.0 * (1.2 + 1.3) / 2
-    )  # plain's median by paired ratios
+    assert profile.step(1, 512, 8, 3).ms == pytest.approx(15.0 * (1.2 + 1.3) / 2)  # plain's median by paired ratios
     assert LatencyProfile.load(run.profile).points == profile.points
 
 
@@ -66,8 +64,13 @@ def test_latency_to_speed_and_back(batch, ms, tokens):
     assert ms_of_speed(batch, 1e3 * batch * tokens / ms, tokens) == pytest.approx(ms)
 
 
-@given(st.lists(st.tuples(st.integers(1, 64), st.sampled_from([0, 128, 4096]), st.integers(2, 64),
-                          st.floats(0.1, 1e3)), min_size=1, max_size=20))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 64), st.sampled_from([0, 128, 4096]), st.integers(2, 64), st.floats(0.1, 1e3)),
+        min_size=1,
+        max_size=20,
+    )
+)
 def test_no_sample_is_lost_between_rows_and_profile(samples):
     rows = [Row(batch, size, ms, context, min(size - 1, 4)) for batch, context, size, ms in samples]
     rows += [Row(batch, 1, 1.0, context, 0) for batch, context in {(b, c) for b, c, *_ in samples}]
@@ -79,18 +82,40 @@ def test_no_sample_is_lost_between_rows_and_profile(samples):
 def test_lines_of_sglangs_bench_speculative(run, tmp_path):
     """num_draft_tokens counts the root, step_time is in seconds, 0 steps are plain decoding."""
     lines = [
-        {"batch_size": 8, "steps": 0, "topk": 0, "num_draft_tokens": 0, "acc_length": 1.0, "step_time": 0.010,
-         "speed": 100.0, "completion_tokens": 512.0},
-        {"batch_size": 8, "steps": 3, "topk": 1, "num_draft_tokens": 4, "acc_length": 2.82, "step_time": 0.01692,
-         "speed": 166.667, "completion_tokens": 512.0},
-        {"batch_size": 8, "steps": 3, "topk": 4, "num_draft_tokens": 16, "acc_length": 3.1, "step_time": 0.02,
-         "speed": 155.0, "completion_tokens": 512.0},
-    ]  # fmt: skip
+        {
+            "batch_size": 8,
+            "steps": 0,
+            "topk": 0,
+            "num_draft_tokens": 0,
+            "acc_length": 1.0,
+            "step_time": 0.010,
+            "speed": 100.0,
+            "completion_tokens": 512.0,
+        },
+        {
+            "batch_size": 8,
+            "steps": 3,
+            "topk": 1,
+            "num_draft_tokens": 4,
+            "acc_length": 2.82,
+            "step_time": 0.01692,
+            "speed": 166.667,
+            "completion_tokens": 512.0,
+        },
+        {
+            "batch_size": 8,
+            "steps": 3,
+            "topk": 4,
+            "num_draft_tokens": 16,
+            "acc_length": 3.1,
+            "step_time": 0.02,
+            "speed": 155.0,
+            "completion_tokens": 512.0,
+        },
+    ]
     file = table(tmp_path, "\n".join(map(json.dumps, lines)) + "\n", "sweep.jsonl")
     profile = profile_from_file(run, file, contexts=(1024,))
-    assert [(p.size, p.depth, p.step_ms) for p in profile.points] == [
-        (4, 3, (pytest.approx(16.92),)), (16, 3, (20.0,)),
-    ]  # fmt: skip
+    assert [(p.size, p.depth, p.step_ms) for p in profile.points] == [(4, 3, (pytest.approx(16.92),)), (16, 3, (20.0,))]
     assert profile.settings == [(8, 1024)]
     assert profile.plain(8, 1024).ms == 10.0
 
@@ -115,11 +140,7 @@ def test_a_plan_can_be_made_of_a_table(run, tmp_path):
     )
     profile_from_file(run, table(tmp_path, text))
     plan = pipeline.search(
-        run,
-        budget=32,
-        calibration="vicuna-7b-medusa1",
-        profile_path=str(run.profile),
-        objective="independent",
+        run, budget=32, calibration="vicuna-7b-medusa1", profile_path=str(run.profile), objective="independent"
     )
     assert [entry.batch_size for entry in plan.entries] == [1, 8]
     assert all(entry.speedup > 1 for entry in plan.entries)
@@ -151,9 +172,12 @@ WRONG = [
     ('{"batch_size": true, "size": 1, "ms": 2}\n', "line 1: batch_size must be a whole number"),
     ('{"batch_size": 1, "ms": 2}\n', "line 1: a row must have a size or a number of nodes"),
     ('{"batch_size": 1, "step_time": 0.1, "steps": 3, "num_draft_tokens": "a"}', "line 1: num_draft_tokens must be"),
-    ('{"batch_size": 1, "step_time": 0, "steps": 0, "num_draft_tokens": 0}', "line 1: step_time must be a number above"),
+    (
+        '{"batch_size": 1, "step_time": 0, "steps": 0, "num_draft_tokens": 0}',
+        "line 1: step_time must be a number above",
+    ),
     ('"a\n1,2', "line"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG)
@@ -163,13 +187,18 @@ def test_wrong_tables_are_refused_in_one_sentence_with_the_line(run, tmp_path, t
     assert not run.profile.exists()
 
 
-@given(st.one_of(
-    st.text(max_size=80),
-    st.lists(st.lists(st.sampled_from(["1", "8", "", "x", '"', "-1", "1e9", "nan"]), min_size=1, max_size=4), max_size=6)
-    .map(lambda rows: "batch,size,ms\n" + "\n".join(map(",".join, rows))),
-    st.dictionaries(st.sampled_from(["batch_size", "size", "step_ms", "step_time", "steps", "num_draft_tokens"]),
-                    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3))).map(json.dumps),
-))  # fmt: skip
+@given(
+    st.one_of(
+        st.text(max_size=80),
+        st.lists(
+            st.lists(st.sampled_from(["1", "8", "", "x", '"', "-1", "1e9", "nan"]), min_size=1, max_size=4), max_size=6
+        ).map(lambda rows: "batch,size,ms\n" + "\n".join(map(",".join, rows))),
+        st.dictionaries(
+            st.sampled_from(["batch_size", "size", "step_ms", "step_time", "steps", "num_draft_tokens"]),
+            st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
+        ).map(json.dumps),
+    )
+)
 def test_any_text_is_rows_or_a_sentence(tmp_path_factory, text):
     file = tmp_path_factory.mktemp("any") / "any.csv"
     file.write_bytes(text.encode("utf-8", "replace"))
@@ -208,18 +237,14 @@ print(10 + int(batch) * int(size) / 8 + int(depth) / 4 + int(context) / 1024)
 
 def bench(tmp_path, body=BENCH):
     script = table(tmp_path, body, "bench.py")
-    return f"{shlex.quote(sys.executable)} {script} {{size}} {{batch_size}} {{depth}} {{context}} {{tree}} {tmp_path}/log"
+    return (
+        f"{shlex.quote(sys.executable)} {script} {{size}} {{batch_size}} {{depth}} {{context}} {{tree}} {tmp_path}/log"
+    )
 
 
 def test_a_command_is_run_for_every_tree_and_plain_decoding_in_every_round(run, tmp_path):
     profile = pipeline.profile_command(
-        run,
-        bench(tmp_path),
-        batch_sizes=(1, 2),
-        contexts=(512,),
-        sizes=(2, 4, 8),
-        num_heads=2,
-        time_limit_s=1e-9,
+        run, bench(tmp_path), batch_sizes=(1, 2), contexts=(512,), sizes=(2, 4, 8), num_heads=2, time_limit_s=1e-9
     )
     assert {(p.size, p.depth) for p in profile.points} == {(2, 1), (4, 1), (4, 2), (8, 1), (8, 2)}
     for p in (*profile.points, *profile.autoregressive):
@@ -237,34 +262,52 @@ def test_a_command_is_run_for_every_tree_and_plain_decoding_in_every_round(run, 
 
 def test_rounds_go_on_until_latencies_are_known(run, tmp_path):
     """A quiet command is believed after five rounds."""
-    pipeline.profile_command(run, bench(tmp_path), batch_sizes=(1,), contexts=(9,), sizes=(4,), num_heads=1,
-                             time_limit_s=600)  # fmt: skip
+    pipeline.profile_command(
+        run, bench(tmp_path), batch_sizes=(1,), contexts=(9,), sizes=(4,), num_heads=1, time_limit_s=600
+    )
     assert len((tmp_path / "log").read_text().splitlines()) == 5 * 2
 
 
 def test_another_batch_size_is_added_to_what_the_same_command_measured(run, tmp_path):
     for batch_size in (1, 4):
-        pipeline.profile_command(run, bench(tmp_path), batch_sizes=(batch_size,), contexts=(9,), sizes=(4,),
-                                 num_heads=1, time_limit_s=1e-9)  # fmt: skip
+        pipeline.profile_command(
+            run, bench(tmp_path), batch_sizes=(batch_size,), contexts=(9,), sizes=(4,), num_heads=1, time_limit_s=1e-9
+        )
     assert LatencyProfile.load(run.profile).batch_sizes == [1, 4]
 
 
 def test_a_command_without_depth_or_tree_has_one_tree_of_each_size():
     families = tree_families(None, 3, 16)
     assert [(len(tree), tree.depth) for tree in deepest_trees(families, (1, 2, 3, 8, 16))] == [
-        (2, 1), (3, 2), (8, 3), (16, 3),
-    ]  # fmt: skip
+        (2, 1),
+        (3, 2),
+        (8, 3),
+        (16, 3),
+    ]
 
 
 def test_a_killed_command_goes_on_behind_its_last_call(run, tmp_path):
     """SIGTERM in the second round: what was finished is not run again, and the profile has three whole rounds."""
     slow = BENCH + "import time; time.sleep(0.15)\n"
-    arguments = ["profile", "--run", str(run.path), "--command", bench(tmp_path, slow), "--context", "8", "--sizes",
-                 "2,4", "--heads", "1", "--time-limit", "1", "--precision", "0.001"]  # fmt: skip
+    arguments = [
+        "profile",
+        "--run",
+        str(run.path),
+        "--command",
+        bench(tmp_path, slow),
+        "--context",
+        "8",
+        "--sizes",
+        "2,4",
+        "--heads",
+        "1",
+        "--time-limit",
+        "1",
+        "--precision",
+        "0.001",
+    ]
     log = tmp_path / "log"
-    with subprocess.Popen(
-        [sys.executable, "-m", "treeopt.cli", *arguments], stderr=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen([sys.executable, "-m", "treeopt.cli", *arguments], stderr=subprocess.DEVNULL) as process:
         for _ in range(400):
             if log.exists() and len(log.read_text().splitlines()) >= 4:
                 break
@@ -304,10 +347,13 @@ def test_a_failing_command_ends_with_one_sentence(run, tmp_path, body, message):
 
 def test_templates_are_checked_before_anything_is_run(run):
     for command, message in (
-        ("bench {size", "exactly|neither"), ("bench '{size}", "No closing quotation"), ("bench", "neither"),
-        ("bench {sizes}", r"but got \{sizes\}"), ("/no/such/program {size}", "must be a program"),
+        ("bench {size", "exactly|neither"),
+        ("bench '{size}", "No closing quotation"),
+        ("bench", "neither"),
+        ("bench {sizes}", r"but got \{sizes\}"),
+        ("/no/such/program {size}", "must be a program"),
         ("bench {size} {context}", "needs --context"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InvalidInput, match=message):
             pipeline.profile_command(run, command, batch_sizes=(1,), sizes=(2,))
     with pytest.raises(InvalidInput, match=r"place \{batch_size\}"):
@@ -337,19 +383,7 @@ def test_the_commands_of_the_help_are_understood(run, tmp_path):
     assert json.loads(result.stdout)["runtime"] == {"name": "steps"}
     command = f"{shlex.quote(sys.executable)} -c 'print({{size}} + 9)'"
     result = CliRunner().invoke(
-        cli,
-        [
-            "profile",
-            "--run",
-            str(run.path),
-            "--command",
-            command,
-            "--sizes",
-            "2,4",
-            "--time-limit",
-            "1",
-            "--json",
-        ],
+        cli, ["profile", "--run", str(run.path), "--command", command, "--sizes", "2,4", "--time-limit", "1", "--json"]
     )
     assert result.exit_code == 0, result.output
     assert {p["size"]: p["step_ms"][0] for p in json.loads(result.stdout)["points"]} == {2: 11, 4: 13}

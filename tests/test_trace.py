@@ -134,14 +134,7 @@ def test_a_calibration_survives_its_file(tmp_path):
     assert loaded.prefix_counts["counts"] == calibration.prefix_counts["counts"]
 
 
-GOOD = {
-    "schema": "treeopt.calibration/1",
-    "num_heads": 1,
-    "top_k": 2,
-    "hits": [[5, 2]],
-    "trials": [10],
-    "unknown": 1,
-}
+GOOD = {"schema": "treeopt.calibration/1", "num_heads": 1, "top_k": 2, "hits": [[5, 2]], "trials": [10], "unknown": 1}
 
 
 @pytest.mark.parametrize(

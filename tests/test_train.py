@@ -15,14 +15,7 @@ from treeopt.report.figures.style import to_bytes
 from treeopt.report.figures.training import draw_training, training_data
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.target import Target
-from treeopt.runtime.training.batches import (
-    Text,
-    count_trials,
-    digest_of,
-    make_batch,
-    split_texts,
-    texts_of_step,
-)
+from treeopt.runtime.training.batches import Text, count_trials, digest_of, make_batch, split_texts, texts_of_step
 from treeopt.runtime.training.heads import make_heads, size_of_heads
 from treeopt.runtime.training.losses import NO_LABEL, kl_to_base, teacher_loss, text_loss
 from treeopt.runtime.training.recipe import KINDS, Recipe
@@ -44,10 +37,20 @@ def small_target(*, vocab: int = 37, dtype=torch.float64, kind=LlamaForCausalLM,
     """A random model of one layer; in float64 and with logits well apart unless told otherwise."""
     torch.manual_seed(0)
     make = CohereConfig if kind is CohereForCausalLM else LlamaConfig
-    config = make(vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-                  num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64,
-                  initializer_range=0.5, eos_token_id=3,
-                  bos_token_id=None, pad_token_id=0, **options)  # fmt: skip
+    config = make(
+        vocab_size=vocab,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        eos_token_id=3,
+        bos_token_id=None,
+        pad_token_id=0,
+        **options,
+    )
     return Target(kind(config).to(dtype).eval().requires_grad_(False), name="small")
 
 
@@ -93,9 +96,7 @@ def test_the_base_of_medusa_2_waits_a_quarter_and_the_heads_weight_rises_by_a_si
     recipe = Recipe("medusa-2", steps=8)
     assert [recipe.heads_alone(x) for x in (0, 0.24, 0.25, 1)] == [True, True, False, False]
     for share in (0.25, 0.4, 0.85, 1.0):
-        assert recipe.joint_weight(share) == pytest.approx(
-            0.2 * math.sin(math.pi / 2 * (share - 0.25) / 0.75)
-        )
+        assert recipe.joint_weight(share) == pytest.approx(0.2 * math.sin(math.pi / 2 * (share - 0.25) / 0.75))
     assert all(Recipe("hydra", steps=8).heads_alone(x) for x in (0, 0.5, 1))
 
 
@@ -154,9 +155,7 @@ def test_every_text_comes_once_in_every_epoch(n, batch_size, seed):
 
 @given(st.integers(2, 90), st.randoms())
 def test_held_out_conversations_are_whole_and_do_not_depend_on_the_order(n, random):
-    texts = [
-        Text(np.array([1, 2, 3]), 1, f"{i * 7919 % 1000:04d}") for i in range(n) for _ in range(1 + i % 2)
-    ]
+    texts = [Text(np.array([1, 2, 3]), 1, f"{i * 7919 % 1000:04d}") for i in range(n) for _ in range(1 + i % 2)]
     learned, held_out = split_texts(texts)
     names = {text.sha256 for text in held_out}
     assert not names & {text.sha256 for text in learned}
@@ -372,7 +371,5 @@ def test_the_curves_of_many_heads_have_room(num_heads):
         to_bytes(figure, "png")
     left, right, *scale = figure.axes
     assert min(axes.get_position().width for axes in (left, right)) > 0.3
-    assert len({str(line.get_color()) for line in left.lines}) == (
-        min(num_heads, 8) if not scale else num_heads
-    )
+    assert len({str(line.get_color()) for line in left.lines}) == (min(num_heads, 8) if not scale else num_heads)
     assert (right.get_legend() is None) == bool(scale) == (num_heads > 10)

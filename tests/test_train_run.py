@@ -50,8 +50,16 @@ def make_loop(folder, target, recipe, texts, *, own_answers=True, **options) -> 
     else:
         trainee, states = HeadsTrainee(heads, recipe, scores_of(target)), FrozenStates(target, texts)
     checkpoints = Checkpoints(folder / "checkpoint.partial", recipe.record())
-    return Loop(Accelerator(device_placement=False), trainee, recipe, texts, states, checkpoints=checkpoints,
-                log=folder / "log.jsonl", **options)  # fmt: skip
+    return Loop(
+        Accelerator(device_placement=False),
+        trainee,
+        recipe,
+        texts,
+        states,
+        checkpoints=checkpoints,
+        log=folder / "log.jsonl",
+        **options,
+    )
 
 
 def trained(module) -> dict[str, torch.Tensor]:
@@ -77,9 +85,7 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
     recipe = Recipe(kind, K, num_layers=1, steps=7, batch_size=4)
 
     def fresh(name):
-        return make_loop(
-            tmp_path / name, small_target(dtype=torch.float32), recipe, texts, checkpoint_steps=2
-        )
+        return make_loop(tmp_path / name, small_target(dtype=torch.float32), recipe, texts, checkpoint_steps=2)
 
     whole = run(fresh("whole"))
     run(fresh("killed"), steps=5)
@@ -169,11 +175,7 @@ def test_several_processes_go_on_at_their_last_checkpoint(tmp_path):
 def test_passes_change_memory_and_not_the_result(kind, tmp_path):
     texts = random_texts(np.random.default_rng(0), 8)
     found = [
-        run(
-            make_loop(
-                tmp_path / str(n), small_target(), Recipe(kind, K, steps=3, batch_size=7, accumulate=n), texts
-            )
-        )
+        run(make_loop(tmp_path / str(n), small_target(), Recipe(kind, K, steps=3, batch_size=7, accumulate=n), texts))
         for n in (1, 3)
     ]
     for name, weight in found[0].items():
@@ -195,16 +197,12 @@ def test_a_run_by_the_clock_stops_at_its_minutes(tmp_path, monkeypatch):
 
 
 def test_more_processes_and_passes_than_texts_are_refused(tmp_path):
-    with pytest.raises(
-        InvalidInput, match="--batch-size must be at least 1 for each process and pass, 4, but got 3"
-    ):
+    with pytest.raises(InvalidInput, match="--batch-size must be at least 1 for each process and pass, 4, but got 3"):
         make_loop(tmp_path, small_target(), Recipe(steps=1, batch_size=3, accumulate=4), [])
 
 
 def test_a_step_without_memory_says_what_helps(tmp_path, monkeypatch):
-    loop = make_loop(
-        tmp_path, small_target(), Recipe(steps=1, num_heads=K), random_texts(np.random.default_rng(0), 5)
-    )
+    loop = make_loop(tmp_path, small_target(), Recipe(steps=1, num_heads=K), random_texts(np.random.default_rng(0), 5))
 
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -232,9 +230,7 @@ def test_a_head_that_had_nothing_to_guess_has_no_rates(tmp_path):
 
 def cyclic_texts() -> list[Text]:
     """The language 6, 7, ..., 17, 6, 7, ...: after any token all that follow are certain."""
-    return [
-        Text((6 + (first + np.arange(20)) % 12).astype(np.int32), 4, f"{first:04d}") for first in range(12)
-    ]
+    return [Text((6 + (first + np.arange(20)) % 12).astype(np.int32), 4, f"{first:04d}") for first in range(12)]
 
 
 @pytest.mark.parametrize("kind", ["medusa-1", "hydra"])
@@ -252,9 +248,7 @@ def test_heads_learn_a_language_without_surprises(kind, tmp_path):
 
 def test_hydra_plus_heads_come_nearer_to_the_bases_own_distribution(tmp_path):
     texts = random_texts(np.random.default_rng(0), 8)
-    loop = make_loop(
-        tmp_path, small_target(), Recipe("hydra++", K, num_layers=1, steps=12, learning_rate=1e-2), texts
-    )
+    loop = make_loop(tmp_path, small_target(), Recipe("hydra++", K, num_layers=1, steps=12, learning_rate=1e-2), texts)
     before = loop.count(texts, loop.states)
     run(loop)
     after = loop.count(texts, loop.states)
@@ -287,9 +281,7 @@ def test_the_original_base_is_the_model_with_its_adapter_off(tmp_path):
     expected = (original.softmax(-1) * (original.log_softmax(-1) - moved.log_softmax(-1))).sum()
     assert after.base_kl == pytest.approx(float(expected.detach()))
     labels = batch.ahead[:, 0]
-    assert after.base_loss == pytest.approx(
-        -float(moved.log_softmax(-1).gather(1, labels[:, None]).sum().detach())
-    )
+    assert after.base_loss == pytest.approx(-float(moved.log_softmax(-1).gather(1, labels[:, None]).sum().detach()))
 
 
 def test_the_merged_base_is_the_base_with_its_adapter_on(tmp_path):
@@ -331,9 +323,7 @@ def test_on_given_answers_the_base_learns_the_text(tmp_path):
     recipe = Recipe(MEDUSA_2, K, steps=10, batch_size=6, learning_rate=4e-2)
     nats = {}
     for own in (False, True):
-        loop = make_loop(
-            tmp_path / str(own), small_target(dtype=torch.float32), recipe, texts, own_answers=own
-        )
+        loop = make_loop(tmp_path / str(own), small_target(dtype=torch.float32), recipe, texts, own_answers=own)
         before = loop.count(texts, None).record()["base_nats_per_token"]
         run(loop)
         nats[own] = before - loop.count(texts, None).record()["base_nats_per_token"]
@@ -352,9 +342,7 @@ def seeds(n=5, turns=1) -> PromptSet:
     rng = np.random.default_rng(1)
     plain = asked([])
     made = [
-        Conversation(
-            tuple(rng.integers(6, 37, 4).tolist()), tuple(("user", f"turn {t}") for t in range(turns)), row=i
-        )
+        Conversation(tuple(rng.integers(6, 37, 4).tolist()), tuple(("user", f"turn {t}") for t in range(turns)), row=i)
         for i in range(n)
     ]
     return PromptSet(tuple(made), "seeds", "0" * 64, plain.chat)
@@ -439,18 +427,7 @@ def test_given_answers_are_cut_where_they_loop():
 
 def test_a_command_makes_heads_that_decode_what_the_model_says(tmp_path):
     out = tmp_path / "heads"
-    options = [
-        "--num-prompts",
-        6,
-        "--max-new-tokens",
-        10,
-        "--batch-size",
-        2,
-        "--heads",
-        2,
-        "--dtype",
-        "float32",
-    ]
+    options = ["--num-prompts", 6, "--max-new-tokens", 10, "--batch-size", 2, "--heads", 2, "--dtype", "float32"]
     done = invoke("train", *options, "--steps", 3, "-o", out, code=0)
     assert "1 held out, too few to tell" in done.stderr
     said = done.stdout
@@ -486,11 +463,7 @@ def test_other_kinds_can_be_made_and_loaded(kind, tmp_path):
     out = tmp_path / "made"
     options = ["--num-prompts", 4, "--max-new-tokens", 8, "--batch-size", 2, "--heads", 2, "--layers", 1]
     done = json.loads(treeopt("train", "--kind", kind, *options, "--steps", 2, "-o", out, "--json"))
-    target = (
-        load_target(str(out), device="cpu")
-        if kind == MEDUSA_2
-        else opening.open_base("demo", None, device="cpu")
-    )
+    target = load_target(str(out), device="cpu") if kind == MEDUSA_2 else opening.open_base("demo", None, device="cpu")
     parts = {"lm_head": target.lm_head.weight, "embedding": target.model.get_input_embeddings().weight}
     loaded = load_heads(str(out), **parts, config=target.config, dtype=None, device="cpu")
     assert loaded.heads.num_heads == 2
@@ -576,8 +549,22 @@ def test_heads_that_know_their_texts_by_heart_are_told(learned, held_out, figure
 
 
 def test_an_interrupted_command_says_where_it_goes_on(tmp_path, monkeypatch):
-    options = ["--num-prompts", 6, "--max-new-tokens", 10, "--batch-size", 2, "--heads", 2, "--dtype", "float32",
-               "--steps", 3, "-o", tmp_path / "x"]  # fmt: skip
+    options = [
+        "--num-prompts",
+        6,
+        "--max-new-tokens",
+        10,
+        "--batch-size",
+        2,
+        "--heads",
+        2,
+        "--dtype",
+        "float32",
+        "--steps",
+        3,
+        "-o",
+        tmp_path / "x",
+    ]
     original = loop_module.Loop._gradient
 
     def stopped(self, step, seconds):
@@ -598,9 +585,7 @@ def test_what_is_missing_is_named_before_anything_is_loaded(monkeypatch):
     with pytest.raises(Unsupported, match="a base that stays as it is, but medusa-2 trains it"):
         opening.check_packages("medusa-2", load_in_8bit=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        Unsupported, match="needs bitsandbytes and a CUDA device, but there is no CUDA device"
-    ):
+    with pytest.raises(Unsupported, match="needs bitsandbytes and a CUDA device, but there is no CUDA device"):
         opening.check_packages("hydra", load_in_8bit=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for kind, packages in (("hydra", "accelerate"), ("medusa-2", "accelerate peft")):
@@ -649,11 +634,39 @@ def test_a_model_of_ones_own_needs_prompts():
 def test_two_processes_end_in_the_weights_of_one(tmp_path):
     from safetensors.torch import load_file
 
-    options = ["--num-prompts", "6", "--max-new-tokens", "10", "--batch-size", "4", "--heads", "2",
-               "--steps", "3", "--dtype", "float64", "--device", "cpu"]  # fmt: skip
+    options = [
+        "--num-prompts",
+        "6",
+        "--max-new-tokens",
+        "10",
+        "--batch-size",
+        "4",
+        "--heads",
+        "2",
+        "--steps",
+        "3",
+        "--dtype",
+        "float64",
+        "--device",
+        "cpu",
+    ]
     treeopt("train", *options, "-o", tmp_path / "one")
-    command = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
-               "--mixed_precision", "no", "--dynamo_backend", "no", "-m", "treeopt.cli", "train"]  # fmt: skip
+    command = [
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "-m",
+        "treeopt.cli",
+        "train",
+    ]
     command = [sys.executable, *command, *options, "-o", str(tmp_path / "two")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

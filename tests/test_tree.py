@@ -69,11 +69,7 @@ def test_the_published_tree_is_the_medusa_authors():
 def test_every_published_valid_tree_loads():
     for record in shared_json("published_trees.json")["trees"]:
         tree = Tree.from_choices(record["paths"])
-        assert (len(tree), tree.depth, tree.widths()) == (
-            record["with_root"],
-            record["depth"],
-            record["width"],
-        )
+        assert (len(tree), tree.depth, tree.widths()) == (record["with_root"], record["depth"], record["width"])
 
 
 def test_cut_keeps_parents():

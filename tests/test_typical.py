@@ -122,10 +122,7 @@ def slow_answer(target, heads, prompt, tree, rule, stop) -> list[int]:
 
     hidden, logits = forward(prompt)
     text = [int(logits[-1].argmax())]
-    while (
-        sequence_end(text, stop.eos_ids, stop.max_new_tokens)[1] is End.LIMIT
-        and len(text) < stop.max_new_tokens
-    ):
+    while sequence_end(text, stop.eos_ids, stop.max_new_tokens)[1] is End.LIMIT and len(text) < stop.max_new_tokens:
         # Heads guess from the state before the root.
         candidates = [top_candidates(heads.logits(hidden[-1:], k), 10)[0].tolist() for k in range(tree.depth)]
         guesses = [text[-1], *(candidates[len(path) - 1][path[-1]] for path in tree.paths[1:])]
@@ -158,8 +155,9 @@ def test_decoding_by_the_rule_is_what_the_definition_says(target, heads):
 def probed(target, heads, prompts, policy, *, most=30, batch_size=5, **options) -> Probe:
     asked = [Prompt(tuple(p), f"{i:064}", f"group {i % 2}", i // 2) for i, p in enumerate(prompts)]
     stop = StopRule(target.eos_ids, most)
-    return collect_probe(target, heads, asked, rule=RULE, tree=TREE, policy=policy, batch_size=batch_size, stop=stop,
-                         **options)  # fmt: skip
+    return collect_probe(
+        target, heads, asked, rule=RULE, tree=TREE, policy=policy, batch_size=batch_size, stop=stop, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +176,7 @@ def test_replaying_the_policy_gives_exactly_what_was_emitted(target, heads, prom
     """Whatever ended the answers; and probing changes nothing of what decoding with the policy alone does."""
     assert replay_probe(probe, POLICY).tokens.tolist() == (probe.lengths - 1).tolist()
     assert set(probe.end.tolist()) == set(End)
-    rows = decode(
-        target, heads, prompts, POLICY, batch_size=3, stop=StopRule(target.eos_ids, 30), acceptance=RULE
-    )
+    rows = decode(target, heads, prompts, POLICY, batch_size=3, stop=StopRule(target.eos_ids, 30), acceptance=RULE)
     assert probe.lengths.tolist() == [len(row.tokens) for row in rows]
     assert np.diff(probe.starts).tolist() == [row.steps for row in rows]
     assert probe.end.tolist() == [row.end for row in rows]
@@ -198,16 +194,19 @@ def test_any_tree_is_scored_as_decoding_goes_where_its_step_begins_alike(target,
     likelihood = np.zeros(probe.accepted.shape, np.float32)
     likelihood[:, 1:][probe.accepted[:, 1:]] = probe.log_likelihood
     accepted = probe.accepted[first]
-    firsts = Probe(TREE, POLICY, accepted, probe.ends[first], likelihood[first][:, 1:][accepted[:, 1:]],
-                   np.arange(len(some) + 1), np.zeros(len(some)))  # fmt: skip
+    firsts = Probe(
+        TREE,
+        POLICY,
+        accepted,
+        probe.ends[first],
+        likelihood[first][:, 1:][accepted[:, 1:]],
+        np.arange(len(some) + 1),
+        np.zeros(len(some)),
+    )
     for tree in (TREE, Tree.from_choices([[0], [3], [3, 1], [5]])):
-        rows = decode(
-            target, heads, prompts, tree, batch_size=8, stop=StopRule(target.eos_ids, 30), acceptance=RULE
-        )
+        rows = decode(target, heads, prompts, tree, batch_size=8, stop=StopRule(target.eos_ids, 30), acceptance=RULE)
         tokens = [
-            row.accepted[0] + (row.steps > 1 or len(row.tokens) > 1 + row.accepted[0])
-            for row in rows
-            if row.steps
+            row.accepted[0] + (row.steps > 1 or len(row.tokens) > 1 + row.accepted[0]) for row in rows if row.steps
         ]
         assert replay_probe(firsts, tree).tokens.tolist() == tokens
 
@@ -226,8 +225,12 @@ def test_a_probe_says_where_it_comes_from(target, heads, prompts):
     ended = []
     probe = probed(target, heads, prompts[:5], POLICY, most=6, meta={"seed": 4}, progress=ended.append)
     assert sum(ended) == 5
-    assert probe.meta["acceptance"] == {"rule": "typical", "temperature": 3.0, "epsilon": 0.02,
-                                        "delta": math.sqrt(0.02)}  # fmt: skip
+    assert probe.meta["acceptance"] == {
+        "rule": "typical",
+        "temperature": 3.0,
+        "epsilon": 0.02,
+        "delta": math.sqrt(0.02),
+    }
     assert probe.meta["seed"] == 4
     assert probe.clusters.tolist() == [0, 0, 1, 1, 2]
     assert probe.group_names == ["group 0", "group 1"]

@@ -44,9 +44,7 @@ class Group(click.Group):
             sys.exit(1)
         except KeyboardInterrupt:
             command = f"treeopt {ctx.invoked_subcommand}"
-            click.echo(
-                f"\ntreeopt: interrupted; files are whole. The same {command} command continues.", err=True
-            )
+            click.echo(f"\ntreeopt: interrupted; files are whole. The same {command} command continues.", err=True)
             sys.exit(1)
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -67,9 +65,23 @@ def cli() -> None:
     """
 
 
-for _command in (measure.run, measure.calibrate, importing.import_, profile.profile, measure.search, measure.bench,
-                 deliver.export, exchange.score, exchange.import_tree, deliver.convert, deliver.plot, deliver.show, deliver.report,
-                 train, deliver.list_):  # fmt: skip
+for _command in (
+    measure.run,
+    measure.calibrate,
+    importing.import_,
+    profile.profile,
+    measure.search,
+    measure.bench,
+    deliver.export,
+    exchange.score,
+    exchange.import_tree,
+    deliver.convert,
+    deliver.plot,
+    deliver.show,
+    deliver.report,
+    train,
+    deliver.list_,
+):
     cli.add_command(_command)
 
 

@@ -36,11 +36,12 @@ SAID = {  # by treeopt list
 @click.option("--to", "engine", required=True, help="The serving engine (treeopt list engines).")
 @click.option("--method", help="One of the engine's ways to speculate.  [default: the drafter's]")
 @click.option("--engine-version", "version", help="Release, where its files differ by release: 1.2.")
-@click.option("--batch-size", **positive(), help="Which of the plan's trees, where it has several.  [default: the "
-              "schedule, where the engine takes one]")  # fmt: skip
 @click.option(
-    "--tree", help="Export this tree instead of the plan's: a file, or the name of a published one."
+    "--batch-size",
+    **positive(),
+    help="Which of the plan's trees, where it has several.  [default: the schedule, where the engine takes one]",
 )
+@click.option("--tree", help="Export this tree instead of the plan's: a file, or the name of a published one.")
 @click.option("--heads", **positive(), help="Heads that the drafter of --tree has.  [default: its depth]")
 @click.option("--max-draft-len", **positive(), help="Of a TensorRT-LLM engine that is built already.")
 def export(run: RunDirectory, engine: str, as_json: bool, **options: Any) -> None:
@@ -86,9 +87,7 @@ def convert(drafter: str, output: Path, as_json: bool, **options: Any) -> None:
 @click.command()
 @run_directory
 @click.argument("names", nargs=-1)
-@click.option(
-    "--format", "formats", type=Words(), default="png,svg", show_default=True, help="png, svg or both."
-)
+@click.option("--format", "formats", type=Words(), default="png,svg", show_default=True, help="png, svg or both.")
 @click.option("--batch-size", **positive(), help="Only of this batch size.  [default: all of the plan's]")
 def plot(
     run: RunDirectory, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None, as_json: bool
@@ -106,9 +105,7 @@ def plot(
 
     paths, notes = figures.draw(run, names=names or None, formats=formats, batch_size=batch_size)
     if not paths:
-        raise InvalidInput(
-            notes[0] if names else f"{run.path} has nothing to draw yet. Begin with: treeopt calibrate"
-        )
+        raise InvalidInput(notes[0] if names else f"{run.path} has nothing to draw yet. Begin with: treeopt calibrate")
     show_files(paths, notes, as_json)
 
 
@@ -147,8 +144,9 @@ def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: b
         plan = run.read_plan()
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
         tree, gains = entry.tree, {tuple(path): gain for path, gain in entry.growth_order}
-    show_result({"size": len(tree), "depth": tree.depth, "medusa_choices": tree.choices},
-                tree_view(tree, gains), as_json)  # fmt: skip
+    show_result(
+        {"size": len(tree), "depth": tree.depth, "medusa_choices": tree.choices}, tree_view(tree, gains), as_json
+    )
 
 
 @click.command("list")

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @click.argument("tree")
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
 @click.option("--batch-size", **positive(), help="Which of a plan's trees, where TREE is a plan.")
-def score(
-    run: RunDirectory, tree: str, calibration: str | None, batch_size: int | None, as_json: bool
-) -> None:
+def score(run: RunDirectory, tree: str, calibration: str | None, batch_size: int | None, as_json: bool) -> None:
     """Say what a tree reaches, and how far it is from the best tree of its size.
 
     TREE is a list of medusa_choices, a plan, any file that treeopt export writes, or the name of a
@@ -91,12 +89,21 @@ def score_table(score: Score, name: str) -> RenderableType:
     for column in ("tree", "rows", "depth", "product", "joint", "replayed"):
         table.add_column(column, justify="left" if column == "tree" else "right")
     held_out = " (held out)" if score.best.replayed is not None else ""
-    rows = {name: score.given, f"best of its size{held_out}": score.best,
-            f"smallest that reaches it{held_out}": score.smallest}  # fmt: skip
+    rows = {
+        name: score.given,
+        f"best of its size{held_out}": score.best,
+        f"smallest that reaches it{held_out}": score.smallest,
+    }
     for label, rated in rows.items():
         if rated is not None:
-            table.add_row(escape(label), str(len(rated.tree)), str(rated.tree.depth), pm(rated.product, None, 3),
-                          pm(rated.joint, None, 3), pm(rated.replayed, rated.replayed_stderr, 3))  # fmt: skip
+            table.add_row(
+                escape(label),
+                str(len(rated.tree)),
+                str(rated.tree.depth),
+                pm(rated.product, None, 3),
+                pm(rated.joint, None, 3),
+                pm(rated.replayed, rated.replayed_stderr, 3),
+            )
     return Group(table, escape(verdict(score, name)))
 
 

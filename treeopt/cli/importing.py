@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 @run_directory
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
 @click.option("--from", "kind", help="What FILE holds, by a name from above.  [default: as the file tells]")
-@click.option(
-    "--trials", **positive(), help="Trials of every head to assume, where the file has shares only."
-)
+@click.option("--trials", **positive(), help="Trials of every head to assume, where the file has shares only.")
 @click.option("--heads", **positive(), help="Depths that one acceptance vector stands for.")
 @click.option(
     "--drafter",

@@ -34,9 +34,16 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", **positive(128), help="Longest answer.")
 @click.option("--time-limit", **positive(60), help="Seconds for timing steps.")
 def run(
-    run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], budget: int, num_prompts: int,
-    bench_prompts: int | None, max_new_tokens: int, time_limit: int, as_json: bool,
-) -> None:  # fmt: skip
+    run: RunDirectory,
+    source: dict[str, Any],
+    batch_size: tuple[int, ...],
+    budget: int,
+    num_prompts: int,
+    bench_prompts: int | None,
+    max_new_tokens: int,
+    time_limit: int,
+    as_json: bool,
+) -> None:
     """Calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
 
     The demo model runs in bfloat16 where the processor computes in it, as servers do, else in float32;
@@ -58,17 +65,19 @@ def run(
     if not {"model", "dtype", "device"} & source.keys():
         source["dtype"] = demo_dtype()
     session = open_session(source)
-    options = {"source": source, "num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "budget": budget,
-               "batch_sizes": batch_size, "time_limit": time_limit, "drafter": session.drafter_record}  # fmt: skip
+    options = {
+        "source": source,
+        "num_prompts": num_prompts,
+        "max_new_tokens": max_new_tokens,
+        "budget": budget,
+        "batch_sizes": batch_size,
+        "time_limit": time_limit,
+        "drafter": session.drafter_record,
+    }
     steps = Journal(run.partial("run"), options)  # those that a killed run had finished
     if steps.finished() < 1:
         pipeline.calibrate(
-            run,
-            session,
-            num_prompts=num_prompts,
-            max_new_tokens=max_new_tokens,
-            probe_rounds=1,
-            source=source,
+            run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, probe_rounds=1, source=source
         )
         steps.append({"step": "calibrate"})
     if steps.finished() < 2:
@@ -79,8 +88,7 @@ def run(
         steps.append({"step": "probe"})
     plan = pipeline.search(run, batch_sizes=batch_size, budget=budget)
     results = [
-        pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts)
-        for entry in plan.entries
+        pipeline.bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts) for entry in plan.entries
     ]
     engines = pipeline.export_all(run, plan)
     with progress("Drawing", None):
@@ -104,9 +112,7 @@ def run(
 @click.option("--num-prompts", **positive(192), help="Prompts to answer.")
 @click.option("--max-new-tokens", **positive(128), help="Longest answer.")
 @click.option("--batch-size", **positive(16), help="Sequences decoded at once.")
-@click.option(
-    "--ranks", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Ranks to tell apart."
-)
+@click.option("--ranks", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Ranks to tell apart.")
 def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, ranks: int, **options: Any) -> None:
     """Measure at which rank the drafter has the token that really comes.
 
@@ -132,35 +138,50 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, ranks: i
 @click.command()
 @run_directory
 @click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
-@click.option("--batch-size", type=Loads(), help="Sequences decoded at once: 1,4,8; or one tree for a mix of loads, "
-              "1:0.5,4:0.3,8:0.2.  [default: the profile's]")  # fmt: skip
+@click.option(
+    "--batch-size",
+    type=Loads(),
+    help="Sequences decoded at once: 1,4,8; or one tree for a mix of loads, "
+    "1:0.5,4:0.3,8:0.2.  [default: the profile's]",
+)
 @click.option("--context", **positive(), help="Tokens that a sequence has.  [default: as in the trace]")
 @click.option("--for", "engine", help="Plan what this engine can take (treeopt list engines).")
 @click.option("--method", help="One of the engine's ways to speculate.  [default: the drafter's]")
-@click.option("--shape", help="any, sibling-closed, low-rank-expands, level-uniform or chain.  [default: "
-              "the engine's, or sibling-closed]")  # fmt: skip
 @click.option(
-    "--max-rank", type=click.IntRange(min=0), help="Largest rank of a node.  [default: 9, or the engine's]"
+    "--shape",
+    help="any, sibling-closed, low-rank-expands, level-uniform or chain.  [default: the engine's, or sibling-closed]",
 )
-@click.option("--rebuilds", type=click.IntRange(min=0), default=0, metavar="N",
-              help="Name the N sizes worth building an engine for, where each needs a build.")  # fmt: skip
+@click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank of a node.  [default: 9, or the engine's]")
+@click.option(
+    "--rebuilds",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Name the N sizes worth building an engine for, where each needs a build.",
+)
 @click.option("--max-depth", **positive(), help="Deepest node.  [default: the number of heads]")
 @click.option("--objective", default="replay", show_default=True, help="independent, joint or replay.")
+@click.option("--measured-only", is_flag=True, help="Choose among sizes that were timed, without estimates between.")
 @click.option(
-    "--measured-only", is_flag=True, help="Choose among sizes that were timed, without estimates between."
+    "--verify",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Decode for real with the N best sizes and the chosen one's neighbours, and take the fastest.",
 )
-@click.option("--verify", type=click.IntRange(min=0), default=0, metavar="N",
-              help="Decode for real with the N best sizes and the chosen one's neighbours, and take the fastest.")  # fmt: skip
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
 @click.option("--profile", "profile_path", help="A profile, or the name of a shipped one.")
-@click.option(
-    "--acceptance", type=click.Choice(list(RULES)), help="Refuse a calibration that is of another rule."
-)
+@click.option("--acceptance", type=click.Choice(list(RULES)), help="Refuse a calibration that is of another rule.")
 @click.option("--temperature", type=click.FloatRange(min=0), help="Of that rule.")
 def search(
-    run: RunDirectory, as_json: bool, batch_size: tuple[int, ...] | dict[int, float] | None, verify: int,
-    acceptance: str | None, temperature: float | None, **options: Any,
-) -> None:  # fmt: skip
+    run: RunDirectory,
+    as_json: bool,
+    batch_size: tuple[int, ...] | dict[int, float] | None,
+    verify: int,
+    acceptance: str | None,
+    temperature: float | None,
+    **options: Any,
+) -> None:
     """Choose the tree with the best throughput for each batch size.
 
     Figures are held out, with error bars over conversations and over rounds of timing. Sizes that the
@@ -183,9 +204,7 @@ def search(
     rule: dict[str, Any] | None = {"rule": RULES[acceptance]} if acceptance else None
     if rule is not None and temperature is not None:
         rule["temperature"] = temperature
-    plan = pipeline.search(
-        run, batch_sizes=batch_size, session=session, verify=verify, acceptance=rule, **options
-    )
+    plan = pipeline.search(run, batch_sizes=batch_size, session=session, verify=verify, acceptance=rule, **options)
     note_warnings(plan)
     show_result(plan.document(), plan_table(plan), as_json)
 
@@ -207,9 +226,7 @@ def note_warnings(plan: Plan) -> None:
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
 @click.option("--rounds", **positive(2), help="Times that every contender decodes every prompt.")
 @click.option("--tree", "trees", multiple=True, help="Add a tree: a file, or the name of a published one.")
-def bench(
-    run: RunDirectory, source: dict[str, Any], as_json: bool, trees: tuple[str, ...], **options: Any
-) -> None:
+def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, trees: tuple[str, ...], **options: Any) -> None:
     """Decode held-out prompts for real: the chosen tree against plain decoding and others.
 
     --prompts trace decodes the prompts of the run's own trace instead.

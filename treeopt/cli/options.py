@@ -50,9 +50,7 @@ class Loads(Integers):
             except ValueError:
                 shares[batch_size] = -1.0
             if not 0 < shares[batch_size] < float("inf"):
-                self.fail(
-                    f"must have a positive share behind every batch size, but got {part!r}.", param, ctx
-                )
+                self.fail(f"must have a positive share behind every batch size, but got {part!r}.", param, ctx)
         return shares
 
 
@@ -144,10 +142,16 @@ def model_options(command: Command | None = None, *, hidden: Collection[str] = (
         for name, (kind, text) in typed.items()
     ]
     options += [
-        click.option("--no-chat-template", "chat_template", flag_value=False, default=None, type=bool,
-                     help="Take prompts as plain text although the tokenizer has a chat template."),
+        click.option(
+            "--no-chat-template",
+            "chat_template",
+            flag_value=False,
+            default=None,
+            type=bool,
+            help="Take prompts as plain text although the tokenizer has a chat template.",
+        ),
         click.option("--trust-remote-code", is_flag=True, default=None, help="Run a hub model's own code."),
-    ]  # fmt: skip
+    ]
 
     @functools.wraps(command)
     def wrapped(**options: Any) -> Any:
@@ -166,9 +170,13 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
     earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
     if source.get("model", earlier.get("model")) != earlier.get("model"):
         return source
-    known = {name: value for name, value in earlier.items()
-             if (name in MODEL_OPTIONS and isinstance(value, str)) or (name == "chat_template" and value is False)
-             or (name in RULE_OPTIONS and isinstance(value, str | int | float))}  # fmt: skip
+    known = {
+        name: value
+        for name, value in earlier.items()
+        if (name in MODEL_OPTIONS and isinstance(value, str))
+        or (name == "chat_template" and value is False)
+        or (name in RULE_OPTIONS and isinstance(value, str | int | float))
+    }
     if "prompts" in source:  # another file has columns of its own
         if known.pop("responses", None) and known.get("temperature"):  # of the given answers
             known.setdefault("acceptance", "sample")
@@ -223,9 +231,7 @@ def show_result(document: Any, table: Any, as_json: bool) -> None:
         out(table)
 
 
-def show_files(
-    paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, command: str | None = None
-) -> None:
+def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, command: str | None = None) -> None:
     """Print what was written and the command that uses it, and the notes to stderr."""
     from treeopt.report.terminal import note
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 ANYWHERE = {"folder", "as_json", "contexts", "heads"}
 ELSEWHERE = {
     "from_csv": ANYWHERE | {"runtime", "overwrite"},
-    "command": ANYWHERE
-    | {"runtime", "batch_size", "sizes", "budget", "precision", "time_limit", "calibration"},
+    "command": ANYWHERE | {"runtime", "batch_size", "sizes", "budget", "precision", "time_limit", "calibration"},
     "analytical": ANYWHERE | {"model", "dtype", "batch_size", "sizes", "budget", "overwrite"},
 }
 
@@ -38,42 +37,66 @@ ELSEWHERE = {
 @run_directory
 @BATCH_SIZES
 @click.option(
-    "--context",
-    "contexts",
-    type=Integers(),
-    help="Hold rows at these lengths: 512,4096.  [default: the prompts']",
+    "--context", "contexts", type=Integers(), help="Hold rows at these lengths: 512,4096.  [default: the prompts']"
 )
-@click.option(
-    "--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]"
-)
+@click.option("--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]")
 @click.option("--budget", **positive(64), help="Largest size to place, root included.")
-@click.option("--precision", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
-              help="Percent to know every latency to (95 % interval).")  # fmt: skip
+@click.option(
+    "--precision",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="Percent to know every latency to (95 % interval).",
+)
 @click.option("--time-limit", **positive(60), help="Seconds for all batch sizes and contexts together.")
 @click.option("--calibration", help="What timed trees are grown on, a file or a name.  [default: the run's]")
+@click.option("--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights.")
+@click.option("--heads", **positive(), help="Heads, where no drafter says how many.  [default: as calibrated, or 4]")
 @click.option(
-    "--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights."
+    "--bandwidth",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB_PER_S",
+    help="Memory bandwidth to compare plain steps with.",
 )
-@click.option(
-    "--heads", **positive(), help="Heads, where no drafter says how many.  [default: as calibrated, or 4]"
-)
-@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), metavar="GB_PER_S",
-              help="Memory bandwidth to compare plain steps with.")  # fmt: skip
 @click.option("--compile", "compiled", is_flag=True, help="Compile the target (on CUDA with CUDA graphs).")
-@click.option("--from-csv", type=click.Path(path_type=Path), metavar="FILE",
-              help="Time nothing: read latencies of your own engine from a table.")  # fmt: skip
-@click.option("--command", metavar="TEMPLATE", help="Run your own benchmark instead, with {size} {batch_size} {depth} "
-              "{context} {tree} filled in; its last line is ms per step, or JSON.")  # fmt: skip
+@click.option(
+    "--from-csv",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Time nothing: read latencies of your own engine from a table.",
+)
+@click.option(
+    "--command",
+    metavar="TEMPLATE",
+    help="Run your own benchmark instead, with {size} {batch_size} {depth} "
+    "{context} {tree} filled in; its last line is ms per step, or JSON.",
+)
 @click.option("--runtime", metavar="NAME", help="Name of the engine of --from-csv or --command.")
-@click.option("--analytical", metavar="DEVICE", help="Time nothing: compute latencies from a device's roofline and "
-              "the config.json of --model.")  # fmt: skip
+@click.option(
+    "--analytical",
+    metavar="DEVICE",
+    help="Time nothing: compute latencies from a device's roofline and the config.json of --model.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a measured profile by --from-csv or --analytical.")
 def profile(
-    run: RunDirectory, source: dict[str, Any], batch_size: tuple[int, ...], contexts: tuple[int, ...] | None,
-    precision: float, time_limit: int, random_weights: str | None, heads: int | None, bandwidth: float | None,
-    compiled: bool, overwrite: bool, from_csv: Path | None, command: str | None, runtime: str | None, analytical: str | None,
-    as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    run: RunDirectory,
+    source: dict[str, Any],
+    batch_size: tuple[int, ...],
+    contexts: tuple[int, ...] | None,
+    precision: float,
+    time_limit: int,
+    random_weights: str | None,
+    heads: int | None,
+    bandwidth: float | None,
+    compiled: bool,
+    overwrite: bool,
+    from_csv: Path | None,
+    command: str | None,
+    runtime: str | None,
+    analytical: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Time real decoding steps with trees of chosen sizes and depths, and plain ones.
 
     Batch sizes and contexts are added to what the run's profile knows of the same model. The sizes are
@@ -102,9 +125,7 @@ def profile(
     if elsewhere is None and heads is not None and random_weights is None:
         raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
     if elsewhere is None and overwrite:
-        raise click.UsageError(
-            "--overwrite is for --from-csv and --analytical; timed steps are added to the profile."
-        )
+        raise click.UsageError("--overwrite is for --from-csv and --analytical; timed steps are added to the profile.")
     if elsewhere is not None:
         options |= {"contexts": contexts or (), "num_heads": heads}
         timed: dict[str, Any] = {"precision": precision / 100, "time_limit_s": time_limit, "runtime": runtime}
@@ -127,14 +148,25 @@ def profile(
             )
         show_result(result.document(), profile_table(result), as_json)
         return
-    session = (open_random_session(random_weights, source, heads) if random_weights is not None
-               else open_session(resolve(run, source)))  # fmt: skip
+    session = (
+        open_random_session(random_weights, source, heads)
+        if random_weights is not None
+        else open_session(resolve(run, source))
+    )
     if compiled:
         from treeopt.runtime.compiled import compile_target, compiled_note
 
         compile_target(session.target)
-    result = pipeline.profile(run, session, batch_sizes=batch_size, contexts=contexts or (),
-                              precision=precision / 100, time_limit_s=time_limit, gb_per_s=bandwidth, **options)  # fmt: skip
+    result = pipeline.profile(
+        run,
+        session,
+        batch_sizes=batch_size,
+        contexts=contexts or (),
+        precision=precision / 100,
+        time_limit_s=time_limit,
+        gb_per_s=bandwidth,
+        **options,
+    )
     if compiled:
         note(compiled_note(session.target))
     show_result(result.document(), profile_table(result), as_json)
@@ -153,9 +185,7 @@ def _elsewhere() -> str | None:
         if "runtime" in typed:
             raise click.UsageError("--runtime is for --from-csv and --command.")
         return None
-    unheeded = [
-        option for name, option in typed.items() if name != asked[0] and name not in ELSEWHERE[asked[0]]
-    ]
+    unheeded = [option for name, option in typed.items() if name != asked[0] and name not in ELSEWHERE[asked[0]]]
     if unheeded:
         raise click.UsageError(f"{unheeded[0]} does not go with {typed[asked[0]]}.")
     if asked[0] == "analytical" and "model" not in typed:

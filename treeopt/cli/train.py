@@ -28,33 +28,26 @@ REFUSED = {  # options of other commands that load a model, and why train has no
 
 @click.command()
 @model_options(hidden=REFUSED)
-@click.option(
-    "--kind", type=click.Choice(KINDS), default=Recipe.kind, show_default=True, help="What to train."
-)
+@click.option("--kind", type=click.Choice(KINDS), default=Recipe.kind, show_default=True, help="What to train.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder for the heads.")
-@click.option(
-    "--heads", "num_heads", **positive(Recipe.num_heads), help="Tokens to guess beyond the next one."
-)
+@click.option("--heads", "num_heads", **positive(Recipe.num_heads), help="Tokens to guess beyond the next one.")
 @click.option("--layers", "num_layers", **positive(), help="Blocks of a head.  [default: 1; hydra++ 4]")
 @click.option("--steps", **positive(), help="Steps to train.")
-@click.option(
-    "--epochs", type=float, help="Passes over the texts.  [default: 1, unless --steps or --minutes]"
-)
+@click.option("--epochs", type=float, help="Passes over the texts.  [default: 1, unless --steps or --minutes]")
 @click.option("--minutes", type=float, help="Minutes to train, the learning rate falling with the clock.")
 @click.option("--batch-size", **positive(Recipe.batch_size), help="Texts of a step, over all devices.")
-@click.option(
-    "--accumulate", **positive(Recipe.accumulate), help="Passes that a step is spread over, to save memory."
-)
+@click.option("--accumulate", **positive(Recipe.accumulate), help="Passes that a step is spread over, to save memory.")
 @click.option("--learning-rate", type=float, help="Highest, of the heads.  [default: 0.001; medusa-2 0.002]")
 @click.option("--num-prompts", **positive(1024), help="Prompts to answer.")
 @click.option("--max-new-tokens", **positive(128), help="Longest answer.")
 @click.option("--tokens", **positive(), help="Longest text, prompt included.  [default: the model's context]")
-@click.option("--answers", type=click.Path(path_type=Path),
-              help="Folder for the model's answers, for several runs.  [default: by the heads]")  # fmt: skip
-@click.option("--mixed-precision", type=click.Choice(PRECISIONS), help="What products are computed in.")
 @click.option(
-    "--load-in-8bit", is_flag=True, help="Load the frozen base in 8 bits (needs bitsandbytes and CUDA)."
+    "--answers",
+    type=click.Path(path_type=Path),
+    help="Folder for the model's answers, for several runs.  [default: by the heads]",
 )
+@click.option("--mixed-precision", type=click.Choice(PRECISIONS), help="What products are computed in.")
+@click.option("--load-in-8bit", is_flag=True, help="Load the frozen base in 8 bits (needs bitsandbytes and CUDA).")
 @AS_JSON
 def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -> None:
     """Train Medusa or Hydra heads for a model that has none.
@@ -95,11 +88,7 @@ def training_table(training: Training) -> RenderableType:
     for name in ("head", "before", "after", "loss before [nats]", "after", "states"):
         table.add_column(name, justify="right")
     for k, trials in enumerate(after["trials"]):
-        cells = [
-            pm(counts[key][k], None, 3)
-            for key in ("accuracy", "head_loss_nats")
-            for counts in (before, after)
-        ]
+        cells = [pm(counts[key][k], None, 3) for key in ("accuracy", "head_loss_nats") for counts in (before, after)]
         table.add_row(str(k + 1), *cells, f"{trials:,}")
     said = [f"{training.record['steps']:,} steps in {training.record['seconds']:,.0f} s."]
     if after["base_nats_per_token"] is not None:

@@ -5,9 +5,5 @@ from pathlib import Path
 MODEL = Path(__file__).parent / "model"
 HEADS = Path(__file__).parent / "heads"
 # What --drafter calls them with the demo model.
-DRAFTERS = {
-    "medusa": HEADS,
-    "hydra": Path(__file__).parent / "hydra",
-    "draft": Path(__file__).parent / "draft",
-}
+DRAFTERS = {"medusa": HEADS, "hydra": Path(__file__).parent / "hydra", "draft": Path(__file__).parent / "draft"}
 NAME = "demo"  # what --model and --drafter call it

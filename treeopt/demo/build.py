@@ -34,9 +34,15 @@ from treeopt.runtime.drafters.medusa import MedusaHeads
 
 VOCABULARY, CONTEXT, HEADS = 2048, 512, 4
 END = "<|endoftext|>"
-BASE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
-        "tie_word_embeddings": True}  # fmt: skip
+BASE = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+}
 # The draft model: its steps cost by the layer, and its guesses need to be good for a few tokens only.
 DRAFT = {**BASE, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 1}
 CODE_SHARE = 0.75  # of the training windows; the rest are books
@@ -53,10 +59,7 @@ def build_tokenizer(folder: Path, code: list[str], books: str) -> PreTrainedToke
     if not (folder / "tokenizer.json").exists():
         bpe = ByteLevelBPETokenizer()
         bpe.train_from_iterator(
-            [*code, books[: sum(map(len, code)) // 3]],
-            vocab_size=VOCABULARY,
-            special_tokens=[END],
-            show_progress=False,
+            [*code, books[: sum(map(len, code)) // 3]], vocab_size=VOCABULARY, special_tokens=[END], show_progress=False
         )
         PreTrainedTokenizerFast(
             tokenizer_object=bpe._tokenizer, eos_token=END, model_max_length=CONTEXT
@@ -82,8 +85,9 @@ def learning_rate(step: int, steps: int) -> float:
 
 def untrained(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, eos_token_id=0, bos_token_id=None,
-                                        pad_token_id=None, **shape)).to(device)  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, eos_token_id=0, bos_token_id=None, pad_token_id=None, **shape)
+    ).to(device)
 
 
 def train_model(
@@ -120,10 +124,12 @@ def train_model(
     for step in range(first, steps):
         rng = np.random.default_rng(step)  # a step's batch depends on nothing but its number
         counts = rng.multinomial(BATCH, list(streams))
-        x = torch.cat([
-            windows(stream, rng.integers(0, len(stream) - CONTEXT - 1, n), CONTEXT + 1)
-            for stream, n in zip(streams.values(), counts, strict=True)
-        ]).to(device)  # (B, T+1)  # fmt: skip
+        x = torch.cat(
+            [
+                windows(stream, rng.integers(0, len(stream) - CONTEXT - 1, n), CONTEXT + 1)
+                for stream, n in zip(streams.values(), counts, strict=True)
+            ]
+        ).to(device)  # (B, T+1)
         with torch.autocast(device, torch.bfloat16):
             logits = model(x[:, :-1]).logits
             said = None if teacher is None else teacher(x[:, :-1]).logits.float().softmax(-1).flatten(0, 1)
@@ -139,8 +145,9 @@ def train_model(
             speed = (step + 1 - first) * BATCH * CONTEXT / (time.time() - started)
             print(f"{name} {step}/{steps} loss {loss.item():.3f} {speed:.0f} tokens/s", flush=True)
         if (step + 1) % 100 == 0 or step + 1 == steps:
-            save_checkpoint(checkpoint, model=model.state_dict(), step=step + 1,
-                            optimisers=[o.state_dict() for o in optimisers])  # fmt: skip
+            save_checkpoint(
+                checkpoint, model=model.state_dict(), step=step + 1, optimisers=[o.state_dict() for o in optimisers]
+            )
     model.eval().requires_grad_(False)
     return model
 
@@ -233,8 +240,7 @@ def head_states(
             states = model.model(x).last_hidden_state
         t = torch.arange(ANSWER, device=x.device)
         guessed = torch.stack(
-            [torch.where(t + k < n[:, None], x[:, -ANSWER:].roll(-k, 1), -100) for k in range(1, HEADS + 1)],
-            dim=-1,
+            [torch.where(t + k < n[:, None], x[:, -ANSWER:].roll(-k, 1), -100) for k in range(1, HEADS + 1)], dim=-1
         )  # (B, ANSWER, K)
         kept = guessed[..., 0] != -100
         hidden.append(states[:, -ANSWER - 1 : -1][kept].half())
@@ -270,8 +276,7 @@ def train_heads(
         if step % 20 == 0:
             print(f"heads {step}/{steps} loss {[round(x.item(), 3) for x in losses]}", flush=True)
         if (step + 1) % 100 == 0 or step + 1 == steps:
-            save_checkpoint(checkpoint, heads=heads.state_dict(), step=step + 1,
-                            optimiser=optimiser.state_dict())  # fmt: skip
+            save_checkpoint(checkpoint, heads=heads.state_dict(), step=step + 1, optimiser=optimiser.state_dict())
     return heads.eval().requires_grad_(False)
 
 
@@ -286,31 +291,24 @@ def head_accuracy(heads: MedusaHeads, hidden: torch.Tensor, labels: torch.Tensor
 
 
 @click.command()
-@click.option("--books", type=click.Path(exists=True, path_type=Path), required=True,
-              help="Plain text of the second domain.")  # fmt: skip
-@click.option("--work", type=click.Path(path_type=Path), default="build/demo", show_default=True,
-              help="Folder for the result and the checkpoints.")  # fmt: skip
+@click.option(
+    "--books", type=click.Path(exists=True, path_type=Path), required=True, help="Plain text of the second domain."
+)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    default="build/demo",
+    show_default=True,
+    help="Folder for the result and the checkpoints.",
+)
 @click.option("--tokens", default=14_000_000, show_default=True, help="Training tokens of the base.")
-@click.option(
-    "--prompts", default=12_288, show_default=True, help="Continuations for the heads, per prompt length."
-)
+@click.option("--prompts", default=12_288, show_default=True, help="Continuations for the heads, per prompt length.")
 @click.option("--epochs", default=5, show_default=True, help="Passes of the heads over them.")
-@click.option(
-    "--draft-tokens", default=4_000_000, show_default=True, help="Training tokens of the draft model."
-)
-@click.option(
-    "--base", type=click.Path(exists=True, path_type=Path), help="A model to take instead of training one."
-)
+@click.option("--draft-tokens", default=4_000_000, show_default=True, help="Training tokens of the draft model.")
+@click.option("--base", type=click.Path(exists=True, path_type=Path), help="A model to take instead of training one.")
 @click.option("--device", default="cpu", show_default=True)
 def main(
-    books: Path,
-    work: Path,
-    tokens: int,
-    prompts: int,
-    epochs: int,
-    draft_tokens: int,
-    base: Path | None,
-    device: str,
+    books: Path, work: Path, tokens: int, prompts: int, epochs: int, draft_tokens: int, base: Path | None, device: str
 ) -> None:
     """Train the embedded demo model and its drafters: WORK/model, WORK/draft, WORK/heads."""
     work.mkdir(parents=True, exist_ok=True)
@@ -341,13 +339,9 @@ def main(
 
     answers = [own_answers(work, model, code_ids, prose_ids, n, prompts) for n in PROMPTS]
     if draft_tokens:
-        draft = train_model(
-            work, "draft-texts", untrained(DRAFT, device), texts, tokens=draft_tokens, teacher=model
-        )
+        draft = train_model(work, "draft-texts", untrained(DRAFT, device), texts, tokens=draft_tokens, teacher=model)
         own = {1.0: np.concatenate([until_ends(x, 0) for x in answers])}
-        draft = train_model(
-            work, "draft", draft.requires_grad_(True), own, tokens=draft_tokens, teacher=model
-        )
+        draft = train_model(work, "draft", draft.requires_grad_(True), own, tokens=draft_tokens, teacher=model)
         draft.to(torch.float16).save_pretrained(work / "draft")
         tokenizer.save_pretrained(work / "draft")
     if not epochs:

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from treeopt.errors import InvalidInput
 
-LEFT_OUT = frozenset(
-    {"encodings", "pydoc_data", "test", "tests", "idlelib", "lib2to3", "site-packages", "__phello__"}
-)
+LEFT_OUT = frozenset({"encodings", "pydoc_data", "test", "tests", "idlelib", "lib2to3", "site-packages", "__phello__"})
 HELD_OUT_SHARE = 0.10
 
 

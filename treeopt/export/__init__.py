@@ -70,9 +70,7 @@ tensorrt-llm, vllm, sglang, lmdeploy, llama-cpp, rtp-llm can run.
     others = [name for name, other in ENGINES.items() if any(drafter in m.drafters for m in other.methods)]
     able = f", which {', '.join(others)} can run" if others else ""
     way = engine if method is None else f"{engine} with {method}"
-    raise InvalidInput(
-        f"{way} runs drafters of the kinds {', '.join(kinds)}, but this is of {drafter}{able}."
-    )
+    raise InvalidInput(f"{way} runs drafters of the kinds {', '.join(kinds)}, but this is of {drafter}{able}.")
 
 
 def runners(drafter: str | None) -> dict[str, Method]:
@@ -102,8 +100,10 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
             f"{engine} looks n-grams up in a way of its own, of which tokens per step depend: measure them there, and "
             "compare by treeopt import."
         )
-    for flag, given, heeded in (("--engine-version", request.version, way.by_version),
-                                ("--max-draft-len", request.max_draft_len, way.rebuilds)):  # fmt: skip
+    for flag, given, heeded in (
+        ("--engine-version", request.version, way.by_version),
+        ("--max-draft-len", request.max_draft_len, way.rebuilds),
+    ):
         if given is not None and not heeded:
             raise InvalidInput(f"{flag} makes no difference for {engine} with {way.name}: leave it out.")
     if way.shape == "chain" and request.tree is not None:
@@ -157,9 +157,14 @@ def export_plan(
         raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
     way = way_of(plan, engine, method)
     request = Request(
-        num_heads=num_heads, num_layers=drafter.get("num_layers") or 1, drafter=drafter.get("kind"), version=version,
-        max_draft_len=max_draft_len, batch_size=plan.entries[-1].batch_size, acceptance=plan.acceptance,
-    )  # fmt: skip
+        num_heads=num_heads,
+        num_layers=drafter.get("num_layers") or 1,
+        drafter=drafter.get("kind"),
+        version=version,
+        max_draft_len=max_draft_len,
+        batch_size=plan.entries[-1].batch_size,
+        acceptance=plan.acceptance,
+    )
     if batch_size is not None or (way.shape != "chain" and len(plan.schedule) > 1):
         entry = plan.entry(batch_size)
         request = replace(request, tree=entry.tree, batch_size=entry.batch_size)
@@ -186,8 +191,12 @@ def check_rule_of(record: Mapping[str, Any] | None, way: Method, engine: str) ->
         return [f"The plan holds for {asked}: requests must ask for the same."]
     if way.shape == "chain" and rule != "typical":
         return [f"The plan holds for {asked}; whether {engine} decodes so was not checked."]
-    able = [name for name, other in ENGINES.items()
-            for one in other.methods if rule in one.rules and set(one.drafters) & set(way.drafters)]  # fmt: skip
+    able = [
+        name
+        for name, other in ENGINES.items()
+        for one in other.methods
+        if rule in one.rules and set(one.drafters) & set(way.drafters)
+    ]
     cure = f"export --to {' or '.join(able)}, or plan" if able else "plan"
     raise InvalidInput(
         f"{engine} with {way.name} accepts by the rule {' or '.join(way.rules)}, but the plan holds for {asked}: {cure} "
@@ -213,9 +222,7 @@ def check_shape_of(tree: Tree, way: Method, engine: str) -> None:
 
 def search_for(engine: str, way: Method) -> str:
     """The command that plans what a method takes."""
-    return f"treeopt search --for {engine}" + (
-        f" --method {way.name}" if len(ENGINES[engine].methods) > 1 else ""
-    )
+    return f"treeopt search --for {engine}" + (f" --method {way.name}" if len(ENGINES[engine].methods) > 1 else "")
 
 
 def check(tree: Tree, way: Method, engine: str, request: Request) -> None:
@@ -224,22 +231,16 @@ def check(tree: Tree, way: Method, engine: str, request: Request) -> None:
     if len(tree) == 1:
         return  # the methods' own files, or their refusal
     if tree.depth > request.num_heads:
-        raise InvalidInput(
-            f"A tree may be {request.num_heads} deep, one per head, but this one is {tree.depth} deep."
-        )
+        raise InvalidInput(f"A tree may be {request.num_heads} deep, one per head, but this one is {tree.depth} deep.")
     if way.max_depth is not None and tree.depth > way.max_depth:
-        raise InvalidInput(
-            f"{engine} takes trees up to depth {way.max_depth}, but this one has {tree.depth}: {search}"
-        )
+        raise InvalidInput(f"{engine} takes trees up to depth {way.max_depth}, but this one has {tree.depth}: {search}")
     if way.max_rank is not None and max(tree.ranks) > way.max_rank:
         raise InvalidInput(
             f"{engine} takes ranks up to {way.max_rank}, but the tree has {max(tree.ranks)}, which it would read as "
             f"another candidate: {search}"
         )
     if way.max_nodes is not None and len(tree) - 1 > way.max_nodes:
-        raise InvalidInput(
-            f"{engine} takes up to {way.max_nodes} choices, but the tree has {len(tree) - 1}: {search}"
-        )
+        raise InvalidInput(f"{engine} takes up to {way.max_nodes} choices, but the tree has {len(tree) - 1}: {search}")
     first = [path[0] for path in tree.paths[1:] if len(path) == 1]
     if way.first_depth_closed and first != list(range(len(first))):
         raise InvalidInput(

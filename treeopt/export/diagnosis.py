@@ -69,9 +69,7 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
         whole = isinstance(choice, list | tuple) and all(type(rank) is int for rank in choice)
         if not whole or min(choice, default=0) < 0:
             silent = ", though Medusa's buffers and Triton's parser take a negative rank" if whole else ""
-            raise InvalidInput(
-                f"Every choice must be a list of ranks 0, 1, ..., but there is {choice!r}{silent}."
-            )
+            raise InvalidInput(f"Every choice must be a list of ranks 0, 1, ..., but there is {choice!r}{silent}.")
     if len({type(choice) for choice in choices}) > 1:
         repaired.append("Lists and tuples were mixed, and are all lists now.")
     paths: list[Choice] = [tuple(choice) for choice in choices if choice]
@@ -89,8 +87,9 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
             "Python runtime would build more nodes than it counts; Medusa and EAGLE would fail."
         )
     if added:
-        repaired.append(f"The list has leaves alone: {len(added)} {'parent was' if len(added) == 1 else 'parents were'} "
-                        "added.")  # fmt: skip
+        repaired.append(
+            f"The list has leaves alone: {len(added)} {'parent was' if len(added) == 1 else 'parents were'} added."
+        )
     elif sorted(once, key=lambda path: (len(path), path)) != list(once):
         repaired.append("The choices were in another order, which the engines do not mind.")
     return Tree.from_choices([*once, *added]), tuple(repaired)
@@ -147,9 +146,7 @@ def _braces(value: str, *, argument: bool) -> tuple[Choices, tuple[str, ...], tu
         try:
             choices = [[int(rank) for rank in piece.split(",")] for piece in pieces if piece.strip()]
         except ValueError:
-            raise InvalidInput(
-                f"Every choice must be a list of ranks 0, 1, ..., but there is {value!r}."
-            ) from None
+            raise InvalidInput(f"Every choice must be a list of ranks 0, 1, ..., but there is {value!r}.") from None
         if value.count("{") > value.count("}"):
             repaired.append("A brace was not closed, and is.")
         elif value.lstrip().startswith("{{"):
@@ -179,21 +176,19 @@ def _readings(choices: Choices, tree: Tree) -> list[Reading]:
         triton.TITLE: lambda: _cpp(_once(lists)),
         "Model Optimizer": lambda: _modelopt(_once(lists)),
         "vLLM's token tree": lambda: _vllm(tree),
-        "RTP-LLM's old path": lambda: Tree.from_choices(
-            [p for p in tree.paths[1:] if len(p) <= RTP_LLM_DEPTH]
-        ),
+        "RTP-LLM's old path": lambda: Tree.from_choices([p for p in tree.paths[1:] if len(p) <= RTP_LLM_DEPTH]),
     }
     if any(not choice for choice in choices):  # what these make of a listed root is not known
-        ports = {
-            name: port for name, port in ports.items() if name != triton.TITLE and "TensorRT" not in name
-        }
+        ports = {name: port for name, port in ports.items() if name != triton.TITLE and "TensorRT" not in name}
     found = [_reading(name, port, tree) for name, port in ports.items()]
     rows, meant = len(choices) + 1, len({tuple(choice) for choice in choices}) + 1
     if rows > meant:
         counting = ("Medusa", "TensorRT-LLM, C++", triton.TITLE, "Model Optimizer")
         why = f"It verifies {rows} rows, of which {meant} differ: a choice that comes twice takes two."
-        found = [Reading(r.engine, "another tree", why) if r.engine in counting and r.reads == "the same" else r
-                 for r in found]  # fmt: skip
+        found = [
+            Reading(r.engine, "another tree", why) if r.engine in counting and r.reads == "the same" else r
+            for r in found
+        ]
     return found
 
 

@@ -31,13 +31,7 @@ from treeopt.export.chains import (
 from treeopt.export.engine import Lengths, Request, Written
 
 FILE = "llm_api_options.yml"
-TYPES = {
-    "eagle3": "Eagle3",
-    "eagle": "Eagle",
-    "mtp": "MTP",
-    "draft-model": "Draft_Target",
-    "ngram": "NGram",
-}
+TYPES = {"eagle3": "Eagle3", "eagle": "Eagle", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
 OWN_MODEL = ("eagle3", "eagle", "draft-model")
 UPPER, LOWER = "upper-bound", "lower-bound"
 
@@ -87,9 +81,7 @@ def meaning_of(version: str | None) -> str:
         return version or UPPER
     release = re.match(r"v?(\d+)\.(\d+)", version or "")
     if release is None:
-        raise InvalidInput(
-            f"A TensorRT-LLM version must be {UPPER}, {LOWER} or as in 1.2, but is {version!r}."
-        )
+        raise InvalidInput(f"A TensorRT-LLM version must be {UPPER}, {LOWER} or as in 1.2, but is {version!r}.")
     if int(release[1]) < 1:
         raise InvalidInput(
             f"TensorRT-LLM has draft_len_schedule since PR #8194, but {version} is older: use a release from 1.2 on."
@@ -175,9 +167,7 @@ def _notes(lengths: Lengths, meaning: str, drafter: str) -> list[str]:
     if meaning == UPPER and lengths[-1][2]:
         notes.append(f"Its last key is {LAST}: above it TensorRT-LLM does not speculate.")
     if meaning == UPPER and drafter != "ngram" and any(length == 0 for _, _, length in lengths):
-        notes.append(
-            "Some releases silently draft one token where the schedule has 0, to keep the drafter warm."
-        )
+        notes.append("Some releases silently draft one token where the schedule has 0, to keep the drafter warm.")
     if meaning == LOWER and drafter not in ("ngram", "draft-model"):
         notes.append("The first releases with draft_len_schedule heed it for ngram and draft models only.")
     return notes

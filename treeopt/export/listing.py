@@ -43,8 +43,7 @@ def limits(method: Method) -> str:
     >>> limits(ENGINES["tgi"].methods[0])
     '–'
     """
-    bounds = [f"{word} ≤ {getattr(method, name)}" for name, word in LIMITS.items()
-              if getattr(method, name) is not None]  # fmt: skip
+    bounds = [f"{word} ≤ {getattr(method, name)}" for name, word in LIMITS.items() if getattr(method, name) is not None]
     return ", ".join(bounds) or NONE
 
 
@@ -65,26 +64,34 @@ def table(engines: Mapping[str, Engine]) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
-    shown = Table(title="Engines that --for and --to take", title_justify="left",
-                  caption="Sources, fields that must match and syntax: treeopt list engines --json",
-                  caption_justify="left", expand=True)  # fmt: skip
-    for name in (
-        "engine",
-        "method",
-        "drafters",
-        "shape and limits",
-        "acceptance",
-        "carrier",
-        "by batch",
-        "versions",
-    ):
-        shown.add_column(name, min_width=15 if name.startswith("shape") else None, overflow="fold", ratio=WIDTHS.get(name),
-                         no_wrap=name == "engine")  # fmt: skip
+    shown = Table(
+        title="Engines that --for and --to take",
+        title_justify="left",
+        caption="Sources, fields that must match and syntax: treeopt list engines --json",
+        caption_justify="left",
+        expand=True,
+    )
+    for name in ("engine", "method", "drafters", "shape and limits", "acceptance", "carrier", "by batch", "versions"):
+        shown.add_column(
+            name,
+            min_width=15 if name.startswith("shape") else None,
+            overflow="fold",
+            ratio=WIDTHS.get(name),
+            no_wrap=name == "engine",
+        )
     for engine in engines.values():
         for i, method in enumerate(engine.methods):
             bounds = [method.shape, *([limits(method)] if limits(method) != NONE else [])]
-            cells = [engine.name if i == 0 else "", method.name, ", ".join(method.drafters), ", ".join(bounds),
-                     ", ".join(method.rules), method.carrier, by_batch_size(method), available(method)]  # fmt: skip
+            cells = [
+                engine.name if i == 0 else "",
+                method.name,
+                ", ".join(method.drafters),
+                ", ".join(bounds),
+                ", ".join(method.rules),
+                method.carrier,
+                by_batch_size(method),
+                available(method),
+            ]
             shown.add_row(*map(escape, cells))
         shown.add_section()
     return shown
@@ -98,17 +105,27 @@ def markdown(engines: Mapping[str, Engine]) -> str:
         "| engine | method | drafters | shape | limits | acceptance | by batch size | versions |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    details = [
-        "| method | carrier | syntax | must match | source |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    details = ["| method | carrier | syntax | must match | source |", "| --- | --- | --- | --- | --- |"]
     for engine in engines.values():
         for method in engine.methods:
-            cells = [f"`{engine.name}`", method.name, ", ".join(method.drafters), method.shape, limits(method),
-                     ", ".join(method.rules), by_batch_size(method), available(method)]  # fmt: skip
+            cells = [
+                f"`{engine.name}`",
+                method.name,
+                ", ".join(method.drafters),
+                method.shape,
+                limits(method),
+                ", ".join(method.rules),
+                by_batch_size(method),
+                available(method),
+            ]
             lines.append(_row(cells))
-            cells = [f"`{engine.name}` {method.name}", method.carrier, f"`{method.syntax}`",
-                     "; ".join(method.derived) or NONE, method.source]  # fmt: skip
+            cells = [
+                f"`{engine.name}` {method.name}",
+                method.carrier,
+                f"`{method.syntax}`",
+                "; ".join(method.derived) or NONE,
+                method.source,
+            ]
             details.append(_row(cells))
     return "\n".join([*lines, "", *details, "", END]) + "\n"
 

@@ -19,17 +19,16 @@ def the_list(text: str) -> list[Any]:
     """
     try:
         found = {
-            ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else "":
-            ast.literal_eval(statement.value)
+            ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else "": ast.literal_eval(
+                statement.value
+            )
             for statement in ast.parse(text).body
             if isinstance(statement, ast.Assign | ast.Expr) and isinstance(statement.value, ast.List)
-        }  # fmt: skip
+        }
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         found = {}
     if len(found) > 1:
-        raise InvalidInput(
-            f"it must hold one list of choices, but it has {', '.join(found)}: keep one of them."
-        )
+        raise InvalidInput(f"it must hold one list of choices, but it has {', '.join(found)}: keep one of them.")
     if not found:
         raise InvalidInput("it must hold a list of choices, but it has none.")
     choices: list[Any] = next(iter(found.values()))

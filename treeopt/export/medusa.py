@@ -14,10 +14,7 @@ def write(request: Request) -> Written:
     """``medusa_choices.py`` for medusa/model/medusa_choices.py, and the bare list as JSON."""
     tree = request.tree_of("medusa")
     choices = listed(tree)
-    files = {
-        "medusa_choices.py": f"treeopt_{len(tree) - 1} = {choices}\n",
-        "medusa_choices.json": f"{choices}\n",
-    }
+    files = {"medusa_choices.py": f"treeopt_{len(tree) - 1} = {choices}\n", "medusa_choices.json": f"{choices}\n"}
     command = (
         "python llm_judge/gen_model_answer_medusa.py --model-path HEADS --model-id treeopt "
         f'--medusa-choices "{choices}"{posterior_flags(request)}'

@@ -20,8 +20,7 @@ KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "med
 LENGTHS = ("num_speculative_tokens", "max_draft_len")
 FLAG = re.compile(r"--(?:medusa|hydra|eagle|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
 LENGTH_FLAG = re.compile(
-    r"^[^#\n]*--(?:speculate|speculative-num-steps|draft-max|gen_num_per_cycle)[ =](\d{1,4})\b",
-    re.M,
+    r"^[^#\n]*--(?:speculate|speculative-num-steps|draft-max|gen_num_per_cycle)[ =](\d{1,4})\b", re.M
 )
 BRACES = re.compile(r"string_value: \"(\{[^\"]*)\"|medusa_choices:(\{[^'\"]*\})|\A\s*(\{\s*\d[^\"]*)\Z", re.S)
 PLAIN = ("# No tree pays", "# No chain pays")  # begin files for serving without speculation

@@ -27,13 +27,7 @@ from treeopt.export.chains import (
 from treeopt.export.engine import Lengths, Request, Written
 
 FILE = "adaptive.json"
-ALGORITHMS = {
-    "eagle3": "EAGLE3",
-    "eagle": "EAGLE",
-    "mtp": "NEXTN",
-    "draft-model": "STANDALONE",
-    "ngram": "NGRAM",
-}
+ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
 ADAPTIVE = ("eagle3", "eagle", "mtp")  # with any other SGLang logs a warning and stays static
 MOST_RUNNING = 48  # sequences that SGLang decodes at once with speculation, unless told otherwise
 SERVE = "python -m sglang.launch_server --model-path MODEL"
@@ -72,13 +66,9 @@ def write_adaptive(request: Request) -> Written:
     if drafter == "mtp":
         notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
     if lengths[-1][0] > MOST_RUNNING:
-        notes.append(
-            f"With speculation it decodes {MOST_RUNNING} sequences at once: pass --max-running-requests."
-        )
+        notes.append(f"With speculation it decodes {MOST_RUNNING} sequences at once: pass --max-running-requests.")
     return Written(
-        files={FILE: f"{json.dumps(config)}\n", COMMANDS: f"{command}\n"},
-        command=command,
-        notes=tuple(notes),
+        files={FILE: f"{json.dumps(config)}\n", COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes)
     )
 
 
@@ -167,7 +157,4 @@ def _drafter_flags(drafter: str) -> str:
 def _steps_flags(drafter: str, steps: int) -> str:
     if drafter == "ngram":
         return f" --speculative-num-draft-tokens {steps + 1} --speculative-ngram-max-bfs-breadth 1"
-    return (
-        f" --speculative-num-steps {steps} --speculative-eagle-topk 1"
-        f" --speculative-num-draft-tokens {steps + 1}"
-    )
+    return f" --speculative-num-steps {steps} --speculative-eagle-topk 1 --speculative-num-draft-tokens {steps + 1}"

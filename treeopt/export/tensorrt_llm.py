@@ -63,9 +63,7 @@ trtllm-bench --model MODEL latency --engine_dir ENGINE --medusa_choices {BENCH}
         BENCH: "".join(f"- {json.dumps(choice)}\n" for choice in tree.choices),
         COMMANDS: commands,
     }
-    notes.append(
-        "It reads the heads from medusa_lm_head.pt: treeopt convert DRAFTER --to medusa-pt --output HEADS"
-    )
+    notes.append("It reads the heads from medusa_lm_head.pt: treeopt convert DRAFTER --to medusa-pt --output HEADS")
     return Written(files=files, command=run, notes=tuple(notes))
 
 
@@ -77,9 +75,7 @@ def _draft_len(request: Request, tree: Tree) -> tuple[int, list[str]]:
             f"A tree may have as many choices as the engine's max_draft_len, {built}, but this one has {n}: "
             f"search again with --budget {built + 1}, or build the engine anew."
         )
-    notes = [
-        f"Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with max_draft_len {n}."
-    ]
+    notes = [f"Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with max_draft_len {n}."]
     if n < built:
         notes = [f"The engine was built for {built} choices and pays for all: this tree's {n} save nothing."]
     return built, [*notes, *mask_note(n, built)]
@@ -146,9 +142,7 @@ def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int)
     [[0], [1]]
     """
     if len(choices) > max_draft_len:
-        raise InvalidInput(
-            f"TensorRT-LLM checks numChoices <= {max_draft_len}, but there are {len(choices)}."
-        )
+        raise InvalidInput(f"TensorRT-LLM checks numChoices <= {max_draft_len}, but there are {len(choices)}.")
 
     def packed(path: Sequence[int]) -> int:
         bits = 0
@@ -166,9 +160,7 @@ def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int)
         if len(path) > max(depth, 1) + 1:  # a list may begin at depth 2, all the same
             raise InvalidInput(f"TensorRT-LLM checks that no depth is left out, but {max(depth, 1) + 1} is.")
         if len(path) > num_heads:
-            raise InvalidInput(
-                f"TensorRT-LLM checks depths up to the heads, {num_heads}, but there is {list(path)}."
-            )
+            raise InvalidInput(f"TensorRT-LLM checks depths up to the heads, {num_heads}, but there is {list(path)}.")
         if len(path) != depth:
             before, level, depth = (level if depth else {0: ()}), {}, len(path)
         node = (*before.get(packed(path[:-1]), ()), path[-1])
@@ -209,8 +201,7 @@ def numbered(paths: Sequence[Choice]) -> dict[Choice, int]:
     """
     ids: dict[Choice, int] = {(rank,): rank for rank in range(1 + max(path[0] for path in paths))}
     deeper = sorted(
-        {path[:depth] for path in paths for depth in range(2, len(path) + 1)},
-        key=lambda path: (len(path), path),
+        {path[:depth] for path in paths for depth in range(2, len(path) + 1)}, key=lambda path: (len(path), path)
     )
     begin = len({path[0] for path in paths})
     return ids | {path: begin + i for i, path in enumerate(deeper)}

@@ -55,9 +55,7 @@ def parse(files: Mapping[str, str]) -> Lengths:
     if length is not None:
         return ((1, None, whole(length, "--speculate")),)
     if given.get("--model-id") == MODELS["medusa"]:
-        raise InvalidInput(
-            "Without --speculate TGI uses as many guesses as there are heads: name the length."
-        )
+        raise InvalidInput("Without --speculate TGI uses as many guesses as there are heads: name the length.")
     return NO_SPECULATION
 
 

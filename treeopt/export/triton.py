@@ -30,13 +30,10 @@ def write(request: Request) -> Written:
     )
     escaped = text.replace(",", "\\,")
     command = (
-        "python3 tools/fill_template.py -i tensorrt_llm/config.pbtxt "
-        f"'decoding_mode:medusa,medusa_choices:{escaped}'"
+        f"python3 tools/fill_template.py -i tensorrt_llm/config.pbtxt 'decoding_mode:medusa,medusa_choices:{escaped}'"
     )
     build = built.files[tensorrt_llm.COMMANDS].split("# Run (greedy")[0]
-    return Written(
-        files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=built.notes
-    )
+    return Written(files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=built.notes)
 
 
 def parse(files: Mapping[str, str]) -> Tree:

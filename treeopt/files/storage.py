@@ -25,8 +25,20 @@ from treeopt.errors import InvalidInput
 VERSION = 1
 T = TypeVar("T")
 # Whatever zipfile, zlib and numpy raise at a damaged archive, absurd sizes and other compressions included.
-UNREADABLE_NPZ = (OSError, ValueError, TypeError, EOFError, LookupError, RuntimeError, MemoryError, OverflowError,
-                  SyntaxError, struct.error, zipfile.BadZipFile, zlib.error)  # fmt: skip
+UNREADABLE_NPZ = (
+    OSError,
+    ValueError,
+    TypeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+    SyntaxError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 UNFINISHED = ".tmp"  # ends the name of a file while it is written
 
 
@@ -106,9 +118,7 @@ def load_json(path: Path) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise InvalidInput(
-            f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?"
-        ) from None
+        raise InvalidInput(f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?") from None
     except ValueError as error:
         raise InvalidInput(f"{path} must hold finite numbers, but it has {error}.") from None
 
@@ -127,9 +137,7 @@ def typed(kind: type[T], record: Any, source: Path) -> T:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         reason = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(
-            f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}"
-        ) from None
+        raise InvalidInput(f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}") from None
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -214,12 +214,7 @@ def useful(probe: Probe) -> BoolArray:
 
 
 def grow_coverage(
-    probe: Probe,
-    *,
-    budget: int,
-    max_depth: int | None = None,
-    max_rank: int = MAX_RANK,
-    shape: str = "any",
+    probe: Probe, *, budget: int, max_depth: int | None = None, max_rank: int = MAX_RANK, shape: str = "any"
 ) -> TreeFamily:
     """Nested trees within the probe tree, grown by `coverage` with look-ahead.
 
@@ -244,9 +239,7 @@ class _Growth:
     def __init__(self, probe: Probe, allowed: BoolArray, *, closed: bool) -> None:
         self.tree = tree = probe.tree
         bits = np.packbits(useful(probe).T, axis=1)
-        self.left = np.zeros(
-            (len(tree), -(-bits.shape[1] // 2) * 2), dtype=np.uint8
-        )  # whole words of 16 bits
+        self.left = np.zeros((len(tree), -(-bits.shape[1] // 2) * 2), dtype=np.uint8)  # whole words of 16 bits
         self.left[:, : bits.shape[1]] = bits
         self.left = self.left.view(np.uint16)  # (T, words)
         self.often = probe.accepted.sum(0)
@@ -255,10 +248,12 @@ class _Growth:
         self.allowed = allowed
         # The sibling that must be in before a node: of the rank before, where the shape asks for it.
         index = {path: i for i, path in enumerate(tree.paths)}
-        self.before = np.array([
-            index[(*path[:-1], path[-1] - 1)] if closed and path and path[-1] > 0 and allowed[i] else 0
-            for i, path in enumerate(tree.paths)
-        ])  # fmt: skip
+        self.before = np.array(
+            [
+                index[(*path[:-1], path[-1] - 1)] if closed and path and path[-1] > 0 and allowed[i] else 0
+                for i, path in enumerate(tree.paths)
+            ]
+        )
         # Counted again only where a depth has changed: gain and nodes of the siblings missing up to a node.
         self.gain, self.cost = np.zeros((2, len(tree)), dtype=np.int64)
         for depth in range(1, tree.depth + 1):

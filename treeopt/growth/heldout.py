@@ -46,12 +46,7 @@ class Rates:
     steps: IntArray | None
 
     def document(self) -> dict[str, float | None]:
-        return {
-            "product": self.product,
-            "joint": self.joint,
-            "replayed": self.replayed,
-            "replayed_stderr": self.stderr,
-        }
+        return {"product": self.product, "joint": self.joint, "replayed": self.replayed, "replayed_stderr": self.stderr}
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,8 +162,14 @@ def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
         n_states += count
     clusters, tokens = trace.clusters, trace.lengths - 1
     pooled = np.stack([np.bincount(clusters, row) for row in steps]).astype(np.int64)
-    return HeldOut(family, pooled, np.bincount(clusters, tokens).astype(np.int64), product / n_states,
-                   joint / n_states, tuple(grown))  # fmt: skip
+    return HeldOut(
+        family,
+        pooled,
+        np.bincount(clusters, tokens).astype(np.int64),
+        product / n_states,
+        joint / n_states,
+        tuple(grown),
+    )
 
 
 def crossfit_probe(probe: Probe, **limits: Any) -> HeldOut:
@@ -188,8 +189,9 @@ def crossfit_probe(probe: Probe, **limits: Any) -> HeldOut:
         product += len(held_out.accepted) * independent_tokens(held_out, trees.paths, members)
     pooled = np.stack([np.bincount(probe.clusters, row) for row in tokens]).astype(np.int64)
     steps = np.bincount(probe.clusters, np.diff(probe.starts)).astype(np.int64)
-    return HeldOut(family, np.broadcast_to(steps, pooled.shape), pooled, product / len(probe.accepted), None,
-                   tuple(grown))  # fmt: skip
+    return HeldOut(
+        family, np.broadcast_to(steps, pooled.shape), pooled, product / len(probe.accepted), None, tuple(grown)
+    )
 
 
 def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:

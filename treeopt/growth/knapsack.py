@@ -42,9 +42,7 @@ class Node:
     value: float
     worth: float
     children: list[Node] = field(default_factory=list)
-    best: NDArray[np.float64] = field(
-        default_factory=lambda: np.zeros(0)
-    )  # best[n] of n nodes; best[0] unused
+    best: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # best[n] of n nodes; best[0] unused
     # Of every rank: nodes taken at it to make the best row of n nodes from there on; 0 ends the row.
     taken: list[NDArray[np.int64]] = field(default_factory=list)
     leaves: list[NDArray[np.bool_]] = field(default_factory=list)  # whether that row has leaves only

@@ -107,8 +107,9 @@ def grow_replay(
     Time O(budget x P) at most, memory O(P x K).
     """
     if shape == "level-uniform":
-        return grow_joint(trace, budget=budget, max_depth=max_depth, max_rank=max_rank, shape=shape,
-                          strengths=strengths)  # fmt: skip
+        return grow_joint(
+            trace, budget=budget, max_depth=max_depth, max_rank=max_rank, shape=shape, strengths=strengths
+        )
     depth, top = min(max_depth or trace.num_heads, trace.num_heads), min(_top(max_rank, shape), trace.top_k)
     ranks = trace.ranks[trace.has_step][:, :depth]
     joint, _ = _best_first(frequencies(ranks, top, strengths).row, (len(ranks), 1.0), budget, shape)
@@ -183,9 +184,7 @@ def grow(trace: RankTrace, *, objective: str, **limits: Any) -> TreeFamily:
     """
     check_objective(objective)
     if not trace.has_step.any():
-        raise OutOfRange(
-            "Growing needs answers of more than one token, but the trace has none: calibrate on others."
-        )
+        raise OutOfRange("Growing needs answers of more than one token, but the trace has none: calibrate on others.")
     if objective != "independent" and "strengths" not in limits:
         limits["strengths"] = _strengths(trace, limits.get("max_rank", MAX_RANK), limits.get("max_depth"))
     if any(prices := limits.pop("prices", ())):
@@ -302,9 +301,7 @@ def frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Wor
     return Worth(children, (len(ranks), 1.0), ranks.shape[1])
 
 
-def worth_of(
-    source: RankTrace | Calibration, *, objective: str, max_depth: int, max_rank: int, shape: str
-) -> Worth:
+def worth_of(source: RankTrace | Calibration, *, objective: str, max_depth: int, max_rank: int, shape: str) -> Worth:
     """What nodes bring in under an objective; of `replay`, which does not add up, as under `joint`."""
     if isinstance(source, Calibration) or objective == "independent":
         rates = source if isinstance(source, Calibration) else Calibration.from_trace(source)
@@ -333,9 +330,7 @@ def _keeps(paths: tuple[Choice, ...], shape: str) -> bool:
     return True
 
 
-def _best_first(
-    children: Children, root: Value, budget: int, shape: str
-) -> tuple[tuple[Choice, ...], list[Value]]:
+def _best_first(children: Children, root: Value, budget: int, shape: str) -> tuple[tuple[Choice, ...], list[Value]]:
     """Up to ``budget`` nodes in order of (value descending, depth, path), each after what it needs.
 
     Only the next sibling and the first child of a taken node wait in the heap, so N nodes cost O(N log N).
@@ -364,9 +359,7 @@ def _best_first(
             offer(path[:-1], place + 1)
         values = children(path, (-first, -second))
         ranks = range(len(values))
-        order = (
-            list(ranks) if shape != "any" else sorted(ranks, key=lambda r: (-values[r][0], -values[r][1], r))
-        )
+        order = list(ranks) if shape != "any" else sorted(ranks, key=lambda r: (-values[r][0], -values[r][1], r))
         siblings[path] = values, order
         needed = _needed(path) if shape == "low-rank-expands" else None
         if needed and needed not in siblings:

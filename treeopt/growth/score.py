@@ -100,8 +100,12 @@ def score_tree(source: RankTrace | Calibration, tree: Tree, *, grown_here: bool 
     (1.8, [[0], [0, 0]], 0.022)
     """
     shape = "sibling-closed" if sibling_closed(tree) else "any"
-    limits = {"budget": len(tree), "shape": shape, "max_depth": source.num_heads,
-              "max_rank": max(MAX_RANK, int(tree.ranks.max()))}  # fmt: skip
+    limits = {
+        "budget": len(tree),
+        "shape": shape,
+        "max_depth": source.num_heads,
+        "max_rank": max(MAX_RANK, int(tree.ranks.max())),
+    }
     known = tree.cut(max_depth=source.num_heads, max_rank=source.top_k - 1)
     notes = []
     if len(known) < len(tree):
@@ -144,8 +148,9 @@ def _replayed(trace: RankTrace, tree: Tree, known: Tree, curve: HeldOut) -> tupl
     assert curve.steps is not None
     rates = rate_tree(trace, known)
     assert rates.steps is not None
-    given = Rated(tree=tree, product=rates.product, joint=rates.joint, replayed=rates.replayed,
-                  replayed_stderr=rates.stderr)  # fmt: skip
+    given = Rated(
+        tree=tree, product=rates.product, joint=rates.joint, replayed=rates.replayed, replayed_stderr=rates.stderr
+    )
     draws = conversation_draws(len(rates.steps))
     ours, theirs = (np.maximum(draws @ steps, 1) for steps in (rates.steps, curve.steps[-1]))
     return given, stderr(1 - theirs / ours, len(rates.steps))
@@ -154,8 +159,13 @@ def _replayed(trace: RankTrace, tree: Tree, known: Tree, curve: HeldOut) -> tupl
 def _grown(curve: HeldOut, size: int) -> Rated:
     """The grown tree of a size, with its held-out rates."""
     rates = curve.rates(size)
-    return Rated(tree=curve.family.tree(size), product=rates.product, joint=rates.joint,
-                 replayed=rates.replayed, replayed_stderr=rates.stderr)  # fmt: skip
+    return Rated(
+        tree=curve.family.tree(size),
+        product=rates.product,
+        joint=rates.joint,
+        replayed=rates.replayed,
+        replayed_stderr=rates.stderr,
+    )
 
 
 def _kind(source: RankTrace | Calibration) -> str:

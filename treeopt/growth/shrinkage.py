@@ -123,9 +123,7 @@ def mixed(counts: NDArray[Any], strength: float, above: Chances) -> Chances:
     if np.isinf(strength):
         return np.broadcast_to(above, (*counts.shape[:-1], above.shape[-1]))
     some = trials + strength > 0
-    found: Chances = np.where(
-        some, (counts[..., :-1] + strength * above) / np.where(some, trials + strength, 1), above
-    )
+    found: Chances = np.where(some, (counts[..., :-1] + strength * above) / np.where(some, trials + strength, 1), above)
     return found
 
 
@@ -165,9 +163,7 @@ def fit_strengths(ranks: NDArray[np.int16], part: IntArray, top: int, grid: Sequ
         for strength in grid:
             scores[strength] = sum(
                 _log_likelihood(counts, mixed(_others(counts), strength, up[:, parent]))
-                for (counts, parent), up in zip(
-                    [t[number] for t in depths[first:]], above[first:], strict=True
-                )
+                for (counts, parent), up in zip([t[number] for t in depths[first:]], above[first:], strict=True)
             )
         chosen[level] = max(scores, key=lambda s: (scores[s], s))
         for d in range(first, len(depths)):
@@ -176,9 +172,7 @@ def fit_strengths(ranks: NDArray[np.int16], part: IntArray, top: int, grid: Sequ
     return Strengths(**chosen)
 
 
-def _tables(
-    ranks: NDArray[np.int16], part: IntArray, top: int, depth: int
-) -> list[tuple[IntArray, IntArray]]:
+def _tables(ranks: NDArray[np.int16], part: IntArray, top: int, depth: int) -> list[tuple[IntArray, IntArray]]:
     """Of the marginal and of every level at one depth: (F, contexts, R+1) counts of each part, and
     (contexts,) which context of the level above each belongs to."""
     right: NDArray[Any] = np.asarray(((ranks[:, :depth] >= 0) & (ranks[:, :depth] < top)).all(1))
@@ -215,6 +209,4 @@ def _log_likelihood(counts: IntArray, chances: Chances) -> float:
     """Of (F, contexts, R+1) counts under (F, contexts, R) chances; nothing is thought quite impossible."""
     misses = counts[..., -1] - counts[..., :-1].sum(-1)
     miss = np.maximum(1 - chances.sum(-1), IMPOSSIBLE)
-    return float(
-        (counts[..., :-1] * np.log(np.maximum(chances, IMPOSSIBLE))).sum() + (misses * np.log(miss)).sum()
-    )
+    return float((counts[..., :-1] * np.log(np.maximum(chances, IMPOSSIBLE))).sum() + (misses * np.log(miss)).sum())

@@ -59,9 +59,7 @@ def scrapes_among(files: Sequence[File], prefix: str) -> list[tuple[str, Path]]:
     """The files that have lines under ``prefix``: all of them or none, else InvalidInput."""
     found = [(c, p) for c, p in files if isinstance(c, str) and re.search(f"^{prefix}", c, re.MULTILINE)]
     if found and len(found) < len(files):
-        raise InvalidInput(
-            "Files of one import must be of one form, but some are expositions and some are not."
-        )
+        raise InvalidInput("Files of one import must be of one form, but some are expositions and some are not.")
     return found
 
 
@@ -75,8 +73,11 @@ def read_counters(files: Sequence[tuple[str, Path]], prefix: str) -> Counters:
     path = files[-1][1]
     models = {
         dict(labels)[name]
-        for one in scrapes for _, labels in one for name in ("model_name", "model") if name in dict(labels)
-    }  # fmt: skip
+        for one in scrapes
+        for _, labels in one
+        for name in ("model_name", "model")
+        if name in dict(labels)
+    }
     if len(models) > 1:
         raise InvalidInput(f"{path} must be of one model, but has counters of {', '.join(sorted(models))}.")
     before = scrapes[0] if len(scrapes) > 1 else {}
@@ -96,10 +97,10 @@ def read_counters(files: Sequence[tuple[str, Path]], prefix: str) -> Counters:
             raise InvalidInput(
                 f"{path} must be scraped after {files[0][1]} and without a restart between, but "
                 f"{name}{dict(labels) or ''} fell from {old:g} to {new:g}."
-                if not name.endswith("_created") else
-                f"{path} must be scraped without a restart since {files[0][1]}, but {name} has changed: the server "
+                if not name.endswith("_created")
+                else f"{path} must be scraped without a restart since {files[0][1]}, but {name} has changed: the server "
                 "began to count anew."
-            )  # fmt: skip
+            )
     return Counters(series, path, () if len(files) > 1 else (SINCE_START,))
 
 

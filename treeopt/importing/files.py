@@ -23,11 +23,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
 
 File = tuple[Any, Path]  # what a file holds, and its path
-LOGS = (
-    "'iterLatencyMS'",
-    "Decode batch",
-    "SpecDecoding metrics: ",
-)  # in logs whose lines may begin as JSON does
+LOGS = ("'iterLatencyMS'", "Decode batch", "SpecDecoding metrics: ")  # in logs whose lines may begin as JSON does
 TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
 
 
@@ -70,9 +66,7 @@ def head_order(names: Collection[str], path: Path) -> list[str]:
     ordered = sorted(names, key=lambda name: int(found[1]) if (found := numbers[name]) else -1)
     counted = [int(found[1]) if (found := numbers[name]) else -1 for name in ordered]
     if not counted or counted not in (list(range(len(counted))), list(range(1, len(counted) + 1))):
-        raise InvalidInput(
-            f"{path} must number its heads 0, 1, ... or 1, 2, ..., but has {quoted(list(names))}."
-        )
+        raise InvalidInput(f"{path} must number its heads 0, 1, ... or 1, 2, ..., but has {quoted(list(names))}.")
     return ordered
 
 
@@ -92,9 +86,7 @@ def _documents(path: Path, text: str) -> Any:
     except (ValueError, RecursionError) as error:
         if any(mark in text for mark in LOGS):
             return text
-        raise InvalidInput(
-            f"{path} must be valid JSON, or one document a line, but it is not: {error}."
-        ) from None
+        raise InvalidInput(f"{path} must be valid JSON, or one document a line, but it is not: {error}.") from None
 
 
 def _arrays(path: Path) -> Any:

@@ -47,15 +47,9 @@ CUT = "Rates are not printed for all positions of the drafts: depths beyond were
 def matches(content: Any) -> bool:
     if isinstance(content, str):
         return bool(
-            re.search(f"^{PREFIX}", content, re.MULTILINE)
-            or REQUEST.search(content)
-            or PROCESS.search(content)
+            re.search(f"^{PREFIX}", content, re.MULTILINE) or REQUEST.search(content) or PROCESS.search(content)
         )
-    return (
-        isinstance(content, dict)
-        and isinstance(content.get("timings"), dict)
-        and "draft_n" in content["timings"]
-    )
+    return isinstance(content, dict) and isinstance(content.get("timings"), dict) and "draft_n" in content["timings"]
 
 
 def read(files: Sequence[File]) -> Found:
@@ -63,9 +57,7 @@ def read(files: Sequence[File]) -> Found:
     path = files[-1][1]
     for content, one in files:
         if not matches(content):
-            raise InvalidInput(
-                f"{one} must hold log lines 'draft acceptance = ...' of llama.cpp, but holds none."
-            )
+            raise InvalidInput(f"{one} must hold log lines 'draft acceptance = ...' of llama.cpp, but holds none.")
         if not isinstance(content, str):
             raise InvalidInput(
                 f"{one} has only means of its drafts, and survival needs rates by position: import the log."
@@ -92,10 +84,15 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]
     if detailed:
         lines = [
             Printed(
-                _rates(found[5], path), whole(found[2]), whole(found[3]), number(found[4], path, NUMBERS), may_be_cut=True
+                _rates(found[5], path),
+                whole(found[2]),
+                whole(found[3]),
+                number(found[4], path, NUMBERS),
+                may_be_cut=True,
             )
-            for found in detailed if whole(found[3])
-        ]  # fmt: skip
+            for found in detailed
+            if whole(found[3])
+        ]
         notes = [f"{len(requests) - len(detailed)} lines without rates by position were left out."] * (
             len(detailed) < len(requests)
         )

@@ -36,17 +36,17 @@ NO_BLOCKS = (
 
 def matches(content: Any) -> bool:
     tensors = list(content.values()) if isinstance(content, dict) else content
-    return isinstance(tensors, list) and bool(tensors) and all(
-        isinstance(one, np.ndarray) and one.ndim == 2 for one in tensors
-    )  # fmt: skip
+    return (
+        isinstance(tensors, list)
+        and bool(tensors)
+        and all(isinstance(one, np.ndarray) and one.ndim == 2 for one in tensors)
+    )
 
 
 def read(content: Any, path: Path) -> Found:
     """The trace of hit tensors; where the rows do not fit together, counts alone."""
     if not matches(content):
-        raise InvalidInput(
-            f"{path} must hold one table of hits a head, as Medusa's heads_accuracy.py saves it."
-        )
+        raise InvalidInput(f"{path} must hold one table of hits a head, as Medusa's heads_accuracy.py saves it.")
     names = head_order(content, path) if isinstance(content, dict) else range(len(content))
     heads = check_hits([content[name] for name in names], path)
     rows = [len(hits) for hits in heads]
@@ -88,19 +88,13 @@ def check_hits(tables: list[NDArray[Any]], path: Path) -> list[BoolArray]:
     if any(table.dtype.kind not in "biu" or not np.isin(table, (0, 1)).all() for table in tables):
         raise InvalidInput(f"{path} must hold hits, true or false, but it holds other numbers.")
     if any(0 in shape for shape in shapes):
-        raise InvalidInput(
-            f"{path} must have rows for every head, but its tables are of the shapes {shapes}."
-        )
+        raise InvalidInput(f"{path} must have rows for every head, but its tables are of the shapes {shapes}.")
     hits = [table.astype(bool) for table in tables]
     if any((table.sum(1) > 1).any() for table in hits):
         turned = all((table.sum(0) <= 1).all() for table in hits)
         raise InvalidInput(
             f"{path} must hold tables of rows x candidates with one hit a row at most, but {shapes[0]} "
-            + (
-                "looks transposed: turn the tables round."
-                if turned
-                else "has several: its hits look cumulative."
-            )
+            + ("looks transposed: turn the tables round." if turned else "has several: its hits look cumulative.")
         )
     candidates = {shape[1] for shape in shapes}
     if len(candidates) > 1 or max(candidates) > MOST_RANK:

@@ -38,7 +38,9 @@ class Printed:
         (1000, [800, 600, 420])
         """
         if not self.rates or max(self.rates) > 1 or any(a < b for a, b in pairwise(self.rates)):
-            raise InvalidInput(f"{where} must have rates by position from 0 to 1 that never rise, but has {list(self.rates)}.")  # fmt: skip
+            raise InvalidInput(
+                f"{where} must have rates by position from 0 to 1 that never rise, but has {list(self.rates)}."
+            )
         if not self.accepted <= self.drafted <= MOST_DRAFTS:
             raise InvalidInput(
                 f"{where} must accept at most what was drafted, but has {self.accepted} of {self.drafted}."

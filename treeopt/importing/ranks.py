@@ -50,9 +50,7 @@ def matches(content: Any) -> bool:
 def read(content: Any, path: Path) -> Found:
     """The trace of logged ranks."""
     if not matches(content):
-        raise InvalidInput(
-            f'{path} must hold {{"ranks": [[...], ...]}} in every line, but its first has none.'
-        )
+        raise InvalidInput(f'{path} must hold {{"ranks": [[...], ...]}} in every line, but its first has none.')
     lines = typed(list[Logged], content if isinstance(content, list) else [content], path)
     heads = len(lines[0].ranks[0]) if lines[0].ranks else 0
     blocks = [sequence_ranks(line, heads, f"{path}, sequence {s + 1},") for s, line in enumerate(lines)]
@@ -62,13 +60,18 @@ def read(content: Any, path: Path) -> Found:
         ranks=np.concatenate(blocks),
         starts=np.cumsum([0, *map(len, blocks)]),
         tokens=_tokens(lines, path),
-        end=np.array([_end(line, str(path)) for line in lines]) if any(line.end is not None for line in lines) else None,
+        end=np.array([_end(line, str(path)) for line in lines])
+        if any(line.end is not None for line in lines)
+        else None,
         group=np.array([names.index(line.group or "") for line in lines]) if any(names) else None,
-        cluster=np.array([
-            ids.setdefault(s if line.id is None else (type(line.id), line.id), len(ids)) for s, line in enumerate(lines)
-        ]),
+        cluster=np.array(
+            [
+                ids.setdefault(s if line.id is None else (type(line.id), line.id), len(ids))
+                for s, line in enumerate(lines)
+            ]
+        ),
         meta={"group_names": names if any(names) else []},
-    )  # fmt: skip
+    )
     tried = (trace.ranks[trace.has_step] != NO_TRIAL).sum(0)
     if tried.min() < 1:
         raise InvalidInput(

@@ -48,9 +48,7 @@ def from_shares(
         notes.append(CUMULATIVE)
     if cumulative and (np.diff(shares, axis=1) < 0).any():
         k = int((np.diff(shares, axis=1) < 0).any(1).argmax())
-        raise InvalidInput(
-            f"{path} must have cumulative shares that never fall, but those of head {k + 1} do."
-        )
+        raise InvalidInput(f"{path} must have cumulative shares that never fall, but those of head {k + 1} do.")
     upto = shares if cumulative else shares.cumsum(1)
     if upto[:, -1].max() > 1 + SLACK:
         k = int(upto[:, -1].argmax())
@@ -69,9 +67,7 @@ def check_shares(rows: Sequence[Sequence[float]], path: Path) -> NDArray[np.floa
     """(K, R) shares; InvalidInput where they are no table of numbers from 0 to 1."""
     widths = {len(row) for row in rows}
     if len(widths) != 1 or 0 in widths:
-        raise InvalidInput(
-            f"{path} must have as many ranks for every head, at least one, but has {widths or 'none'}."
-        )
+        raise InvalidInput(f"{path} must have as many ranks for every head, at least one, but has {widths or 'none'}.")
     shares = np.array(rows, dtype=np.float64)
     if not ((shares >= 0) & (shares <= 1)).all():
         odd = shares[~((shares >= 0) & (shares <= 1))][0]
@@ -83,14 +79,13 @@ def known_trials(trials: Sequence[int] | None, heads: int, path: Path, assumed: 
     """Trials of every head: the file's, or those that --trials assumes; never both."""
     if (trials is None) == (assumed is None):
         raise InvalidInput(
-            f"{path} does not say how many trials its shares rest on: pass --trials." if trials is None else
-            f"{path} says how many trials its shares rest on: leave --trials out."
-        )  # fmt: skip
+            f"{path} does not say how many trials its shares rest on: pass --trials."
+            if trials is None
+            else f"{path} says how many trials its shares rest on: leave --trials out."
+        )
     found = [assumed or 1] * heads if trials is None else list(trials)
     if len(found) != heads or not all(1 <= n <= MOST_TRIALS for n in found):
-        raise InvalidInput(
-            f"{path} must have trials for each of its {heads} heads, at least 1, but has {found}."
-        )
+        raise InvalidInput(f"{path} must have trials for each of its {heads} heads, at least 1, but has {found}.")
     return found
 
 

@@ -31,9 +31,7 @@ def matches(content: Any) -> bool:
 def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
     """Counts of recall@k, differenced."""
     if not matches(content):
-        raise InvalidInput(
-            f'{path} must hold {{"recall": ...}} or heads with "recall@1", but it holds neither.'
-        )
+        raise InvalidInput(f'{path} must hold {{"recall": ...}} or heads with "recall@1", but it holds neither.')
     table = content["recall"] if "recall" in content else _named_heads(content)
     if isinstance(table, list):
         rows = typed(list[list[float]], table, path)
@@ -60,9 +58,7 @@ def _row(shares: dict[str, float], name: str, path: Path) -> tuple[list[float], 
     for key, share in shares.items():
         match = K_NAME.fullmatch(key)
         if match is None or int(match[1]) in by_k:
-            raise InvalidInput(
-                f"{path} must name its shares recall@1, recall@2, ..., but {name} has {quoted(key)}."
-            )
+            raise InvalidInput(f"{path} must name its shares recall@1, recall@2, ..., but {name} has {quoted(key)}.")
         by_k[int(match[1])] = share
     row: list[float] = []
     while len(row) + 1 in by_k:
@@ -71,10 +67,7 @@ def _row(shares: dict[str, float], name: str, path: Path) -> tuple[list[float], 
         raise InvalidInput(f"{path} must have recall@1 for every head, but {quoted(name)} has none.")
     if len(row) == len(by_k):
         return row, None
-    return (
-        row,
-        f"Ranks beyond {len(row)} were left out: k leaps from there, and single ranks cannot be told apart.",
-    )
+    return (row, f"Ranks beyond {len(row)} were left out: k leaps from there, and single ranks cannot be told apart.")
 
 
 def _totals(content: dict[str, Any], n_heads: int, path: Path) -> list[int] | None:

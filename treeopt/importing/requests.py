@@ -115,9 +115,7 @@ def check_request(one: Request, where: str, *, is_sparse: bool) -> None:
         ("accepted tokens", one.num_accepted_draft_tokens, taken),
     ):
         if said is not None and histogram and said != counted:
-            raise InvalidInput(
-                f"{where} must have as many {name} as its histogram counts, {counted}, but has {said}."
-            )
+            raise InvalidInput(f"{where} must have as many {name} as its histogram counts, {counted}, but has {said}.")
     mean = one.mean_acceptance_length
     if mean is not None and steps and not abs(mean - 1 - taken / steps) <= 0.01:
         raise InvalidInput(
@@ -146,12 +144,7 @@ def histograms(one: Request, longest: int, where: str) -> tuple[Histograms, bool
         return by_length, False
     drafted, length = one.num_draft_tokens, one.num_spec_tokens
     each = drafted / steps if drafted is not None else None
-    if (
-        length is None
-        and each is not None
-        and each.is_integer()
-        and len(histogram) - 1 <= each <= MOST_LENGTH
-    ):
+    if length is None and each is not None and each.is_integer() and len(histogram) - 1 <= each <= MOST_LENGTH:
         length = int(each)
     k = max(length if length else longest, len(histogram) - 1, 1)
     check_counts(steps, [sum(histogram[j:]) for j in range(1, k + 1)], None, where)
@@ -166,9 +159,7 @@ def dense(histogram: Histogram) -> list[int]:
     """
     if isinstance(histogram, list):
         if len(histogram) > MOST_LENGTH + 1:
-            raise InvalidInput(
-                f"A histogram must have at most {MOST_LENGTH + 1} entries, but has {len(histogram)}."
-            )
+            raise InvalidInput(f"A histogram must have at most {MOST_LENGTH + 1} entries, but has {len(histogram)}.")
         return list(histogram)
     places = {_place(name): count for name, count in histogram.items()}
     return [places.get(place, 0) for place in range(max(places, default=-1) + 1)]
@@ -188,9 +179,7 @@ def _by_length(one: Request, where: str) -> Histograms:
     rows = {_place(name): dense(row) for name, row in given.items()}
     for k, row in rows.items():
         if len(row) > k + 1 or min(row, default=0) < 0:
-            raise InvalidInput(
-                f"{where} must have histograms of 0 to {k} tokens for drafts of {k}, but has {row}."
-            )
+            raise InvalidInput(f"{where} must have histograms of 0 to {k} tokens for drafts of {k}, but has {row}.")
         row.extend([0] * (k + 1 - len(row)))
     width = max([len(one.dense), *(len(row) for row in rows.values())])
     pooled = [sum(row[a] for row in rows.values() if a < len(row)) for a in range(width)]

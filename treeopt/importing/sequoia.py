@@ -21,9 +21,7 @@ from treeopt.importing.files import Found
 from treeopt.importing.rates import SLACK, check_shares, from_shares
 
 NAMES = ("acceptance", "acceptance_rate_vector")
-ALL_CHILDREN = (
-    "The vector sums to less than 1, so its last entry was taken as a child's, not as the chance of none."
-)
+ALL_CHILDREN = "The vector sums to less than 1, so its last entry was taken as a child's, not as the chance of none."
 
 
 def matches(content: Any) -> bool:
@@ -40,9 +38,7 @@ def read(content: Any, path: Path, *, trials: int | None = None, heads: int | No
         raise InvalidInput(f"{path} is one vector for all depths: say with --heads how many there are.")
     if not matches(content):
         raise InvalidInput(f"{path} must hold one vector of chances, or an object with 'acceptance'.")
-    vector = (
-        next(content[name] for name in NAMES if name in content) if isinstance(content, dict) else content
-    )
+    vector = next(content[name] for name in NAMES if name in content) if isinstance(content, dict) else content
     chances = typed(list[float], vector.tolist() if isinstance(vector, np.ndarray) else vector, path)
     if len(chances) < 3 or chances[0] != 0:
         raise InvalidInput(

@@ -95,9 +95,7 @@ def histogram_of(drafts: int, reached: Sequence[int]) -> list[int]:
 def check_counts(drafts: int, reached: Sequence[int], accepted: int | None, where: object) -> None:
     """InvalidInput where counts by position cannot be those of a chain."""
     if not reached or len(reached) > MOST_LENGTH:
-        raise InvalidInput(
-            f"{where} must have counts for 1 to {MOST_LENGTH} positions, but has {len(reached)}."
-        )
+        raise InvalidInput(f"{where} must have counts for 1 to {MOST_LENGTH} positions, but has {len(reached)}.")
     if min(drafts, *reached) < 0 or max(drafts, *reached) > MOST_DRAFTS:
         raise InvalidInput(f"{where} must have counts from 0 to {MOST_DRAFTS}, but has others.")
     if reached[0] > drafts:
@@ -128,8 +126,9 @@ def to_calibration(drafts: Drafts, path: Path, *, notes: Sequence[str] = ()) -> 
     clustered = requests is not None and requests > 1
     errors = (
         _bootstrapped(drafts.tried[rows, :reached], drafts.passed[rows, :reached])
-        if clustered else greenwood(tried[:reached], passed[:reached])
-    )  # fmt: skip
+        if clustered
+        else greenwood(tried[:reached], passed[:reached])
+    )
     lengths = dict(drafts.lengths)
     calibration.info.update(
         source=ENGINE_LOG,
@@ -178,7 +177,5 @@ def _bootstrapped(tried: IntArray, passed: IntArray) -> NDArray[np.float64]:
     n = len(tried)
     draws = conversation_draws(n)
     drawn, pooled = draws @ tried, passed.sum(0) / np.maximum(tried.sum(0), 1)
-    survival = np.cumprod(
-        np.where(drawn > 0, (draws @ passed) / np.maximum(drawn, 1), pooled), axis=1
-    )  # (B, K)
+    survival = np.cumprod(np.where(drawn > 0, (draws @ passed) / np.maximum(drawn, 1), pooled), axis=1)  # (B, K)
     return np.array([stderr(samples, n) for samples in survival.T])

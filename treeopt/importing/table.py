@@ -46,9 +46,7 @@ def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
     wide = [name for name in header if WIDE.fullmatch(name)]
     place, value = _one(("top_k", "rank"), header, path), _one(("hits", "accuracy"), header, path)
     if wide and not place and not value:
-        rows = [
-            {**row, "top_k": str(k), "accuracy": row[name]} for row in rows for k, name in _by_k(wide, path)
-        ]
+        rows = [{**row, "top_k": str(k), "accuracy": row[name]} for row in rows for k, name in _by_k(wide, path)]
         place, value = "top_k", "accuracy"
     if not place or not value:
         raise InvalidInput(
@@ -62,9 +60,7 @@ def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
     if value == "accuracy":
         return from_shares(table, given, path, assumed=trials, cumulative=place == "top_k")
     if len({len(row) for row in table}) > 1:
-        raise InvalidInput(
-            f"{path} must have as many ranks for every head, but has {[len(r) for r in table]}."
-        )
+        raise InvalidInput(f"{path} must have as many ranks for every head, but has {[len(r) for r in table]}.")
     if any(hits < 0 or hits != int(hits) or hits > 2**53 for row in table for hits in row):
         raise InvalidInput(f"{path} must have hits that are whole numbers from 0 on, but has others.")
     known = known_trials(given, len(heads), path, trials)
@@ -91,9 +87,7 @@ def _trials(rows: list[Row], path: Path) -> int:
     """The trials of one head, the same in all of its lines."""
     found = {_number(int, row, "trials", path) for row in rows if "trials" in row}
     if len(found) > 1:
-        raise InvalidInput(
-            f"{path} must give a head the same trials in all its lines, but has {quoted(found)}."
-        )
+        raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(found)}.")
     return found.pop() if found else 0
 
 
@@ -103,9 +97,7 @@ def _number(kind: Callable[[str], N], row: Row, column: str, path: Path) -> N:
         if not math.isfinite(value):
             raise ValueError
     except (ValueError, OverflowError):
-        raise InvalidInput(
-            f"{path} must have numbers under {column!r}, but has {quoted(row[column])}."
-        ) from None
+        raise InvalidInput(f"{path} must have numbers under {column!r}, but has {quoted(row[column])}.") from None
     return value
 
 

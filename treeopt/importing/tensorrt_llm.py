@@ -26,10 +26,7 @@ from treeopt.importing.survival import MOST_DRAFTS, Drafts, check_counts, histog
 from treeopt.importing.vllm_requests import is_warm_up
 
 PREFIX = r"trtllm_spec_decode_"
-TOTALS = {
-    "num_accepted_draft_tokens": "total_accepted_draft_tokens",
-    "num_draft_tokens": "total_draft_tokens",
-}
+TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
 STATS = "specDecodingStats"
 MEANS = ("decoding_stats", "perf_metrics", "phases")
 ASK = (
@@ -42,9 +39,7 @@ NO_ITERATIONS = (0, 0, 0)
 def matches(content: Any) -> bool:
     if isinstance(content, str):
         return STATS in content or bool(re.search(f"^{PREFIX}", content, re.MULTILINE))
-    return any(
-        STATS in body or any(name in body for name in MEANS) or records_of(body) for body in bodies(content)
-    )
+    return any(STATS in body or any(name in body for name in MEANS) or records_of(body) for body in bodies(content))
 
 
 def read(files: Sequence[File]) -> Found:
@@ -64,9 +59,7 @@ def read(files: Sequence[File]) -> Found:
                 f"{one} must hold TensorRT-LLM's figures of drafts, as all files of an import, but holds none: {ASK}."
             )
         found = (
-            []
-            if isinstance(content, str)
-            else [records_of(body) for body in bodies(content) if not is_warm_up(body)]
+            [] if isinstance(content, str) else [records_of(body) for body in bodies(content) if not is_warm_up(body)]
         )
         for of_body in found:
             records += of_body
@@ -83,17 +76,13 @@ def read(files: Sequence[File]) -> Found:
         check_counts(steps, [accepted], None, path)
         return to_calibration(Drafts.of([rows]), path)
     mean = f" ({1 + accepted / steps:.2f} tokens a step over {steps} drafts)" if steps else ""
-    raise InvalidInput(
-        f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}."
-    )
+    raise InvalidInput(f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}.")
 
 
 def from_counters(counters: Counters) -> Drafts:
     """Those at risk at each position; drafted by position tells how many drafts were so long."""
     path = counters.path
-    drafted, accepted = (
-        counters.by_position(f"{what}_tokens", "token_position") for what in ("drafted", "accepted")
-    )
+    drafted, accepted = (counters.by_position(f"{what}_tokens", "token_position") for what in ("drafted", "accepted"))
     accepted += [0] * (len(drafted) - len(accepted))  # a position appears once something was accepted there
     if not drafted:
         raise InvalidInput(
@@ -113,17 +102,12 @@ def from_counters(counters: Counters) -> Drafts:
     survival = np.divide(accepted, drafted, out=np.zeros(len(drafted)), where=np.array(drafted) > 0)
     before = np.minimum.accumulate(np.concatenate([[1.0], survival[:-1]]))
     tried = np.maximum(np.rint(before * drafted).astype(np.int64), accepted)
-    return Drafts(
-        tried[None], np.array(accepted, dtype=np.int64)[None], {k: n for k, n in lengths.items() if k and n}
-    )
+    return Drafts(tried[None], np.array(accepted, dtype=np.int64)[None], {k: n for k, n in lengths.items() if k and n})
 
 
 def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The histograms of a response's choices, or of AIPerf's record of it."""
-    found = [
-        body.get("spec_decode_acceptance"),
-        *(choice.get("speculative_decoding") for choice in choices(body)),
-    ]
+    found = [body.get("spec_decode_acceptance"), *(choice.get("speculative_decoding") for choice in choices(body))]
     return [one for one in found if isinstance(one, dict)]
 
 
@@ -145,9 +129,7 @@ def _literal(line: str) -> Any:
 
 def _totals(stats: Mapping[str, Any], path: Path) -> tuple[int, int, int]:
     """Drafted and accepted tokens and drafts of an iteration."""
-    found = [
-        stats.get(name, 0) for name in ("numDraftTokens", "numAcceptedTokens", "numRequestsWithDraftTokens")
-    ]
+    found = [stats.get(name, 0) for name in ("numDraftTokens", "numAcceptedTokens", "numRequestsWithDraftTokens")]
     if not all(type(n) is int and 0 <= n <= MOST_DRAFTS for n in found):
         raise InvalidInput(f"{path} must have whole counts in {STATS}, but has others.")
     return found[0], found[1], found[2]

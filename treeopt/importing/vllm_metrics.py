@@ -46,16 +46,12 @@ OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
     "'Per-position acceptance rate' since 2025; update it, or save /metrics"
 )
-NO_POSITIONS = (
-    "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
-)
+NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
 
 
 def matches(content: Any) -> bool:
     if isinstance(content, str):
-        return bool(re.search(f"^{PREFIX}", content, re.MULTILINE) or ANY_LINE.search(content)) or _is_table(
-            content
-        )
+        return bool(re.search(f"^{PREFIX}", content, re.MULTILINE) or ANY_LINE.search(content)) or _is_table(content)
     return any("spec_decode_acceptance_length" in run or RATES in run for run in _objects(content))
 
 
@@ -134,9 +130,7 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
         rates = typed(list[float], run[RATES], path)
         drafts, drafted, accepted = (_count(run.get(name), where, name) for name in TOTALS)
         reached = [round(rate * drafts) if 0 <= rate <= 1 else -1 for rate in rates]
-        is_exact = all(
-            abs(c - rate * drafts) < 1e-6 * max(drafts, 1) for c, rate in zip(reached, rates, strict=True)
-        )
+        is_exact = all(abs(c - rate * drafts) < 1e-6 * max(drafts, 1) for c, rate in zip(reached, rates, strict=True))
         check_counts(drafts, reached, accepted if is_exact else None, where)
         if abs(sum(reached) - accepted) > RATE * len(rates) * drafts:
             raise InvalidInput(

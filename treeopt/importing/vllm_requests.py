@@ -20,9 +20,7 @@ from treeopt.importing.requests import bodies, choices, read_requests
 
 POOLED = "pooled_spec_decode_acceptance_histogram"
 RECORD = "spec_decode_acceptance"
-NO_LENGTH = (
-    "The pooled histogram does not tell the draft length: the most that was accepted was taken for it."
-)
+NO_LENGTH = "The pooled histogram does not tell the draft length: the most that was accepted was taken for it."
 
 
 def matches(content: Any) -> bool:
@@ -44,12 +42,7 @@ def read(files: Sequence[File]) -> Found:
         if pooled:
             if len(files) > 1 or len(pooled) > 1:
                 raise InvalidInput(f"{path} is a sum over requests: import it alone.")
-            return read_requests(
-                [{"acceptance_histogram": pooled[0]}],
-                path,
-                notes=[NO_LENGTH],
-                are_requests=False,
-            )
+            return read_requests([{"acceptance_histogram": pooled[0]}], path, notes=[NO_LENGTH], are_requests=False)
         for body in bodies(content):
             if is_warm_up(body):
                 continue
@@ -74,10 +67,7 @@ def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 def is_warm_up(body: Mapping[str, Any]) -> bool:
     """Whether AIPerf wrote the record while it warmed up."""
     metadata = body.get("metadata")
-    return isinstance(metadata, dict) and "warmup" in (
-        metadata.get("benchmark_phase"),
-        metadata.get("phase_kind"),
-    )
+    return isinstance(metadata, dict) and "warmup" in (metadata.get("benchmark_phase"), metadata.get("phase_kind"))
 
 
 def _says(body: Mapping[str, Any]) -> bool:

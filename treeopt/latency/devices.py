@@ -69,7 +69,6 @@ def device_of(text: str) -> Device:
         tflops = tb_per_s = math.nan
     if not (0 < tflops < math.inf and 0 < tb_per_s < math.inf):
         raise InvalidInput(
-            f"--analytical must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, but got "
-            f"{text!r}."
+            f"--analytical must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, but got {text!r}."
         )
     return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s)

@@ -109,11 +109,15 @@ def draft_timings(points: Sequence[StepTiming]) -> tuple[DraftTiming, ...]:
             )
     return tuple(
         DraftTiming(
-            batch_size, level, nodes, tuple(ms for ms, _ in samples), context,
+            batch_size,
+            level,
+            nodes,
+            tuple(ms for ms, _ in samples),
+            context,
             tuple(n for _, n in samples if n is not None) if all(n is not None for _, n in samples) else None,
         )
         for (batch_size, context, level, nodes), samples in sorted(found.items())
-    )  # fmt: skip
+    )
 
 
 def _room(point: StepTiming) -> float:
@@ -137,9 +141,7 @@ def whole_parts(parts_ms: Mapping[str, Sequence[float]] | None) -> dict[str, lis
     found: dict[str, list[float]] = {}
     for name, samples in (parts_ms or {}).items():
         part = name.split(" ")[0]
-        found[part] = (
-            [a + b for a, b in zip(found[part], samples, strict=True)] if part in found else list(samples)
-        )
+        found[part] = [a + b for a, b in zip(found[part], samples, strict=True)] if part in found else list(samples)
     return found
 
 
@@ -172,8 +174,10 @@ class DraftCosts:
     def between(self, other: DraftCosts, share: float) -> DraftCosts:
         """So far on the straight way to ``other``, over the levels that both know."""
         n = min(len(self.fixed_ms), len(other.fixed_ms))
-        return DraftCosts((1 - share) * self.fixed_ms[:n] + share * other.fixed_ms[:n],
-                          (1 - share) * self.node_ms[:n] + share * other.node_ms[:n])  # fmt: skip
+        return DraftCosts(
+            (1 - share) * self.fixed_ms[:n] + share * other.fixed_ms[:n],
+            (1 - share) * self.node_ms[:n] + share * other.node_ms[:n],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,9 +225,7 @@ class Drafting:
             if len(fitted.node_ms):
                 costs[setting], shifts[setting] = fitted, _shifts(medians, errors)
         samples: dict[Anchor, list[NDArray[np.float64]]] = {
-            anchor: [_levels((), costs[anchor[:2]])]
-            for anchor in step_ms
-            if anchor[2] == 1 and anchor[:2] in costs
+            anchor: [_levels((), costs[anchor[:2]])] for anchor in step_ms if anchor[2] == 1 and anchor[:2] in costs
         }
         for p in trees:
             setting = p.batch_size, p.context_tokens

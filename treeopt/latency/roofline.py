@@ -71,9 +71,7 @@ def linear(name: str, rows: int, inner: int, columns: int, *, times: int = 1, it
     15.95
     """
     moved = rows * inner + inner * columns + rows * columns
-    return Operator(
-        name, "linear", 2 * rows * inner * columns, itemsize * moved, times, (rows, inner, columns)
-    )
+    return Operator(name, "linear", 2 * rows * inner * columns, itemsize * moved, times, (rows, inner, columns))
 
 
 def attention_product(
@@ -89,13 +87,7 @@ def attention_product(
 
 
 def step_operators(
-    shape: ModelShape,
-    *,
-    batch_size: int,
-    size: int,
-    context_tokens: int,
-    num_heads: int = 0,
-    itemsize: int = 2,
+    shape: ModelShape, *, batch_size: int, size: int, context_tokens: int, num_heads: int = 0, itemsize: int = 2
 ) -> list[Operator]:
     """All operators of one step with a tree of ``size`` rows that ``num_heads`` Medusa heads guessed for.
 
@@ -163,12 +155,19 @@ def operator_us(
 
 
 def step_ms(
-    shape: ModelShape, device: Device, *, batch_size: int, size: int, context_tokens: int, num_heads: int = 0,
+    shape: ModelShape,
+    device: Device,
+    *,
+    batch_size: int,
+    size: int,
+    context_tokens: int,
+    num_heads: int = 0,
     itemsize: int = 2,
-) -> float:  # fmt: skip
+) -> float:
     """What one whole step takes [ms]: its operators, one after the other."""
-    operators = step_operators(shape, batch_size=batch_size, size=size, context_tokens=context_tokens,
-                               num_heads=num_heads, itemsize=itemsize)  # fmt: skip
+    operators = step_operators(
+        shape, batch_size=batch_size, size=size, context_tokens=context_tokens, num_heads=num_heads, itemsize=itemsize
+    )
     return sum(op.times * operator_us(op, device) for op in operators) / 1e3
 
 
@@ -189,20 +188,29 @@ def analytical_profile(
     itemsize = ITEMSIZE[dtype]
 
     def timing(batch_size: int, context: int, size: int, depth: int) -> StepTiming:
-        ms = step_ms(shape, device, batch_size=batch_size, size=size, context_tokens=context, num_heads=depth,
-                     itemsize=itemsize)  # fmt: skip
+        ms = step_ms(
+            shape, device, batch_size=batch_size, size=size, context_tokens=context, num_heads=depth, itemsize=itemsize
+        )
         return StepTiming(batch_size, context, size, depth, (round(ms, 6),))
 
     settings = [(batch, context) for batch in sorted(set(batch_sizes)) for context in sorted(set(contexts))]
-    points = [timing(batch, context, size, depth)
-              for batch, context in settings for size in sorted(set(sizes)) if size > 1
-              for depth in range(1, min(num_heads, size - 1) + 1)]  # fmt: skip
+    points = [
+        timing(batch, context, size, depth)
+        for batch, context in settings
+        for size in sorted(set(sizes))
+        if size > 1
+        for depth in range(1, min(num_heads, size - 1) + 1)
+    ]
     plain = [timing(batch, context, 1, 0) for batch, context in settings]
     info: dict[str, Any] = {
         "measures": MEASURES,
-        "roofline": {"device": asdict(device), "model": asdict(shape), "dtype": dtype, "num_heads": num_heads,
-                     "efficiency": asdict(EFFICIENCY), "tile": list(TILE)},
-    }  # fmt: skip
-    return LatencyProfile(
-        tuple(points), tuple(plain), {"name": f"roofline of {device.name}, nothing measured"}, info
-    )
+        "roofline": {
+            "device": asdict(device),
+            "model": asdict(shape),
+            "dtype": dtype,
+            "num_heads": num_heads,
+            "efficiency": asdict(EFFICIENCY),
+            "tile": list(TILE),
+        },
+    }
+    return LatencyProfile(tuple(points), tuple(plain), {"name": f"roofline of {device.name}, nothing measured"}, info)

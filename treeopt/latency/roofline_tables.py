@@ -60,8 +60,6 @@ def operator_of(table: int, key: int, candidates: int) -> Operator:
     return attention_product("QK^T", batch_size * SHAPE.heads, candidates, keys, SHAPE.head_width)
 
 
-def predicted_tflops(
-    operator: Operator, device: Device = DEVICE, efficiency: Efficiency = EFFICIENCY
-) -> float:
+def predicted_tflops(operator: Operator, device: Device = DEVICE, efficiency: Efficiency = EFFICIENCY) -> float:
     """What the roofline says that an operator reaches [TFLOP/s]."""
     return operator.flops / operator_us(operator, device, efficiency, start=True) / 1e6

@@ -25,12 +25,7 @@ Round = dict[str, Any]
 
 
 def is_enough(
-    rounds: Sequence[Round],
-    trees: Sequence[Tree],
-    batch_size: int,
-    *,
-    time_limit_s: float,
-    precision: float,
+    rounds: Sequence[Round], trees: Sequence[Tree], batch_size: int, *, time_limit_s: float, precision: float
 ) -> bool:
     """Whether the rounds used up the time, or every latency is known to ``precision``.
 
@@ -89,10 +84,10 @@ def timings(
             step_ms=tuple(ms for point in points for ms in point["step_ms"]),
             accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
             round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
-            parts_ms=parts and {part: tuple(ms for point in points for ms in point["parts_ms"][part])
-                                for part in parts},
+            parts_ms=parts
+            and {part: tuple(ms for point in points for ms in point["parts_ms"][part]) for part in parts},
             expanding=expanding_nodes(tree.paths) if f"{PART}0" in (parts or {}) else None,
-        )  # fmt: skip
+        )
 
     return [timing(i, tree) for i, tree in enumerate(trees)], timing(len(trees), Tree.chain(0))
 
@@ -100,12 +95,7 @@ def timings(
 def drifts(plain: Sequence[StepTiming], nominal: Sequence[bool] | None = None) -> list[dict[str, Any]]:
     """What a profile says of the drift of its plain steps; nominal: whether rows were held at a context."""
     return [
-        {
-            "batch_size": p.batch_size,
-            "context_tokens": p.context_tokens,
-            "drift": round(drift(p), 4),
-            "nominal": held,
-        }
+        {"batch_size": p.batch_size, "context_tokens": p.context_tokens, "drift": round(drift(p), 4), "nominal": held}
         for p, held in zip(plain, nominal or [True] * len(plain), strict=True)
     ]
 

@@ -85,11 +85,23 @@ def bench(
         if len(conversations) < wanted:
             note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
     result = decode(
-        run, session, source, contenders, conversations, batch_size=entry.batch_size, rounds=rounds,
-        folder=run.partial("bench"), max_new_tokens=limit, reference=reference, predicted=predicted,
+        run,
+        session,
+        source,
+        contenders,
+        conversations,
+        batch_size=entry.batch_size,
+        rounds=rounds,
+        folder=run.partial("bench"),
+        max_new_tokens=limit,
+        reference=reference,
+        predicted=predicted,
         predicted_accepted=accepted,
-        info={"prompts": "trace" if on_trace else "held out", "inputs": digests(run.plan, run.probe if isinstance(source, Probe) else run.trace)},
-    )  # fmt: skip
+        info={
+            "prompts": "trace" if on_trace else "held out",
+            "inputs": digests(run.plan, run.probe if isinstance(source, Probe) else run.trace),
+        },
+    )
     if result.contender("plain").tokens_per_s is None:
         rows = result.contender("plain").batch_size
         note(
@@ -135,24 +147,43 @@ def decode(
     limit = max_new_tokens or source.meta.get("max_new_tokens", 128)
     if reference is None:
         plainly = replace(session, acceptance=Greedy()) if rule == "typical" else session
-        reference = collect(plainly, conversations, folder / "answers", max_new_tokens=limit, batch_size=16,
-                            top_k=_ranks_needed(source, contenders), title="Plain answers of the bench prompts")  # fmt: skip
+        reference = collect(
+            plainly,
+            conversations,
+            folder / "answers",
+            max_new_tokens=limit,
+            batch_size=16,
+            top_k=_ranks_needed(source, contenders),
+            title="Plain answers of the bench prompts",
+        )
     prompts = turn_prompts(session.prompts, reference)
     known = {
-        **session.provenance(seed=0).record(), "time": None, "command": None, "rounds": rounds,
+        **session.provenance(seed=0).record(),
+        "time": None,
+        "command": None,
+        "rounds": rounds,
         "trees": {name: tree.choices if tree else None for name, tree in contenders.items()},
-        "prompts": [prompt.sha256 for prompt in prompts], "max_new_tokens": limit,
-    }  # fmt: skip
+        "prompts": [prompt.sha256 for prompt in prompts],
+        "max_new_tokens": limit,
+    }
 
     def attempt(rows: int) -> list[dict[str, Any]]:
         journal = Journal(folder / f"batch-size-{rows}", {**known, "batch_size": rows})
         total = len(prompts) * len(contenders) * rounds
         with progress(f"Decoding with {len(contenders)} contenders", total) as advance:
             return decode_contenders(
-                session.target, session.drafter, prompts, contenders, batch_size=rows,
-                stop=session.stop(limit), rounds=rounds, acceptance=session.acceptance, finished=journal.documents(),
-                keep=journal.append, progress=advance,
-            )  # fmt: skip
+                session.target,
+                session.drafter,
+                prompts,
+                contenders,
+                batch_size=rows,
+                stop=session.stop(limit),
+                rounds=rounds,
+                acceptance=session.acceptance,
+                finished=journal.documents(),
+                keep=journal.append,
+                progress=advance,
+            )
 
     visits, rows = with_less_memory(attempt, batch_size, note)
     quality = {}
@@ -163,11 +194,24 @@ def decode(
 
         quality = {"quality": with_less_memory(judge, rows, note)[0]}
     return assemble(
-        visits, session.target, prompts, contenders, reference, batch_size=rows, predicted=predicted or {},
-        predicted_accepted=predicted_accepted or {}, has_one_text=has_one_text,
-        info={**(info or {}), **quality, "max_new_tokens": limit, "loop_share": reference.loop_share(),
-              "skipped": reference.meta.get("skipped", []), "provenance": session.provenance(seed=0).record()},
-    )  # fmt: skip
+        visits,
+        session.target,
+        prompts,
+        contenders,
+        reference,
+        batch_size=rows,
+        predicted=predicted or {},
+        predicted_accepted=predicted_accepted or {},
+        has_one_text=has_one_text,
+        info={
+            **(info or {}),
+            **quality,
+            "max_new_tokens": limit,
+            "loop_share": reference.loop_share(),
+            "skipped": reference.meta.get("skipped", []),
+            "provenance": session.provenance(seed=0).record(),
+        },
+    )
 
 
 def held_out_conversations(
@@ -176,9 +220,7 @@ def held_out_conversations(
     """The first of the session's conversations that the trace was not measured on."""
     hashes = trace.meta.get("prompt_sha256")
     if hashes is None:
-        raise InvalidInput(
-            f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256."
-        )
+        raise InvalidInput(f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256.")
     return first_conversations(replace(session, prompts=session.prompts.without(hashes)), wanted)
 
 
@@ -207,8 +249,14 @@ def _quality(
         for name in contenders:
             rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"][name]["rows"]]
             texts = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
-            found[name] = measure_quality(session.target, [prompt.tokens for prompt in prompts], texts, plain,
-                                          conversations=clusters, batch_size=batch_size)  # fmt: skip
+            found[name] = measure_quality(
+                session.target,
+                [prompt.tokens for prompt in prompts],
+                texts,
+                plain,
+                conversations=clusters,
+                batch_size=batch_size,
+            )
     return found
 
 
@@ -251,10 +299,12 @@ def _contenders(
     }
     predicted: dict[str, dict[str, Any]] = {
         "plain": {"product": 1.0, "joint": 1.0, "replayed": 1.0, "replayed_stderr": 0.0},
-        "chosen": {**{name: entry.predicted.get(name) for name in ("product", "joint", "replayed")},
-                   "replayed_stderr": entry.tokens_per_step_stderr},
+        "chosen": {
+            **{name: entry.predicted.get(name) for name in ("product", "joint", "replayed")},
+            "replayed_stderr": entry.tokens_per_step_stderr,
+        },
         "budget": whole.rates(most).document(),
-    }  # fmt: skip
+    }
     accepted = {"chosen": entry.accepted, "budget": whole.accepted(most, source).tolist()}
     for name, tree in ((PUBLISHED, published), ("chain", chain)):
         predicted[name], accepted[name] = _fixed(source, tree)

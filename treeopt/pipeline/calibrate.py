@@ -60,9 +60,17 @@ def calibrate(
         )
     conversations = first_conversations(session, num_prompts, reserved=1)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
-    trace = collect(asking, conversations, run.partial("calibrate"), max_new_tokens=max_new_tokens,
-                    batch_size=batch_size, top_k=top_k, given=session.given, source=source,
-                    title="Calibrating")  # fmt: skip
+    trace = collect(
+        asking,
+        conversations,
+        run.partial("calibrate"),
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        top_k=top_k,
+        given=session.given,
+        source=source,
+        title="Calibrating",
+    )
     record = asking.provenance().record()
     calibration = Calibration.from_trace(trace, provenance=record)
     agreement = calibration.info.get("target_agreement", 1.0)
@@ -91,9 +99,7 @@ def examples(session: Session, trace: RankTrace, calibration: Calibration) -> li
     assert trace.tokens is not None
     assert calibration.prefix_counts is not None
     decode = session.target.tokenizer.decode
-    paths = [
-        tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK
-    ]
+    paths = [tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK]
     begins = np.repeat(trace.starts[:-1], trace.lengths)
     found = []
     for path, states in prefix_states(trace, paths).items():
@@ -111,9 +117,7 @@ def first_conversations(session: Session, num_prompts: int, *, reserved: int = 0
         raise InvalidInput(f"--num-prompts must be at least 1, but got {num_prompts}.")
     conversations = session.prompts.conversations
     if len(conversations) <= reserved:
-        raise InvalidInput(
-            f"--prompts must leave some for bench, but {session.prompts.name} has {len(conversations)}."
-        )
+        raise InvalidInput(f"--prompts must leave some for bench, but {session.prompts.name} has {len(conversations)}.")
     most = len(conversations) - (max(1, len(conversations) // 4) if reserved else 0)
     if reserved and num_prompts > most:
         note(f"Calibrating on {most} of {len(conversations)} prompts; the rest are held out for bench.")
@@ -155,12 +159,7 @@ def collect(
     }
     top_k = min(top_k, session.drafter.draft_vocab_size)
     names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
-    options = {
-        "conversations": names,
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-        "top_k": top_k,
-    }
+    options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "top_k": top_k}
     journal = Journal(folder, {**meta, **options}, ".npz")
     size = BLOCK_WAVES * batch_size
     blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
@@ -175,9 +174,17 @@ def collect(
 
             def attempt(rows: int, prompts: PromptSet = prompts) -> RankTrace:
                 return collect_trace(
-                    session.target, session.drafter, prompts, batch_size=rows, stop=session.stop(max_new_tokens),
-                    acceptance=session.acceptance, top_k=top_k, given=given, meta={"batch_size": rows}, progress=advance,
-                )  # fmt: skip
+                    session.target,
+                    session.drafter,
+                    prompts,
+                    batch_size=rows,
+                    stop=session.stop(max_new_tokens),
+                    acceptance=session.acceptance,
+                    top_k=top_k,
+                    given=given,
+                    meta={"batch_size": rows},
+                    progress=advance,
+                )
 
             trace, batch_size = with_less_memory(attempt, batch_size, note)
             trace.save(journal.block(number))
@@ -194,11 +201,14 @@ def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
         index = np.array([names.index(name) for name in block.meta["group_names"]])
         common.append(replace(block, group=index[block.group]))
     shared = {key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens")}
-    return RankTrace.concatenate(common, {
-        **shared,
-        **meta,
-        "group_names": names,
-        "batch_sizes": [block.meta["batch_size"] for block in blocks],
-        "prompt_sha256": [sha for block in blocks for sha in block.meta["prompt_sha256"]],
-        "skipped": [*meta["skipped"], *(turn for block in blocks for turn in block.meta["skipped"])],
-    })  # fmt: skip
+    return RankTrace.concatenate(
+        common,
+        {
+            **shared,
+            **meta,
+            "group_names": names,
+            "batch_sizes": [block.meta["batch_size"] for block in blocks],
+            "prompt_sha256": [sha for block in blocks for sha in block.meta["prompt_sha256"]],
+            "skipped": [*meta["skipped"], *(turn for block in blocks for turn in block.meta["skipped"])],
+        },
+    )

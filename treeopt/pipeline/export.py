@@ -61,9 +61,11 @@ def export(
     drafter = plan.drafter or {}
     if entry.rebuilds is not None and way_of(plan, engine, method).rebuilds:
         script = rebuild_files(
-            entry.rebuilds["trees"], batch_size=entry.batch_size, num_heads=drafter["num_heads"],
+            entry.rebuilds["trees"],
+            batch_size=entry.batch_size,
+            num_heads=drafter["num_heads"],
             num_layers=drafter.get("num_layers") or 1,
-        )  # fmt: skip
+        )
         more = f"{folder}/rebuild.sh builds and times the sizes worth it; its first lines say how to run it."
         written = replace(written, files={**written.files, **script}, notes=(*written.notes, more))
     return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
@@ -104,9 +106,7 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
     if chains:
         note(f"For engines of chains ({', '.join(chains)}) search again: treeopt search --for {chains[0]}")
     if others:
-        note(
-            f"Not exported for {', '.join(others)}: none of them decodes by {option_of(plan.acceptance or {})}."
-        )
+        note(f"Not exported for {', '.join(others)}: none of them decodes by {option_of(plan.acceptance or {})}.")
     return list(dict.fromkeys(written))
 
 
@@ -167,9 +167,7 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
                 "configuration that treeopt export writes."
             )
         if len({type(choice) for choice in choices}) > 1:
-            raise InvalidInput(
-                "it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it."
-            )
+            raise InvalidInput("it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it.")
         return Tree.from_choices(choices)
     except InvalidInput as error:
         said = str(error)

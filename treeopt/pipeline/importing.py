@@ -16,9 +16,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
-DRAFTERS = (
-    "medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "ngram", "redrafter",
-)  # fmt: skip
+DRAFTERS = ("medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "ngram", "redrafter")
 
 
 def import_file(

@@ -73,9 +73,17 @@ def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_siz
 
         def attempt(rows: int) -> Probe:
             return collect_probe(
-                session.target, session.drafter, prompts, rule=rule, tree=tree, policy=policy, batch_size=rows,
-                stop=session.stop(trace.meta["max_new_tokens"]), meta=meta, progress=advance,
-            )  # fmt: skip
+                session.target,
+                session.drafter,
+                prompts,
+                rule=rule,
+                tree=tree,
+                policy=policy,
+                batch_size=rows,
+                stop=session.stop(trace.meta["max_new_tokens"]),
+                meta=meta,
+                progress=advance,
+            )
 
         return with_less_memory(attempt, batch_size, note)[0]
 
@@ -92,9 +100,7 @@ def next_policy(run: RunDirectory, probe: Probe) -> Tree:
 
 
 def _first_policy(trace: RankTrace) -> Tree:
-    family = grow(
-        trace, objective="joint", budget=POLICY_ROWS, max_depth=trace.num_heads, shape="sibling-closed"
-    )
+    family = grow(trace, objective="joint", budget=POLICY_ROWS, max_depth=trace.num_heads, shape="sibling-closed")
     return family.tree(len(family))
 
 

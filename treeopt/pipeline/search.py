@@ -78,9 +78,13 @@ def search(
     if rebuilds and engine is not None:
         check_rebuilds(engine, limits["engine"]["method"])
     options: dict[str, Any] = {
-        **limits, "objective": objective, "context": context, "measured_only": measured_only,
-        "rebuilds": rebuilds, "inputs": digests(*files),
-    }  # fmt: skip
+        **limits,
+        "objective": objective,
+        "context": context,
+        "measured_only": measured_only,
+        "rebuilds": rebuilds,
+        "inputs": digests(*files),
+    }
     with progress("Searching", None):
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, **options)
     if verify:
@@ -95,9 +99,7 @@ def search(
                 "--verify decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
                 "and batch sizes without shares."
             )
-        proofs = {
-            entry.batch_size: _verified(run, session, plan, entry, source, verify) for entry in plan.entries
-        }
+        proofs = {entry.batch_size: _verified(run, session, plan, entry, source, verify) for entry in plan.entries}
         take = {batch: (proof["size"], proof["depth"]) for batch, proof in proofs.items()}
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, take=take, **options)
         proven = tuple(replace(entry, verified=proofs[entry.batch_size]) for entry in plan.entries)
@@ -138,16 +140,17 @@ def within_engine(
         raise InvalidInput(
             f"--shape must be {way.shape} or stricter for {engine}, but got {wanted}: leave --shape out."
         )
-    most = {"max_rank": way.max_rank, "max_depth": way.max_depth,
-            "budget": None if way.max_nodes is None else way.max_nodes + 1}  # fmt: skip
+    most = {
+        "max_rank": way.max_rank,
+        "max_depth": way.max_depth,
+        "budget": None if way.max_nodes is None else way.max_nodes + 1,
+    }
     free = {name: given[name] for name in most if name in given}
     for name, limit in most.items():
         if limit is not None:
             given[name] = min(given.get(name, limit), limit)
     if given["budget"] < limits["budget"]:
-        warnings.append(
-            f"{engine} takes {way.max_nodes} choices at most: the budget is {given['budget']} rows."
-        )
+        warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {given['budget']} rows.")
     if way.max_batch_size is not None and max(batch_sizes) > way.max_batch_size:
         warnings.append(
             f"{engine} decodes at most {way.max_batch_size} sequence at a time with {way.name}; larger batch sizes "
@@ -212,9 +215,7 @@ def _verified(
     conversations = held_out_conversations(run, session, trace, len(session.prompts.conversations))
     half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
     if half < 1:
-        raise InvalidInput(
-            "--verify needs at least 2 held-out prompts, one to choose by and one to measure on."
-        )
+        raise InvalidInput("--verify needs at least 2 held-out prompts, one to choose by and one to measure on.")
     decoding: dict[str, Any] = {"batch_size": entry.batch_size, "rounds": VERIFY_ROUNDS, "reference": None}
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
     contest = decode(run, session, trace, trees, conversations[-half:], folder=folder / "contest", **decoding)
@@ -245,9 +246,7 @@ def _result(bench: Benchmark, name: str) -> dict[str, Any]:
     }
 
 
-def check_same_model(
-    source: RankTrace | Probe | Calibration, profile: LatencyProfile, run: RunDirectory
-) -> None:
+def check_same_model(source: RankTrace | Probe | Calibration, profile: LatencyProfile, run: RunDirectory) -> None:
     """Raise InvalidInput where the run's own profile is of another model, drafter or rule than was calibrated.
 
     Drafters that differ in their weights only cost the same.
@@ -269,6 +268,4 @@ def check_same_model(
     if info.get("acceptance") and theirs.get("acceptance"):
         check_rule(theirs["acceptance"], info["acceptance"], f"{run.profile} holds", command="profile")
     if profile.info.get("measures") == ANALYTICAL and drafter.get("kind") not in (None, "medusa"):
-        note(
-            f"The latencies are computed with Medusa heads; drafting with {drafter['kind']} costs otherwise."
-        )
+        note(f"The latencies are computed with Medusa heads; drafting with {drafter['kind']} costs otherwise.")

@@ -83,8 +83,11 @@ def train(
         kind, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
     is_main = accelerator.is_main_process
-    loading = {name: value for name, value in source.items()
-               if name not in (*PROMPT_OPTIONS, *RULE_OPTIONS, "model", "prompts", "seed")}  # fmt: skip
+    loading = {
+        name: value
+        for name, value in source.items()
+        if name not in (*PROMPT_OPTIONS, *RULE_OPTIONS, "model", "prompts", "seed")
+    }
     asked = {name: source[name] for name in PROMPT_OPTIONS if name in source}
     with _bar("Loading", None, is_main):
         target = opening.open_base(model, accelerator, load_in_8bit=load_in_8bit, **loading)
@@ -106,11 +109,16 @@ def train(
     record = {
         "recipe": recipe.record(),
         "heads": {"parameters": size.parameters, "bytes": size.total * size.bytes_each},
-        "texts": {"own_answers": own, "max_new_tokens": max_new_tokens, "learned": len(learned), "held_out": len(held_out),
-                  "answer_tokens": sum(t.answer_tokens for t in learned),
-                  "prompt_sha256": [c.sha256 for c in prompts.conversations]},
+        "texts": {
+            "own_answers": own,
+            "max_new_tokens": max_new_tokens,
+            "learned": len(learned),
+            "held_out": len(held_out),
+            "answer_tokens": sum(t.answer_tokens for t in learned),
+            "prompt_sha256": [c.sha256 for c in prompts.conversations],
+        },
         "provenance": _provenance(target, recipe, prompts, asking if own else None).record(),
-    }  # fmt: skip
+    }
     files, reached = job.run()
     if is_main:
         record |= reached
@@ -149,9 +157,15 @@ class _Job:
         checkpoints = Checkpoints(self.work / "checkpoint.partial", self._key())
         checkpoints.check()
         loop = Loop(
-            self.accelerator, trainee, recipe, self.learned, states if trainee.needs_states else None,
-            checkpoints=checkpoints, log=self.work / "log.jsonl", checkpoint_steps=self.checkpoint_steps,
-        )  # fmt: skip
+            self.accelerator,
+            trainee,
+            recipe,
+            self.learned,
+            states if trainee.needs_states else None,
+            checkpoints=checkpoints,
+            log=self.work / "log.jsonl",
+            checkpoint_steps=self.checkpoint_steps,
+        )
         counted = held_states if trainee.needs_states else None
         with _bar("Counting before", None, is_main):
             before = loop.count(self.held_out, counted)
@@ -292,9 +306,7 @@ def _asking(target: Target, source: dict[str, Any], max_new_tokens: int, tokens:
     return Asking(stop, acceptance, min(tokens or context, context))
 
 
-def _texts(
-    target: Target, prompts: PromptSet, asking: Asking, own: bool, folder: Path, accelerator: Any
-) -> list[Text]:
+def _texts(target: Target, prompts: PromptSet, asking: Asking, own: bool, folder: Path, accelerator: Any) -> list[Text]:
     from treeopt.runtime.training.texts import Worker, given_texts, own_texts
 
     if not own:

@@ -13,18 +13,14 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 
 
-def score(
-    run: RunDirectory, tree: str, *, calibration: str | None = None, batch_size: int | None = None
-) -> Score:
+def score(run: RunDirectory, tree: str, *, calibration: str | None = None, batch_size: int | None = None) -> Score:
     """Score a tree by file or published name on the run's trace, or on a calibration by path or name."""
     plan = read_plan(Path(tree)) if Path(tree).is_file() else None
     grown_on = set(plan.inputs.values()) if plan else set()
     asked = named_tree(tree, batch_size=batch_size)
     path, source = run.read_source(calibration)
     if calibration is None and run.probe.exists():
-        note(
-            "Scored by greedy decoding: what a tree reaches under typical acceptance, treeopt bench --tree measures."
-        )
+        note("Scored by greedy decoding: what a tree reaches under typical acceptance, treeopt bench --tree measures.")
     with progress("Scoring", None):
         return score_tree(source, asked, grown_here=sha256_of(path) in grown_on)
 

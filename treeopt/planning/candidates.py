@@ -96,11 +96,17 @@ class Candidates:
             return None if values is None else values[which]
 
         return replace(
-            self, held_out=[self.held_out[i] for i in which], sizes=self.sizes[which],
-            depths=self.depths[which], rates=self.rates[which], rate_draws=self.rate_draws[which],
-            ms=part(self.ms), ms_draws=part(self.ms_draws), ms_stderr=part(self.ms_stderr),
+            self,
+            held_out=[self.held_out[i] for i in which],
+            sizes=self.sizes[which],
+            depths=self.depths[which],
+            rates=self.rates[which],
+            rate_draws=self.rate_draws[which],
+            ms=part(self.ms),
+            ms_draws=part(self.ms_draws),
+            ms_stderr=part(self.ms_stderr),
             prices=[self.prices[i] for i in which] if self.prices else [],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +126,7 @@ class Selection:
 
 
 def candidates_of(
-    families: Sequence[Grown],
-    profile: LatencyProfile | None,
-    batch_size: int,
-    context: int | None,
-    measured_only: bool,
+    families: Sequence[Grown], profile: LatencyProfile | None, batch_size: int, context: int | None, measured_only: bool
 ) -> Candidates:
     """What can be chosen; without a profile every size of the deepest family."""
     if profile is None or context is None:
@@ -137,15 +139,11 @@ def candidates_of(
     costs, rest_ms = profile.draft_costs(batch_size, context), profile.drafting.rest_ms
     for grown in families:
         family, rows = grown.held_out.family, []
-        for row, (size, depth) in enumerate(
-            zip(family.sizes.tolist(), family.depths().tolist(), strict=True)
-        ):
+        for row, (size, depth) in enumerate(zip(family.sizes.tolist(), family.depths().tolist(), strict=True)):
             if max(depth, 1) != grown.max_depth or (size == 1 and grown.prices):
                 continue  # a shallower tree was seen under its own limit
             pooled = profile.weights(batch_size, context, size, depth, measured_only=measured_only)
-            straight = profile.weights(
-                batch_size, context, size, depth, measured_only=measured_only, pooled=False
-            )
+            straight = profile.weights(batch_size, context, size, depth, measured_only=measured_only, pooled=False)
             if pooled is None:
                 continue
             if costs is not None:
@@ -190,22 +188,30 @@ def candidates_of(
     spread = ms_draws.std(axis=1)
     lone = c.sizes.tolist().index(1)
     return replace(
-        c, ms=ms, ms_draws=ms_draws, ms_stderr=np.where(spread > ROUNDING * ms, spread, 0.0),
+        c,
+        ms=ms,
+        ms_draws=ms_draws,
+        ms_stderr=np.where(spread > ROUNDING * ms, spread, 0.0),
         plain_ms=np.append(ms[lone], ms_draws[lone]),
-    )  # fmt: skip
+    )
 
 
 def _candidates(found: Sequence[tuple[Grown, list[int]]], batch_size: int, context: int | None) -> Candidates:
     """Some trees of families, without latencies."""
     return Candidates(
-        batch_size, context, [grown.held_out for grown, rows in found for _ in rows],
+        batch_size,
+        context,
+        [grown.held_out for grown, rows in found for _ in rows],
         sizes=np.concatenate([grown.held_out.family.sizes[rows] for grown, rows in found]),
         depths=np.concatenate([grown.held_out.family.depths()[rows] for grown, rows in found]),
         rates=np.concatenate([grown.held_out.tokens_per_step[rows] for grown, rows in found]),
         rate_draws=np.concatenate([grown.held_out.draws[rows] for grown, rows in found]),
-        ms=None, ms_draws=None, ms_stderr=None, plain_ms=None,
+        ms=None,
+        ms_draws=None,
+        ms_stderr=None,
+        plain_ms=None,
         prices=[grown.prices for grown, rows in found for _ in rows],
-    )  # fmt: skip
+    )
 
 
 def common(options: list[Candidates]) -> list[Candidates]:
@@ -213,14 +219,11 @@ def common(options: list[Candidates]) -> list[Candidates]:
     keys = [[c.key(i) for i in range(len(c.sizes))] for c in options]
     shared = set(keys[0]).intersection(*keys[1:])
     return [
-        c.only(np.array([i for i, key in enumerate(k) if key in shared]))
-        for c, k in zip(options, keys, strict=True)
+        c.only(np.array([i for i, key in enumerate(k) if key in shared])) for c, k in zip(options, keys, strict=True)
     ]
 
 
-def select(
-    options: list[Candidates], shares: Sequence[float], *, take: tuple[int, int] | None = None
-) -> Selection:
+def select(options: list[Candidates], shares: Sequence[float], *, take: tuple[int, int] | None = None) -> Selection:
     """The best candidate for the batch sizes together, each with its share of the time.
 
     take : (size, depth) of the one to choose whatever the prediction says

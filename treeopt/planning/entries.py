@@ -94,9 +94,7 @@ def entry_of(
     )
 
 
-def _draft_cost(
-    tree: Tree, profile: LatencyProfile | None, c: Candidates, gap: float | None
-) -> dict[str, Any] | None:
+def _draft_cost(tree: Tree, profile: LatencyProfile | None, c: Candidates, gap: float | None) -> dict[str, Any] | None:
     """What drafting takes with the chosen tree; None where levels were not timed."""
     costs = profile.draft_costs(c.batch_size, c.context) if profile and c.context is not None else None
     if costs is None:
@@ -139,9 +137,7 @@ def _warnings(
                 f"The profile has no context of {wanted} tokens: this is for {c.context}, the nearest measured."
             )
         if largest < most:
-            warnings.append(
-                f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out."
-            )
+            warnings.append(f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out.")
         if deepest < len(families):
             warnings.append(
                 f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
@@ -185,13 +181,17 @@ def _curve(c: Candidates) -> list[dict[str, Any]]:
     for size in np.unique(c.sizes).tolist():
         here = np.flatnonzero(c.sizes == size)
         i = here[c.throughput[here].argmax()]
-        points.append({
-            "size": size, "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
-            "step_ms": None if c.ms is None else float(c.ms[i]),
-            "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
-            "tokens_per_s_stderr": None if c.ms is None else float(c.throughput_draws[i].std()),
-            **({"prices": list(prices)} if (prices := c.key(i)[2]) else {}),
-        })  # fmt: skip
+        points.append(
+            {
+                "size": size,
+                "depth": int(c.depths[i]),
+                "tokens_per_step": float(c.rates[i]),
+                "step_ms": None if c.ms is None else float(c.ms[i]),
+                "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
+                "tokens_per_s_stderr": None if c.ms is None else float(c.throughput_draws[i].std()),
+                **({"prices": list(prices)} if (prices := c.key(i)[2]) else {}),
+            }
+        )
     return points
 
 
@@ -214,21 +214,33 @@ def _best_chain(
             rate = float(product_values(source.accept, Tree.chain(depth).paths).sum())
         latency = None
         if profile is not None and c.context is not None:
-            latency = profile.step(c.batch_size, c.context, depth + 1, depth, expanding=(1,) * depth,
-                                   measured_only=measured_only)  # fmt: skip
+            latency = profile.step(
+                c.batch_size, c.context, depth + 1, depth, expanding=(1,) * depth, measured_only=measured_only
+            )
             if latency is None:
                 continue
         tokens_per_s = 1e3 * c.batch_size * rate / latency.ms if latency else None
-        chains.append({"size": depth + 1, "depth": depth, "tokens_per_step": rate,
-                       "step_ms": latency.ms if latency else None, "tokens_per_s": tokens_per_s})  # fmt: skip
+        chains.append(
+            {
+                "size": depth + 1,
+                "depth": depth,
+                "tokens_per_step": rate,
+                "step_ms": latency.ms if latency else None,
+                "tokens_per_s": tokens_per_s,
+            }
+        )
     return max(chains, key=lambda chain: chain["tokens_per_s"] or chain["tokens_per_step"], default=None)
 
 
 def unconstrained(c: Candidates) -> dict[str, Any]:
     """What the best tree of all would reach."""
     i = select([c], [1.0]).chosen
-    return {"size": int(c.sizes[i]), "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
-            "tokens_per_s": None if c.ms is None else float(c.throughput[i])}  # fmt: skip
+    return {
+        "size": int(c.sizes[i]),
+        "depth": int(c.depths[i]),
+        "tokens_per_step": float(c.rates[i]),
+        "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
+    }
 
 
 def rebuilds_of(families: list[Grown], entry: PlanEntry, count: int) -> dict[str, Any]:
@@ -239,6 +251,12 @@ def rebuilds_of(families: list[Grown], entry: PlanEntry, count: int) -> dict[str
     trees = []
     for size in found.sizes:
         i = int(np.searchsorted(c.sizes, size))
-        trees.append({"size": size, "depth": int(c.depths[i]), "tokens_per_step": float(c.rates[i]),
-                      "medusa_choices": c.held_out[i].family.tree(size).choices})  # fmt: skip
+        trees.append(
+            {
+                "size": size,
+                "depth": int(c.depths[i]),
+                "tokens_per_step": float(c.rates[i]),
+                "medusa_choices": c.held_out[i].family.tree(size).choices,
+            }
+        )
     return {"trees": trees, "mean_loss": found.mean_loss, "worst_loss": found.worst_loss}

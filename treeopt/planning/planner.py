@@ -67,8 +67,12 @@ def plan_trees(
     >>> plan_trees(calibration, budget=3).entries[0].medusa_choices
     [[0], [0, 0]]
     """
-    for name, value, least in (("--budget", budget, 1), ("--max-rank", max_rank, 0),
-                               ("--max-depth", max_depth, 1), ("--context", context, 1)):  # fmt: skip
+    for name, value, least in (
+        ("--budget", budget, 1),
+        ("--max-rank", max_rank, 0),
+        ("--max-depth", max_depth, 1),
+        ("--context", context, 1),
+    ):
         if value is not None and value < least:
             raise InvalidInput(f"{name} must be at least {least}, but got {value}.")
     check_objective(objective)
@@ -93,10 +97,14 @@ def plan_trees(
             for batch_size, at in contexts.items():
                 priced.grow(profile, batch_size, at, measured_only)
         everything = [*families, *priced.families]
-        return families, priced, [
-            candidates_of(everything, profile, batch_size, contexts.get(batch_size), measured_only)
-            for batch_size in sizes
-        ]  # fmt: skip
+        return (
+            families,
+            priced,
+            [
+                candidates_of(everything, profile, batch_size, contexts.get(batch_size), measured_only)
+                for batch_size in sizes
+            ],
+        )
 
     families, priced, options = grown(limits, depth_limit)
     mix = dict(batch_sizes) if isinstance(batch_sizes, Mapping) else None
@@ -106,8 +114,7 @@ def plan_trees(
         selections = [select(options, shares)] * len(options)
     else:
         selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
-    constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix,
-                  "engine": engine}  # fmt: skip
+    constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix, "engine": engine}
     gaps = [priced.gap(c, selection.chosen) for c, selection in zip(options, selections, strict=True)]
     entries = [
         entry_of(c, selection, families, source, profile, budget, measured_only, context, gap)
@@ -118,9 +125,7 @@ def plan_trees(
     deepest = min(unbound.pop("max_depth", source.num_heads), source.num_heads)
     if mix is None and (unbound, deepest) != (limits, depth_limit):
         _, _, free_options = grown(unbound, deepest)
-        entries = [
-            replace(e, unconstrained=unconstrained(c)) for e, c in zip(entries, free_options, strict=True)
-        ]
+        entries = [replace(e, unconstrained=unconstrained(c)) for e, c in zip(entries, free_options, strict=True)]
     if rebuilds:
         entries = [replace(e, rebuilds=rebuilds_of(families, e, rebuilds)) for e in entries]
     return Plan(
@@ -172,8 +177,9 @@ class Priced:
         budget, shape = self.limits["budget"], self.limits["shape"]
         bound = 1 / profile.plain(batch_size, context).ms
         for depth in range(1, self.max_depth + 1):
-            rest_ms = rest_of_step(profile, batch_size, context, depth=depth, budget=budget,
-                                   measured_only=measured_only)  # fmt: skip
+            rest_ms = rest_of_step(
+                profile, batch_size, context, depth=depth, budget=budget, measured_only=measured_only
+            )
             found = best_prices(self.worth(depth), rest_ms, costs.node_ms[:depth], budget=budget, shape=shape)
             if found is None:
                 continue
@@ -190,9 +196,12 @@ class Priced:
         assert not isinstance(self.source, Probe), "the worth of its nodes does not add up"
         if max_depth not in self._worth:
             self._worth[max_depth] = worth_of(
-                self.source, objective=self.objective, max_depth=max_depth,
-                max_rank=self.limits["max_rank"], shape=self.limits["shape"],
-            )  # fmt: skip
+                self.source,
+                objective=self.objective,
+                max_depth=max_depth,
+                max_rank=self.limits["max_rank"],
+                shape=self.limits["shape"],
+            )
         return self._worth[max_depth]
 
     def gap(self, c: Candidates, chosen: int) -> float | None:

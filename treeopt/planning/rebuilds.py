@@ -31,12 +31,7 @@ class Rebuilds:
 
 
 def worth_building(
-    rates: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    *,
-    batch_size: int,
-    count: int,
-    first: int | None = None,
+    rates: NDArray[np.float64], sizes: NDArray[np.int64], *, batch_size: int, count: int, first: int | None = None
 ) -> Rebuilds:
     """The ``count`` of the ``sizes`` that lose least on average over `RIDGES` x `TILES` x `BENDS`; plain decoding is there too.
 

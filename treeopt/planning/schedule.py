@@ -24,9 +24,7 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
         serving = dict(losses[first])  # entries that can serve all options from the first on, and their loss
         last, best = first, serving
         while last + 1 < len(options):
-            serving = {
-                i: max(loss, losses[last + 1][i]) for i, loss in serving.items() if i in losses[last + 1]
-            }
+            serving = {i: max(loss, losses[last + 1][i]) for i, loss in serving.items() if i in losses[last + 1]}
             if not serving:
                 break
             last, best = last + 1, serving

@@ -62,9 +62,7 @@ def best_prices(
         family = worth.best(budget, shape, tuple((theta * node_ms).tolist()))
         sizes = family.sizes
         tokens = np.array([family.tokens_per_step(size) for size in sizes.tolist()])
-        drafting = np.array(
-            [_node_ms(expanding_nodes(family.nodes(size)), node_ms) for size in sizes.tolist()]
-        )
+        drafting = np.array([_node_ms(expanding_nodes(family.nodes(size)), node_ms) for size in sizes.tolist()])
         ratios = tokens / (rest_ms[sizes] + drafting)
         if not np.isfinite(ratios).any():
             return None
@@ -105,8 +103,7 @@ def rest_of_step(
 def is_costly(profile: LatencyProfile, batch_size: int, costs: DraftCosts) -> bool:
     """Whether the expanding nodes of any tree that was timed took more than `NEARLY_FREE` of its step."""
     return any(
-        _node_ms(point.expanding, costs.node_ms[: point.depth])
-        > NEARLY_FREE * float(np.median(point.step_ms))
+        _node_ms(point.expanding, costs.node_ms[: point.depth]) > NEARLY_FREE * float(np.median(point.step_ms))
         for point in profile.points
         if point.batch_size == batch_size and point.expanding and point.depth <= len(costs.node_ms)
     )

@@ -162,8 +162,12 @@ def group_counts(trace: RankTrace) -> dict[str, dict[str, Any]]:
         part = trace.select(np.flatnonzero(trace.group == g)) if (trace.group == g).any() else None
         if part is not None:
             hits, trials = count_hits(part.ranks[part.has_step], trace.top_k)
-            found[name] = {"sequences": part.num_sequences, "positions": int(part.has_step.sum()),
-                           "hits": hits, "trials": trials}  # fmt: skip
+            found[name] = {
+                "sequences": part.num_sequences,
+                "positions": int(part.has_step.sum()),
+                "hits": hits,
+                "trials": trials,
+            }
     return found
 
 
@@ -177,9 +181,7 @@ def chain_survival(ranks: NDArray[np.int16]) -> NDArray[np.float64]:
     return shares
 
 
-def prefix_counts(
-    ranks: NDArray[np.int16], *, most: int = KEPT_PREFIXES
-) -> tuple[list[Choice], list[int], list[int]]:
+def prefix_counts(ranks: NDArray[np.int16], *, most: int = KEPT_PREFIXES) -> tuple[list[Choice], list[int], list[int]]:
     """The most frequent rank prefixes, how often each came, and how often its parent did with a trial.
 
     >>> prefix_counts(np.array([[0, 1], [0, -1], [0, -2]], np.int16))

@@ -141,14 +141,8 @@ def check_schedule(schedule: list[dict[str, Any]], n_entries: int) -> None:
     begin: int | None = 1
     for part in schedule:
         first, last, entry = part.get("from"), part.get("to"), part.get("entry")
-        if (
-            first != begin
-            or not isinstance(first, int)
-            or not (last is None or (type(last) is int and last >= first))
-        ):
-            raise InvalidInput(
-                f"A schedule must have ranges from 1 on that follow each other, but has {part!r}."
-            )
+        if first != begin or not isinstance(first, int) or not (last is None or (type(last) is int and last >= first)):
+            raise InvalidInput(f"A schedule must have ranges from 1 on that follow each other, but has {part!r}.")
         if type(entry) is not int or not 0 <= entry < n_entries:
             raise InvalidInput(f"A schedule must name entries 0 to {n_entries - 1}, but has {part!r}.")
         begin = None if last is None else last + 1

@@ -77,9 +77,7 @@ class Probe(Answers):
         for name in PER_SEQUENCE:
             value = getattr(self, name)
             if value is not None and value.shape != (self.num_sequences,):
-                raise InvalidInput(
-                    f"{name} must have {self.num_sequences} entries, but has shape {value.shape}."
-                )
+                raise InvalidInput(f"{name} must have {self.num_sequences} entries, but has shape {value.shape}.")
         if len(self.tree) < 2 or not set(self.policy.paths) <= set(self.tree.paths):
             raise InvalidInput("A probe tree must have guesses, and all nodes of the policy among them.")
         above = self.accepted[:, self.tree.parents[1:]]

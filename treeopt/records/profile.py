@@ -186,9 +186,15 @@ class LatencyProfile:
         return found
 
     def step(
-        self, batch_size: int, context_tokens: int, size: int, depth: int, *,
-        expanding: Sequence[int] | None = None, measured_only: bool = False,
-    ) -> Latency | None:  # fmt: skip
+        self,
+        batch_size: int,
+        context_tokens: int,
+        size: int,
+        depth: int,
+        *,
+        expanding: Sequence[int] | None = None,
+        measured_only: bool = False,
+    ) -> Latency | None:
         """A step with a tree of ``size`` rows and ``depth``; None beyond what was measured.
 
         Size 1 is a plain step. Nothing is extrapolated. Where the pooled staircase and a straight line
@@ -224,9 +230,11 @@ class LatencyProfile:
     def drafting(self) -> Drafting:
         """What drafting costs at every setting, and everything measured without it."""
         return Drafting.fit(
-            self.draft, self.points, {anchor: latency.ms for anchor, latency in self.anchors.items()},
+            self.draft,
+            self.points,
+            {anchor: latency.ms for anchor, latency in self.anchors.items()},
             lambda timing, setting: paired_latency(timing, self._plain(setting)),
-        )  # fmt: skip
+        )
 
     def estimate(self, weights: Weights | None) -> Latency | None:
         """The weighted mean of anchors."""
@@ -236,9 +244,15 @@ class LatencyProfile:
         return Latency(sum(w * a.ms for w, a in parts), sum(w * a.stderr_ms for w, a in parts))
 
     def weights(
-        self, batch_size: int, context_tokens: int, size: int, depth: int, *,
-        measured_only: bool = False, pooled: bool = True,
-    ) -> Weights | None:  # fmt: skip
+        self,
+        batch_size: int,
+        context_tokens: int,
+        size: int,
+        depth: int,
+        *,
+        measured_only: bool = False,
+        pooled: bool = True,
+    ) -> Weights | None:
         """Which measurements make up the estimate for a tree; None where they do not enclose it.
 
         Between two measured sizes of one depth the way is that of the staircase over rows, pooled over
@@ -249,9 +263,13 @@ class LatencyProfile:
         def at(context: int) -> Weights | None:
             setting = batch_size, context
             return between_sizes(
-                setting, self._sizes.get(setting, {}), size, depth, measured_only=measured_only,
+                setting,
+                self._sizes.get(setting, {}),
+                size,
+                depth,
+                measured_only=measured_only,
                 way=(lambda sizes: self.staircase(batch_size * sizes)) if pooled else None,
-            )  # fmt: skip
+            )
 
         return between_contexts(self._enclosing(batch_size, context_tokens), context_tokens, at)
 
@@ -293,9 +311,7 @@ class LatencyProfile:
 
     @cached_property
     def _staircase(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        lone = [
-            setting for setting, depths in self._sizes.items() if 0 in depths
-        ]  # a root timed as a tree, an end
+        lone = [setting for setting, depths in self._sizes.items() if 0 in depths]  # a root timed as a tree, an end
         measured = [a for a in self._kinds if a[3] > 0 or a[:2] in lone]
         return fit_staircase(
             rows=[a[0] * a[2] for a in measured],

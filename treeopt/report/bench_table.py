@@ -31,8 +31,13 @@ TEXTS = {  # what a tree's texts are under each rule
     "typical": "not the target's own, and differ from tree to tree",
 }
 QUALITY_TITLE = "The texts, judged by the target itself at temperature 1"
-QUALITY_COLUMNS = ("contender", "log-likelihood\n[nats per token]", "over plain answers\n[nats per token]",
-                   "answers\nchanged", "tokens\nchanged")  # fmt: skip
+QUALITY_COLUMNS = (
+    "contender",
+    "log-likelihood\n[nats per token]",
+    "over plain answers\n[nats per token]",
+    "answers\nchanged",
+    "tokens\nchanged",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +60,15 @@ def bench_table(bench: Benchmark) -> RenderableType:
     table = Table(title=bench_title(bench), title_justify="left")
     table.add_column("contender")
     table.columns[0].no_wrap = True
-    for name in ("rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured", "\ntokens/s",
-                 "speedup\n[95 % interval]", *["same\ntext"] * has_text):  # fmt: skip
+    for name in (
+        "rows",
+        "predicted: product\n/ joint / replay",
+        "\nreplayed",
+        "tokens/step\nmeasured",
+        "\ntokens/s",
+        "speedup\n[95 % interval]",
+        *["same\ntext"] * has_text,
+    ):
         table.add_column(name, justify="right")
     for c in bench.contenders:
         ratio = bench.speedup(c.name)
@@ -82,7 +94,9 @@ def bench_title(bench: Benchmark) -> str:
     """Of the table of contenders; a rule that is not the default is named."""
     first, rule = bench.contenders[0], acceptance_of(bench)
     which = "held-out" if bench.info.get("prompts") == "held out" else "calibration"
-    title = f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
+    title = (
+        f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
+    )
     return title if rule_of(rule) == "greedy" else f"{title}, {option_of(rule)}"
 
 
@@ -160,9 +174,7 @@ def _quality_table(bench: Benchmark) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(
-        title=QUALITY_TITLE, title_justify="left", caption=quality_note(bench), caption_justify="left"
-    )
+    table = Table(title=QUALITY_TITLE, title_justify="left", caption=quality_note(bench), caption_justify="left")
     for name in QUALITY_COLUMNS:
         table.add_column(escape(name), justify="left" if name == "contender" else "right")
     for row in quality_rows(bench):

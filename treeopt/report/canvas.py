@@ -120,11 +120,20 @@ def tree_canvas(
                 rows.append(("visits", f"{data.visits[i]:,} of {data.steps:,} steps"))
         if path in gains:
             rows.append(("gain", f"{gains[path]:+.4f} tokens per step"))
-        marks.append(Mark(
-            name, x[i], y[i], f"path {list(path)}" if path else "root: the target's own token", rows,
-            examples.get(path, []), str(path[-1]) if path else "", kind, look,
-            parent=f"{prefix}-{node_gid(path[:-1])}" if path else None,
-        ))  # fmt: skip
+        marks.append(
+            Mark(
+                name,
+                x[i],
+                y[i],
+                f"path {list(path)}" if path else "root: the target's own token",
+                rows,
+                examples.get(path, []),
+                str(path[-1]) if path else "",
+                kind,
+                look,
+                parent=f"{prefix}-{node_gid(path[:-1])}" if path else None,
+            )
+        )
         if path:
             middle = (y[parent] + y[i]) / 2
             bend = f"C{x[parent]:.1f} {middle} {x[i]:.1f} {middle} {x[i]:.1f} {y[i]}"
@@ -132,8 +141,17 @@ def tree_canvas(
     marks.sort(key=lambda mark: (mark.y, mark.x))  # as the eye goes
     depths = [(30 + LEVEL * d, f"depth {d}" if d else "root") for d in range(tree.depth + 1)]
     shape = f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
-    return Canvas(f"The chosen tree: {shape}", caption, 110 + step * (span - 1), 60 + LEVEL * tree.depth,
-                  marks, lines, depths, shades=shades, radius=min(11, 0.43 * step))  # fmt: skip
+    return Canvas(
+        f"The chosen tree: {shape}",
+        caption,
+        110 + step * (span - 1),
+        60 + LEVEL * tree.depth,
+        marks,
+        lines,
+        depths,
+        shades=shades,
+        radius=min(11, 0.43 * step),
+    )
 
 
 def _shade(p: float) -> str:
@@ -181,15 +199,19 @@ def curve_canvas(run: RunDirectory, entry: PlanEntry, prefix: str) -> Canvas | N
         if point.step_ms is not None:
             rows.append(("step ms", f"{point.step_ms:.3f}"))
         if timed:
-            rows += [
-                ("tokens/s", f"{value:,.1f}"),
-                *([("over plain", f"{value / plain:.2f}")] if plain else []),
-            ]
+            rows += [("tokens/s", f"{value:,.1f}"), *([("over plain", f"{value / plain:.2f}")] if plain else [])]
         said = {"chosen": "; chosen", "tied": "; as good, inside the noise", "": ""}[kind]
-        marks.append(Mark(
-            f"{prefix}-size-{point.size}", x[i], at(value), f"size {point.size}, depth {point.depth}{said}",
-            rows, kind=kind, hit=(edges[i], edges[i + 1] - edges[i]),
-        ))  # fmt: skip
+        marks.append(
+            Mark(
+                f"{prefix}-size-{point.size}",
+                x[i],
+                at(value),
+                f"size {point.size}, depth {point.depth}{said}",
+                rows,
+                kind=kind,
+                hit=(edges[i], edges[i + 1] - edges[i]),
+            )
+        )
     path = "M" + "L".join(f"{mark.x:.1f} {mark.y:.1f}" for mark in marks)
     powers = range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)
     across = [(left + scale * (power - logs[0]), str(2**power)) for power in powers]
@@ -197,7 +219,16 @@ def curve_canvas(run: RunDirectory, entry: PlanEntry, prefix: str) -> Canvas | N
     signs = ["★ chosen" + (", with its 95 % interval" if spread else "")]
     signs += ["○ as good, inside the noise"] if any(m.kind == "tied" for m in marks) else []
     signs += ["dashed: plain decoding"] if plain else []
-    return Canvas(title, " · ".join(signs), 860, 320, marks, [(path, 2.0)],
-                  [(at(v), f"{v:,.6g}") for v in down], across,
-                  unit="tokens per second" if timed else "tokens per step",
-                  plain=at(plain) if plain else None, error=error if spread else None)  # fmt: skip
+    return Canvas(
+        title,
+        " · ".join(signs),
+        860,
+        320,
+        marks,
+        [(path, 2.0)],
+        [(at(v), f"{v:,.6g}") for v in down],
+        across,
+        unit="tokens per second" if timed else "tokens per step",
+        plain=at(plain) if plain else None,
+        error=error if spread else None,
+    )

@@ -30,8 +30,7 @@ from treeopt.report.figures import FIGURES, pictures, to_svg
 from treeopt.report.figures.registry import Inputs
 
 INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
-SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures",
-         "peak_bytes")  # fmt: skip
+SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,16 @@ def write_report(run: RunDirectory) -> Path:
         plan = replace(plan, drafter={**(plan.drafter or {}), "num_heads": num_heads})
     if run.profile.exists():
         add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
-    add(run.plan, {"inputs": plan.inputs}, objective=plan.objective, constraint=plan.constraint,
-        drafter=plan.drafter, acceptance=plan.acceptance, runtime=plan.runtime, inputs=plan.inputs)  # fmt: skip
+    add(
+        run.plan,
+        {"inputs": plan.inputs},
+        objective=plan.objective,
+        constraint=plan.constraint,
+        drafter=plan.drafter,
+        acceptance=plan.acceptance,
+        runtime=plan.runtime,
+        inputs=plan.inputs,
+    )
     examples = {e.path: e.texts for t in told.values() for e in t.examples or ()}
     sections: list[dict[str, Any]] = []
     for i, entry in enumerate(plan.entries):
@@ -96,27 +103,38 @@ def write_report(run: RunDirectory) -> Path:
         except OutOfRange as reason:
             missing = str(reason)
         speedup = _speedup(bench, "plain")
-        sections.append({
-            "entry": entry, "bench": bench, "missing": missing,
-            "speedup": speedup, "over_published": _speedup(bench, PUBLISHED),
-            "doubt": doubt(speedup) if speedup and entry.size > 1 else "",
-            "price": text_price(plan.acceptance, bench),
-            "tree": tree_canvas(inputs, entry, examples, f"tree-{i}"),
-            "curve": curve_canvas(run, entry, f"curve-{i}"),
-            "groups": _groups(entry, bench), "exports": list(_exports(run, plan, entry)),
-        })  # fmt: skip
+        sections.append(
+            {
+                "entry": entry,
+                "bench": bench,
+                "missing": missing,
+                "speedup": speedup,
+                "over_published": _speedup(bench, PUBLISHED),
+                "doubt": doubt(speedup) if speedup and entry.size > 1 else "",
+                "price": text_price(plan.acceptance, bench),
+                "tree": tree_canvas(inputs, entry, examples, f"tree-{i}"),
+                "curve": curve_canvas(run, entry, f"curve-{i}"),
+                "groups": _groups(entry, bench),
+                "exports": list(_exports(run, plan, entry)),
+            }
+        )
     origin, rule = origin_rows(records), rule_of(plan.acceptance)
     drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
     page = render(
-        plan=plan, sections=sections, origin=origin, stale=list(_stale(run, told)),
-        about_rule=about_rule(plan.acceptance), one_text=has_one_text(plan.acceptance), rule=rule,
+        plan=plan,
+        sections=sections,
+        origin=origin,
+        stale=list(_stale(run, told)),
+        about_rule=about_rule(plan.acceptance),
+        one_text=has_one_text(plan.acceptance),
+        rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
         pictures=[(p, to_svg(p.drawing, f"figure-{i}-")) for i, p in enumerate(drawn) if not isinstance(p, str)],
         left_out=[p for p in drawn if isinstance(p, str)],
         skipped=list(dict.fromkeys(_text(s) for t in told.values() for s in t.skipped or ())),
         marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
-    )  # fmt: skip
+    )
     storage.write_text(run.report, page)
     return run.report
 
@@ -129,15 +147,24 @@ def render(*, marks: list[Mark], **content: Any) -> str:
     folder = resources.files("treeopt.report") / "templates"
     style, script = ((folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = Environment(loader=PackageLoader("treeopt.report"), autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    environment = Environment(
+        loader=PackageLoader("treeopt.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["pm"] = terminal.pm
     environment.globals.update(certainty=terminal.certainty, bench_table=bench_table)
     return environment.get_template("report.html.j2").render(
         tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
-        style=Markup(style), script=Markup(script), script_hash=f"sha256-{digest}", svg=Markup,
-        version=__version__, **content,
-    )  # fmt: skip
+        style=Markup(style),
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+        svg=Markup,
+        version=__version__,
+        **content,
+    )
 
 
 def _speedup(bench: Benchmark | None, baseline: str) -> Ratio | None:
@@ -169,10 +196,7 @@ def _answers(answers: Mapping[str, Any]) -> str:
     """How the answers of a calibration came about."""
     if not answers.get("given"):
         return "decoded by the target"
-    estimate, sampled = (
-        "an estimate for greedy decoding",
-        f"sampled at temperature {answers.get('temperature')}",
-    )
+    estimate, sampled = ("an estimate for greedy decoding", f"sampled at temperature {answers.get('temperature')}")
     return f"given with the prompts: {estimate if answers.get('is_estimate') else sampled}"
 
 

@@ -63,9 +63,7 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
     if info.get("source") == "engine log" and info.get("survival"):
         return _survival_table(calibration)
     counted = [
-        f"{info[key]:,} {what}"
-        for key, what in (("positions", "states"), ("sequences", "answers"))
-        if info.get(key)
+        f"{info[key]:,} {what}" for key, what in (("positions", "states"), ("sequences", "answers")) if info.get(key)
     ]
     who = guesser(info.get("drafter") or {"kind": "medusa"})
     is_rejection = (info.get("acceptance") or {}).get("rule") == "rejection"
@@ -123,9 +121,7 @@ def _group_table(groups: dict[str, Any], num_heads: int) -> RenderableType:
     """Top-1 accuracy of each head, and tokens per step, group by group."""
     from rich.table import Table
 
-    table = Table(
-        title="By group: accuracy at rank 0, held-out tokens per step with 64 rows", title_justify="left"
-    )
+    table = Table(title="By group: accuracy at rank 0, held-out tokens per step with 64 rows", title_justify="left")
     for name in ("group", "answers", *(f"head {k + 1}" for k in range(num_heads)), "tokens/step"):
         table.add_column(name, justify="left" if name == "group" else "right")
     for name, group in groups.items():
@@ -142,7 +138,9 @@ def _caption(info: dict[str, Any]) -> str | None:
         said.append(f"{info['loop_share']:.0%} of the answers ended in a loop and were cut there.")
     answers = info.get("answers") or {}
     if answers.get("given"):
-        agreement = f"the target's own first choice is the given token in {info.get('target_agreement', 0):.1%} of the states."
+        agreement = (
+            f"the target's own first choice is the given token in {info.get('target_agreement', 0):.1%} of the states."
+        )
         kind = (
             "An estimate for greedy decoding, from given answers"
             if answers.get("is_estimate")
@@ -170,8 +168,16 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
     for batch, context in profile.settings:
         plain = profile.plain(batch, context)
         timed = [p for p in profile.autoregressive if (p.batch_size, p.context_tokens) == (batch, context)]
-        table.add_row(str(batch), str(context or "–"), "1", "plain", f"{plain.ms:.2f} ±{plain.stderr_ms:.2f}",
-                      "1.00", str(sum(len(p.step_ms) for p in timed)), *_parts(timed[0]))  # fmt: skip
+        table.add_row(
+            str(batch),
+            str(context or "–"),
+            "1",
+            "plain",
+            f"{plain.ms:.2f} ±{plain.stderr_ms:.2f}",
+            "1.00",
+            str(sum(len(p.step_ms) for p in timed)),
+            *_parts(timed[0]),
+        )
         deepest: dict[int, Any] = {}
         for point in profile.points:
             here = (point.batch_size, point.context_tokens) == (batch, context)
@@ -184,9 +190,16 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
                 continue
             latency = profile.step(batch, context, size, point.depth)
             if latency is not None:
-                table.add_row(str(batch), str(context or "–"), str(size), str(point.depth),
-                              f"{latency.ms:.2f} ±{latency.stderr_ms:.2f}", f"{latency.ms / plain.ms:.2f}",
-                              str(len(point.step_ms)), *_parts(point))  # fmt: skip
+                table.add_row(
+                    str(batch),
+                    str(context or "–"),
+                    str(size),
+                    str(point.depth),
+                    f"{latency.ms:.2f} ±{latency.stderr_ms:.2f}",
+                    f"{latency.ms / plain.ms:.2f}",
+                    str(len(point.step_ms)),
+                    *_parts(point),
+                )
         table.add_section()
     return table
 
@@ -208,19 +221,36 @@ def plan_table(plan: Plan) -> RenderableType:
     mix = (plan.constraint or {}).get("mix")
     title = "The best tree for the mix of loads" if mix else "The best tree for each batch size"
     said = [*map(certainty, plan.entries), price(plan), *map(worth_building, plan.entries), schedule(plan)]
-    table = Table(title=title, title_justify="left", caption="\n".join(filter(None, said)) or None,
-                  caption_justify="left")  # fmt: skip
-    for name in ("batch", "rows", "depth", "widths", "tokens/step\nproduct", "\njoint", "\nreplayed", "step ms",
-                 "tokens/s", "speedup"):  # fmt: skip
+    table = Table(
+        title=title, title_justify="left", caption="\n".join(filter(None, said)) or None, caption_justify="left"
+    )
+    for name in (
+        "batch",
+        "rows",
+        "depth",
+        "widths",
+        "tokens/step\nproduct",
+        "\njoint",
+        "\nreplayed",
+        "step ms",
+        "tokens/s",
+        "speedup",
+    ):
         table.add_column(name, justify="right")
     for e in plan.entries:
         widths = "do not speculate" if e.size == 1 else " ".join(map(str, e.tree.widths()))
         table.add_row(
-            str(e.batch_size), str(e.size), str(e.depth), widths,
-            pm(e.predicted.get("product"), None), pm(e.predicted.get("joint"), None),
-            pm(e.predicted.get("replayed"), e.tokens_per_step_stderr), pm(e.step_ms, e.step_ms_stderr),
-            pm(e.tokens_per_s, e.tokens_per_s_stderr, 0), pm(e.speedup, e.speedup_stderr),
-        )  # fmt: skip
+            str(e.batch_size),
+            str(e.size),
+            str(e.depth),
+            widths,
+            pm(e.predicted.get("product"), None),
+            pm(e.predicted.get("joint"), None),
+            pm(e.predicted.get("replayed"), e.tokens_per_step_stderr),
+            pm(e.step_ms, e.step_ms_stderr),
+            pm(e.tokens_per_s, e.tokens_per_s_stderr, 0),
+            pm(e.speedup, e.speedup_stderr),
+        )
     return table
 
 

@@ -35,9 +35,7 @@ class TreeLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the cache allocates at the first write."""
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return self._cache.write(self._index, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -59,11 +57,7 @@ class TreeCache(Cache):
     """
 
     def __init__(
-        self,
-        num_layers: int,
-        batch_size: int,
-        capacity: int,
-        devices: Sequence[torch.device] | None = None,
+        self, num_layers: int, batch_size: int, capacity: int, devices: Sequence[torch.device] | None = None
     ) -> None:
         super().__init__(layers=[TreeLayer(self, i) for i in range(num_layers)])
         self.num_layers, self.rows, self.capacity = num_layers, batch_size, capacity
@@ -169,9 +163,7 @@ class TreeCache(Cache):
         self.lengths.clear()
 
 
-def tree_mask(
-    cache: TreeCache, starts: Tensor, ancestors: Tensor, depths: Tensor, window: int | None
-) -> Tensor | None:
+def tree_mask(cache: TreeCache, starts: Tensor, ancestors: Tensor, depths: Tensor, window: int | None) -> Tensor | None:
     """Which columns every new row may attend to: (b or 1, 1, T, n) bool; None for all of them.
 
     starts    : (b, 1)  committed tokens of each row

@@ -186,9 +186,7 @@ class Decoder:
         mask = target.mask(cache, starts, self._one, self._zero)
         hidden = target.hidden(self._roots[:, None], starts, cache, mask)  # (b, 1, d)
         last = hidden[:, 0]
-        choices = self.acceptance.choose(
-            target.scores(target.logits(last)), self._keys, starts[:, 0] + 1
-        )  # (b,)
+        choices = self.acceptance.choose(target.scores(target.logits(last)), self._keys, starts[:, 0] + 1)  # (b,)
         self._mark("target")
         if self.draft is not None:
             self.draft.extend(self._roots[:, None], hidden, [1] * len(self.live))
@@ -256,9 +254,7 @@ class Decoder:
                     f"{max(tree.ranks)}."
                 )
             if len(tree) > self.most_nodes:
-                raise InvalidInput(
-                    f"This decoder has room for trees of {self.most_nodes} rows, but got {len(tree)}."
-                )
+                raise InvalidInput(f"This decoder has room for trees of {self.most_nodes} rows, but got {len(tree)}.")
             self._tensors[tree] = TreeTensors.of(tree, self.target.device)
         return self._tensors[tree]
 
@@ -293,8 +289,9 @@ def decode(
     """Decode every prompt to its end, with one tree or plainly; the records in the prompts' order."""
     capacity = capacity_for(prompts, stop, target)
     most_nodes = len(tree) if tree else 1
-    decoder = Decoder(target, drafter, batch_size=batch_size, capacity=capacity, stop=stop,
-                      most_nodes=most_nodes, **options)  # fmt: skip
+    decoder = Decoder(
+        target, drafter, batch_size=batch_size, capacity=capacity, stop=stop, most_nodes=most_nodes, **options
+    )
     decoder.start(enumerate(prompts))
     while not decoder.is_done:
         decoder.refill()

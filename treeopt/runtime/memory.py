@@ -13,9 +13,7 @@ from treeopt.errors import OutOfRange
 T = TypeVar("T")
 
 
-def with_less_memory(
-    attempt: Callable[[int], T], batch_size: int, say: Callable[[str], None]
-) -> tuple[T, int]:
+def with_less_memory(attempt: Callable[[int], T], batch_size: int, say: Callable[[str], None]) -> tuple[T, int]:
     """``attempt(batch_size)``, halved until it fits: its result and the batch size that fitted.
 
     Raises OutOfRange where a single row is too much.

@@ -36,12 +36,7 @@ SPREAD = 0.02  # standard deviation of the heads' weights
 
 
 def open_random_session(
-    config: str,
-    *,
-    num_heads: int = NUM_HEADS,
-    dtype: str | None = None,
-    device: str | None = None,
-    seed: int = 0,
+    config: str, *, num_heads: int = NUM_HEADS, dtype: str | None = None, device: str | None = None, seed: int = 0
 ) -> Session:
     """A dense model of a ``config.json`` (the file or its folder) with Medusa-1 heads, all weights random.
 
@@ -54,8 +49,9 @@ def open_random_session(
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, target.vocab_size, (NUM_PROMPTS, PROMPT_TOKENS))
     chat = ChatFormat(None, frozenset(), target.vocab_size, None)
-    prompts = PromptSet(tuple(Conversation(tuple(row), ()) for row in tokens.tolist()), "random token ids",
-                        f"seed {seed}", chat)  # fmt: skip
+    prompts = PromptSet(
+        tuple(Conversation(tuple(row), ()) for row in tokens.tolist()), "random token ids", f"seed {seed}", chat
+    )
     record = {"kind": heads.kind, "id": RANDOM, "num_heads": num_heads, "num_layers": heads.num_layers}
     return Session(target, heads, record, prompts, weights=RANDOM)
 
@@ -78,9 +74,7 @@ def random_target(config: str, *, dtype: str | None, device: str | None, seed: i
             model = AutoModelForCausalLM.from_config(known, dtype=wanted)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise InvalidInput(
-            f"--random-weights must be the config of a causal LM, but {file}: {reason}"
-        ) from None
+        raise InvalidInput(f"--random-weights must be the config of a causal LM, but {file}: {reason}") from None
     model.eval().requires_grad_(False)
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return Target(model, name=f"{RANDOM} of {name}")
@@ -104,8 +98,15 @@ def random_heads(target: Target, num_heads: int, *, seed: int = 0) -> MedusaHead
     """Medusa-1 heads of one block each on the target's own lm_head."""
     if target.lm_head.bias is not None:
         raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
-    heads = MedusaHeads(num_heads, 1, target.width, target.vocab_size, shared=target.lm_head.weight,
-                        dtype=target.dtype, device=target.device)  # fmt: skip
+    heads = MedusaHeads(
+        num_heads,
+        1,
+        target.width,
+        target.vocab_size,
+        shared=target.lm_head.weight,
+        dtype=target.dtype,
+        device=target.device,
+    )
     rng = torch.Generator(target.device).manual_seed(seed)
     with torch.no_grad():
         heads.blocks.normal_(0.0, SPREAD, generator=rng)

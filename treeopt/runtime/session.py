@@ -99,10 +99,17 @@ def open_session(
     prompts = prompts or demo.NAME
     if prompts == demo.NAME and (column or responses or split):
         raise InvalidInput("--column, --responses and --split need --prompts: the demo's are plain text.")
-    target = load_target(str(demo.MODEL) if is_demo else model, dtype=dtype, device=device,
-                         device_map=device_map, revision=revision, trust_remote_code=trust_remote_code)  # fmt: skip
-    opened = open_drafter(drafter, target, is_demo=is_demo, depth=draft_depth, revision=revision,
-                          trust_remote_code=trust_remote_code)  # fmt: skip
+    target = load_target(
+        str(demo.MODEL) if is_demo else model,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    opened = open_drafter(
+        drafter, target, is_demo=is_demo, depth=draft_depth, revision=revision, trust_remote_code=trust_remote_code
+    )
     drafting: Drafter = opened.drafter
     if acceptance == "reject":
         drafting, rules = by_rejection(drafting, target, rules)
@@ -111,8 +118,15 @@ def open_session(
     if prompts == demo.NAME:
         chosen = demo_prompts(target, group_by=group_by)
     else:
-        chosen = load_prompts(target, prompts, column=column, group_by=group_by, responses=responses,
-                              chat_template=chat_template, split=split)  # fmt: skip
+        chosen = load_prompts(
+            target,
+            prompts,
+            column=column,
+            group_by=group_by,
+            responses=responses,
+            chat_template=chat_template,
+            split=split,
+        )
     notes = list(opened.notes)
     if chosen.skipped:
         first = chosen.skipped[0]
@@ -120,5 +134,13 @@ def open_session(
             f"{len(chosen.skipped)} of {len(chosen.skipped) + len(chosen.conversations)} prompts left "
             f"out, the first at row {first.row}: {first.reason}. calibration.json lists all."
         )
-    return Session(target, drafting, opened.record, chosen, responses is not None, tuple(notes),
-                   acceptance=rules, temperature=temperature if responses is not None else None)  # fmt: skip
+    return Session(
+        target,
+        drafting,
+        opened.record,
+        chosen,
+        responses is not None,
+        tuple(notes),
+        acceptance=rules,
+        temperature=temperature if responses is not None else None,
+    )

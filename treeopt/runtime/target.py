@@ -19,8 +19,7 @@ from treeopt.runtime.cache import TreeCache, tree_mask
 
 ATTENTION = ("sdpa", "eager")  # the implementations that take a tree mask
 LAYERS = {"full_attention", "sliding_attention"}
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16,
-          "float16": torch.float16}  # fmt: skip
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Target:
@@ -55,11 +54,7 @@ class Target:
         """Last hidden states, after the final norm: (n, T) tokens to (n, T, d)."""
         self.passes += 1
         output = self.decoder(
-            input_ids=tokens,
-            position_ids=positions,
-            past_key_values=cache,
-            attention_mask=mask,
-            use_cache=True,
+            input_ids=tokens, position_ids=positions, past_key_values=cache, attention_mask=mask, use_cache=True
         )
         return output.last_hidden_state
 
@@ -95,9 +90,7 @@ class Target:
             mask = tree_mask(cache, starts, ancestors, depths, window)
             if mask is not None and self._additive:
                 lowest = torch.finfo(self.dtype).min
-                mask = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(
-                    ~mask, lowest
-                )
+                mask = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, lowest)
             masks[kind] = mask
         if len(masks) == 1:
             return next(iter(masks.values()))

@@ -36,9 +36,7 @@ def low_rank_expands(tree: Tree) -> bool:
     False
     """
     expanding = {path[:-1] for path in tree.paths[1:]}
-    return sibling_closed(tree) and all(
-        p[-1] == 0 or (*p[:-1], p[-1] - 1) in expanding for p in expanding if p
-    )
+    return sibling_closed(tree) and all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in expanding for p in expanding if p)
 
 
 def level_uniform(tree: Tree) -> bool:

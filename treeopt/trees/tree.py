@@ -83,9 +83,7 @@ class Tree:
             raise InvalidInput(f"Every choice may be listed once, but {twice} comes twice.")
         for path in paths:
             if len(path) > 1 and path[:-1] not in known:
-                raise InvalidInput(
-                    f"Every choice needs its parent in the list, but {path} lacks {path[:-1]}."
-                )
+                raise InvalidInput(f"Every choice needs its parent in the list, but {path} lacks {path[:-1]}.")
         ordered = [(), *sorted(paths, key=lambda path: (len(path), path))]
         index = {path: i for i, path in enumerate(ordered)}
         return cls(
@@ -216,9 +214,7 @@ class TreeFamily:
         if self.members is not None:
             object.__setattr__(self, "members", read_only(self.members, np.bool_))
             if not len(self.members) or not self.members[:, 0].all() or (np.diff(self.sizes) < 1).any():
-                raise InvalidInput(
-                    "The trees of a family must have the root, and each be larger than the last."
-                )
+                raise InvalidInput("The trees of a family must have the root, and each be larger than the last.")
 
     @property
     def nested(self) -> bool:
@@ -286,7 +282,6 @@ def _as_choice(choice: Sequence[int]) -> Choice:
         path = ()
     if not path or min(path) < 0 or max(path) > MOST_RANK or bool in map(type, choice):
         raise InvalidInput(
-            "Every choice must be a non-empty list of ranks 0, 1, ... (the root is never listed), "
-            f"but got {choice!r}."
+            f"Every choice must be a non-empty list of ranks 0, 1, ... (the root is never listed), but got {choice!r}."
         )
     return path

@@ -62,8 +62,7 @@ class Template:
         unknown = sorted(places - set(PLACES))
         if unknown:
             raise InvalidInput(
-                f"--command has the places {', '.join(f'{{{place}}}' for place in PLACES)}, but got "
-                f"{{{unknown[0]}}}."
+                f"--command has the places {', '.join(f'{{{place}}}' for place in PLACES)}, but got {{{unknown[0]}}}."
             )
         if not places & {"size", "tree"}:
             raise InvalidInput("--command must say what to run by {size} or {tree}, but it has neither.")
@@ -108,20 +107,25 @@ def profile_command(
     deepest = num_heads or (source.num_heads if source else NUM_HEADS)
     families = tree_families(source, deepest, max(sizes or [budget]))
     check_sizes(sizes or (), families)
-    settings = [(batch, context) for batch in sorted(set(batch_sizes))
-                for context in sorted(set(contexts)) or [UNKNOWN_CONTEXT]]  # fmt: skip
+    settings = [
+        (batch, context) for batch in sorted(set(batch_sizes)) for context in sorted(set(contexts)) or [UNKNOWN_CONTEXT]
+    ]
     points: list[StepTiming] = []
     plain: list[StepTiming] = []
     left = time_limit_s
     for i, (batch_size, context) in enumerate(settings):
         wanted = sizes or placed_sizes(batch_size, budget)
         shapes = template.has("tree") or template.has("depth")
-        trees = (
-            timing_trees(families, wanted, given=bool(sizes)) if shapes else deepest_trees(families, wanted)
-        )
+        trees = timing_trees(families, wanted, given=bool(sizes)) if shapes else deepest_trees(families, wanted)
         share = left / (len(settings) - i)
-        key = {"command": command, "batch_size": batch_size, "context": context,
-               "trees": [tree.choices for tree in trees], "precision": precision, "time_limit_s": time_limit_s}  # fmt: skip
+        key = {
+            "command": command,
+            "batch_size": batch_size,
+            "context": context,
+            "trees": [tree.choices for tree in trees],
+            "precision": precision,
+            "time_limit_s": time_limit_s,
+        }
         folder = run.partial("profile") / f"command-batch-size-{batch_size}-context-{context}"
         calls = Calls(template, batch_size, context, trees, folder / "trees", Journal(folder, key))
         rounds = calls.rounds(share, precision)
@@ -134,7 +138,7 @@ def profile_command(
         "drift": drifts(plain),
         "provenance": Provenance().record(),
         "inputs": digests(used) if used else {},
-    }  # fmt: skip
+    }
     name = runtime or Path(template.words[0]).name
     result = LatencyProfile(tuple(points), tuple(plain), {"name": name, "command": command}, info)
     info["precision"] = reached(result, precision)
@@ -185,8 +189,9 @@ class Calls:
             advance(sum(call["seconds"] for call in calls))
             while True:
                 rounds = self._whole(calls)
-                if len(calls) % count == 0 and is_enough(rounds, self.trees, self.batch_size,
-                                                         time_limit_s=time_limit_s, precision=precision):  # fmt: skip
+                if len(calls) % count == 0 and is_enough(
+                    rounds, self.trees, self.batch_size, time_limit_s=time_limit_s, precision=precision
+                ):
                     return rounds
                 started = time.perf_counter()
                 step_ms = self.call(self._order(len(calls) // count)[len(calls) % count])
@@ -198,9 +203,12 @@ class Calls:
         """Run the command for the i-th tree: its samples [ms]."""
         tree = self.trees[i] if i < len(self.trees) else None
         words = self.template.filled(
-            size=len(tree) if tree else 1, depth=tree.depth if tree else 0, batch_size=self.batch_size,
-            context=self.context, tree=self._file(i).resolve(),
-        )  # fmt: skip
+            size=len(tree) if tree else 1,
+            depth=tree.depth if tree else 0,
+            batch_size=self.batch_size,
+            context=self.context,
+            tree=self._file(i).resolve(),
+        )
         shown = shlex.join(words)
         try:
             done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
@@ -208,9 +216,7 @@ class Calls:
             raise InvalidInput(f"--command must be a program, but {shown}: {error.strerror}.") from None
         if done.returncode:
             said = _last_line(done.stderr) or "nothing on stderr"
-            raise InvalidInput(
-                f"--command must exit with 0, but {shown} exited with {done.returncode}: {said}"
-            )
+            raise InvalidInput(f"--command must exit with 0, but {shown} exited with {done.returncode}: {said}")
         try:
             return samples_of(_last_line(done.stdout), self.batch_size)
         except TreeoptError as error:

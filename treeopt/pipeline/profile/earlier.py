@@ -49,9 +49,7 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     info = {**later.info}
     for key in ("drift", "bandwidth_floor"):
         if key in earlier.info or key in later.info:
-            info[key] = sorted(
-                [*keep(earlier.info.get(key) or []), *(later.info.get(key) or [])], key=_setting
-            )
+            info[key] = sorted([*keep(earlier.info.get(key) or []), *(later.info.get(key) or [])], key=_setting)
     points = sorted([*keep(earlier.points), *later.points], key=lambda p: (_setting(p), p.size, p.depth))
     plain = sorted([*keep(earlier.autoregressive), *later.autoregressive], key=_setting)
     whole = LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
@@ -71,5 +69,10 @@ def reached(result: LatencyProfile, wanted: float) -> dict[str, Any]:
     plain = {(p.batch_size, p.context_tokens): p for p in result.autoregressive}
     found = [interval95(p, plain[p.batch_size, p.context_tokens]) for p in (*result.points, *plain.values())]
     missed = sum(interval > wanted for interval in found)
-    return {"wanted": wanted, "reached": not missed, "worst": round(max(found), 5), "missed": missed,
-            "timings": len(found)}  # fmt: skip
+    return {
+        "wanted": wanted,
+        "reached": not missed,
+        "worst": round(max(found), 5),
+        "missed": missed,
+        "timings": len(found),
+    }

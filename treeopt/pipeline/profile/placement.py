@@ -73,12 +73,7 @@ def tree_families(
     """
     known = source.num_heads if source else len(TYPICAL_ACCEPT)
     limits: list[dict[str, Any]] = [
-        {
-            "budget": budget,
-            "max_depth": depth,
-            "max_rank": min(MAX_RANK, ranks - 1),
-            "shape": "sibling-closed",
-        }
+        {"budget": budget, "max_depth": depth, "max_rank": min(MAX_RANK, ranks - 1), "shape": "sibling-closed"}
         for depth in range(1, min(num_heads, known) + 1)
     ]
     if isinstance(source, RankTrace):
@@ -87,9 +82,7 @@ def tree_families(
     return tuple(grow_independent(accept, **limit) for limit in limits)
 
 
-def timing_trees(
-    families: Sequence[TreeFamily], sizes: Collection[int], *, given: bool = False
-) -> list[Tree]:
+def timing_trees(families: Sequence[TreeFamily], sizes: Collection[int], *, given: bool = False) -> list[Tree]:
     """Trees of all sizes at the full depth, and of three sizes at each smaller one, by (size, depth).
 
     With ``given`` sizes no others are timed; else each depth also begins with its chain, the smallest tree

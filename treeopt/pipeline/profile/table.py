@@ -87,16 +87,20 @@ def profile_from_file(
         deepest = num_heads or calibrated_heads(run) or NUM_HEADS
         rows = [replace(r, depth=min(r.size - 1, deepest)) if r.depth is None else r for r in rows]
         if any(row.size > 2 for row in rows):
-            note(f"The file says no depths: trees are taken to be {deepest} deep, or as deep as they can be; a column "
-                 "depth or --heads tells it.")  # fmt: skip
+            note(
+                f"The file says no depths: trees are taken to be {deepest} deep, or as deep as they can be; a column "
+                "depth or --heads tells it."
+            )
     result = profile_of(rows, str(file))
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
     result.info.update(measures="step", provenance=provenance, inputs=digests(file))
     result.runtime["name"] = runtime or file.stem
     few = sum(len(p.step_ms) < 2 for p in (*result.points, *result.autoregressive))
     if few:
-        note(f"{few} of {len(result.points) + len(result.autoregressive)} latencies have one sample: how well they are "
-             "known is not.")  # fmt: skip
+        note(
+            f"{few} of {len(result.points) + len(result.autoregressive)} latencies have one sample: how well they are "
+            "known is not."
+        )
     else:
         result.info["precision"] = reached(result, PRECISION)
         tell(result, "more rows of them help")
@@ -119,8 +123,10 @@ def profile_of(rows: Sequence[Row], name: str) -> LatencyProfile:
                 f"{batch_size}{f' at context {context}' if context else ''} has none: time plain decoding too (0 under "
                 "num_draft_tokens, which leaves the root out)."
             )
-    timed = [StepTiming(*key, step_ms=tuple(row.step_ms for row in group), round=_rounds(group))
-             for key, group in sorted(groups.items())]  # fmt: skip
+    timed = [
+        StepTiming(*key, step_ms=tuple(row.step_ms for row in group), round=_rounds(group))
+        for key, group in sorted(groups.items())
+    ]
     reference = tuple(timing for timing in timed if timing.size == 1)
     return LatencyProfile(tuple(t for t in timed if t.size > 1), reference, {}, {"drift": drifts(reference)})
 
@@ -216,7 +222,7 @@ def _row(record: Mapping[str, Any]) -> Row:
     if (cell("size") is None) == (cell("nodes") is None):
         raise InvalidInput("a row must have a size or a number of nodes, one of them.")
     batch_size = whole(cell("batch_size"), "batch_size", least=1)
-    size = whole(cell("nodes"), "nodes", least=0) + 1 if cell("size") is None else whole(cell("size"), "size", least=1)  # fmt: skip
+    size = whole(cell("nodes"), "nodes", least=0) + 1 if cell("size") is None else whole(cell("size"), "size", least=1)
     ms = cell("step_ms")
     if ms is None:
         speed, per_step = (positive(cell(name), name) for name in ("tokens_per_s", "tokens_per_step"))
@@ -226,9 +232,7 @@ def _row(record: Mapping[str, Any]) -> Row:
         depth = size - 1  # a chain
     depth = None if depth is None else whole(depth, "depth", least=min(size - 1, 1))
     if depth is not None and size > 1 and depth >= size:
-        raise InvalidInput(
-            f"depth must be less than size, which counts the root, but they are {depth} and {size}."
-        )
+        raise InvalidInput(f"depth must be less than size, which counts the root, but they are {depth} and {size}.")
     context, number = cell("context_tokens"), cell("round")
     return Row(
         batch_size,
@@ -328,9 +332,14 @@ def profile_analytical(
     found = device_of(device)
     shape, file, own = shape_of(config)
     result = analytical_profile(
-        shape, found, batch_sizes=batch_sizes, contexts=contexts or (CONTEXT,), dtype=dtype or own or "bfloat16",
-        sizes=sizes or range(2, budget + 1), num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
-    )  # fmt: skip
+        shape,
+        found,
+        batch_sizes=batch_sizes,
+        contexts=contexts or (CONTEXT,),
+        dtype=dtype or own or "bfloat16",
+        sizes=sizes or range(2, budget + 1),
+        num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
+    )
     provenance = Provenance(device=found.name, dtype=result.info["roofline"]["dtype"]).record()
     result.info["provenance"] = provenance | {"machine": None}
     result.info["inputs"] = digests(file) if file else {}
@@ -341,7 +350,5 @@ def profile_analytical(
     cache = max(batch_sizes) * max(contexts or (CONTEXT,)) * shape.cache_numbers
     gigabytes = (shape.weights + cache) * ITEMSIZE[result.info["roofline"]["dtype"]] / 1e9
     if found.memory_gb is not None and gigabytes > found.memory_gb:
-        note(
-            f"Weights and cache of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}."
-        )
+        note(f"Weights and cache of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}.")
     return result

@@ -70,13 +70,22 @@ class Measured:
         points, plain = timings(self.rounds, self.trees, self.batch_size, context_tokens=self.nominal)
         if not self.more_rounds:
             return points, plain
-        more, again = timings(self.more_rounds, self.refined, self.batch_size, context_tokens=plain.context_tokens,
-                              first_round=len(self.rounds))  # fmt: skip
+        more, again = timings(
+            self.more_rounds,
+            self.refined,
+            self.batch_size,
+            context_tokens=plain.context_tokens,
+            first_round=len(self.rounds),
+        )
         assert plain.parts_ms is not None
         assert again.parts_ms is not None
         parts = {part: (*ms, *again.parts_ms[part]) for part, ms in plain.parts_ms.items()}
-        both = replace(plain, step_ms=plain.step_ms + again.step_ms, parts_ms=parts,
-                       round=(plain.round or ()) + (again.round or ()))  # fmt: skip
+        both = replace(
+            plain,
+            step_ms=plain.step_ms + again.step_ms,
+            parts_ms=parts,
+            round=(plain.round or ()) + (again.round or ()),
+        )
         return [*points, *more], both
 
 
@@ -112,9 +121,7 @@ def profile(
     if calibration is None and isinstance(source, RankTrace):
         check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
     drafter = session.drafter
-    families = tree_families(
-        source, drafter.num_heads, max(sizes or [budget]), ranks=drafter.draft_vocab_size
-    )
+    families = tree_families(source, drafter.num_heads, max(sizes or [budget]), ranks=drafter.draft_vocab_size)
     check_sizes(sizes or (), families)
     measure = Stages(run, session, precision, time_limit_s, max_new_tokens, _acceptance(session, source))
     held: list[int | None] = [*sorted(set(contexts))] or [None]
@@ -127,9 +134,7 @@ def profile(
         trees, reference = measured.timings()
         points += trees
         plain.append(reference)
-    result = LatencyProfile(
-        tuple(points), tuple(plain), session.runtime(), _info(session, found, plain, gb_per_s)
-    )
+    result = LatencyProfile(tuple(points), tuple(plain), session.runtime(), _info(session, found, plain, gb_per_s))
     result.info["precision"] = reached(result, precision)
     result.info["inputs"] = digests(used) if used else {}
     tell(result)
@@ -161,8 +166,10 @@ def check_sizes(sizes: Sequence[int], families: Sequence[TreeFamily]) -> None:
             f"{', '.join(map(str, beyond))}."
         )
     if beyond:
-        note(f"Not timed: sizes {', '.join(map(str, beyond))}, since the largest tree of {len(families)} heads and "
-             f"the ranks that are known has {most} rows.")  # fmt: skip
+        note(
+            f"Not timed: sizes {', '.join(map(str, beyond))}, since the largest tree of {len(families)} heads and "
+            f"the ranks that are known has {most} rows."
+        )
 
 
 @dataclass(frozen=True)
@@ -177,11 +184,7 @@ class Stages:
     acceptance: Acceptance
 
     def first(
-        self,
-        settings: Sequence[Measurable],
-        families: Sequence[TreeFamily],
-        sizes: Sequence[int] | None,
-        budget: int,
+        self, settings: Sequence[Measurable], families: Sequence[TreeFamily], sizes: Sequence[int] | None, budget: int
     ) -> list[Measured]:
         """Stage one at every setting, or at half its batch size where memory runs out."""
         from treeopt.runtime.memory import with_less_memory
@@ -195,9 +198,7 @@ class Stages:
                 batch_size: int, context: int | None = context, share: float = left / (len(settings) - i)
             ) -> None:
                 if (batch_size, context) not in found:
-                    trees = timing_trees(
-                        families, sizes or placed_sizes(batch_size, budget), given=bool(sizes)
-                    )
+                    trees = timing_trees(families, sizes or placed_sizes(batch_size, budget), given=bool(sizes))
                     rounds = self._rounds(batch_size, context, trees, share)
                     found[batch_size, context] = Measured(batch_size, context, trees, rounds)
 
@@ -206,7 +207,7 @@ class Stages:
 
     def second(
         self, found: Sequence[Measured], families: Sequence[TreeFamily], source: RankTrace | Calibration, budget: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Stage two: at every setting the trees that a plan on stage one would choose between."""
         if isinstance(source, RankTrace) and source.clusters.max() < 1:
             source = Calibration.from_trace(source)  # one conversation: nothing to hold out
@@ -217,14 +218,13 @@ class Stages:
             with progress("Planning", None):
                 entries = planned(here, source, limits)
             for measured in here:
-                measured.refined = refined(
-                    entries[measured.batch_size], measured.trees, families, source, limits
-                )
+                measured.refined = refined(entries[measured.batch_size], measured.trees, families, source, limits)
         waiting = [measured for measured in found if measured.refined]
         for i, measured in enumerate(waiting):
             left = self.time_limit_s - sum(other.seconds for other in found)
-            measured.more_rounds = self._rounds(measured.batch_size, measured.nominal, measured.refined,
-                                                left / (len(waiting) - i), stage="-refined")  # fmt: skip
+            measured.more_rounds = self._rounds(
+                measured.batch_size, measured.nominal, measured.refined, left / (len(waiting) - i), stage="-refined"
+            )
 
     def _rounds(
         self, batch_size: int, context: int | None, trees: list[Tree], share: float, stage: str = ""
@@ -237,25 +237,45 @@ class Stages:
         stop = session.stop(self.max_new_tokens)
         if context is not None:
             prompts, stop = rows_at(context, prompts, session.target)
-        known = {**session.provenance(seed=0).record(), "time": None, "command": None,
-                 "compiled": session.target.compiled, "batch_size": batch_size, "context": context,
-                 "trees": [tree.choices for tree in trees], "precision": self.precision,
-                 "time_limit_s": self.time_limit_s, "max_new_tokens": self.max_new_tokens}  # fmt: skip
+        known = {
+            **session.provenance(seed=0).record(),
+            "time": None,
+            "command": None,
+            "compiled": session.target.compiled,
+            "batch_size": batch_size,
+            "context": context,
+            "trees": [tree.choices for tree in trees],
+            "precision": self.precision,
+            "time_limit_s": self.time_limit_s,
+            "max_new_tokens": self.max_new_tokens,
+        }
         held = "" if context is None else f"-context-{context}"
         journal = Journal(self.run.partial("profile") / f"batch-size-{batch_size}{held}{stage}", known)
         title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
         with progress(title, max(share, 0.0)) as advance:
             return measure_steps(
-                session.target, session.drafter, prompts, trees, batch_size=batch_size, stop=stop,
-                time_limit_s=share, precision=self.precision, acceptance=self.acceptance,
-                finished=journal.documents(), keep=journal.append, progress=advance,
-            )  # fmt: skip
+                session.target,
+                session.drafter,
+                prompts,
+                trees,
+                batch_size=batch_size,
+                stop=stop,
+                time_limit_s=share,
+                precision=self.precision,
+                acceptance=self.acceptance,
+                finished=journal.documents(),
+                keep=journal.append,
+                progress=advance,
+            )
 
 
 def refined(
-    entry: PlanEntry, measured: Sequence[Tree], families: Sequence[TreeFamily], source: RankTrace | Calibration,
+    entry: PlanEntry,
+    measured: Sequence[Tree],
+    families: Sequence[TreeFamily],
+    source: RankTrace | Calibration,
     limits: dict[str, Any],
-) -> list[Tree]:  # fmt: skip
+) -> list[Tree]:
     """The trees that a plan within ``limits`` would choose between, as it grew them, but for those ``measured``."""
     found, prices = [], {(p["size"], p["depth"]): p["prices"] for p in entry.curve if "prices" in p}
     for size, depth in candidates(entry, ()):
@@ -272,12 +292,10 @@ def refined(
     return [tree for tree in found if tree not in measured]
 
 
-def planned(found: Sequence[Measured], source: RankTrace | Calibration, limits: dict[str, Any]) -> dict[int, PlanEntry]:  # fmt: skip
+def planned(found: Sequence[Measured], source: RankTrace | Calibration, limits: dict[str, Any]) -> dict[int, PlanEntry]:
     """Batch size to the entry of a quick plan on what was measured."""
     timed = [measured.timings() for measured in found]
-    latencies = LatencyProfile(
-        tuple(p for points, _ in timed for p in points), tuple(plain for _, plain in timed)
-    )
+    latencies = LatencyProfile(tuple(p for points, _ in timed for p in points), tuple(plain for _, plain in timed))
     batch_sizes = [measured.batch_size for measured in found]
     plan = plan_trees(source, latencies, batch_sizes=batch_sizes, objective="joint", **limits)
     return {entry.batch_size: entry for entry in plan.entries}
@@ -305,11 +323,10 @@ def _info(
         "drift": drifts(plain, [measured.nominal is not None for measured in found]),
         "weight_bytes": weights,
         "provenance": session.provenance(seed=0).record(),
-    }  # fmt: skip
+    }
     if gb_per_s is not None:
         info["bandwidth_floor"] = [
-            bandwidth_floor(session.target, p, weights=weights["plain_step"], gb_per_s=gb_per_s)
-            for p in plain
+            bandwidth_floor(session.target, p, weights=weights["plain_step"], gb_per_s=gb_per_s) for p in plain
         ]
     return info
 
@@ -318,17 +335,23 @@ def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") ->
     """Notes on what the reader of the table should know."""
     known = result.info["precision"]
     if not known["reached"]:
-        note(f"{known['missed']} of {known['timings']} latencies are not known to {known['wanted']:.1%} yet, the worst "
-             f"to {known['worst']:.1%}: {remedy}.")  # fmt: skip
+        note(
+            f"{known['missed']} of {known['timings']} latencies are not known to {known['wanted']:.1%} yet, the worst "
+            f"to {known['worst']:.1%}: {remedy}."
+        )
     for place in result.info["drift"]:
         if abs(place["drift"]) > TOLD_DRIFT:
-            note(f"Plain steps at batch size {place['batch_size']} became {abs(place['drift']):.0%} "
-                 f"{'slower' if place['drift'] > 0 else 'faster'} while they were timed. Trees are compared with "
-                 "plain steps of their own round, so that this is corrected.")  # fmt: skip
+            note(
+                f"Plain steps at batch size {place['batch_size']} became {abs(place['drift']):.0%} "
+                f"{'slower' if place['drift'] > 0 else 'faster'} while they were timed. Trees are compared with "
+                "plain steps of their own round, so that this is corrected."
+            )
     floors = result.info.get("bandwidth_floor") or []
     if floors or "weights" in result.runtime:
         weights = result.info["weight_bytes"]
         note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
     for floor in floors:
-        note(f"Batch size {floor['batch_size']}: a plain step takes {floor['plain_over_floor']:.2f} times the "
-                 f"{floor['floor_ms']:.2f} ms that {floor['gb_per_s']:g} GB/s need for weights and cache.")  # fmt: skip
+        note(
+            f"Batch size {floor['batch_size']}: a plain step takes {floor['plain_over_floor']:.2f} times the "
+            f"{floor['floor_ms']:.2f} ms that {floor['gb_per_s']:g} GB/s need for weights and cache."
+        )

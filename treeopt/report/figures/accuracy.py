@@ -105,11 +105,7 @@ def accuracy_data(calibration: Calibration, *, ranks: int = SHOWN_RANKS) -> Accu
         "95 % intervals, drafts as independent" if is_log else INTERVALS,
     )
     return AccuracyData(
-        wilson(hits, trials[:, None]),
-        wilson(hits.cumsum(1), trials[:, None]),
-        trials,
-        caption,
-        Words.about(info),
+        wilson(hits, trials[:, None]), wilson(hits.cumsum(1), trials[:, None]), trials, caption, Words.about(info)
     )
 
 
@@ -128,8 +124,14 @@ def draw_accuracy(data: AccuracyData, figure: Figure | None = None) -> Figure:
         style, x = series(k), np.arange(ranks) + dodge[k]
         never = data.single.value[k] == 0  # a logarithmic axis has no place for 0
         bars(left, x[~never], _of(data.single, (k, ~never)), **style)
-        left.plot(x[never], np.zeros(never.sum()), transform=left.get_xaxis_transform(), clip_on=False,
-                  zorder=3, **{**style, "linestyle": "none", "markerfacecolor": "white"})  # fmt: skip
+        left.plot(
+            x[never],
+            np.zeros(never.sum()),
+            transform=left.get_xaxis_transform(),
+            clip_on=False,
+            zorder=3,
+            **{**style, "linestyle": "none", "markerfacecolor": "white"},
+        )
         bars(right, np.arange(1, ranks + 1) + dodge[k], _of(data.cumulative, k), label=f"{k + 1}", **style)
     log_axis(left)
     left.set_xlim(-0.5, ranks - 0.5)
@@ -223,8 +225,12 @@ def draw_groups(data: GroupsData, figure: Figure | None = None) -> Figure:
         axes.errorbar(share.value, rows + dodge[k], xerr=errors, elinewidth=0.8, label=f"{k + 1}", **style)
     counts = zip(data.names, data.sequences, strict=True)
     axes.set_yticks(rows, [f"{short(name)} ({n})" for name, n in counts])
-    axes.set(ylim=(n_groups - 0.5, -0.5), xlim=(0, None), ylabel="group (sequences)",
-             xlabel=f"{data.words.share} [{data.words.of}]")  # fmt: skip
+    axes.set(
+        ylim=(n_groups - 0.5, -0.5),
+        xlim=(0, None),
+        ylabel="group (sequences)",
+        xlabel=f"{data.words.share} [{data.words.of}]",
+    )
     if data.tokens_per_step is not None:
         grid[1].plot(data.tokens_per_step, rows, "D", color="black")
         grid[1].set(xlabel="tokens per step", xlim=(1, 1 + 1.08 * max(max(data.tokens_per_step) - 1, 0.1)))
@@ -294,8 +300,12 @@ def draw_positions(data: PositionsData, figure: Figure | None = None) -> Figure:
     for k in range(len(data.trials)):
         bars(axes, data.middle, _of(data.top1, k), label=f"{k + 1}", **series(k))
     axes.grid(visible=False, axis="x")
-    axes.set(xlim=(0, int(data.edges[-1])), ylim=(0, None), xlabel="position in the answer [tokens]",
-             ylabel=f"{data.words.share} [{data.words.of}]")  # fmt: skip
+    axes.set(
+        xlim=(0, int(data.edges[-1])),
+        ylim=(0, None),
+        xlabel="position in the answer [tokens]",
+        ylabel=f"{data.words.share} [{data.words.of}]",
+    )
     legend(axes, data.words.guesser)
     heading(figure, f"How often {data.words.right} along the answer", data.caption)
     return figure

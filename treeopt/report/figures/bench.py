@@ -113,9 +113,18 @@ def draw_accepted(data: AcceptedData, figure: Figure | None = None) -> Figure:
         colour, _, hatch = KINDS[kind]
         x = np.arange(len(share.value)) + (i - (len(data.shares) - 1) / 2) * width
         errors = np.abs([share.value - share.low, share.high - share.value])
-        axes.bar(x, share.value, width, yerr=errors if errors.any() else None, color=colour, hatch=hatch,
-                 edgecolor="white", linewidth=0.5, error_kw={"elinewidth": 0.9},
-                 label=f"{kind}\n({data.means[kind]:.2f} a step)")  # fmt: skip
+        axes.bar(
+            x,
+            share.value,
+            width,
+            yerr=errors if errors.any() else None,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.5,
+            error_kw={"elinewidth": 0.9},
+            label=f"{kind}\n({data.means[kind]:.2f} a step)",
+        )
     axes.set_xticks(range(longest))
     axes.grid(visible=False, axis="x")
     axes.set(xlabel="accepted guesses in a step", ylabel="share of steps")

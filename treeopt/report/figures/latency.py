@@ -119,8 +119,9 @@ def _trees(
     profile: LatencyProfile, batch_size: int, context: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(size, depth) of the trees that are as deep as their rows allow, and of all others."""
-    here = sorted({(p.size, p.depth) for p in profile.points
-                   if (p.batch_size, p.context_tokens) == (batch_size, context)})  # fmt: skip
+    here = sorted(
+        {(p.size, p.depth) for p in profile.points if (p.batch_size, p.context_tokens) == (batch_size, context)}
+    )
     most = max((depth for _, depth in here), default=0)
     deepest = [(size, depth) for size, depth in here if depth == min(most, size - 1)]
     return deepest, [tree for tree in here if tree not in deepest]
@@ -179,19 +180,17 @@ def draw_latency(data: LatencyData, figure: Figure | None = None) -> Figure:
     legend(right, handles=[*right.get_legend_handles_labels()[0], *marks])
     most = max((int(curve.depths.max()) for curve in data.curves if len(curve.depths)), default=0)
     note = f"medians, 95 % intervals; lines: trees as deep as their rows allow, {most} at most"
-    heading(figure, "What a decoding step costs",
-            sentence(data.caption, note + ("; marks: shallower ones" if marks else "")))  # fmt: skip
+    heading(
+        figure,
+        "What a decoding step costs",
+        sentence(data.caption, note + ("; marks: shallower ones" if marks else "")),
+    )
     return figure
 
 
 def _mark(depth: int) -> dict[str, Any]:
     """Of a tree that is shallower than its rows allow."""
-    return {
-        "marker": MARKERS[(depth - 1) % len(MARKERS)],
-        "markersize": 3.5,
-        "linestyle": "none",
-        "alpha": 0.6,
-    }
+    return {"marker": MARKERS[(depth - 1) % len(MARKERS)], "markersize": 3.5, "linestyle": "none", "alpha": 0.6}
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,14 +272,19 @@ def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
         base = np.zeros(len(sizes))
         for name, ms in panel.ms.items():
             colour, hatch = PARTS.get(name, ("#999999", "xx"))
-            axes.fill_between(sizes, base, base + ms, facecolor=colour, hatch=hatch, edgecolor="white",
-                              linewidth=0.3, label=name)  # fmt: skip
+            axes.fill_between(
+                sizes, base, base + ms, facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.3, label=name
+            )
             base = base + ms
         axes.plot(panel.sizes, panel.total, "o-", color="black", markersize=2.5, label="whole step")
         axes.axhline(panel.plain_ms, color="black", linestyle=(0, (2, 3)), label="plain step")
         size_axis(axes, panel.sizes)
-        axes.set(title=f"batch size {panel.label}", ylim=(0, None), xlabel="rows per step (tree size)",
-                 ylabel="median [ms]" if i % ACROSS == 0 else "")  # fmt: skip
+        axes.set(
+            title=f"batch size {panel.label}",
+            ylim=(0, None),
+            xlabel="rows per step (tree size)",
+            ylabel="median [ms]" if i % ACROSS == 0 else "",
+        )
     handles, labels = grid[0, 0].get_legend_handles_labels()
     last = grid[0, min(n, ACROSS) - 1]
     order = [*reversed(range(len(labels) - 2)), len(labels) - 2, len(labels) - 1]  # as they are stacked

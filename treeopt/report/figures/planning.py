@@ -78,12 +78,7 @@ def sizes_data(
     Raises OutOfRange for a source with a single sequence, which has nothing to hold out.
     """
     depth = min(max_depth or source.num_heads, source.num_heads)
-    limits: dict[str, Any] = {
-        "budget": budget,
-        "max_rank": max_rank,
-        "max_depth": depth,
-        "shape": "sibling-closed",
-    }
+    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "max_depth": depth, "shape": "sibling-closed"}
     probed: set[Choice] | None = None
     near: str | None = None
     if isinstance(source, Probe):
@@ -104,8 +99,11 @@ def sizes_data(
         curves[name] = Shares(held_out.tokens_per_step, low, high)
     every = dense_widths(budget, depth, min(max_rank + 1, ranks))
     if probed is not None:  # the last corner of a tree tells most of those that were not
-        every = [widths for widths in every
-                 if tuple(width - 1 for width in widths) in probed and is_known(Tree.dense(widths))]  # fmt: skip
+        every = [
+            widths
+            for widths in every
+            if tuple(width - 1 for width in widths) in probed and is_known(Tree.dense(widths))
+        ]
     picked = np.arange(len(every))
     if len(every) > most_dense:  # about as many of every size, though most dense trees are large
         sizes = np.array([1 + np.cumprod(widths).sum() for widths in every])
@@ -124,10 +122,7 @@ def sizes_data(
         objective,
         tuple((widths, len(tree), rate) for (widths, tree), rate in zip(dense, rates, strict=False)),
         len(every),
-        tuple(
-            (name, len(tree), rate)
-            for (name, tree), rate in zip(fixed.items(), rates[len(dense) :], strict=True)
-        ),
+        tuple((name, len(tree), rate) for (name, tree), rate in zip(fixed.items(), rates[len(dense) :], strict=True)),
         sentence(
             f"{count(source.num_sequences, 'sequence')}, {about}",
             origin(source.meta.get("provenance")),
@@ -190,8 +185,15 @@ def draw_sizes(data: SizesData, figure: Figure | None = None) -> Figure:
             axes.plot(size, rate, "*", markersize=10, color="black", label=name, linestyle="none")
     if data.dense:
         sample = "" if len(data.dense) == data.n_dense else f"\n({len(data.dense)} of {data.n_dense:,})"
-        axes.plot([size for _, size, _ in data.dense], [rate for *_, rate in data.dense], "x", markersize=3,
-                  color="#A0A0A0", label=f"dense trees{sample}", zorder=1)  # fmt: skip
+        axes.plot(
+            [size for _, size, _ in data.dense],
+            [rate for *_, rate in data.dense],
+            "x",
+            markersize=3,
+            color="#A0A0A0",
+            label=f"dense trees{sample}",
+            zorder=1,
+        )
     size_axis(axes, [1, largest])
     axes.set(ylabel="tokens per step", ylim=(0.95, None))
     legend(axes)
@@ -252,7 +254,7 @@ def throughput_data(plan: Plan) -> ThroughputData:
         " ".join(str(runtime[key]) for key in ("name", "version") if runtime.get(key)) or None,
         f"objective {plan.objective}" if plan.objective else None,
         rule(plan.acceptance),
-    )  # fmt: skip
+    )
     return ThroughputData(curves, caption)
 
 
@@ -286,11 +288,26 @@ def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figur
                 continue
             rates = curve.tokens_per_s / unit
             axes.plot(curve.sizes, rates, label=curve.label, **style)
-            axes.plot(curve.tied, [curve.at(size) / unit for size in curve.tied], "o", markersize=6.5,
-                      markerfacecolor="none", markeredgecolor=style["color"])  # fmt: skip
+            axes.plot(
+                curve.tied,
+                [curve.at(size) / unit for size in curve.tied],
+                "o",
+                markersize=6.5,
+                markerfacecolor="none",
+                markeredgecolor=style["color"],
+            )
             error = None if curve.error is None else Z95 * curve.error / unit
-            axes.errorbar(curve.chosen, curve.at(curve.chosen) / unit, yerr=error, marker="*", markersize=10,
-                          color=style["color"], mec="black", mew=0.6, zorder=4)  # fmt: skip
+            axes.errorbar(
+                curve.chosen,
+                curve.at(curve.chosen) / unit,
+                yerr=error,
+                marker="*",
+                markersize=10,
+                color=style["color"],
+                mec="black",
+                mew=0.6,
+                zorder=4,
+            )
         if curve.plain:
             left.axhline(curve.plain, color=style["color"], linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
     rates = np.concatenate([curve.tokens_per_s for curve in data.curves])
@@ -307,7 +324,5 @@ def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figur
     left.set(title="Throughput (dashed: plain)", ylabel="tokens per second")
     right.set(title="Over plain decoding", ylabel="speedup")
     legend(right, "batch size")
-    heading(
-        figure, "Throughput over tree size", sentence(data.caption, "★ chosen, with 95 % interval; ○ tied")
-    )
+    heading(figure, "Throughput over tree size", sentence(data.caption, "★ chosen, with 95 % interval; ○ tied"))
     return figure

@@ -75,9 +75,7 @@ class Inputs:
         if self.grown_on is not None:
             return self.grown_on
         if self.plan.objective == COVERAGE:
-            raise OutOfRange(
-                f"The plan was made from another probe than there is in {self.run.path}: search again."
-            )
+            raise OutOfRange(f"The plan was made from another probe than there is in {self.run.path}: search again.")
         if self.run.trace.exists():
             return self.trace
         if self.run.calibration.exists():
@@ -96,9 +94,7 @@ class Inputs:
             found = Benchmark.load(file)
             measured = found.contenders[0].batch_size
             if file == self.run.bench and batch_size not in (None, measured):
-                raise OutOfRange(
-                    f"{file} is not of batch size {batch_size}. Measure it with: treeopt bench{option}"
-                )
+                raise OutOfRange(f"{file} is not of batch size {batch_size}. Measure it with: treeopt bench{option}")
             self._benches[size] = found
         return self._benches[size]
 

@@ -124,36 +124,49 @@ def roofline_data(setting: Setting | None = None) -> RooflineData:
         return linear("up", batch_size * candidates, shape.width, shape.inner, itemsize=itemsize)
 
     def attention(batch_size: int, keys: int, candidates: int) -> Operator:
-        return attention_product("QK^T", batch_size * shape.kv_heads, candidates * group, keys, shape.head_width,
-                                 itemsize=itemsize)  # fmt: skip
+        return attention_product(
+            "QK^T", batch_size * shape.kv_heads, candidates * group, keys, shape.head_width, itemsize=itemsize
+        )
 
-    def curves(
-        table: int, rows: Sequence[int], operator: Callable[[int, int], Operator]
-    ) -> tuple[Curve, ...]:
+    def curves(table: int, rows: Sequence[int], operator: Callable[[int, int], Operator]) -> tuple[Curve, ...]:
         found = []
         for row in rows:
             operators = [operator(row, candidates) for candidates in range(1, CANDIDATES[-1] + 1)]
             measured = np.array(TFLOPS[table][row]) if setting.is_published else None
-            found.append(Curve(f"{row:,}", np.array([op.intensity for op in operators]),
-                               np.array([predicted_tflops(op, setting.device) for op in operators]), measured))  # fmt: skip
+            found.append(
+                Curve(
+                    f"{row:,}",
+                    np.array([op.intensity for op in operators]),
+                    np.array([predicted_tflops(op, setting.device) for op in operators]),
+                    measured,
+                )
+            )
         return tuple(found)
 
     def step(size: int, num_heads: int) -> tuple[tuple[str, float, float], ...]:
-        operators = step_operators(shape, batch_size=1, size=size, context_tokens=CONTEXT, num_heads=num_heads,
-                                   itemsize=itemsize)  # fmt: skip
-        return tuple((op.name, op.intensity, op.flops / operator_us(op, setting.device) / 1e6)
-                     for op in operators if op.kind != "elementwise")  # fmt: skip
+        operators = step_operators(
+            shape, batch_size=1, size=size, context_tokens=CONTEXT, num_heads=num_heads, itemsize=itemsize
+        )
+        return tuple(
+            (op.name, op.intensity, op.flops / operator_us(op, setting.device) / 1e6)
+            for op in operators
+            if op.kind != "elementwise"
+        )
 
     panels = (
         ("A linear layer (up), by batch size", "batch size", curves(8, BATCHES, up)),
-        (f"An attention product, by keys (batch size {BATCH_SIZE})", "keys",
-         curves(6, KEYS, lambda keys, candidates: attention(BATCH_SIZE, keys, candidates))),
-        (f"An attention product, by batch size ({CONTEXT} keys)", "batch size",
-         curves(7, BATCHES, lambda batch, candidates: attention(batch, CONTEXT, candidates))),
-    )  # fmt: skip
-    points = (
-        f"dots measured: {SOURCE}; lines computed" if setting.is_published else "computed, nothing measured"
+        (
+            f"An attention product, by keys (batch size {BATCH_SIZE})",
+            "keys",
+            curves(6, KEYS, lambda keys, candidates: attention(BATCH_SIZE, keys, candidates)),
+        ),
+        (
+            f"An attention product, by batch size ({CONTEXT} keys)",
+            "batch size",
+            curves(7, BATCHES, lambda batch, candidates: attention(batch, CONTEXT, candidates)),
+        ),
     )
+    points = f"dots measured: {SOURCE}; lines computed" if setting.is_published else "computed, nothing measured"
     caption = sentence(setting.caption, f"1 to {CANDIDATES[-1]} candidates along each line", points)
     return RooflineData(setting.device, panels, step(1, 0), step(TREE, setting.num_heads), caption)
 
@@ -166,8 +179,14 @@ def draw_roofline(data: RooflineData, figure: Figure | None = None) -> Figure:
     for axes, (title, label, curves) in zip(grid, data.panels, strict=False):
         for i, curve in enumerate(curves):
             colour = COLOURS[i % len(COLOURS)]
-            axes.plot(curve.intensity, curve.tflops, color=colour, linestyle=LINES[i % len(LINES)], linewidth=1,
-                      label=curve.label)  # fmt: skip
+            axes.plot(
+                curve.intensity,
+                curve.tflops,
+                color=colour,
+                linestyle=LINES[i % len(LINES)],
+                linewidth=1,
+                label=curve.label,
+            )
             if curve.measured is not None:
                 at = np.array(CANDIDATES) - 1
                 axes.plot(curve.intensity[at], curve.measured, MARKERS[i], color=colour, markersize=3)
@@ -188,12 +207,17 @@ def draw_roofline(data: RooflineData, figure: Figure | None = None) -> Figure:
     groups = _groups(data)
     for letter, (_, x, y) in zip("ABCDEFGH", groups, strict=False):
         last.annotate(letter, (x, y), (7, 0), textcoords="offset points", va="center", weight="bold")
-    key = [
-        f"{letter}  {wrap(', '.join(names), 30)}"
-        for letter, (names, _, _) in zip("ABCDEFGH", groups, strict=False)
-    ]
-    last.text(0.97, 0.04, "\n".join(key), transform=last.transAxes, ha="right", va="bottom",
-              multialignment="left", fontsize=6.5)  # fmt: skip
+    key = [f"{letter}  {wrap(', '.join(names), 30)}" for letter, (names, _, _) in zip("ABCDEFGH", groups, strict=False)]
+    last.text(
+        0.97,
+        0.04,
+        "\n".join(key),
+        transform=last.transAxes,
+        ha="right",
+        va="bottom",
+        multialignment="left",
+        fontsize=6.5,
+    )
     _roofs(last, data.device, [np.array([op[1] for op in (*data.plain, *data.tree)])])
     last.set_title(f"Operators of a step (batch size 1, context {CONTEXT})")
     last.legend(loc="upper left")
@@ -265,8 +289,14 @@ def speedup_data(setting: Setting | None = None) -> SpeedupData:
         found = {kind: np.zeros(len(sizes)) for kind in KINDS}
         for i, size in enumerate(sizes.tolist()):
             heads = min(setting.num_heads, size - 1)
-            for op in step_operators(setting.shape, batch_size=batch_size, size=size, context_tokens=context,
-                                     num_heads=heads, itemsize=ITEMSIZE[setting.dtype]):  # fmt: skip
+            for op in step_operators(
+                setting.shape,
+                batch_size=batch_size,
+                size=size,
+                context_tokens=context,
+                num_heads=heads,
+                itemsize=ITEMSIZE[setting.dtype],
+            ):
                 found[op.kind][i] += op.times * operator_us(op, setting.device) / 1e3
         return found
 
@@ -296,9 +326,7 @@ def draw_speedup(data: SpeedupData, figure: Figure | None = None) -> Figure:
     grid[0, 0].set(title=f"Tokens per step: {FIT} log2(n)", ylabel="tokens per step", ylim=(0, None))
     for i, (name, share) in enumerate(data.shares.items()):
         grid[1, 0].plot(data.candidates, share, color=COLOURS[i], linestyle=LINES[i], label=name)
-    grid[1, 0].set(
-        title=f"Shares (batch size {BATCH_SIZE}, context {CONTEXT})", ylabel="share of a step", ylim=(0, 1)
-    )
+    grid[1, 0].set(title=f"Shares (batch size {BATCH_SIZE}, context {CONTEXT})", ylabel="share of a step", ylim=(0, 1))
     grid[1, 0].legend(loc="best")
     rows = (
         ("batch size", f"context {CONTEXT}", data.by_batch),

@@ -133,7 +133,5 @@ def _colour_scale(axes: Axes, num_heads: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     scale = ScalarMappable(Normalize(0.5, num_heads + 0.5), ListedColormap(_shades(num_heads)))
-    bar = axes.figure.colorbar(
-        scale, ax=axes, fraction=0.05, pad=0.03, ticks=MaxNLocator(integer=True, min_n_ticks=2)
-    )
+    bar = axes.figure.colorbar(scale, ax=axes, fraction=0.05, pad=0.03, ticks=MaxNLocator(integer=True, min_n_ticks=2))
     bar.set_label("head")

@@ -24,16 +24,7 @@ from treeopt.latency.drafting import guesser
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
-from treeopt.report.figures.style import (
-    SEQUENTIAL,
-    SIZE_INCHES,
-    blank,
-    heading,
-    look,
-    origin,
-    rule,
-    sentence,
-)
+from treeopt.report.figures.style import SEQUENTIAL, SIZE_INCHES, blank, heading, look, origin, rule, sentence
 from treeopt.report.terminal import count
 from treeopt.trees.tree import IntArray, Tree, read_only
 
@@ -88,8 +79,7 @@ def tree_data(tree: Tree, source: RankTrace | Probe | Calibration, *, in_sample:
         probabilities = visits / max(steps, 1) if steps else np.eye(len(tree))[0]
         caption = sentence(
             f"{'replay' if isinstance(source, RankTrace) else 'probe'} of "
-            f"{count(source.num_sequences, 'sequence')}, {count(steps, 'step')}"
-            + (", in-sample" if in_sample else ""),
+            f"{count(source.num_sequences, 'sequence')}, {count(steps, 'step')}" + (", in-sample" if in_sample else ""),
             origin(source.meta.get("provenance")),
             rule(source.meta.get("acceptance")),
         )
@@ -193,9 +183,7 @@ def draw_tree(data: TreeData, figure: Figure | None = None) -> Figure:
     axes.tick_params(length=0)
     axes.grid(visible=True, axis="y")
     if len(tree) > 1:
-        bar = figure.colorbar(
-            shade, ax=axes, fraction=0.03, pad=0.02, extend="min", format=lambda p, _: f"{p:g}"
-        )
+        bar = figure.colorbar(shade, ax=axes, fraction=0.03, pad=0.02, extend="min", format=lambda p, _: f"{p:g}")
         bar.set_label("share of steps in which the node is accepted")
     widths = " ".join(map(str, tree.widths()))
     title = (
@@ -215,8 +203,17 @@ def _draw_nodes(axes: Axes, data: TreeData, shade: Any, diameter: float) -> bool
     for node, path in enumerate(data.tree.paths):
         x, p = float(data.columns[node]), float(data.probabilities[node])
         colour = shade.to_rgba(p) if p else (1.0, 1.0, 1.0, 1.0)
-        axes.plot(x, len(path), marker="o" if path else "s", markersize=diameter, markerfacecolor=colour,
-                  markeredgecolor="#666666", markeredgewidth=0.4, gid=node_gid(path), zorder=2)  # fmt: skip
+        axes.plot(
+            x,
+            len(path),
+            marker="o" if path else "s",
+            markersize=diameter,
+            markerfacecolor=colour,
+            markeredgecolor="#666666",
+            markeredgewidth=0.4,
+            gid=node_gid(path),
+            zorder=2,
+        )
         label = str(path[-1]) if path else ""
         size = diameter * (0.62 if len(label) < 2 else 0.5)
         if label and size >= LEAST_FONT:

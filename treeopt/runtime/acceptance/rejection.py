@@ -29,14 +29,7 @@ from torch.nn import functional as F
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import MISS
 from treeopt.runtime.acceptance.greedy import sequence_key
-from treeopt.runtime.acceptance.sampling import (
-    Sampling,
-    Stream,
-    gumbel_argmax,
-    rows_at_once,
-    stream_states,
-    uniforms,
-)
+from treeopt.runtime.acceptance.sampling import Sampling, Stream, gumbel_argmax, rows_at_once, stream_states, uniforms
 from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.target import Target
@@ -139,8 +132,13 @@ class SampledChain(DraftModel):
             places = torch.arange(first + 1, first + 1 + n, device=states.device)
             noise = uniforms(stream_states(self.sampling.seed, Stream.ACCEPT, key, places), 1)
             rows = rows_at_once(self.vocab_size)
-            parts = zip(states.split(rows), answer.state_hidden[1 : 1 + n].split(rows), tokens.split(rows),
-                        noise.split(rows), strict=True)  # fmt: skip
+            parts = zip(
+                states.split(rows),
+                answer.state_hidden[1 : 1 + n].split(rows),
+                tokens.split(rows),
+                noise.split(rows),
+                strict=True,
+            )
             passes = []
             for drafts, hidden, token, level in parts:
                 p = self.sampling.probabilities(self.target.scores(self.target.logits(hidden)))
@@ -170,11 +168,7 @@ class ChainDraft(ModelDraft):
             raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
         tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
         for depth, level in enumerate(plan.levels):
-            hidden = (
-                self.catch_up(roots)[:, None]
-                if depth == 0
-                else self._feed_guesses(level, torch.cat(tokens, 1))
-            )
+            hidden = self.catch_up(roots)[:, None] if depth == 0 else self._feed_guesses(level, torch.cat(tokens, 1))
             if depth == 0:
                 positions = torch.tensor(self.cache.lengths, device=self.device)  # behind the root
             q = self.drafter.probabilities(hidden)[:, 0]  # (b, V)
@@ -218,8 +212,14 @@ class Rejection:
         made, sampling = self.drafter.proposal, self.drafter.sampling
         drafted = torch.from_numpy(tokens[:, 1:]).to(logits.device)
         assert drafted.shape == made.q.shape[:2], "the proposal is that of this very step"
-        accepted, following = reject(sampling.probabilities(logits), made.q, drafted, seed=sampling.seed,
-                                     keys=made.keys, positions=made.positions)  # fmt: skip
+        accepted, following = reject(
+            sampling.probabilities(logits),
+            made.q,
+            drafted,
+            seed=sampling.seed,
+            keys=made.keys,
+            positions=made.positions,
+        )
         count = accepted.cpu().numpy()
         choices[np.arange(len(count)), count] = following.cpu().numpy()  # node n of a chain has depth n
         return count, count

@@ -59,16 +59,18 @@ class Typical:
                 "use --acceptance greedy."
             )
         if not 0 < self.epsilon < 1:
-            raise InvalidInput(
-                f"--epsilon must be a probability above 0 and below 1, but got {self.epsilon}."
-            )
+            raise InvalidInput(f"--epsilon must be a probability above 0 and below 1, but got {self.epsilon}.")
         if self.delta is not None and not 0 < self.delta < math.inf:
             raise InvalidInput(f"--delta must be above 0, but got {self.delta}.")
 
     @property
     def record(self) -> dict[str, Any]:
-        return {"rule": "typical", "temperature": self.temperature, "epsilon": self.epsilon,
-                "delta": math.sqrt(self.epsilon) if self.delta is None else self.delta}  # fmt: skip
+        return {
+            "rule": "typical",
+            "temperature": self.temperature,
+            "epsilon": self.epsilon,
+            "delta": math.sqrt(self.epsilon) if self.delta is None else self.delta,
+        }
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         return logits.argmax(-1)
@@ -96,9 +98,7 @@ class Typical:
         """(b, T-1) guesses that the rule takes after their parents, and the log-probability of each."""
         expanding, of = np.unique(tree.parents[1:], return_inverse=True)
         b, n = len(tokens), len(tree)
-        parent = torch.from_numpy(
-            (np.arange(b)[:, None] * n + expanding).ravel()
-        )  # (b * E,) rows of the logits
+        parent = torch.from_numpy((np.arange(b)[:, None] * n + expanding).ravel())  # (b * E,) rows of the logits
         place = (np.arange(b)[:, None] * len(expanding) + of).ravel()  # (b * (T-1),) of each guess in these
         guesses = torch.from_numpy(tokens[:, 1:].ravel()).to(logits.device)
         rows, at_once = logits.flatten(0, 1), states_at_once(logits.shape[-1])
@@ -138,9 +138,7 @@ class Probing:
     def __init__(self, rule: Typical, tree: Tree, policy: Tree) -> None:
         self.rule = rule
         self._followed = np.array([path in set(policy.paths) for path in tree.paths])
-        self.verdict: tuple[
-            NDArray[np.int64], BoolArray, Floats
-        ]  # of the last step: tokens, accepted, likelihood
+        self.verdict: tuple[NDArray[np.int64], BoolArray, Floats]  # of the last step: tokens, accepted, likelihood
 
     @property
     def record(self) -> dict[str, Any]:
@@ -180,8 +178,15 @@ def collect_probe(
         )
     asked = [prompt.tokens for prompt in prompts]
     probing = Probing(rule, tree, policy)
-    decoder = Decoder(target, drafter, batch_size=batch_size, capacity=capacity_for(asked, stop, target), stop=stop,
-                      most_nodes=len(tree), acceptance=probing)  # fmt: skip
+    decoder = Decoder(
+        target,
+        drafter,
+        batch_size=batch_size,
+        capacity=capacity_for(asked, stop, target),
+        stop=stop,
+        most_nodes=len(tree),
+        acceptance=probing,
+    )
     decoder.start(enumerate(asked))
     steps: list[list[tuple[BoolArray, BoolArray, Floats]]] = [[] for _ in prompts]
     ended = 0
@@ -263,9 +268,7 @@ def measure_quality(
     (by default every answer is one). The tokens changed are those outside the matching blocks that
     `difflib.SequenceMatcher` finds, as a share of the tokens of both texts; answers changed are those that differ at all.
     """
-    cluster = np.unique(range(len(prompts)) if conversations is None else conversations, return_inverse=True)[
-        1
-    ]
+    cluster = np.unique(range(len(prompts)) if conversations is None else conversations, return_inverse=True)[1]
     found: dict[str, float] = {"answers": len(prompts)}
     draws = conversation_draws(int(cluster.max()) + 1)
     rates, samples = [], []
@@ -299,10 +302,7 @@ def log_likelihoods(
     found = np.zeros(len(prompts))
 
     def add(row: Row) -> None:
-        hidden, at_once = (
-            torch.stack([hidden[i] for hidden, i in row.states]),
-            states_at_once(target.vocab_size),
-        )
+        hidden, at_once = (torch.stack([hidden[i] for hidden, i in row.states]), states_at_once(target.vocab_size))
         row.states = []
         said = torch.tensor(row.tokens, device=hidden.device)
         for states, tokens in zip(hidden.split(at_once), said.split(at_once), strict=True):

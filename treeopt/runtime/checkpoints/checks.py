@@ -36,17 +36,17 @@ class LoadedHeads:
 
 
 def loaded_heads(
-    heads: Heads,
-    layout: str,
-    stored: StoredTensors,
-    names: Iterable[str],
-    notes: list[str],
-    config: dict[str, Any],
+    heads: Heads, layout: str, stored: StoredTensors, names: Iterable[str], notes: list[str], config: dict[str, Any]
 ) -> LoadedHeads:
     files = sorted({file for name in names for file in stored.parts[name]})
     base = config.get("base_model_name_or_path")
-    return LoadedHeads(heads.requires_grad_(False).eval(), layout, tuple(files), tuple(notes),
-                       base if isinstance(base, str) and base else None)  # fmt: skip
+    return LoadedHeads(
+        heads.requires_grad_(False).eval(),
+        layout,
+        tuple(files),
+        tuple(notes),
+        base if isinstance(base, str) and base else None,
+    )
 
 
 def check_names(
@@ -75,9 +75,7 @@ def check_names(
     if missing or strange:
         faults = [f"{quoted(missing)} is missing"] if missing else []
         faults += [f"{quoted(strange[0])} is not one of them"] if strange else []
-        raise InvalidInput(
-            f"{stored.origin} must hold exactly the tensors of {what}, but {' and '.join(faults)}."
-        )
+        raise InvalidInput(f"{stored.origin} must hold exactly the tensors of {what}, but {' and '.join(faults)}.")
     return present
 
 
@@ -100,9 +98,7 @@ def read_floats(
 
 def _check_finite(stored: StoredTensors, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     if not bool(torch.isfinite(tensor).all()):
-        raise InvalidInput(
-            f"Weights must be finite, but {quoted(name)} in {stored.origin} has NaN or infinities."
-        )
+        raise InvalidInput(f"Weights must be finite, but {quoted(name)} in {stored.origin} has NaN or infinities.")
     if tensor.dtype != dtype and not bool(torch.isfinite(tensor.to(dtype)).all()):
         raise InvalidInput(
             f"{quoted(name)} in {stored.origin} has weights that are too large for "
@@ -146,9 +142,7 @@ def most_common(sizes: Iterable[int]) -> int:
 def size_of(tensors: dict[str, Tensor], ends: tuple[str, ...], dimension: int) -> int:
     """The size that most tensors whose names end so have in a dimension."""
     return most_common(
-        t.shape[dimension]
-        for name, t in tensors.items()
-        if name.endswith(ends) and -t.ndim <= dimension < t.ndim
+        t.shape[dimension] for name, t in tensors.items() if name.endswith(ends) and -t.ndim <= dimension < t.ndim
     )
 
 
@@ -172,12 +166,7 @@ def count_notes(claims: tuple[object, object], num_heads: int, num_layers: int) 
 
 
 def choose_embedding(
-    stored: StoredTensors,
-    name: str,
-    own: Tensor | None,
-    target: Tensor | None,
-    dtype: torch.dtype,
-    notes: list[str],
+    stored: StoredTensors, name: str, own: Tensor | None, target: Tensor | None, dtype: torch.dtype, notes: list[str]
 ) -> Tensor:
     """The target's input embeddings where the checkpoint's ``own`` are a copy of them or are not there.
 

@@ -68,7 +68,5 @@ def convert(
         raise InvalidInput(
             f"The layout {layout!r} names its base model, but {source} names none: pass it with --model."
         )
-    files = save_heads(
-        loaded.heads, layout, folder, base=name or "", base_folder=base_folder, lm_head=lm_head
-    )
+    files = save_heads(loaded.heads, layout, folder, base=name or "", base_folder=base_folder, lm_head=lm_head)
     return Conversion(loaded, tuple(files))

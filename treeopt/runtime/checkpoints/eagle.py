@@ -29,8 +29,16 @@ from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 LAYOUT = "eagle-1"
 EMBEDDING = "embed_tokens.weight"
 NOTE = "EAGLE-1 and EAGLE-2 share this layout: a static tree, as EAGLE-1 has, is measured and planned."
-DESCRIBED = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act", "rope_theta",
-             "rope_scaling", "rope_parameters")  # fmt: skip
+DESCRIBED = (
+    "num_attention_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "hidden_act",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,7 @@ def build_eagle(
         shapes[EMBEDDING] = (len(lm_head), width)
     what = f"a layer of width {width} for {len(lm_head)} tokens"
     check_shapes(stored, tensors, shapes, what)
-    layer = build_layer_config(
-        stored, tensors, "", width, like=_described(stored, config, width, target_config)
-    )
+    layer = build_layer_config(stored, tensors, "", width, like=_described(stored, config, width, target_config))
     check_shapes(stored, tensors, layer_shapes(layer, ""), what)
     for key, size, name in (
         ("hidden_size", width, "fc.weight"),
@@ -98,17 +104,20 @@ def build_eagle(
         check_size(stored, config, key, size, name)
     if config.get("bias") is not None and config["bias"] is not found.bias:
         there = "one" if found.bias else "none"
-        notes.append(
-            f"config.json says bias {quoted(config['bias'])}, but fc has {there} in the file, which decides."
-        )
+        notes.append(f"config.json says bias {quoted(config['bias'])}, but fc has {there} in the file, which decides.")
     if "bias" not in config and not found.bias:
-        notes.append(
-            "config.json lacks bias, which means true in EAGLE, but fc has none in the file, which decides."
-        )
+        notes.append("config.json lacks bias, which means true in EAGLE, but fc has none in the file, which decides.")
 
     own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), embedding, dtype, notes)
-    heads = EagleHeads(layer, embedding=own, lm_head=lm_head, bias=found.bias, num_heads=num_heads or DRAFT_DEPTH,
-                       dtype=dtype, device=device)  # fmt: skip
+    heads = EagleHeads(
+        layer,
+        embedding=own,
+        lm_head=lm_head,
+        bias=found.bias,
+        num_heads=num_heads or DRAFT_DEPTH,
+        dtype=dtype,
+        device=device,
+    )
     with torch.no_grad():
         for name, weight in _weights(heads).items():
             weight.copy_(tensors[name])

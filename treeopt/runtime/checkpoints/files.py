@@ -28,12 +28,7 @@ HEAD_FILES = (
     "hydra_lm_head.safetensors",
     "hydra_lm_head.pt",
 )
-MODEL_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".bin", ".pt")
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,3})\.safetensors")
 MUST = "--drafter must be a folder, a file of weights, a hub id, ngram or early-exit:LAYER"
@@ -93,12 +88,7 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
         raise InvalidInput(f"{MUST}, but {path_or_id} does not exist.")
     from huggingface_hub import snapshot_download
 
-    patterns = [
-        "config.json",
-        "tokenizer_config.json",
-        "*.index.json",
-        *(f"*{suffix}" for suffix in SUFFIXES),
-    ]
+    patterns = ["config.json", "tokenizer_config.json", "*.index.json", *(f"*{suffix}" for suffix in SUFFIXES)]
     try:
         return Path(snapshot_download(path_or_id, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the client raises errors of several libraries, none of them its own
@@ -135,8 +125,7 @@ def find_tensors(path: Path) -> StoredTensors:
         if files:
             return _listed(path if len(files) > 1 else files[0], files)
     raise InvalidInput(
-        f"--drafter must be a folder with {', '.join(HEAD_FILES[:3])} or a model's files, but {path} "
-        "has no weights."
+        f"--drafter must be a folder with {', '.join(HEAD_FILES[:3])} or a model's files, but {path} has no weights."
     )
 
 
@@ -178,8 +167,7 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
     with readable(file):
         document = torch.load(file, weights_only=True, map_location="cpu")
         if not isinstance(document, dict) or not all(
-            isinstance(name, str) and type(value) in (Tensor, nn.Parameter)
-            for name, value in document.items()
+            isinstance(name, str) and type(value) in (Tensor, nn.Parameter) for name, value in document.items()
         ):
             raise InvalidInput(f"{file} must hold a state dict of tensors, but it holds something else.")
         for name, tensor in document.items():
@@ -190,9 +178,7 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in document.items()}
 
 
-def _listed(
-    origin: Path, files: Iterable[Path], *, own: bool = False, notes: tuple[str, ...] = ()
-) -> StoredTensors:
+def _listed(origin: Path, files: Iterable[Path], *, own: bool = False, notes: tuple[str, ...] = ()) -> StoredTensors:
     parts: dict[str, tuple[Path, ...]] = {}
     pickled: dict[Path, dict[str, Tensor]] = {}
     for file in files:
@@ -209,9 +195,7 @@ def _ranked(path: Path, folder: dict[str, Path]) -> StoredTensors:
     ranks = sorted(int(match[1]) for name in folder if (match := RANK_FILE.fullmatch(name)))
     if ranks != list(range(len(ranks))):
         missing = min(set(range(len(ranks))) - set(ranks))
-        raise InvalidInput(
-            f"{path} must have a file for every rank, but rank{missing}.safetensors is missing."
-        )
+        raise InvalidInput(f"{path} must have a file for every rank, but rank{missing}.safetensors is missing.")
     files = [folder[f"rank{rank}.safetensors"] for rank in ranks]
     names = [set(_names(file, {})) for file in files]
     for file, there in zip(files, names, strict=True):

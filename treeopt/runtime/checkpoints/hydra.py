@@ -73,9 +73,7 @@ def head_names(layout: str, i: int, num_layers: int) -> Iterator[tuple[str, str]
             yield f"{theirs}.{kind}", f"{ours}.{kind}"
 
 
-def recognise_hydra(
-    stored: StoredTensors, config: dict[str, Any], *, has_target: bool
-) -> RecognisedHydra | None:
+def recognise_hydra(stored: StoredTensors, config: dict[str, Any], *, has_target: bool) -> RecognisedHydra | None:
     """Tell Hydra's layouts apart and count, by the tensors' names; None where nothing says Hydra."""
     matches = {name: match for name in stored.parts if (match := NAME.fullmatch(name))}
     has_prefix = any(name.startswith(PREFIX) for name in stored.parts)
@@ -89,9 +87,7 @@ def recognise_hydra(
     num_layers = 1 + (last // 2 if layout == "hydra++" else last)
 
     # What no guess depends on is optional.
-    unused = [
-        name for name in (PREFIX_EMBEDDING, FREQUENCIES) if layout == "hydra++" and name in stored.parts
-    ]
+    unused = [name for name in (PREFIX_EMBEDDING, FREQUENCIES) if layout == "hydra++" and name in stored.parts]
 
     def names() -> Iterator[str]:
         if EMBEDDING in stored.parts or not has_target:
@@ -103,9 +99,12 @@ def recognise_hydra(
 
     prefix = " and a prefix layer" if layout == "hydra++" else ""
     found = check_names(
-        stored, names(), f"{num_heads} heads of {num_layers} blocks{prefix} in the layout {layout!r}",
-        known=[*matches, *(PREFIX + name for name in (*LAYER, *NORMS)), EMBEDDING], optional=unused,
-    )  # fmt: skip
+        stored,
+        names(),
+        f"{num_heads} heads of {num_layers} blocks{prefix} in the layout {layout!r}",
+        known=[*matches, *(PREFIX + name for name in (*LAYER, *NORMS)), EMBEDDING],
+        optional=unused,
+    )
     return RecognisedHydra(layout, num_heads, num_layers, tuple(found), tuple(unused))
 
 
@@ -159,21 +158,16 @@ def build_hydra(
     if layout == "hydra++":
         frequencies = unused.get(FREQUENCIES)
         head_width = 2 * len(frequencies) if frequencies is not None and frequencies.ndim == 1 else None
-        prefix = build_layer_config(stored, tensors, PREFIX, width, like=target_config, head_width=head_width,
-                                    told_by=FREQUENCIES)  # fmt: skip
-        norms = {PREFIX + name: (width,) for name in NORMS}
-        check_shapes(
-            stored, tensors | unused, layer_shapes(prefix, PREFIX) | norms, what + " and a prefix layer"
+        prefix = build_layer_config(
+            stored, tensors, PREFIX, width, like=target_config, head_width=head_width, told_by=FREQUENCIES
         )
+        norms = {PREFIX + name: (width,) for name in NORMS}
+        check_shapes(stored, tensors | unused, layer_shapes(prefix, PREFIX) | norms, what + " and a prefix layer")
         if target_config is None:
-            notes.append(
-                "Without the target's config the prefix layer has Llama's usual rotary base and norm epsilon."
-            )
+            notes.append("Without the target's config the prefix layer has Llama's usual rotary base and norm epsilon.")
     _note_shared_storage(found, tensors, notes)
     own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), embedding, dtype, notes)
-    heads = HydraHeads(
-        num_heads, num_layers, vocab_size, embedding=own, prefix=prefix, dtype=dtype, device=device
-    )
+    heads = HydraHeads(num_heads, num_layers, vocab_size, embedding=own, prefix=prefix, dtype=dtype, device=device)
     with torch.no_grad():
         for i, head in enumerate(heads.heads):
             weights = dict(head.named_parameters())
@@ -182,9 +176,7 @@ def build_hydra(
         if heads.prefix_layer is not None:
             for name, weight in heads.prefix_layer.weights.items():
                 weight.copy_(tensors[PREFIX + name])
-            _check_frequencies(
-                stored, heads, unused.get(FREQUENCIES), notes, has_config=target_config is not None
-            )
+            _check_frequencies(stored, heads, unused.get(FREQUENCIES), notes, has_config=target_config is not None)
     copy = unused.get(PREFIX_EMBEDDING)
     if copy is not None and copy.dtype == own.dtype and torch.equal(copy.to(own.device), own):
         del unused[PREFIX_EMBEDDING]
@@ -221,12 +213,7 @@ def _note_shared_storage(found: RecognisedHydra, tensors: dict[str, Tensor], not
 
 
 def _check_frequencies(
-    stored: StoredTensors,
-    heads: HydraHeads,
-    frequencies: Tensor | None,
-    notes: list[str],
-    *,
-    has_config: bool,
+    stored: StoredTensors, heads: HydraHeads, frequencies: Tensor | None, notes: list[str], *, has_config: bool
 ) -> None:
     if frequencies is None:
         return

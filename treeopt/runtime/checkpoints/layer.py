@@ -28,8 +28,16 @@ def layer_shapes(config: Any, prefix: str) -> dict[str, tuple[int, ...]]:
     width, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    shapes = [(queries, width), (keys, width), (keys, width), (width, queries), (inner, width), (inner, width),
-              (width, inner), (width,)]  # fmt: skip
+    shapes = [
+        (queries, width),
+        (keys, width),
+        (keys, width),
+        (width, queries),
+        (inner, width),
+        (inner, width),
+        (width, inner),
+        (width,),
+    ]
     return {prefix + name: shape for name, shape in zip(LAYER, shapes, strict=True)}
 
 
@@ -72,14 +80,14 @@ def build_layer_config(
                 f"of {quoted(query)}."
             )
     inner = most_common(
-        [
-            len(tensors[prefix + LAYER[4]]),
-            len(tensors[prefix + LAYER[5]]),
-            tensors[prefix + LAYER[6]].shape[1],
-        ]
+        [len(tensors[prefix + LAYER[4]]), len(tensors[prefix + LAYER[5]]), tensors[prefix + LAYER[6]].shape[1]]
     )
-    sizes = {"heads": query_rows // head_width, "key_heads": len(tensors[key]) // head_width,
-             "head_width": head_width, "inner_width": inner}  # fmt: skip
+    sizes = {
+        "heads": query_rows // head_width,
+        "key_heads": len(tensors[key]) // head_width,
+        "head_width": head_width,
+        "inner_width": inner,
+    }
     try:
         config = layer_config(like, width, **sizes)
         OneLayer(config, normed=False, device="meta")  # finds what a config alone does not

@@ -139,9 +139,7 @@ def recognise(stored: StoredTensors, config: dict[str, Any]) -> Recognised:
     if layout == "medusa" and len(blocks) == len(found):
         layout = "medusa-shared"
     shares = layout == "medusa-shared" or (layout == "vllm" and bool(config.get("original_lm_head")))
-    projections: Iterator[str] = (
-        scheme.projection_name(k, num_layers) for k in range(0 if shares else num_heads)
-    )
+    projections: Iterator[str] = (scheme.projection_name(k, num_layers) for k in range(0 if shares else num_heads))
     if shares and layout == "vllm":
         one = scheme.prefix + "lm_head.weight"  # vLLM takes this name, and head 0's
         projections = iter([one if one in stored.parts else scheme.projection_name(0, num_layers)])

@@ -29,13 +29,7 @@ from treeopt.runtime.checkpoints.checks import (
     targets_lm_head,
 )
 from treeopt.runtime.checkpoints.eagle import RecognisedEagle, build_eagle, recognise_eagle
-from treeopt.runtime.checkpoints.files import (
-    StoredTensors,
-    find_checkpoint,
-    find_tensors,
-    quoted,
-    read_config,
-)
+from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors, quoted, read_config
 from treeopt.runtime.checkpoints.hydra import RecognisedHydra, build_hydra, recognise_hydra
 from treeopt.runtime.checkpoints.layouts import Recognised, claimed_counts, recognise
 from treeopt.runtime.drafters.medusa import MedusaHeads
@@ -73,8 +67,15 @@ def load_heads(
     Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
     """
     checkpoint = open_checkpoint(path_or_id, revision, has_target=embedding is not None)
-    return build_heads(checkpoint, lm_head=lm_head, dtype=dtype, device=device, embedding=embedding,
-                       target_config=config, num_heads=num_heads)  # fmt: skip
+    return build_heads(
+        checkpoint,
+        lm_head=lm_head,
+        dtype=dtype,
+        device=device,
+        embedding=embedding,
+        target_config=config,
+        num_heads=num_heads,
+    )
 
 
 def open_checkpoint(path_or_id: str, revision: str | None = None, *, has_target: bool = False) -> Checkpoint:
@@ -105,11 +106,21 @@ def build_heads(
     """Read the tensors of a recognised checkpoint and check them."""
     stored, config, found = checkpoint.stored, checkpoint.config, checkpoint.recognised
     if isinstance(found, RecognisedHydra):
-        return build_hydra(stored, config, found, embedding=embedding, target_config=target_config, dtype=dtype,
-                           device=device)  # fmt: skip
+        return build_hydra(
+            stored, config, found, embedding=embedding, target_config=target_config, dtype=dtype, device=device
+        )
     if isinstance(found, RecognisedEagle):
-        return build_eagle(stored, config, found, lm_head=lm_head, embedding=embedding, target_config=target_config,
-                           dtype=dtype, device=device, num_heads=num_heads)  # fmt: skip
+        return build_eagle(
+            stored,
+            config,
+            found,
+            lm_head=lm_head,
+            embedding=embedding,
+            target_config=target_config,
+            dtype=dtype,
+            device=device,
+            num_heads=num_heads,
+        )
     return _build_medusa(stored, config, found, lm_head=lm_head, dtype=dtype, device=device)
 
 
@@ -122,10 +133,7 @@ def _build_medusa(
     dtype: torch.dtype | None,
     device: torch.device | str,
 ) -> LoadedHeads:
-    notes = [
-        *stored.notes,
-        *count_notes(claimed_counts(found.layout, config), found.num_heads, found.num_layers),
-    ]
+    notes = [*stored.notes, *count_notes(claimed_counts(found.layout, config), found.num_heads, found.num_layers)]
     if found.layout == "tensorrt-llm":
         _check_ranks(stored, config)
     token_map = stored.read(found.token_map) if found.token_map else None
@@ -158,8 +166,16 @@ def _build_medusa(
         check_size(stored, config, "vocab_size", vocab_size, (*found.projections, "lm_head.weight")[0])
 
     shared = rows[0] if found.shares else None
-    heads = MedusaHeads(found.num_heads, found.num_layers, width, vocab_size, shared=shared,
-                        token_ids=token_ids, dtype=dtype, device=device).requires_grad_(False)  # fmt: skip
+    heads = MedusaHeads(
+        found.num_heads,
+        found.num_layers,
+        width,
+        vocab_size,
+        shared=shared,
+        token_ids=token_ids,
+        dtype=dtype,
+        device=device,
+    ).requires_grad_(False)
     for k in range(found.num_heads):
         for layer in range(found.num_layers):
             heads.blocks[layer, k].copy_(tensors[found.scheme.block_name(k, layer, "weight")].T)
@@ -175,10 +191,7 @@ def _check_shapes(stored: StoredTensors, found: Recognised, tensors: dict[str, T
     width = most_common(tensor.shape[-1] for tensor in tensors.values() if tensor.ndim)
     rows = most_common(tensors[name].shape[0] for name in found.projections if tensors[name].ndim)
     kinds = {"projection": (rows, width), "weight": (width, width), "bias": (width,)}
-    shapes = {
-        name: kinds["projection" if name in found.projections else name.rpartition(".")[2]]
-        for name in tensors
-    }
+    shapes = {name: kinds["projection" if name in found.projections else name.rpartition(".")[2]] for name in tensors}
     check_shapes(stored, tensors, shapes, f"{found.num_heads} heads of width {width}")
     return width
 
@@ -221,13 +234,9 @@ def _vllm_notes(stored: StoredTensors, found: Recognised, config: dict[str, Any]
             f"{stored.origin} says {quoted(scale)}."
         )
     if scale != 1:
-        notes.append(
-            f"config.json says logit_scale {scale}, which keeps the candidates' order: it is ignored."
-        )
+        notes.append(f"config.json says logit_scale {scale}, which keeps the candidates' order: it is ignored.")
     if "bias" in found.kinds and not config.get("medusa_fc_bias"):
-        notes.append(
-            "The blocks have biases, which vLLM drops since config.json lacks medusa_fc_bias: they are used."
-        )
+        notes.append("The blocks have biases, which vLLM drops since config.json lacks medusa_fc_bias: they are used.")
     return notes
 
 
@@ -267,20 +276,12 @@ def _truncated(
             f"shape {tuple(token_map.shape)}."
         )
     if rows == vocab_size and claimed in (None, rows):
-        notes.append(
-            "token_map is ignored, as in vLLM, since config.json says no smaller truncated_vocab_size."
-        )
+        notes.append("token_map is ignored, as in vLLM, since config.json says no smaller truncated_vocab_size.")
         return projections, None, rows
     if vocab_size is None:
         vocab_size = max(rows, int(token_map.max()) + 1)
-        notes.append(
-            f"config.json lacks vocab_size: {vocab_size} is taken, from token_map and the projections."
-        )
-    if (
-        isinstance(vocab_size, bool)
-        or not isinstance(vocab_size, int)
-        or rows not in (len(token_map), vocab_size)
-    ):
+        notes.append(f"config.json lacks vocab_size: {vocab_size} is taken, from token_map and the projections.")
+    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or rows not in (len(token_map), vocab_size):
         raise InvalidInput(
             f"The projections must have a row for each of the {len(token_map)} tokens of token_map or for the whole "
             f"vocabulary, {quoted(vocab_size)} by config.json, but in {stored.origin} they have {rows}."

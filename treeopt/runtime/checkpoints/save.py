@@ -70,9 +70,7 @@ def save_heads(
     tensors = named_tensors(heads, layout)
     if layout in ("merged", "modelopt"):
         if base_folder is None:
-            raise InvalidInput(
-                f"The layout {layout!r} contains the base model, so pass its folder with --model."
-            )
+            raise InvalidInput(f"The layout {layout!r} contains the base model, so pass its folder with --model.")
         return _save_with_base(heads, layout, folder, tensors, base_folder)
 
     counts = {"medusa_num_heads": heads.num_heads, "medusa_num_layers": heads.num_layers}
@@ -124,16 +122,12 @@ def check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> Non
     """Raise Unsupported where ``layout`` would lose something of ``heads``."""
     fault = None
     if heads.token_ids is not None and layout != "vllm":
-        fault = (
-            f"these know {heads.draft_vocab_size} of {heads.vocab_size} tokens: only 'vllm' keeps a token map"
-        )
+        fault = f"these know {heads.draft_vocab_size} of {heads.vocab_size} tokens: only 'vllm' keeps a token map"
     elif heads.num_layers != 1 and layout in ("medusa-shared", "neuron"):
         fault = f"these have {heads.num_layers} residual blocks where it has one"
     elif layout == "medusa-shared":
         if lm_head is None and not heads.shares_projection:
-            fault = (
-                "these have projections of their own: pass --model if they are copies of the base's lm_head"
-            )
+            fault = "these have projections of their own: pass --model if they are copies of the base's lm_head"
         elif lm_head is not None and not _are_copies(heads, lm_head):
             fault = "these have projections other than the base's lm_head, which is all that it has"
     if fault:
@@ -166,8 +160,7 @@ def named_tensors(heads: MedusaHeads, layout: str) -> dict[str, Tensor]:
 def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU, none sharing storage with another."""
     return {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
 
 
@@ -221,9 +214,7 @@ def base_tensors(folder: Path) -> StoredTensors:
     for name in MODEL_FILES:
         if (folder / name).is_file():
             return find_tensors(folder / name)
-    raise InvalidInput(
-        f"--model must be a folder with {' or '.join(MODEL_FILES)}, but {folder} has none of them."
-    )
+    raise InvalidInput(f"--model must be a folder with {' or '.join(MODEL_FILES)}, but {folder} has none of them.")
 
 
 def _save_with_base(

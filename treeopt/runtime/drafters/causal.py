@@ -79,10 +79,12 @@ class CausalDraft:
             self._tokens, self._hidden, self._counts = parts[0]
         elif parts:
             rows = range(len(parts[0][2]))
-            self._wait([
-                (torch.cat([t[i, : n[i]] for t, _, n in parts]), torch.cat([h[i, : n[i]] for _, h, n in parts]))
-                for i in rows
-            ])  # fmt: skip
+            self._wait(
+                [
+                    (torch.cat([t[i, : n[i]] for t, _, n in parts]), torch.cat([h[i, : n[i]] for _, h, n in parts]))
+                    for i in rows
+                ]
+            )
 
     def _wait(self, rows: list[tuple[Tensor, Tensor]]) -> None:
         """Let (n,) tokens and (n, d) states of every row wait, padded on the right."""

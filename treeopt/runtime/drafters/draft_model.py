@@ -81,9 +81,7 @@ class DraftModel:
         of_tokens = [np.full(len(answer.tokens), MISS, dtype=np.int16) for answer in answers]  # (N,)
         for batch in batches([len(text) for text in texts]):
             for i, hidden in zip(batch, self._read([texts[i] for i in batch]), strict=True):
-                states = hidden[
-                    len(answers[i].prompt) : len(texts[i])
-                ]  # of the tokens that have a guess behind them
+                states = hidden[len(answers[i].prompt) : len(texts[i])]  # of the tokens that have a guess behind them
                 guessed = slice(1, 1 + len(states))
                 of_tokens[i][guessed] = self._token_ranks(states, answers[i].tokens[guessed], top_k)
         return [self._state_ranks(answer, ranks) for answer, ranks in zip(answers, of_tokens, strict=True)]
@@ -187,9 +185,7 @@ def check_same_tokenizer(target: Target, draft: Target) -> None:
     """
     for model in (target, draft):
         if model.tokenizer is None:
-            raise InvalidInput(
-                f"A draft model must have the target's tokens, but {model.name} has no tokenizer."
-            )
+            raise InvalidInput(f"A draft model must have the target's tokens, but {model.name} has no tokenizer.")
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     if ours != theirs:
         token = min(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))[0]
@@ -220,9 +216,7 @@ def first_layers(target: Target, layer: int) -> Target:
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
         raise Unsupported(f"An early exit needs a decoder with a list of layers, but {name} has none.")
     if hasattr(decoder, "_hf_hook"):  # it moves tensors between devices, and is bound to the whole decoder
-        raise Unsupported(
-            f"An early exit needs the target on one device, but {name} is spread: use --device."
-        )
+        raise Unsupported(f"An early exit needs the target on one device, but {name} is spread: use --device.")
     config = copy.copy(target.config)
     config.num_hidden_layers = layer
     if getattr(config, "layer_types", None):
@@ -230,9 +224,7 @@ def first_layers(target: Target, layer: int) -> Target:
     cut = copy.copy(decoder)
     cut.__dict__["_modules"] = {**decoder._modules, "layers": decoder.layers[:layer]}
     cut.config = config
-    return Target(
-        _Cut(config, cut, target.lm_head), target.tokenizer, name=target.name, revision=target.revision
-    )
+    return Target(_Cut(config, cut, target.lm_head), target.tokenizer, name=target.name, revision=target.revision)
 
 
 @dataclass(frozen=True)

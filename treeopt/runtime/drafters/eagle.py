@@ -23,14 +23,7 @@ from torch.nn import functional as F
 from treeopt.errors import InvalidInput
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, pad
-from treeopt.runtime.drafters.protocol import (
-    DRAFT_DEPTH,
-    Answer,
-    Mark,
-    TreeTensors,
-    blank_tokens,
-    take_candidates,
-)
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer, Mark, TreeTensors, blank_tokens, take_candidates
 from treeopt.runtime.drafters.states import batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 
@@ -71,8 +64,9 @@ class EagleHeads(nn.Module):
         self.vocab_size, self.width = lm_head.shape
         self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
         self.register_buffer("lm_head", lm_head.detach().to(device, dtype), persistent=False)
-        self.fc = nn.utils.skip_init(nn.Linear, 2 * self.width, self.width, bias=bias, dtype=dtype,
-                                     device=device or "cpu")  # fmt: skip
+        self.fc = nn.utils.skip_init(
+            nn.Linear, 2 * self.width, self.width, bias=bias, dtype=dtype, device=device or "cpu"
+        )
         with torch.no_grad():
             for weight in self.fc.parameters():
                 weight.zero_()
@@ -137,9 +131,7 @@ class EagleHeads(nn.Module):
                 if k:
                     cache.begin_step(n, starts, after=n * (k - 1))
                     mask = torch.cat([seen, *[itself] * k], 2)[:, None]
-                    states = self.predict(
-                        following[row, (at + k).clamp_max(m - 1)], states, at + k, cache, mask
-                    )
+                    states = self.predict(following[row, (at + k).clamp_max(m - 1)], states, at + k, cache, mask)
                 self._count(states, [part[begin : begin + n, k] for part in ranks], top_k)
 
     def _count(self, states: Tensor, ranks: list[Tensor], top_k: int) -> None:

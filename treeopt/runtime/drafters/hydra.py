@@ -91,9 +91,7 @@ class HydraHeads(nn.Module):
         self.heads = nn.ModuleList(
             HydraHead(i, num_layers, self.width, vocab_size, dtype, device) for i in range(num_heads)
         )
-        self.prefix_layer = (
-            None if prefix is None else OneLayer(prefix, normed=True, dtype=dtype, device=device)
-        )
+        self.prefix_layer = None if prefix is None else OneLayer(prefix, normed=True, dtype=dtype, device=device)
         self.unused: dict[str, Tensor] = {}
 
     @classmethod
@@ -117,13 +115,18 @@ class HydraHeads(nn.Module):
         hidden states. The layer's weights that are not zero are drawn from torch's own generator.
         """
         if prefix and config is None:
-            raise InvalidInput(
-                "A prefix layer is made like one of the target's, so it needs the target's config."
-            )
+            raise InvalidInput("A prefix layer is made like one of the target's, so it needs the target's config.")
         vocab_size, width = lm_head.shape
         layer = layer_config(config, width) if prefix else None
-        made = cls(num_heads, num_layers, vocab_size, embedding=embedding, prefix=layer, dtype=lm_head.dtype,
-                   device=lm_head.device)  # fmt: skip
+        made = cls(
+            num_heads,
+            num_layers,
+            vocab_size,
+            embedding=embedding,
+            prefix=layer,
+            dtype=lm_head.dtype,
+            device=lm_head.device,
+        )
         with torch.no_grad():
             for head in made.heads:
                 assert isinstance(head, HydraHead)
@@ -136,9 +139,7 @@ class HydraHeads(nn.Module):
                 for name, weight in made.prefix_layer.weights.items():
                     if weight.ndim == 1:
                         weight.fill_(hidden_rms if name == "norm.weight" else 1.0)
-                    elif (
-                        "o_proj" not in name and "down_proj" not in name
-                    ):  # these are zero: the layer passes on
+                    elif "o_proj" not in name and "down_proj" not in name:  # these are zero: the layer passes on
                         weight.normal_(std=std)
         return made
 

@@ -25,12 +25,7 @@ class OneLayer(nn.Module):
     """
 
     def __init__(
-        self,
-        config: Any,
-        *,
-        normed: bool,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        self, config: Any, *, normed: bool, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> None:
         from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
@@ -120,9 +115,19 @@ def layer_config(
     rope.pop("partial_rotary_factor", None)
     if "rope_theta" in rope:
         taken["rope_parameters"] = rope
-    return LlamaConfig(vocab_size=1, bos_token_id=None, eos_token_id=None, hidden_size=width, num_hidden_layers=1,
-                       num_attention_heads=heads, num_key_value_heads=key_heads, head_dim=head_width,
-                       intermediate_size=inner_width, attn_implementation="sdpa", **taken)  # fmt: skip
+    return LlamaConfig(
+        vocab_size=1,
+        bos_token_id=None,
+        eos_token_id=None,
+        hidden_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=head_width,
+        intermediate_size=inner_width,
+        attn_implementation="sdpa",
+        **taken,
+    )
 
 
 def pad(parts: Sequence[Tensor]) -> Tensor:

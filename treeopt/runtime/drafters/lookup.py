@@ -66,9 +66,7 @@ class PromptLookup:
             )
         for name in ("num_heads", "most_children", "most_matches"):
             if getattr(self, name) < 1:
-                raise InvalidInput(
-                    f"{name} of prompt lookup must be at least 1, but got {getattr(self, name)}."
-                )
+                raise InvalidInput(f"{name} of prompt lookup must be at least 1, but got {getattr(self, name)}.")
 
     @property
     def draft_vocab_size(self) -> int:

@@ -55,12 +55,7 @@ class MedusaHeads(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.num_heads, self.num_layers, self.width, self.vocab_size = (
-            num_heads,
-            num_layers,
-            width,
-            vocab_size,
-        )
+        self.num_heads, self.num_layers, self.width, self.vocab_size = (num_heads, num_layers, width, vocab_size)
         if token_ids is not None:
             check_token_ids(token_ids, vocab_size)
             token_ids = token_ids.to(device)
@@ -72,12 +67,9 @@ class MedusaHeads(nn.Module):
             projection = shared.detach().to(device, dtype).T[None]
         else:
             raise InvalidInput(
-                f"The shared projection must be ({rows}, {width}), tokens by width, but got "
-                f"{tuple(shared.shape)}."
+                f"The shared projection must be ({rows}, {width}), tokens by width, but got {tuple(shared.shape)}."
             )
-        self.blocks = nn.Parameter(
-            torch.zeros(num_layers, num_heads, width, width, dtype=dtype, device=device)
-        )
+        self.blocks = nn.Parameter(torch.zeros(num_layers, num_heads, width, width, dtype=dtype, device=device))
         self.biases = nn.Parameter(torch.zeros(num_layers, num_heads, 1, width, dtype=dtype, device=device))
         self.projection = nn.Parameter(projection)
         self.shares_projection = shared is not None
@@ -115,8 +107,9 @@ class MedusaHeads(nn.Module):
         return MedusaDraft(self)
 
     def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
-        return ranks_by_state(answers, self.num_heads, self.vocab_size,
-                              lambda hidden, labels: count_ranks(self, hidden, labels, top_k))  # fmt: skip
+        return ranks_by_state(
+            answers, self.num_heads, self.vocab_size, lambda hidden, labels: count_ranks(self, hidden, labels, top_k)
+        )
 
     def draft_ids(self, target_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The draft tokens of target ids, and where there is one; elsewhere the draft token is arbitrary."""

@@ -64,15 +64,19 @@ def open_drafter(
             where = str(demo.DRAFTERS[name])
             name = f"treeopt demo {name}"
     if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
-        model = load_draft_model(
-            where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code
-        )
+        model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)
         weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
         return OpenDrafter(model, _record(model, name or where, digest=digest_of(weights)))
-    loaded = load_heads(where, lm_head=target.lm_head.weight, dtype=target.dtype, device=target.device,
-                        revision=revision if where == target.name else None,
-                        embedding=target.model.get_input_embeddings().weight, config=target.config,
-                        num_heads=depth)  # fmt: skip
+    loaded = load_heads(
+        where,
+        lm_head=target.lm_head.weight,
+        dtype=target.dtype,
+        device=target.device,
+        revision=revision if where == target.name else None,
+        embedding=target.model.get_input_embeddings().weight,
+        config=target.config,
+        num_heads=depth,
+    )
     heads = loaded.heads
     if depth is not None and heads.num_heads != depth:
         raise InvalidInput(
@@ -123,9 +127,7 @@ def _says_causal_lm(config: Path) -> bool:
     if not isinstance(document, dict) or any("medusa" in key or "hydra" in key for key in document):
         return False
     names = document.get("architectures")
-    return isinstance(names, list) and any(
-        str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names
-    )
+    return isinstance(names, list) and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 def digest_of(files: Sequence[Path]) -> str | None:

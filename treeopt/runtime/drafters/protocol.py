@@ -116,11 +116,17 @@ def _levels(tree: Tree, paths: IntArray, device: torch.device) -> list[Level]:
         children = np.flatnonzero(tree.depths == depth + 1)
         first, rows = len(rows), np.concatenate([rows, nodes])
         parent = np.searchsorted(above, tree.parents[nodes]) if depth else np.zeros(1, dtype=np.int64)
-        arrays = (nodes, paths[nodes, : depth + 1], parent, tree.mask[np.ix_(nodes, rows)],
-                  tree.depths[rows], children, np.searchsorted(nodes, tree.parents[children]), tree.ranks[children])  # fmt: skip
-        at, routes, parents, ancestors, depths, below, of, ranks = (
-            torch.tensor(a, device=device) for a in arrays
+        arrays = (
+            nodes,
+            paths[nodes, : depth + 1],
+            parent,
+            tree.mask[np.ix_(nodes, rows)],
+            tree.depths[rows],
+            children,
+            np.searchsorted(nodes, tree.parents[children]),
+            tree.ranks[children],
         )
+        at, routes, parents, ancestors, depths, below, of, ranks = (torch.tensor(a, device=device) for a in arrays)
         width = int(tree.ranks[children].max()) + 1
         found.append(Level(at, routes, parents, first, ancestors, depths, below, of, ranks, width))
         above = nodes

@@ -53,10 +53,7 @@ def states_at_once(vocab_size: int) -> int:
 
 
 def ranks_by_state(
-    answers: Sequence[Answer],
-    num_heads: int,
-    vocab_size: int,
-    count: Callable[[Tensor, Tensor], Tensor],
+    answers: Sequence[Answer], num_heads: int, vocab_size: int, count: Callable[[Tensor, Tensor], Tensor]
 ) -> list[NDArray[np.int16]]:
     """(N, K) ranks of every answer, counted on whole chunks of states of all of them.
 

@@ -67,9 +67,15 @@ def decode_contenders(
     ``progress`` is called with the number of answers of every visit.
     """
     tokens = [prompt.tokens for prompt in prompts]
-    decoder = Decoder(target, drafter, batch_size=batch_size, capacity=capacity_for(tokens, stop, target),
-                      stop=stop, most_nodes=max(len(t) if t else 1 for t in trees.values()),
-                      acceptance=acceptance)  # fmt: skip
+    decoder = Decoder(
+        target,
+        drafter,
+        batch_size=batch_size,
+        capacity=capacity_for(tokens, stop, target),
+        stop=stop,
+        most_nodes=max(len(t) if t else 1 for t in trees.values()),
+        acceptance=acceptance,
+    )
     visits = list(finished)
     blocks = blocks_of(prompts, batch_size)
     order = list(itertools.product(range(rounds), range(len(blocks))))
@@ -88,9 +94,7 @@ def decode_contenders(
     return visits
 
 
-def decode_block(
-    decoder: Decoder, tree: Tree | None, prompts: Sequence[tuple[int, Sequence[int]]]
-) -> dict[str, Any]:
+def decode_block(decoder: Decoder, tree: Tree | None, prompts: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Any]:
     """Decode some prompts to their ends; times and counts cover the steps with all rows live."""
     decoder.start(prompts)
     passes, prefill_s = decoder.target.passes, 0.0
@@ -147,9 +151,16 @@ def assemble(
         blocks, first = [], []
         for visit in visits:
             run = visit["runs"][name]
-            blocks.append(Block(round=visit["round"], prompts=visit["prompts"], tokens=run["tokens"],
-                                steps=run["steps"], decode_s=run["decode_s"],
-                                group=prompts[visit["prompts"][0]].group))  # fmt: skip
+            blocks.append(
+                Block(
+                    round=visit["round"],
+                    prompts=visit["prompts"],
+                    tokens=run["tokens"],
+                    steps=run["steps"],
+                    decode_s=run["decode_s"],
+                    group=prompts[visit["prompts"][0]].group,
+                )
+            )
             first += [run] if visit["round"] == 0 else []
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
         fixed = tree or Tree.chain(0)
@@ -161,30 +172,32 @@ def assemble(
         steps = sum(s.steps for s in sequences)
         emitted = sum(s.tokens - 1 for s in sequences)
         decode_s = sum(block.decode_s for block in blocks)
-        contenders.append(Contender(
-            name=name,
-            batch_size=batch_size,
-            size=len(tree) if tree else 1,
-            medusa_choices=tree.choices if tree else [],
-            steps=steps,
-            passes=sum(run["passes"] for run in first),
-            tokens=emitted,
-            tokens_per_step=tokens_per_step(emitted, steps),
-            tokens_per_s=sum(b.tokens for b in blocks) / decode_s if decode_s else None,
-            identical=sum(s.identical for s in sequences),
-            compared=len(sequences),
-            decode_s=[sum(b.decode_s for b in same) for _, same in by_round(blocks)],
-            prefill_s=sum(visit["runs"][name]["prefill_s"] for visit in visits),
-            predicted=predicted.get(name, {}),
-            predicted_tokens_per_step=predicted.get(name, {}).get("replayed"),
-            replayed_steps=int(replayed.steps.sum()) if replayed else None,
-            replayed_tokens_per_step=replayed.tokens_per_step if replayed else None,
-            accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
-            replayed_accepted=accepted_counts(reference, fixed.paths).tolist() if replayed else [],
-            predicted_accepted=predicted_accepted.get(name, []),
-            sequences=sequences,
-            blocks=blocks,
-        ))  # fmt: skip
+        contenders.append(
+            Contender(
+                name=name,
+                batch_size=batch_size,
+                size=len(tree) if tree else 1,
+                medusa_choices=tree.choices if tree else [],
+                steps=steps,
+                passes=sum(run["passes"] for run in first),
+                tokens=emitted,
+                tokens_per_step=tokens_per_step(emitted, steps),
+                tokens_per_s=sum(b.tokens for b in blocks) / decode_s if decode_s else None,
+                identical=sum(s.identical for s in sequences),
+                compared=len(sequences),
+                decode_s=[sum(b.decode_s for b in same) for _, same in by_round(blocks)],
+                prefill_s=sum(visit["runs"][name]["prefill_s"] for visit in visits),
+                predicted=predicted.get(name, {}),
+                predicted_tokens_per_step=predicted.get(name, {}).get("replayed"),
+                replayed_steps=int(replayed.steps.sum()) if replayed else None,
+                replayed_tokens_per_step=replayed.tokens_per_step if replayed else None,
+                accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
+                replayed_accepted=accepted_counts(reference, fixed.paths).tolist() if replayed else [],
+                predicted_accepted=predicted_accepted.get(name, []),
+                sequences=sequences,
+                blocks=blocks,
+            )
+        )
     return Benchmark(
         contenders=tuple(contenders),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -206,8 +219,16 @@ def _sequence(
         pairs = itertools.zip_longest(ours, answer)
         at = next(i for i, (mine, theirs) in enumerate(pairs) if mine != theirs)
         gap = logit_gap(target, prompt.tokens, ours, answer, at)
-    return Answer(id=prompt.sha256, steps=len(row["accepted"]), tokens=len(ours), identical=at is None,
-                  replayed_steps=replayed_steps, group=prompt.group, first_difference=at, logit_gap=gap)  # fmt: skip
+    return Answer(
+        id=prompt.sha256,
+        steps=len(row["accepted"]),
+        tokens=len(ours),
+        identical=at is None,
+        replayed_steps=replayed_steps,
+        group=prompt.group,
+        first_difference=at,
+        logit_gap=gap,
+    )
 
 
 @torch.inference_mode()

@@ -52,8 +52,12 @@ def collect_trace(
     conversation and is listed under meta["skipped"]. ``progress`` is called with the number of conversations that ended.
     """
     counter = RankCounter(drafter, top_k, target if given else None)
-    options: dict[str, Any] = {"batch_size": batch_size, "stop": stop, "done": counter.add,
-                               "keep_prompts": drafter.reads_prompt}  # fmt: skip
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "stop": stop,
+        "done": counter.add,
+        "keep_prompts": drafter.reads_prompt,
+    }
     answered: list[list[Row]] = [[] for _ in prompts.conversations]
     skipped: list[dict[str, Any]] = []
     waiting = list(range(len(answered)))
@@ -81,9 +85,7 @@ def collect_trace(
     rows = [row for turns in answered for row in turns]
     of = [prompts.conversations[i] for i, turns in enumerate(answered) for _ in turns]
     groups = list(dict.fromkeys(conversation.group for conversation in of))
-    target_rank = (
-        {"target_rank": np.concatenate([counter.target_ranks(row) for row in rows])} if given else {}
-    )
+    target_rank = {"target_rank": np.concatenate([counter.target_ranks(row) for row in rows])} if given else {}
     return RankTrace(
         ranks=np.concatenate([counter.ranks(row) for row in rows]),
         starts=np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
@@ -106,12 +108,7 @@ def collect_trace(
 
 
 def _ask(
-    target: Target,
-    prompts: PromptSet,
-    conversation: Conversation,
-    answered: list[Row],
-    turn: int,
-    given: bool,
+    target: Target, prompts: PromptSet, conversation: Conversation, answered: list[Row], turn: int, given: bool
 ) -> tuple[Tokens, Tokens]:
     """The tokens of a turn's prompt, and of its given answer; InvalidInput where it cannot be asked."""
     if given:
@@ -166,8 +163,17 @@ def write_answers(
     """
     if not prompts:
         return []
-    decoder = Decoder(target, None, batch_size=batch_size, capacity=capacity_for(prompts, stop, target),
-                      stop=stop, keep_states=True, keep_prompts=keep_prompts, most_nodes=1, acceptance=acceptance)  # fmt: skip
+    decoder = Decoder(
+        target,
+        None,
+        batch_size=batch_size,
+        capacity=capacity_for(prompts, stop, target),
+        stop=stop,
+        keep_states=True,
+        keep_prompts=keep_prompts,
+        most_nodes=1,
+        acceptance=acceptance,
+    )
     decoder.start(enumerate(prompts))
     rows: list[Row] = []
     while not decoder.is_done:
@@ -258,12 +264,8 @@ class RankCounter:
             at_once = states_at_once(self.target.vocab_size)
             for row, answer in self._pending:
                 chunks = zip(
-                    answer.state_hidden.split(at_once),
-                    torch.tensor(answer.tokens).split(at_once),
-                    strict=True,
+                    answer.state_hidden.split(at_once), torch.tensor(answer.tokens).split(at_once), strict=True
                 )
-                own = torch.cat(
-                    [rank_of(self.target.scores(self.target.logits(h)), y, self.top_k) for h, y in chunks]
-                )
+                own = torch.cat([rank_of(self.target.scores(self.target.logits(h)), y, self.top_k) for h, y in chunks])
                 self._target_ranks[id(row)] = own.to("cpu", torch.int16).numpy()
         self._pending.clear()

@@ -77,8 +77,15 @@ def measure_steps(
 
     Raises InvalidInput where no answer is longer than its first token.
     """
-    decoder = Decoder(target, drafter, batch_size=batch_size, capacity=capacity_for(prompts, stop, target),
-                      stop=stop, most_nodes=max(map(len, trees), default=1), acceptance=acceptance)  # fmt: skip
+    decoder = Decoder(
+        target,
+        drafter,
+        batch_size=batch_size,
+        capacity=capacity_for(prompts, stop, target),
+        stop=stop,
+        most_nodes=max(map(len, trees), default=1),
+        acceptance=acceptance,
+    )
     decoder.start([])
     supply = enumerate(itertools.cycle(prompts))
     rounds = list(finished)
@@ -90,9 +97,7 @@ def measure_steps(
                 refill_all(decoder, supply, tries=len(prompts))
                 timed_step(decoder, tree)
         rng = np.random.default_rng([seed, len(rounds)])
-        points: list[dict[str, Any]] = [
-            {"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)
-        ]
+        points: list[dict[str, Any]] = [{"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)]
         lengths, started = [], time.perf_counter()
         for i in rng.permutation([*range(len(trees)), *[len(trees)] * PLAIN_VISITS]).tolist():
             tree, point = trees[i] if i < len(trees) else None, points[i]
@@ -113,9 +118,7 @@ def measure_steps(
     return rounds
 
 
-def rows_at(
-    context_tokens: int, prompts: Sequence[Sequence[int]], target: Target
-) -> tuple[list[list[int]], StopRule]:
+def rows_at(context_tokens: int, prompts: Sequence[Sequence[int]], target: Target) -> tuple[list[list[int]], StopRule]:
     """Prompts repeated and cut, and where their rows end, so that rows stay about a context length.
 
     They begin at different lengths, as rows of real prompts do, and end 1/16 beyond the context; neither

@@ -25,11 +25,7 @@ def weight_bytes(target: Target, drafter: Drafter) -> dict[str, int]:
     whole = sum(theirs.values())
     embedding = target.model.get_input_embeddings().weight
     tied = embedding.data_ptr() == target.lm_head.weight.data_ptr()
-    return {
-        "target": whole,
-        "heads": sum(own.values()),
-        "plain_step": whole if tied else whole - embedding.nbytes,
-    }
+    return {"target": whole, "heads": sum(own.values()), "plain_step": whole if tied else whole - embedding.nbytes}
 
 
 def bandwidth_floor(target: Target, plain: StepTiming, *, weights: int, gb_per_s: float) -> dict[str, Any]:

@@ -17,8 +17,14 @@ from treeopt.runtime.prompts.files import kind_of, listed, parse_json
 LISTS = ("turns", "messages", "conversations")
 COLUMNS = (*LISTS, "prompt", "text", "question", "instruction")
 INPUTS = ("input", "context")  # joined to an instruction
-ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user",
-         "assistant": "assistant", "gpt": "assistant"}  # fmt: skip
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+}
 NO_GROUP = "(none)"
 
 

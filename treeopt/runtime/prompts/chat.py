@@ -103,9 +103,7 @@ class ChatFormat:
         return body[:-1] if body and body[-1] in self.eos_ids else body
 
     def _decode(self, tokens: Tokens) -> str:
-        return self.tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _encode(self, text: str) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -79,9 +79,7 @@ def read_rows(source: str, *, split: str | None = None, revision: str | None = N
             )
         return _file(path, reader)
     if reader is not None or not HUB_ID.fullmatch(source):
-        raise InvalidInput(
-            f"--prompts must be a file, a folder or a hub dataset, but {source!r} does not exist."
-        )
+        raise InvalidInput(f"--prompts must be a file, a folder or a hub dataset, but {source!r} does not exist.")
     return _hub(source, split, revision)
 
 
@@ -274,8 +272,9 @@ def _hub(source: str, split: str | None, revision: str | None) -> Rows:
 
     id_, _, config = source.partition(":")
     name = f"{source}@{revision}" if revision else source
-    return _dataset(source, name, split,
-                    lambda: datasets.load_dataset(id_, config or None, split=split, revision=revision))  # fmt: skip
+    return _dataset(
+        source, name, split, lambda: datasets.load_dataset(id_, config or None, split=split, revision=revision)
+    )
 
 
 def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any]) -> Rows:
@@ -298,8 +297,7 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
         raise
     except UNREADABLE as error:
         raise InvalidInput(
-            f"--prompts must be a file, a folder or a hub dataset, but {source} cannot be loaded: "
-            f"{first_line(error)}."
+            f"--prompts must be a file, a folder or a hub dataset, but {source} cannot be loaded: {first_line(error)}."
         ) from None
     whole = f"{name} ({split})" if split else name
     return _rows(whole, digest.hexdigest(), list(enumerate(records, 1)))

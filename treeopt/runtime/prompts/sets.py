@@ -206,11 +206,7 @@ def demo_prompts(
 
 
 def _prompt_set(
-    found: Sequence[Conversation],
-    name: str,
-    fingerprint: str,
-    chat: ChatFormat,
-    skipped: Sequence[Skipped],
+    found: Sequence[Conversation], name: str, fingerprint: str, chat: ChatFormat, skipped: Sequence[Skipped]
 ) -> PromptSet:
     """Of conversations that ask the same, the first stays."""
     unique: dict[str, Conversation] = {}
@@ -225,9 +221,7 @@ def _check_columns(rows: Rows, options: Mapping[str, str | None]) -> None:
         return
     for option, name in options.items():
         if name is not None and name not in rows.columns:
-            raise InvalidInput(
-                f"{option} must be a column of {rows.name}: {listed(rows.columns)}, but got {name}."
-            )
+            raise InvalidInput(f"{option} must be a column of {rows.name}: {listed(rows.columns)}, but got {name}.")
     if options["--column"] is None and not any(name in rows.columns for name in COLUMNS):
         raise InvalidInput(
             f"A prompt must stand under {listed(COLUMNS)}, but {rows.name} has {listed(rows.columns)}: "

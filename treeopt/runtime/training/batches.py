@@ -95,9 +95,7 @@ def texts_of_step(step: int, n: int, batch_size: int, seed: int) -> IntArray:
     taken.
     """
     places = np.arange(step * batch_size, (step + 1) * batch_size)
-    orders = {
-        epoch: np.random.default_rng((seed, epoch)).permutation(n) for epoch in set((places // n).tolist())
-    }
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(n) for epoch in set((places // n).tolist())}
     return np.array([orders[place // n][place % n] for place in places.tolist()], dtype=np.int64)
 
 

@@ -72,10 +72,7 @@ class Checkpoints:
     def save(self, position: Position, module: nn.Module, optimiser: Any, scaler: Any = None) -> None:
         name = f"{position.step:08d}"
         write_tensors(self.folder / f"{name}.safetensors", weights(module))
-        state = {
-            "optimiser": optimiser.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-        }
+        state = {"optimiser": optimiser.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
         with storage.atomic_writer(self.folder / f"{name}.optimiser") as stream:
             torch.save(state, stream)
         storage.write_text(self.folder / STATE, storage.to_json(vars(position)) + "\n")
@@ -95,9 +92,7 @@ class Checkpoints:
             stored = load_file(self.folder / f"{name}.safetensors")
             state = torch.load(self.folder / f"{name}.optimiser", weights_only=True, map_location="cpu")
         except OSError as error:
-            raise InvalidInput(
-                f"{self.folder} cannot be continued: {error}. Delete it to begin anew."
-            ) from None
+            raise InvalidInput(f"{self.folder} cannot be continued: {error}. Delete it to begin anew.") from None
         missing, strange = module.load_state_dict(stored, strict=False)
         assert not strange, "a checkpoint of the same key has the same tensors"
         assert not set(missing) & weights(module).keys(), "a checkpoint holds all that is trained"

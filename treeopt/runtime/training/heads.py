@@ -62,6 +62,12 @@ def _made(target: Target, recipe: Recipe, lm_head: Tensor, hidden_rms: float) ->
     embedding = target.model.get_input_embeddings().weight.detach().to(lm_head.device, lm_head.dtype)
     bias = getattr(target.lm_head, "bias", None)
     return HydraHeads.untrained(
-        embedding, lm_head, recipe.num_heads, recipe.layers, prefix=recipe.kind == HYDRA_PLUS,
-        config=target.config, lm_head_bias=None if bias is None else bias.detach(), hidden_rms=hidden_rms,
-    )  # fmt: skip
+        embedding,
+        lm_head,
+        recipe.num_heads,
+        recipe.layers,
+        prefix=recipe.kind == HYDRA_PLUS,
+        config=target.config,
+        lm_head_bias=None if bias is None else bias.detach(),
+        hidden_rms=hidden_rms,
+    )

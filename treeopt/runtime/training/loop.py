@@ -89,8 +89,7 @@ class Loop:
         passes = accelerator.num_processes * recipe.accumulate
         if recipe.batch_size < passes:
             raise InvalidInput(
-                f"--batch-size must be at least 1 for each process and pass, {passes}, but got "
-                f"{recipe.batch_size}."
+                f"--batch-size must be at least 1 for each process and pass, {passes}, but got {recipe.batch_size}."
             )
         groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
         optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
@@ -117,9 +116,7 @@ class Loop:
         if self.accelerator.is_main_process:
             lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            self.log.write_text(
-                "".join(f"{line}\n" for line in lines[: self.position.step]), encoding="utf-8"
-            )
+            self.log.write_text("".join(f"{line}\n" for line in lines[: self.position.step]), encoding="utf-8")
         return self.position
 
     def run(self) -> Iterator[Position]:
@@ -169,9 +166,7 @@ class Loop:
         chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
         trials = count_trials([self.texts[i] for i in chosen], self.trainee.heads.num_heads)
         mine = chosen[accelerator.process_index :: accelerator.num_processes]
-        torch.manual_seed(
-            recipe.seed + step * accelerator.num_processes + accelerator.process_index
-        )  # dropout
+        torch.manual_seed(recipe.seed + step * accelerator.num_processes + accelerator.process_index)  # dropout
         parts = np.array_split(mine, recipe.accumulate)
         found = []
         for n, part in enumerate(parts, 1):
@@ -182,8 +177,11 @@ class Loop:
                 found.append(sums)
         total = self._summed(found)
         record = self._counts(total, trials).record()
-        return {"loss": float(total.loss), "learning_rate": recipe.peak_rate * rate,
-                **{key: record[key] for key in LOGGED if record[key] is not None}}  # fmt: skip
+        return {
+            "loss": float(total.loss),
+            "learning_rate": recipe.peak_rate * rate,
+            **{key: record[key] for key in LOGGED if record[key] is not None},
+        }
 
     def _update(self) -> None:
         self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
@@ -191,9 +189,14 @@ class Loop:
         self.optimiser.zero_grad(set_to_none=True)
 
     def _pass(
-        self, model: Any, texts: Sequence[Text], states: FrozenStates | None, places: list[int],
-        trials: IntArray, share: float,
-    ) -> Sums:  # fmt: skip
+        self,
+        model: Any,
+        texts: Sequence[Text],
+        states: FrozenStates | None,
+        places: list[int],
+        trials: IntArray,
+        share: float,
+    ) -> Sums:
         device = next(self.trainee.heads.parameters()).device
         batch = make_batch([texts[i] for i in places], self.trainee.heads.num_heads, device)
         hidden = states.of(places, batch) if states is not None else None
@@ -224,8 +227,9 @@ class Loop:
         return Sums(*parts)
 
     def _counts(self, sums: Sums, trials: IntArray) -> Counts:
-        return Counts(trials, sums.head_loss.cpu().numpy(), sums.hits.cpu().numpy(), float(sums.base_loss),
-                      float(sums.base_kl))  # fmt: skip
+        return Counts(
+            trials, sums.head_loss.cpu().numpy(), sums.hits.cpu().numpy(), float(sums.base_loss), float(sums.base_kl)
+        )
 
     def keep(self) -> Position:
         """Where a run that is stopped now goes on: here, or with several processes at the last checkpoint."""
@@ -259,8 +263,10 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     held: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: held.append(number))
-              for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
+    before = {
+        number: signal.signal(number, lambda number, frame: held.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

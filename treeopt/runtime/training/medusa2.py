@@ -56,8 +56,10 @@ class JointTrainee(nn.Module):
     def groups(self) -> list[dict[str, Any]]:
         heads = [p for p in self.heads.parameters() if p.requires_grad]
         adapter = [p for p in self.base.parameters() if p.requires_grad]
-        return [{"params": heads, "peak": self.recipe.peak_rate},
-                {"params": adapter, "peak": BASE_RATE * self.recipe.peak_rate}]  # fmt: skip
+        return [
+            {"params": heads, "peak": self.recipe.peak_rate},
+            {"params": adapter, "peak": BASE_RATE * self.recipe.peak_rate},
+        ]
 
     def train(self, mode: bool = True) -> JointTrainee:
         """Dropout only where LoRA has it: the base's own would disturb what it is compared with."""

@@ -24,15 +24,11 @@ def check_packages(kind: str, *, load_in_8bit: bool) -> None:
     packages = ("accelerate", "peft") if kind == MEDUSA_2 else ("accelerate",)
     absent = [package for package in packages if importlib.util.find_spec(package) is None]
     if absent:
-        raise Unsupported(
-            f"--kind {kind} needs {' and '.join(absent)}. Install with: pip install {' '.join(absent)}"
-        )
+        raise Unsupported(f"--kind {kind} needs {' and '.join(absent)}. Install with: pip install {' '.join(absent)}")
     if not load_in_8bit:
         return
     if kind == MEDUSA_2:
-        raise Unsupported(
-            "--load-in-8bit is for a base that stays as it is, but medusa-2 trains it: leave it out."
-        )
+        raise Unsupported("--load-in-8bit is for a base that stays as it is, but medusa-2 trains it: leave it out.")
     if importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available():
         missing = "bitsandbytes is not installed" if torch.cuda.is_available() else "there is no CUDA device"
         raise Unsupported(
@@ -52,8 +48,10 @@ def open_accelerator(
     from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     # While Medusa-2's heads learn alone, the base's adapter is no part of the loss.
-    handlers = [InitProcessGroupKwargs(timeout=LONGEST_WAIT),
-                DistributedDataParallelKwargs(find_unused_parameters=kind == MEDUSA_2)]  # fmt: skip
+    handlers = [
+        InitProcessGroupKwargs(timeout=LONGEST_WAIT),
+        DistributedDataParallelKwargs(find_unused_parameters=kind == MEDUSA_2),
+    ]
     cpu = device is not None and torch.device(device).type == "cpu"
     precision = wanted_precision(mixed_precision, device, dtype)
     return Accelerator(device_placement=False, mixed_precision=precision, cpu=cpu, kwargs_handlers=handlers)
@@ -96,9 +94,7 @@ def open_seeds(target: Target, prompts: str | None, most: int, **options: Any) -
                 "those that it will be asked."
             )
         if options:
-            raise InvalidInput(
-                f"--{sorted(options)[0].replace('_', '-')} needs --prompts: the demo's are plain text."
-            )
+            raise InvalidInput(f"--{sorted(options)[0].replace('_', '-')} needs --prompts: the demo's are plain text.")
         return demo_prompts(target, held_out=False, most=most)
     found = load_prompts(target, prompts, **options)
     return replace(found, conversations=found.conversations[:most])

@@ -47,8 +47,11 @@ class Asking:
     batch_size: int = 16
 
     def record(self) -> dict[str, Any]:
-        return {"max_new_tokens": self.stop.max_new_tokens, "eos_ids": sorted(self.stop.eos_ids),
-                "acceptance": self.acceptance.record}  # fmt: skip
+        return {
+            "max_new_tokens": self.stop.max_new_tokens,
+            "eos_ids": sorted(self.stop.eos_ids),
+            "acceptance": self.acceptance.record,
+        }
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,7 @@ def own_texts(
         Journal(place, key, ".npz")
     worker.wait()
     journal = Journal(place, key, ".npz")
-    blocks = [
-        conversations[i : i + BLOCK_CONVERSATIONS] for i in range(0, len(conversations), BLOCK_CONVERSATIONS)
-    ]
+    blocks = [conversations[i : i + BLOCK_CONVERSATIONS] for i in range(0, len(conversations), BLOCK_CONVERSATIONS)]
     batch_size = asking.batch_size
     for number in range(worker.rank, len(blocks), worker.count):
         file, block = journal.block(number), blocks[number]
@@ -109,12 +110,7 @@ def own_texts(
 
 
 def answer_block(
-    target: Target,
-    prompts: PromptSet,
-    conversations: Sequence[Conversation],
-    asking: Asking,
-    *,
-    batch_size: int,
+    target: Target, prompts: PromptSet, conversations: Sequence[Conversation], asking: Asking, *, batch_size: int
 ) -> list[tuple[int, Tokens, Tokens]]:
     """(place of the conversation, prompt, answer) of every turn.
 
@@ -132,8 +128,18 @@ def answer_block(
                 continue
             if len(tokens) < target.context:
                 asked.append((i, tokens))
-        rows = decode(target, None, [tokens for _, tokens in asked], batch_size=batch_size, stop=asking.stop,
-                      acceptance=asking.acceptance) if asked else []  # fmt: skip
+        rows = (
+            decode(
+                target,
+                None,
+                [tokens for _, tokens in asked],
+                batch_size=batch_size,
+                stop=asking.stop,
+                acceptance=asking.acceptance,
+            )
+            if asked
+            else []
+        )
         for (i, tokens), row in zip(asked, rows, strict=True):
             said[i].append(tuple(row.tokens))
             found.append((i, tokens, said[i][-1]))
@@ -198,9 +204,7 @@ def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> 
             yield text
 
 
-def _text(
-    tokens: Sequence[int] | NDArray[np.int32], prompt_tokens: int, sha256: str, most_tokens: int
-) -> Text | None:
+def _text(tokens: Sequence[int] | NDArray[np.int32], prompt_tokens: int, sha256: str, most_tokens: int) -> Text | None:
     """A text of at most so many tokens; None where that leaves the heads nothing to guess."""
     kept = np.array(tokens[:most_tokens], dtype=np.int32)
     if len(kept) < prompt_tokens + FEWEST_ANSWER_TOKENS:

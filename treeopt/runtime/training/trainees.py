@@ -79,9 +79,7 @@ class HeadsTrainee(nn.Module):
         return Sums(loss, head_loss.detach(), hits, *torch.zeros(2, dtype=loss.dtype, device=loss.device))
 
 
-def count_heads(
-    heads: Any, states: Tensor, batch: Batch, *, teacher: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def count_heads(heads: Any, states: Tensor, batch: Batch, *, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(K,) loss and (K,) hits of the heads on (n, d) states, each summed over those where it has a label.
 
     teacher : (n, V) logits of the base at the same states; the loss is then against the base's distribution
