@@ -34,7 +34,7 @@ from .conftest import random_trace, trees
 from .test_shapes import DEPTH, MOST, RANKS, every_tree
 
 stages = importlib.import_module("treeopt.pipeline.profile.timed")  # the package has a function of this name
-PRICED = ["sibling-closed", "low-rank-expands", "level-uniform"]
+PRICED = ["sibling-closed", "low-rank-expands"]
 
 
 # Costs of a level

@@ -115,7 +115,7 @@ def test_list_engines_as_json_has_all_fields():
             "carrier",
             "syntax",
             "by_batch_size",
-            "rebuilds",
+            "built_for_size",
             "versions",
             "status",
             "source",

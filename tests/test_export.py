@@ -157,8 +157,6 @@ class TestContract:
 
 def random_tree(rng: np.random.Generator, shape: str) -> Tree:
     """A tree of a shape, at least two deep, of up to some 30 nodes."""
-    if shape == "level-uniform":
-        return Tree.dense(rng.integers(1, 4, rng.integers(2, 4)).tolist())
     paths = {(), (0,), (0, 0)}
     for _ in range(int(rng.integers(1, 30))):
         ordered = sorted(paths)
@@ -354,11 +352,6 @@ def test_hydra_expands_the_likelier_sibling_instead():
         export(Tree.from_choices([[0], [1], [1, 0]]), "hydra")
 
 
-def test_vllm_drafts_another_tree_where_widths_differ():
-    with pytest.raises(InvalidInput, match="as wide under every node"):
-        export(published_tree("eagle_mc_sim_7b_63"), "vllm", method_of("vllm", method="token-tree"))
-
-
 def test_a_tree_of_depth_1_is_refused_for_eagle():
     with pytest.raises(IndexError):
         eagle1.drafting_levels([[0], [1]])
@@ -438,7 +431,6 @@ def test_notes_say_what_the_engine_cannot_do_or_may_get_wrong():
     assert "packed mask" not in notes(full, "tensorrt-llm", max_draft_len=33)
     assert "PR #15918" in notes(published_tree(), "tensorrt-llm")
     assert "PR #858" in notes(published_tree(), "triton")
-    assert "PR #42121" in notes(Tree.dense([2, 2]), "vllm", method_of("vllm", method="token-tree"))
     assert "leaf comes before an inner node" in notes(published_tree(), "neuron-token-tree")
     assert "leaf comes" not in notes(published_tree("eagle_mc_sim_7b_63"), "neuron-token-tree")
 

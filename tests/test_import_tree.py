@@ -53,7 +53,7 @@ def test_every_format_gives_the_same_tree_and_nothing_to_repair(text):
     found = diagnose(text)
     assert found.tree == SMALL
     assert found.repaired == ()
-    assert {reading.engine for reading in found.readings} == {"vLLM's token tree"}
+    assert found.readings == ()
 
 
 @pytest.mark.parametrize("engine", [e.name for e in ENGINES.values()])

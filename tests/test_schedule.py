@@ -17,7 +17,6 @@ from treeopt.export.chains import merged
 from treeopt.pipeline.search import within_engine
 from treeopt.planning.candidates import Candidates, Selection
 from treeopt.planning.planner import plan_trees
-from treeopt.planning.rebuilds import overheads, worth_building
 from treeopt.planning.schedule import schedule_of
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
@@ -113,37 +112,6 @@ def test_without_a_limit_no_price_is_named():
     plan = plan_trees(calibration(), hardware(), batch_sizes=[1])
     assert plan.entries[0].unconstrained is None
     assert price(plan) == ""
-
-
-@given(st.integers(1, 5), st.sampled_from([1, 3, 8, 40]))
-def test_sizes_worth_building_lose_little_and_more_of_them_less(count, batch_size):
-    sizes = np.arange(1, 65)
-    rates = 1 + np.log2(sizes) / 4
-    found = worth_building(rates, sizes, batch_size=batch_size, count=count)
-    assert len(found.sizes) == count
-    assert 1 not in found.sizes
-    values = rates / overheads(sizes, batch_size)
-    best = values.max(1)
-
-    def loss(chosen) -> float:
-        return 1 - (values[:, [0, *(size - 1 for size in chosen)]].max(1) / best).mean()
-
-    assert found.mean_loss == pytest.approx(loss(found.sizes))
-    others = [loss(pair) for pair in itertools.combinations(sizes[1:].tolist(), 2)] if count == 2 else []
-    plain = loss(())
-    assert all(plain - found.mean_loss >= (1 - 1 / np.e) * (plain - other) - 1e-12 for other in others)
-    assert worth_building(rates, sizes, batch_size=batch_size, count=count + 1).mean_loss <= found.mean_loss + 1e-12
-
-
-def test_rebuilds_look_beyond_the_profile():
-    profile = hardware()
-    small = LatencyProfile(tuple(p for p in profile.points if p.size <= 8), profile.autoregressive)
-    plan = plan_trees(calibration(), small, batch_sizes=[1], rebuilds=3)
-    named = plan.entries[0].rebuilds
-    assert len(named["trees"]) == 3
-    assert named["trees"][-1]["size"] > 8
-    for tree in named["trees"]:
-        assert len(tree["medusa_choices"]) == tree["size"] - 1
 
 
 def engine_log(kind: str | None = "eagle3") -> Calibration:

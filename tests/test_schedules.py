@@ -15,7 +15,6 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export import draft_len, numbers, sglang, tgi, vllm
 from treeopt.export.chains import NO_SPECULATION, merged, ranges_of
 from treeopt.export.engine import Request
-from treeopt.trees.tree import Tree
 
 BATCH_SIZES = range(1, 257)
 
@@ -308,44 +307,6 @@ def test_engines_of_one_length_take_no_schedule():
         drafter = "medusa" if write in (vllm.write_medusa, tgi.write_chain) else "eagle3"
         with pytest.raises(InvalidInput, match="--batch-size"):
             write(request((8, 3), (None, 0), drafter=drafter))
-
-
-@pytest.mark.parametrize(
-    ("choices", "levels"),
-    [
-        ([[0], [1], [0, 0]], [2]),
-        ([[0], [1], [0, 0], [0, 1], [1, 0]], [2, 2]),
-        ([[0], [1], [0, 0], [0, 1], [0, 2], [0, 3]], [2, 4]),
-        ([[1]], [1]),
-    ],
-)
-def test_vllm_would_silently_draft_another_tree_where_widths_differ(choices, levels):
-    tree = Tree.from_choices(choices)
-    text = str([tuple(path) for path in tree.choices])
-    config = {"method": "eagle", "num_speculative_tokens": len(choices), "speculative_token_tree": text}
-    read = vllm.parse_tree({"speculative_config.json": json.dumps(config)})
-    assert read.widths() == levels
-    assert read != tree
-    with pytest.raises(InvalidInput, match="--method token-tree"):
-        vllm.write_tree(Request(tree=tree, num_heads=4, drafter="eagle"))
-
-
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
-def test_vllm_drafts_the_level_uniform_trees_that_it_is_given(widths):
-    tree = Tree.dense(widths)
-    written = vllm.write_tree(Request(tree=tree, num_heads=4, drafter="eagle"))
-    config = json.loads(written.files["speculative_config.json"])
-    assert config["num_speculative_tokens"] == len(tree) - 1
-    assert vllm.parse_tree(written.files) == tree
-
-
-def test_a_chain_of_one_keeps_the_comma_of_its_tuple():
-    written = vllm.write_tree(Request(tree=Tree.chain(2), num_heads=4, drafter="eagle"))
-    assert json.loads(written.files["speculative_config.json"])["speculative_token_tree"] == "[(0,), (0, 0)]"
-    for text in ("[(0), (0, 0)]", "[[0]]", "[]", "0", "[(0,), (1, 0)]"):
-        config = {"method": "eagle", "num_speculative_tokens": 2, "speculative_token_tree": text}
-        with pytest.raises(InvalidInput, match="speculative_token_tree"):
-            vllm.parse_tree({"speculative_config.json": json.dumps(config)})
 
 
 def test_file_and_command_must_agree():

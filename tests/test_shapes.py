@@ -80,7 +80,7 @@ def compare(family, wanted: dict[int, float], shape: str) -> None:
         assert len(tree) == size
         assert family.tokens_per_step(size) == pytest.approx(wanted[size], abs=1e-6)
     best = {size: max(v for s, v in wanted.items() if s <= size) for size in wanted}
-    for size, value in best.items():  # level-uniform has no tree of some sizes, and drops those worth no more
+    for size, value in best.items():
         assert family.tokens_per_step(size) == pytest.approx(value, abs=1e-6)
 
 
@@ -100,10 +100,10 @@ def test_shapes_contain_each_other():
 
 
 def test_published_trees_have_their_known_shapes():
-    """Of all eleven: siblings without gaps, likelier siblings expand first, widths not uniform."""
+    """Of all eleven: siblings without gaps, likelier siblings expand first, none a chain."""
     for name in PUBLISHED_TREES:
         tree = published_tree(name)
-        assert [SHAPES[shape](tree) for shape in SHAPES] == [True, True, True, False, False]
+        assert [SHAPES[shape](tree) for shape in SHAPES] == [True, True, True, False]
 
 
 @given(trees(depth=3, ranks=3))
@@ -121,7 +121,7 @@ def test_low_rank_expands_is_counted_per_parent(tree):
 
 def test_a_family_that_is_not_nested_replays_tree_by_tree():
     trace = random_trace(np.random.default_rng(5), np.array([30, 40, 20]), heads=3, ranks=4)
-    family = grow_joint(trace, budget=30, shape="level-uniform")
+    family = grow_joint(trace, budget=30, shape="sibling-closed")
     assert not family.nested
     steps = replay_trees(trace, family.paths, family.members_of(family.sizes))
     for size, found in zip(family.sizes.tolist(), steps, strict=True):

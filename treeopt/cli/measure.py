@@ -148,17 +148,9 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, ranks: i
 @click.option("--for", "engine", help="Plan what this engine can take (treeopt list engines).")
 @click.option("--method", help="One of the engine's ways to speculate.  [default: the drafter's]")
 @click.option(
-    "--shape",
-    help="any, sibling-closed, low-rank-expands, level-uniform or chain.  [default: the engine's, or sibling-closed]",
+    "--shape", help="any, sibling-closed, low-rank-expands or chain.  [default: the engine's, or sibling-closed]"
 )
 @click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank of a node.  [default: 9, or the engine's]")
-@click.option(
-    "--rebuilds",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="Name the N sizes worth building an engine for, where each needs a build.",
-)
 @click.option("--max-depth", **positive(), help="Deepest node.  [default: the number of heads]")
 @click.option("--objective", default="replay", show_default=True, help="independent, joint or replay.")
 @click.option("--measured-only", is_flag=True, help="Choose among sizes that were timed, without estimates between.")

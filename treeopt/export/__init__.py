@@ -102,7 +102,7 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
         )
     for flag, given, heeded in (
         ("--engine-version", request.version, way.by_version),
-        ("--max-draft-len", request.max_draft_len, way.rebuilds),
+        ("--max-draft-len", request.max_draft_len, way.built_for_size),
     ):
         if given is not None and not heeded:
             raise InvalidInput(f"{flag} makes no difference for {engine} with {way.name}: leave it out.")
@@ -211,7 +211,6 @@ def check_shape_of(tree: Tree, way: Method, engine: str) -> None:
     what = {
         "sibling-closed": "trees whose siblings have ranks without a gap",
         "low-rank-expands": "trees in which the likeliest siblings have the children, without a gap",
-        "level-uniform": "trees as wide under every node of a level",
         "chain": "chains",
     }[way.shape]
     raise InvalidInput(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.export import eagle1, hydra, modelopt, tensorrt_llm, triton, vllm
+from treeopt.export import eagle1, hydra, modelopt, tensorrt_llm, triton
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.reading import Choices, read_choices
 from treeopt.trees.tree import Choice, Tree
@@ -175,7 +175,6 @@ def _readings(choices: Choices, tree: Tree) -> list[Reading]:
         "TensorRT-LLM, Python": lambda: tensorrt_llm.in_python(_once(lists)),
         triton.TITLE: lambda: _cpp(_once(lists)),
         "Model Optimizer": lambda: _modelopt(_once(lists)),
-        "vLLM's token tree": lambda: _vllm(tree),
         "RTP-LLM's old path": lambda: Tree.from_choices([p for p in tree.paths[1:] if len(p) <= RTP_LLM_DEPTH]),
     }
     if any(not choice for choice in choices):  # what these make of a listed root is not known
@@ -237,13 +236,6 @@ def _cpp(choices: Choices) -> Tree:
     if orphans:
         raise InvalidInput(f"For want of parents it hangs {orphans} of them on the root, in silence.")
     return read
-
-
-def _vllm(tree: Tree) -> Tree:
-    levels, widths = vllm.drafted(tree.paths[1:]), []
-    for nodes, above in zip(levels, [1, *levels], strict=False):
-        widths.append(nodes // above)
-    return Tree.dense(widths)
 
 
 def by_counts(tree: Tree) -> Tree:

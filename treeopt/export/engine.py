@@ -68,7 +68,7 @@ class Method:
     derived        fields that follow from the tree, "max_draft_len = choices"
     first_depth_closed  whether ranks must have no gap at depth 1, though they may further down
     by_version     whether its files differ by release
-    by_batch_size  whether it takes a schedule · rebuilds  whether another size needs another engine build
+    by_batch_size  whether it takes a schedule · built_for_size  whether another size needs another engine build
     versions, status, source   which releases have it, whether they still do, and where that was read
     write          the files, none where an engine takes two or three numbers on its command line
     parse          a port of how the engine reads those files: the tree, or the lengths; None without files
@@ -88,7 +88,7 @@ class Method:
     first_depth_closed: bool = False
     by_version: bool = False
     by_batch_size: bool = False
-    rebuilds: bool = False
+    built_for_size: bool = False
     versions: str
     status: str = "live"
     source: str

@@ -51,7 +51,7 @@ def by_batch_size(method: Method) -> str:
     """Whether the engine changes with the batch: by a schedule, by another build, or not at all."""
     if method.by_batch_size:
         return "schedule"
-    return "a build each" if method.rebuilds else NONE
+    return "a build each" if method.built_for_size else NONE
 
 
 def available(method: Method) -> str:

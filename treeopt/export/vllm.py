@@ -1,14 +1,9 @@
-"""vLLM: ``--speculative-config``, a chain length or one for each range of batch sizes.
-
-A tree was possible for EAGLE drafters until May 2026: vLLM kept only how many children each level has.
-"""
+"""vLLM: ``--speculative-config``, a chain length or one for each range of batch sizes."""
 
 from __future__ import annotations
 
-import ast
 import json
 import shlex
-from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -29,14 +24,11 @@ from treeopt.export.chains import (
     within_heads,
 )
 from treeopt.export.engine import Lengths, Request, Written
-from treeopt.trees.shapes import level_uniform
-from treeopt.trees.tree import Tree
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 METHODS = {"eagle3": "eagle3", "eagle": "eagle", "mtp": "mtp", "draft-model": "draft_model", "ngram": "ngram"}
 IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
-TREE_DRAFTERS = ("eagle", "eagle3")
 
 
 def write_medusa(request: Request) -> Written:
@@ -69,31 +61,6 @@ def write_chain(request: Request) -> Written:
         notes.append(f"The last range ends at {LAST}: above it vLLM carries its length forward.")
         notes.append("Schedules run with full CUDA graphs from vLLM 0.25.0 on (PR #45953).")
     return _written(config, tuple(notes))
-
-
-def write_tree(request: Request) -> Written:
-    """``speculative_token_tree``: a string of tuples, for trees as wide under every node of a level."""
-    tree = request.tree
-    if tree is None or len(tree) == 1:
-        return plain("vllm serve MODEL")
-    if not level_uniform(tree):
-        raise InvalidInput(
-            "vLLM drafts as many children for every node of a level, and would silently draft "
-            f"{drafted(tree.paths[1:])} nodes a level instead of {tree.widths()}: search again with "
-            "--for vllm --method token-tree."
-        )
-    drafter = drafter_of(request, TREE_DRAFTERS, "vLLM's token tree")
-    config = {
-        "method": METHODS[drafter],
-        "model": "DRAFTER",
-        "num_speculative_tokens": len(tree) - 1,
-        "speculative_token_tree": str([tuple(path) for path in tree.choices]),
-    }
-    notes = (
-        "vLLM removed token trees in May 2026 (PR #42121): this needs an older release, from about 0.10 on.",
-        "It needs the attention backend TREE_ATTN, as the command sets it.",
-    )
-    return _written(config, (*unnamed(request, drafter), *notes), "VLLM_ATTENTION_BACKEND=TREE_ATTN ")
 
 
 def parse(files: Mapping[str, str]) -> Lengths:
@@ -144,51 +111,9 @@ def length_at(schedule: list[tuple[int, int, int]], most: int, batch_size: int) 
     return min(most, length)
 
 
-def parse_tree(files: Mapping[str, str]) -> Tree:
-    """The tree that vLLM drafts for a ``speculative_token_tree``, right or not: see `drafted`."""
-    config = _config(files)
-    if config is None:
-        return Tree.chain(0)
-    text = config.get("speculative_token_tree")
-    if text is None:
-        return Tree.chain(int(config["num_speculative_tokens"]))
-    try:
-        paths = sorted(ast.literal_eval(text), key=lambda path: (len(path), path))
-    except (ValueError, SyntaxError, TypeError):
-        paths = [()]
-    if not paths or not all(isinstance(path, tuple) and path for path in paths):
-        raise InvalidInput(f"speculative_token_tree must list tuples, as in [(0,), (0, 0)], but is {text!r}.")
-    known = set(paths)
-    for path in paths:
-        if len(path) > 1 and path[:-1] not in known:
-            raise InvalidInput(f"speculative_token_tree must have every parent, but {path} lacks its own.")
-    widths, nodes = [], 1
-    for level in drafted(paths):
-        widths.append(level // nodes)
-        nodes = level
-    return Tree.dense(widths)
-
-
-def drafted(paths: Any) -> list[int]:
-    """Nodes a level that vLLM drafts: under each node of a level as many as the counts of the levels give.
-
-    >>> drafted([(0,), (1,), (0, 0), (0, 1), (0, 2)])
-    [2, 2]
-    """
-    counts = Counter(len(path) for path in paths)
-    levels, before, nodes = [], 1, 1
-    for depth in range(1, max(counts, default=0) + 1):
-        nodes *= counts[depth] // before
-        before = counts[depth]
-        if nodes == 0:
-            break
-        levels.append(nodes)
-    return levels
-
-
-def _written(config: dict[str, Any], notes: tuple[str, ...], environment: str = "") -> Written:
+def _written(config: dict[str, Any], notes: tuple[str, ...]) -> Written:
     text = json.dumps(config)
-    command = f"{environment}vllm serve MODEL --speculative-config {shlex.quote(text)}"
+    command = f"vllm serve MODEL --speculative-config {shlex.quote(text)}"
     return Written(files={FILE: f"{text}\n", COMMANDS: f"{command}\n"}, command=command, notes=notes)
 
 

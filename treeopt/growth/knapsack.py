@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.trees.tree import Choice, Tree, TreeFamily
+from treeopt.trees.tree import Choice, TreeFamily
 
 Values = Callable[[Choice], list[float]]  # of a path the values of its children of rank 0, 1, ...
 IMPOSSIBLE = -np.inf
@@ -68,43 +68,6 @@ def best_trees(
     top = _candidates(values, greedy, low_rank_expands, prices)
     _fill(top, len(greedy), low_rank_expands)
     return family_of([{node.path: node.value for node in _nodes(top, n)} for n in range(1, len(greedy) + 1)])
-
-
-def uniform_trees(values: Values, root: float, budget: int, prices: Sequence[float] = ()) -> TreeFamily:
-    """The best `level-uniform` tree within every size up to ``budget``: all widths are tried.
-
-    values : asked of a node after its parent; ``root`` that of the root itself
-
-    >>> table = {(): [0.6, 0.3], (0,): [0.4], (1,): [0.1]}
-    >>> found = uniform_trees(lambda path: table.get(path, []), 1.0, 5)
-    >>> [tree.choices for tree in map(found.tree, found.sizes)]
-    [[], [[0]], [[0], [0, 0]], [[0], [1], [0, 0], [1, 0]]]
-    """
-    best: dict[int, tuple[float, tuple[int, ...]]] = {1: (root, ())}  # size: worth, widths
-
-    def widen(widths: tuple[int, ...], level: list[Choice], size: int, worth: float) -> None:
-        rows = [values(path) for path in level]
-        if not rows[0]:
-            return
-        paid = worth - len(level) * price_of(prices, len(widths))
-        for width, more in enumerate(np.cumsum(np.sum(rows, axis=0)).tolist(), 1):
-            larger, deeper = size + width * len(level), (*widths, width)
-            if larger > budget:
-                return
-            if paid + more > best.get(larger, (IMPOSSIBLE,))[0]:
-                best[larger] = paid + more, deeper
-            if larger + width * len(level) <= budget:
-                widen(deeper, [(*path, rank) for path in level for rank in range(width)], larger, paid + more)
-
-    widen((), [()], 1, root)
-    chosen, most = [], IMPOSSIBLE
-    for size in sorted(best):
-        worth, widths = best[size]
-        if worth > most:
-            most = worth
-            paths = Tree.dense(widths).paths
-            chosen.append({path: values(path[:-1])[path[-1]] if path else root for path in paths})
-    return family_of(chosen)
 
 
 def family_of(trees: Sequence[Mapping[Choice, float]]) -> TreeFamily:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.knapsack import best_trees, price_of, uniform_trees
+from treeopt.growth.knapsack import best_trees, price_of
 from treeopt.growth.shrinkage import NONE, PathCounts, Strengths, mixed, strengths_of
 from treeopt.growth.walk import Walk
 from treeopt.records.calibration import Calibration
@@ -103,13 +103,8 @@ def grow_replay(
     states; what an accepted guess saves is a mean over its parent (`Walk.ends`). Where nothing would be
     saved, nodes are added as `grow_joint` would. Nested by construction; the best trees of every
     size are not nested in general, so this is a heuristic (a test bounds its loss against brute force).
-    Trees that are level-uniform do not grow by nodes: they are those of `grow_joint`.
     Time O(budget x P) at most, memory O(P x K).
     """
-    if shape == "level-uniform":
-        return grow_joint(
-            trace, budget=budget, max_depth=max_depth, max_rank=max_rank, shape=shape, strengths=strengths
-        )
     depth, top = min(max_depth or trace.num_heads, trace.num_heads), min(_top(max_rank, shape), trace.top_k)
     ranks = trace.ranks[trace.has_step][:, :depth]
     joint, _ = _best_first(frequencies(ranks, top, strengths).row, (len(ranks), 1.0), budget, shape)
@@ -257,18 +252,15 @@ class Worth:
         paths, pairs = _best_first(self.row, self.root, budget, "any")
         if not charged and (shape in ("any", "chain") or _keeps(paths, shape)):
             return TreeFamily(paths, np.array([first for first, _ in pairs]) / scale)
-        if shape == "level-uniform":
-            found = uniform_trees(values, self.root[0], budget, charged)
-        else:
 
-            def worths(path: Choice, _: Value) -> list[Value]:
-                row = self.row(path)
-                price = price_of(charged, len(path))
-                return [(row[0][0] - price, row[0][1]), *row[1:]] if row else row
+        def worths(path: Choice, _: Value) -> list[Value]:
+            row = self.row(path)
+            price = price_of(charged, len(path))
+            return [(row[0][0] - price, row[0][1]), *row[1:]] if row else row
 
-            paths, pairs = _best_first(worths, self.root, budget, shape)
-            greedy = TreeFamily(paths, np.array([first + TIE * second for first, second in pairs]))
-            found = best_trees(values, greedy, low_rank_expands=shape == "low-rank-expands", prices=charged)
+        paths, pairs = _best_first(worths, self.root, budget, shape)
+        greedy = TreeFamily(paths, np.array([first + TIE * second for first, second in pairs]))
+        found = best_trees(values, greedy, low_rank_expands=shape == "low-rank-expands", prices=charged)
         return TreeFamily(found.paths, found.gains / scale, found.members)
 
 
@@ -318,8 +310,6 @@ def _needed(path: Choice) -> Choice | None:
 
 def _keeps(paths: tuple[Choice, ...], shape: str) -> bool:
     """Whether every tree of nested ones has the shape."""
-    if shape == "level-uniform":
-        return len(paths) == 1
     known = {paths[0]}
     for path in paths[1:]:
         before = (*path[:-1], path[-1] - 1)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.export.rebuilds import rebuild_files
 from treeopt.files.storage import load_json, read_text, write_text
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
@@ -39,7 +38,7 @@ def export(
 
     Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one.
     """
-    from treeopt.export import Request, export_plan, export_request, way_of
+    from treeopt.export import Request, export_plan, export_request
 
     folder = run.export / engine
     if tree is not None:
@@ -57,17 +56,6 @@ def export(
     written = export_plan(plan, engine, batch_size=batch_size, **options)  # type: ignore[arg-type]
     if len(plan.entries) > 1 and batch_size is not None:
         folder /= f"batch-size-{batch_size}"
-    entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-    drafter = plan.drafter or {}
-    if entry.rebuilds is not None and way_of(plan, engine, method).rebuilds:
-        script = rebuild_files(
-            entry.rebuilds["trees"],
-            batch_size=entry.batch_size,
-            num_heads=drafter["num_heads"],
-            num_layers=drafter.get("num_layers") or 1,
-        )
-        more = f"{folder}/rebuild.sh builds and times the sizes worth it; its first lines say how to run it."
-        written = replace(written, files={**written.files, **script}, notes=(*written.notes, more))
     return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
 
 

@@ -40,7 +40,6 @@ def search(
     shape: str | None = None,
     engine: str | None = None,
     method: str | None = None,
-    rebuilds: int = 0,
     objective: str = "replay",
     context: int | None = None,
     measured_only: bool = False,
@@ -75,14 +74,11 @@ def search(
         batch_sizes = latencies.batch_sizes if latencies else (1,)
     limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "max_depth": max_depth, "shape": shape}
     limits, warnings = within_engine(limits, source, engine, method, batch_sizes)
-    if rebuilds and engine is not None:
-        check_rebuilds(engine, limits["engine"]["method"])
     options: dict[str, Any] = {
         **limits,
         "objective": objective,
         "context": context,
         "measured_only": measured_only,
-        "rebuilds": rebuilds,
         "inputs": digests(*files),
     }
     with progress("Searching", None):
@@ -175,16 +171,6 @@ def upper_bound(latencies: LatencyProfile) -> str | None:
             "kernels, so the speedups are upper bounds. Measure with: treeopt profile"
         )
     return f"The profile measures {measures} alone: the speedups are upper bounds."
-
-
-def check_rebuilds(engine: str, method: str) -> None:
-    """Raise InvalidInput where another size needs no other build."""
-    from treeopt.export import method_of
-
-    if not method_of(engine, method=method).rebuilds:
-        raise InvalidInput(
-            f"--rebuilds is for engines that are built for one size, which {engine} with {method} is not: leave it out."
-        )
 
 
 def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int, tuple[float, ...]]]:

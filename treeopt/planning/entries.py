@@ -11,8 +11,7 @@ from treeopt.growth.heldout import HeldOut
 from treeopt.growth.objectives import product_values
 from treeopt.growth.replay import replay
 from treeopt.latency.drafting import expanding_nodes
-from treeopt.planning.candidates import Candidates, Grown, Selection, candidates_of, runner_up, select
-from treeopt.planning.rebuilds import worth_building
+from treeopt.planning.candidates import Candidates, Grown, Selection, runner_up, select
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import PlanEntry
@@ -241,22 +240,3 @@ def unconstrained(c: Candidates) -> dict[str, Any]:
         "tokens_per_step": float(c.rates[i]),
         "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
     }
-
-
-def rebuilds_of(families: list[Grown], entry: PlanEntry, count: int) -> dict[str, Any]:
-    """The sizes worth building an engine for, with their trees, and what is lost with only them."""
-    c = candidates_of(families, None, entry.batch_size, None, measured_only=False)
-    chosen = entry.size if entry.step_ms is not None else None  # without latencies it is the whole budget
-    found = worth_building(c.rates, c.sizes, batch_size=entry.batch_size, count=count, first=chosen)
-    trees = []
-    for size in found.sizes:
-        i = int(np.searchsorted(c.sizes, size))
-        trees.append(
-            {
-                "size": size,
-                "depth": int(c.depths[i]),
-                "tokens_per_step": float(c.rates[i]),
-                "medusa_choices": c.held_out[i].family.tree(size).choices,
-            }
-        )
-    return {"trees": trees, "mean_loss": found.mean_loss, "worst_loss": found.worst_loss}

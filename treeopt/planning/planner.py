@@ -17,7 +17,7 @@ from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.heldout import crossfit, crossfit_probe, from_calibration
 from treeopt.growth.objectives import MAX_RANK, Worth, check_objective, worth_of
 from treeopt.planning.candidates import Candidates, Grown, candidates_of, common, select
-from treeopt.planning.entries import entry_of, rebuilds_of, unconstrained
+from treeopt.planning.entries import entry_of, unconstrained
 from treeopt.planning.schedule import one_for_all, schedule_of
 from treeopt.planning.throughput import best_prices, is_costly, rest_of_step
 from treeopt.records.calibration import Calibration
@@ -42,7 +42,6 @@ def plan_trees(
     context: int | None = None,
     measured_only: bool = False,
     take: Mapping[int, tuple[int, int]] | None = None,
-    rebuilds: int = 0,
     engine: dict[str, Any] | None = None,
     free: dict[str, int] | None = None,
     inputs: dict[str, str] | None = None,
@@ -58,7 +57,6 @@ def plan_trees(
     context       tokens that a sequence has, of the profile's range (default: as in the trace)
     measured_only consider only sizes that were timed at that batch size
     take          (size, depth) to take at a batch size instead of the best by prediction
-    rebuilds      how many sizes to name that are worth building an engine for, at each batch size
     engine        what the limits stand for, for the record
     free          budget, max_rank and max_depth without the engine, for what its limits cost
 
@@ -82,8 +80,6 @@ def plan_trees(
         objective = "independent"
     elif isinstance(source, Probe):
         objective = COVERAGE
-    elif shape == "level-uniform" and objective == "replay":
-        objective = "joint"  # which is what `grow_replay` hands over to
     meta = source.info if isinstance(source, Calibration) else source.meta
     wanted = context if context is not None else _usual_context(source)
 
@@ -126,8 +122,6 @@ def plan_trees(
     if mix is None and (unbound, deepest) != (limits, depth_limit):
         _, _, free_options = grown(unbound, deepest)
         entries = [replace(e, unconstrained=unconstrained(c)) for e, c in zip(entries, free_options, strict=True)]
-    if rebuilds:
-        entries = [replace(e, rebuilds=rebuilds_of(families, e, rebuilds)) for e in entries]
     return Plan(
         entries=tuple(entries),
         schedule=schedule_of(options, selections) if mix is None else one_for_all(),

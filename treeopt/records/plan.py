@@ -46,7 +46,6 @@ class PlanEntry:
     # was sought.
     draft_cost: dict[str, Any] | None = None
     unconstrained: dict[str, Any] | None = None  # what the best tree without the limits reaches
-    rebuilds: dict[str, Any] | None = None  # the few sizes worth building an engine for
     warnings: list[str] = field(default_factory=list)
     groups: dict[str, dict[str, float | None]] = field(default_factory=dict)
     curve: list[dict[str, Any]] = field(default_factory=list)

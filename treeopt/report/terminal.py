@@ -220,7 +220,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
     mix = (plan.constraint or {}).get("mix")
     title = "The best tree for the mix of loads" if mix else "The best tree for each batch size"
-    said = [*map(certainty, plan.entries), price(plan), *map(worth_building, plan.entries), schedule(plan)]
+    said = [*map(certainty, plan.entries), price(plan), schedule(plan)]
     table = Table(
         title=title, title_justify="left", caption="\n".join(filter(None, said)) or None, caption_justify="left"
     )
@@ -295,18 +295,6 @@ def price(plan: Plan) -> str:
                 f"({count(free['size'], 'row')}) at batch size {e.batch_size}, {less:.0%} {'slower' if e.tokens_per_s else 'fewer'}"
             )
     return f"The limits cost: {'; '.join(parts)}." if parts else ""
-
-
-def worth_building(entry: PlanEntry) -> str:
-    """The sizes to build an engine for; empty where none were asked for."""
-    if entry.rebuilds is None:
-        return ""
-    sizes = ", ".join(str(tree["size"]) for tree in entry.rebuilds["trees"])
-    return (
-        f"Worth building at batch size {entry.batch_size}: {sizes} rows. Over all ways in which a step may cost "
-        f"there, having only these loses {entry.rebuilds['mean_loss']:.1%} on average, "
-        f"{entry.rebuilds['worst_loss']:.0%} at worst."
-    )
 
 
 def schedule(plan: Plan) -> str:

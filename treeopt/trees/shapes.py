@@ -3,7 +3,6 @@
 any               every tree
 sibling-closed    a node's children have the ranks 0...c-1: the engine keeps how many there are, not which
 low-rank-expands  the same, and of a node's children those with children of their own have the lowest ranks
-level-uniform     the same, and all nodes of a depth have as many children: the engine keeps a width per depth
 chain             one child each, of rank 0: the engine keeps a length
 
 Each contains the next one. A shape is a set of trees; `growth` and `knapsack` find the best in it.
@@ -12,8 +11,6 @@ Each contains the next one. A shape is a set of trees; `growth` and `knapsack` f
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.trees.tree import Tree
@@ -39,17 +36,6 @@ def low_rank_expands(tree: Tree) -> bool:
     return sibling_closed(tree) and all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in expanding for p in expanding if p)
 
 
-def level_uniform(tree: Tree) -> bool:
-    """Whether all nodes of a depth have as many children as each other.
-
-    >>> level_uniform(Tree.dense([2, 3])), level_uniform(Tree.from_choices([[0], [1], [0, 0]]))
-    (True, False)
-    """
-    children = np.bincount(tree.parents[1:], minlength=len(tree))
-    levels = (children[tree.depths == depth] for depth in range(tree.depth + 1))
-    return sibling_closed(tree) and all(len(set(level.tolist())) == 1 for level in levels)
-
-
 def chain(tree: Tree) -> bool:
     """Whether it is a chain of the likeliest guesses, or the lone root.
 
@@ -63,7 +49,6 @@ SHAPES: dict[str, Callable[[Tree], bool]] = {
     "any": lambda tree: True,
     "sibling-closed": sibling_closed,
     "low-rank-expands": low_rank_expands,
-    "level-uniform": level_uniform,
     "chain": chain,
 }
 
