@@ -18,10 +18,11 @@ import numpy as np
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
 from treeopt.growth.heldout import HeldOut, crossfit
-from treeopt.growth.objectives import MAX_RANK, OBJECTIVES
+from treeopt.growth.objectives import OBJECTIVES
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import MAX_RANK
 
 SIZES = (8, 16, 32, 64, 128)
 FEWEST = 40  # conversations of a group

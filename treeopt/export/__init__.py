@@ -233,9 +233,9 @@ def check(tree: Tree, way: Method, engine: str, request: Request) -> None:
         raise InvalidInput(f"A tree may be {request.num_heads} deep, one per head, but this one is {tree.depth} deep.")
     if way.max_depth is not None and tree.depth > way.max_depth:
         raise InvalidInput(f"{engine} takes trees up to depth {way.max_depth}, but this one has {tree.depth}: {search}")
-    if way.max_rank is not None and max(tree.ranks) > way.max_rank:
+    if way.max_rank is not None and tree.max_rank > way.max_rank:
         raise InvalidInput(
-            f"{engine} takes ranks up to {way.max_rank}, but the tree has {max(tree.ranks)}, which it would read as "
+            f"{engine} takes ranks up to {way.max_rank}, but the tree has {tree.max_rank}, which it would read as "
             f"another candidate: {search}"
         )
     if way.max_nodes is not None and len(tree) - 1 > way.max_nodes:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.trees.tree import Choice, Tree
+from treeopt.trees.tree import MAX_RANK, Choice, Tree
 
-TOPK = 10  # candidates of a head, and the stride between heads
+TOPK = MAX_RANK + 1  # candidates of a head, and the stride between heads
 
 
 @dataclass(frozen=True, eq=False)

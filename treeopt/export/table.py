@@ -20,11 +20,12 @@ from treeopt.export import (
     vllm,
 )
 from treeopt.export.engine import Engine, Method
+from treeopt.trees.tree import MAX_RANK
 
 AUTOREGRESSIVE = ("eagle3", "eagle", "mtp", "draft-model", "ngram")
 
-# Medusa, Hydra, EAGLE and Neuron look at ten candidates a head; TensorRT-LLM packs a rank into four bits.
-TEN, FOUR_BITS = 9, 15
+# TensorRT-LLM packs a rank into four bits; `MAX_RANK` is of those that look at ten candidates a head.
+FOUR_BITS = 15
 
 _ROWS = (
     Engine(
@@ -36,7 +37,7 @@ _ROWS = (
                 drafters=("medusa",),
                 shape="any",
                 rules=("greedy", "typical"),
-                max_rank=TEN,
+                max_rank=MAX_RANK,
                 max_batch_size=1,
                 carrier="medusa/model/medusa_choices.py, medusa_generate(medusa_choices=...), --medusa-choices",
                 syntax="[[0], [1], [0, 0]]",
@@ -56,7 +57,7 @@ _ROWS = (
                 drafters=("hydra", "hydra++"),
                 shape="low-rank-expands",
                 rules=("greedy", "typical"),
-                max_rank=TEN,
+                max_rank=MAX_RANK,
                 max_batch_size=1,
                 carrier="hydra/model/hydra_choices.py, hydra_generate(hydra_choices=...), --hydra-choices",
                 syntax="[[0], [1], [0, 0]]",
@@ -75,7 +76,7 @@ _ROWS = (
                 name="choices",
                 drafters=("eagle",),
                 shape="any",
-                max_rank=TEN,
+                max_rank=MAX_RANK,
                 max_batch_size=1,
                 carrier="eagle/model/choices.py, --tree-choices",
                 syntax="[[0], [1], [0, 0]]",
@@ -95,7 +96,7 @@ _ROWS = (
                 name="medusa-tree",
                 drafters=("medusa",),
                 shape="any",
-                max_rank=TEN,
+                max_rank=MAX_RANK,
                 max_batch_size=1,
                 carrier="--medusa-tree-json, NeuronConfig(medusa_tree=...)",
                 syntax="[[0], [1], [0, 0]]",
@@ -213,7 +214,7 @@ _ROWS = (
                 name="specbench-medusa",
                 drafters=("medusa",),
                 shape="any",
-                max_rank=TEN,
+                max_rank=MAX_RANK,
                 max_batch_size=1,
                 carrier="engine_args in the YAML of --runtime_params",
                 syntax="medusa_choices: [[0], [1], [0, 0]]",

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.objectives import MAX_RANK, grow_independent
+from treeopt.growth.objectives import grow_independent
 from treeopt.growth.replay import Replay
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import check_shape
-from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
+from treeopt.trees.tree import MAX_RANK, BoolArray, Choice, IntArray, Tree, TreeFamily
 
 COVERAGE = "coverage"  # the objective that a plan names
 SHAPES = ("any", "sibling-closed", "chain")
@@ -153,7 +153,7 @@ def independent_tokens(probe: Probe, paths: tuple[Choice, ...], members: BoolArr
     reached where not all branches fail: 1 - prod over children (1 - P(child) x P(reached below it)).
     """
     tree = probe.tree
-    passed, tried = np.zeros((2, tree.depth + 1, int(tree.ranks.max()) + 1))
+    passed, tried = np.zeros((2, tree.depth + 1, tree.max_rank + 1))
     counts = probe.accepted.sum(0)
     np.add.at(passed, (tree.depths[1:], tree.ranks[1:]), counts[1:])
     np.add.at(tried, (tree.depths[1:], tree.ranks[1:]), counts[tree.parents[1:]])

@@ -35,12 +35,11 @@ from treeopt.growth.walk import Walk
 from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import check_shape
-from treeopt.trees.tree import Choice, TreeFamily
+from treeopt.trees.tree import MAX_RANK, Choice, TreeFamily
 
 SAVINGS = 0.1  # strength for the mean saving of a node, as a share of that for its children
 DIGITS = 6  # of expected counts that are told apart, so that equal ones stay equal
 TIE = 1e-7  # weight of a tie-breaker: less than any difference of counts that are told apart
-MAX_RANK = 9  # Medusa, Hydra, EAGLE and Neuron look at ten candidates per head
 
 Value = tuple[float, float]  # compared in this order; a child's value never exceeds its parent's
 Children = Callable[[Choice, Value], list[Value]]  # of a path and its value those of its ranks 0, 1, ...

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from treeopt.growth.heldout import HeldOut, crossfit, from_calibration, rate_tree
-from treeopt.growth.objectives import MAX_RANK, product_values
+from treeopt.growth.objectives import product_values
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import sibling_closed
-from treeopt.trees.tree import Tree
+from treeopt.trees.tree import MAX_RANK, Tree
 
 OBJECTIVE = "replay"
 ROUNDING = 1e-9  # rates that differ by less are the same sum in another order
@@ -104,7 +104,7 @@ def score_tree(source: RankTrace | Calibration, tree: Tree, *, grown_here: bool 
         "budget": len(tree),
         "shape": shape,
         "max_depth": source.num_heads,
-        "max_rank": max(MAX_RANK, int(tree.ranks.max())),
+        "max_rank": max(MAX_RANK, tree.max_rank),
     }
     known = tree.cut(max_depth=source.num_heads, max_rank=source.top_k - 1)
     notes = []

@@ -13,7 +13,6 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal, discard
 from treeopt.growth.coverage import COVERAGE, guess_counts, replay_probe
 from treeopt.growth.heldout import crossfit, crossfit_probe, rate_tree
-from treeopt.growth.objectives import MAX_RANK
 from treeopt.growth.replay import accepted_counts
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.pipeline.export import STALE, named_tree
@@ -25,7 +24,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import PUBLISHED
 from treeopt.report.terminal import note, progress
 from treeopt.trees.published import published_tree
-from treeopt.trees.tree import Tree
+from treeopt.trees.tree import MAX_RANK, Tree
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
@@ -227,7 +226,7 @@ def held_out_conversations(
 def _ranks_needed(source: RankTrace | Probe, contenders: Mapping[str, Tree | None]) -> int:
     """Ranks to tell apart: those beyond would be misses in replay, but decoding accepts them."""
     trees = [tree for tree in contenders.values() if tree]
-    return max([source.meta.get("top_k") or 1, *(1 + int(max(tree.ranks)) for tree in trees)])
+    return max([source.meta.get("top_k") or 1, *(1 + tree.max_rank for tree in trees)])
 
 
 def _quality(
@@ -308,7 +307,7 @@ def _contenders(
     accepted = {"chosen": entry.accepted, "budget": whole.accepted(most, source).tolist()}
     for name, tree in ((PUBLISHED, published), ("chain", chain)):
         predicted[name], accepted[name] = _fixed(source, tree)
-    if max(published.ranks) >= drafter.draft_vocab_size:  # of a draft model's chains, or very few tokens
+    if published.max_rank >= drafter.draft_vocab_size:  # of a draft model's chains, or very few tokens
         for found in (trees, predicted, accepted):
             del found[PUBLISHED]
     return trees, predicted, accepted
@@ -322,7 +321,7 @@ def _fixed(source: RankTrace | Probe, tree: Tree) -> tuple[dict[str, Any], list[
         counts = guess_counts(source, tree.paths)
         rates: dict[str, Any] = {"replayed": replay_probe(source, tree).tokens_per_step}
     else:
-        if max(tree.ranks) >= source.top_k:
+        if tree.max_rank >= source.top_k:
             return {}, []
         counts, rates = accepted_counts(source, tree.paths), rate_tree(source, tree).document()
     return rates, (counts / max(counts.sum(), 1)).tolist()

@@ -16,12 +16,12 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal, discard
 from treeopt.growth.heldout import crossfit
-from treeopt.growth.objectives import MAX_RANK
 from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
+from treeopt.trees.tree import MAX_RANK
 
 if TYPE_CHECKING:
     from treeopt.runtime.prompts.sets import Conversation, PromptSet

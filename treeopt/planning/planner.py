@@ -15,7 +15,7 @@ from typing import Any
 from treeopt.errors import InvalidInput
 from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.heldout import crossfit, crossfit_probe, from_calibration
-from treeopt.growth.objectives import MAX_RANK, Worth, check_objective, worth_of
+from treeopt.growth.objectives import Worth, check_objective, worth_of
 from treeopt.planning.candidates import Candidates, Grown, candidates_of, common, select
 from treeopt.planning.entries import entry_of, unconstrained
 from treeopt.planning.schedule import one_for_all, schedule_of
@@ -25,6 +25,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import MAX_RANK
 
 ROUNDING = 1e-6  # share of a ratio that is no gap
 

@@ -248,10 +248,10 @@ class Decoder:
                     f"A tree may be as deep as the drafter guesses, {deepest}, but its depth is {tree.depth}."
                 )
             known = self.drafter.draft_vocab_size if self.drafter else 0
-            if max(tree.ranks) >= known:
+            if tree.max_rank >= known:
                 raise InvalidInput(
                     f"A rank must be below the tokens that the drafter knows, {known}, but the tree has "
-                    f"{max(tree.ranks)}."
+                    f"{tree.max_rank}."
                 )
             if len(tree) > self.most_nodes:
                 raise InvalidInput(f"This decoder has room for trees of {self.most_nodes} rows, but got {len(tree)}.")

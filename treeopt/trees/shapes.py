@@ -11,9 +11,10 @@ Each contains the next one. A shape is a set of trees; `growth` and `knapsack` f
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput
-from treeopt.trees.tree import Tree
+from treeopt.trees.tree import MAX_RANK, Tree
 
 
 def sibling_closed(tree: Tree) -> bool:
@@ -51,6 +52,49 @@ SHAPES: dict[str, Callable[[Tree], bool]] = {
     "low-rank-expands": low_rank_expands,
     "chain": chain,
 }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a tree may be: its size, depth, ranks and shape. Checked once, here; the names are those of the options.
+
+    budget    : most rows verified per sequence and step, the root included
+    max_depth : depth of the deepest node; None for as many as there are heads
+    max_rank  : largest rank of a node
+    shape     : one of `SHAPES`
+
+    >>> Limits(budget=64, max_depth=0)
+    Traceback (most recent call last):
+    treeopt.errors.InvalidInput: --max-depth must be at least 1, but got 0.
+    """
+
+    budget: int = 64
+    max_depth: int | None = None
+    max_rank: int = MAX_RANK
+    shape: str = "sibling-closed"
+
+    def __post_init__(self) -> None:
+        for option, value, least in (
+            ("--budget", self.budget, 1),
+            ("--max-rank", self.max_rank, 0),
+            ("--max-depth", self.max_depth, 1),
+        ):
+            if value is not None and value < least:
+                raise InvalidInput(f"{option} must be at least {least}, but got {value}.")
+        check_shape(self.shape)
+
+    def depth(self, num_heads: int) -> int:
+        """Depth of the deepest node that a drafter with so many heads allows.
+
+        >>> Limits(max_depth=3).depth(5), Limits().depth(5)
+        (3, 5)
+        """
+        return num_heads if self.max_depth is None else min(self.max_depth, num_heads)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks a node can have: a chain has rank 0 alone."""
+        return 1 if self.shape == "chain" else self.max_rank + 1
 
 
 def check_shape(name: str) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import networkx
 
 MOST_RANK = 2**15 - 1  # ranks are kept in 16 bits
+MAX_RANK = 9  # Medusa, Hydra, EAGLE and Neuron look at ten candidates per head
 
 Choice = tuple[int, ...]
 IntArray = NDArray[np.int64]
@@ -148,6 +149,15 @@ class Tree:
         return int(self.depths[-1])
 
     @cached_property
+    def max_rank(self) -> int:
+        """Largest rank of a node: one less than the candidates that the tree needs of a head; -1 for a lone root.
+
+        >>> Tree.from_choices([[0], [4]]).max_rank
+        4
+        """
+        return int(self.ranks.max())
+
+    @cached_property
     def mask(self) -> BoolArray:
         """(n, n) whether node i may attend to node j: j is i or an ancestor of i."""
         mask = np.eye(len(self), dtype=bool)
@@ -174,7 +184,7 @@ class Tree:
         >>> Tree.from_choices([[0], [3], [0, 0]]).cut(max_depth=1, max_rank=2).choices
         [[0]]
         """
-        top = max(self.ranks) if max_rank is None else max_rank
+        top = self.max_rank if max_rank is None else max_rank
         kept = [p for p in self.paths[1:] if len(p) <= max_depth and max(p) <= top]
         return Tree.from_choices(kept)
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.growth.objectives import MAX_RANK, grow, grow_independent
+from treeopt.growth.objectives import grow, grow_independent
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
-from treeopt.trees.tree import Tree, TreeFamily
+from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on one machine or another
 ALWAYS = (2, 3, 4)  # sizes below the first tile

@@ -24,7 +24,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.files import shipped
 from treeopt.files.journal import Journal, discard
-from treeopt.growth.objectives import MAX_RANK, grow, grow_independent
+from treeopt.growth.objectives import grow, grow_independent
 from treeopt.latency.rounds import drifts, timings
 from treeopt.pipeline.profile.earlier import reached, with_earlier
 from treeopt.pipeline.profile.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
@@ -36,7 +36,7 @@ from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory, digests
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
-from treeopt.trees.tree import Tree, TreeFamily
+from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 if TYPE_CHECKING:
     from treeopt.runtime.acceptance.greedy import Acceptance

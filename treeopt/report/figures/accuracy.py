@@ -35,13 +35,12 @@ from treeopt.report.figures.style import (
     wilson,
 )
 from treeopt.report.terminal import count
-from treeopt.trees.tree import IntArray
+from treeopt.trees.tree import MAX_RANK, IntArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHOWN_RANKS = 10  # what trees look at, see `growth.MAX_RANK`
 INTERVALS = "95 % intervals, states as independent"
 
 
@@ -85,7 +84,7 @@ class AccuracyData:
     words: Words = Words()
 
 
-def accuracy_data(calibration: Calibration, *, ranks: int = SHOWN_RANKS) -> AccuracyData:
+def accuracy_data(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> AccuracyData:
     """Share of the trials in which the true token was at, and down to, each rank.
 
     >>> data = accuracy_data(Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100])))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.coverage import COVERAGE, tokens_of_trees
 from treeopt.growth.heldout import crossfit, crossfit_probe
-from treeopt.growth.objectives import MAX_RANK, OBJECTIVES
+from treeopt.growth.objectives import OBJECTIVES
 from treeopt.growth.replay import replay, tokens_per_step
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.probe import Probe
@@ -37,7 +37,7 @@ from treeopt.report.figures.style import (
 )
 from treeopt.report.terminal import count
 from treeopt.trees.published import published_tree
-from treeopt.trees.tree import Choice, IntArray, Tree
+from treeopt.trees.tree import MAX_RANK, Choice, IntArray, Tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ def sizes_data(
     near: str | None = None
     if isinstance(source, Probe):
         objective, held = COVERAGE, {COVERAGE: crossfit_probe(source, **limits)}
-        ranks, about = 1 + int(source.tree.ranks.max()), count(len(source.accepted), "probed step")
+        ranks, about = 1 + source.tree.max_rank, count(len(source.accepted), "probed step")
         probed = set(source.tree.paths)
         near = f"approximate but for the tree that was probed with ({count(len(source.policy), 'row')})"
     else:
@@ -113,7 +113,7 @@ def sizes_data(
     dense = [(every[i], Tree.dense(every[i])) for i in picked]
     fixed = {f"chain of {d}": Tree.chain(d) for d in range(1, depth + 1) if d < budget}
     published = published_tree().cut(max_depth=depth)
-    if max(published.ranks) < ranks and len(published) <= budget:
+    if published.max_rank < ranks and len(published) <= budget:
         fixed["mc_sim_7b_63"] = published
     fixed = {name: tree for name, tree in fixed.items() if is_known(tree)}
     rates = _rates([*(tree for _, tree in dense), *fixed.values()], source)

@@ -89,10 +89,10 @@ def tree_data(tree: Tree, source: RankTrace | Probe | Calibration, *, in_sample:
         rate = tokens_per_step(int(emitted), steps)
         who = guesser(source.meta.get("drafter"))
         return TreeData(tree, columns(tree, probabilities), probabilities, rate, visits, steps, caption, who)
-    if tree.depth > source.num_heads or max(tree.ranks) >= source.top_k:
+    if tree.depth > source.num_heads or tree.max_rank >= source.top_k:
         raise OutOfRange(
             f"The calibration has {source.num_heads} heads and {source.top_k} ranks, but the tree needs "
-            f"{tree.depth} and {1 + max(tree.ranks)}."
+            f"{tree.depth} and {1 + tree.max_rank}."
         )
     probabilities = product_values(source.accept, tree.paths)
     who, states = guesser(source.info.get("drafter")), count(int(source.trials.min()), "state")

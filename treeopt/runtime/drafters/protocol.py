@@ -89,7 +89,7 @@ class TreeTensors:
 
     @classmethod
     def of(cls, tree: Tree, device: torch.device) -> TreeTensors:
-        width = int(tree.ranks.max()) + 1
+        width = tree.max_rank + 1
         token_index = np.where(tree.depths == 0, 0, 1 + (tree.depths - 1) * width + tree.ranks)
         paths = np.tile(np.arange(tree.depth + 1), (len(tree), 1))
         for node in range(1, len(tree)):
