@@ -126,7 +126,7 @@ def test_folds_never_part_a_conversation():
 def test_groups_add_up_to_the_whole():
     trace = clustered(np.random.default_rng(1), [2, 1, 3, 1, 2, 2])
     calibration = Calibration.from_trace(trace)
-    groups = calibration.info["groups"]
+    groups = calibration.meta["groups"]
     assert (sum(g["hits"] for g in groups.values()) == calibration.hits).all()
     assert (sum(g["trials"] for g in groups.values()) == calibration.trials).all()
     held_out = crossfit(trace, objective="joint", budget=6)

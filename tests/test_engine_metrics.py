@@ -51,7 +51,7 @@ def test_the_same_drafts_give_the_same_survival_in_every_format(tmp_path, name):
         path.write_text(text, encoding="utf-8")
     kind, found = read_measurement(paths)
     assert kind == expected
-    info = found.source.info
+    info = found.source.meta
     assert info["survival"] == pytest.approx(SURVIVAL, abs=1e-12)
     assert found.source.hits.tolist() == [[c] for c in REACHED]
     assert found.source.trials.tolist() == [DRAFTS, 800, 600]
@@ -66,7 +66,7 @@ def test_rates_along_the_chain_multiply_to_its_survival(imported):
     calibration, _ = imported(exposition())
     assert np.cumprod(calibration.accept[:, 0]) == pytest.approx(SURVIVAL)
     assert calibration.accept[:, 0].tolist() == [0.8, 0.75, 0.7]  # not the 0.8, 0.6, 0.42 that are printed
-    assert np.cumprod(calibration.accept[:, 0]).tolist() == calibration.info["survival"]
+    assert np.cumprod(calibration.accept[:, 0]).tolist() == calibration.meta["survival"]
 
 
 # Errors.
@@ -75,9 +75,9 @@ def test_rates_along_the_chain_multiply_to_its_survival(imported):
 def test_errors_without_requests_are_binomial_and_said_to_be_too_small(imported):
     calibration, notes = imported(exposition())
     expected = [np.sqrt(s * (1 - s) / DRAFTS) for s in SURVIVAL]
-    assert calibration.info["survival_stderr"] == pytest.approx(expected, rel=0.01)
-    assert calibration.info["survival_stderr_is_optimistic"] is True
-    assert calibration.info["requests"] is None
+    assert calibration.meta["survival_stderr"] == pytest.approx(expected, rel=0.01)
+    assert calibration.meta["survival_stderr_is_optimistic"] is True
+    assert calibration.meta["requests"] is None
     assert OPTIMISTIC in notes
 
 
@@ -88,17 +88,17 @@ def test_errors_with_requests_are_bootstrapped_over_them(imported):
     """
     texts = [response([0, 0, 0, 25]), response([25, 0, 0, 0])] * 20
     calibration, notes = imported(lines(*texts))
-    assert calibration.info["survival"] == [0.5, 0.5, 0.5]
-    assert calibration.info["survival_stderr"] == pytest.approx([np.sqrt(0.25 / 40)] * 3, rel=0.12)
-    assert calibration.info["survival_stderr_is_optimistic"] is False
-    assert calibration.info["requests"] == 40
+    assert calibration.meta["survival"] == [0.5, 0.5, 0.5]
+    assert calibration.meta["survival_stderr"] == pytest.approx([np.sqrt(0.25 / 40)] * 3, rel=0.12)
+    assert calibration.meta["survival_stderr_is_optimistic"] is False
+    assert calibration.meta["requests"] == 40
     assert OPTIMISTIC not in notes
 
 
 def test_one_request_has_nothing_to_bootstrap(imported):
     calibration, notes = imported(response())
-    assert calibration.info["requests"] == 1
-    assert calibration.info["survival_stderr_is_optimistic"] is True
+    assert calibration.meta["requests"] == 1
+    assert calibration.meta["survival_stderr_is_optimistic"] is True
     assert OPTIMISTIC in notes
 
 
@@ -114,8 +114,8 @@ def test_mixed_lengths_rest_on_those_at_risk(imported):
     assert calibration.trials.tolist() == [1000, 800, 550]
     assert calibration.hits[:, 0].tolist() == [800, 600, 420]
     assert calibration.accept[2, 0] == pytest.approx(0.7636, abs=5e-5)
-    assert calibration.info["draft_length"] is None
-    assert calibration.info["draft_lengths"] == {"2": 100, "3": 900}
+    assert calibration.meta["draft_length"] is None
+    assert calibration.meta["draft_lengths"] == {"2": 100, "3": 900}
     assert MIXED in notes
     assert BIASED not in notes
 
@@ -123,37 +123,37 @@ def test_mixed_lengths_rest_on_those_at_risk(imported):
 def test_steps_tell_the_lengths_where_their_arrays_are_there(imported):
     one = stats([1, 1, 1, 1], num_draft_tokens=9, per_step_accepted=[0, 1, 3, 2], per_step_drafted=[2, 2, 3, 2])
     calibration, notes = imported({"metrics": {"speculative_decoding": one}})
-    assert calibration.info["draft_lengths"] == {"2": 3, "3": 1}
+    assert calibration.meta["draft_lengths"] == {"2": 3, "3": 1}
     assert calibration.trials.tolist() == [4, 3, 1]
     assert BIASED not in notes
 
 
 def test_arrays_that_are_cut_short_are_not_used(imported):
     calibration, _ = imported(response(per_step_accepted=[3, 0, 2], per_step_drafted=[3, 3, 3]))
-    assert calibration.info["survival"] == pytest.approx(SURVIVAL)
+    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_a_draft_that_was_wholly_invalid_is_no_trial(imported):
     one = stats([30, 20, 18, 42], acceptance_histogram_by_draft_length={"0": [10], "3": REQUEST}, num_draft_tokens=300)
     calibration, _ = imported({"metrics": {"speculative_decoding": one}})
-    assert calibration.info["drafts"] == 100
-    assert calibration.info["survival"] == pytest.approx(SURVIVAL)
+    assert calibration.meta["drafts"] == 100
+    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_runs_of_several_lengths_are_pooled_by_those_at_risk(imported):
     """Summed up by position, as if the shorter drafts had missed, depth 3 would survive .21 instead of .42."""
     calibration, notes = imported(sweep(bench(), bench(1000, [800, 600])))
-    assert calibration.info["survival"] == pytest.approx(SURVIVAL)
-    assert calibration.info["draft_lengths"] == {"2": 1000, "3": 1000}
+    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
+    assert calibration.meta["draft_lengths"] == {"2": 1000, "3": 1000}
     assert MIXED in notes
 
 
 def test_positions_that_tell_how_many_drafts_were_so_long_make_mixed_lengths_right(imported):
     """Half of the drafts have two tokens; over all drafts depth 3 would survive .21."""
     calibration, notes = imported(trtllm([1000, 1000, 500], [800, 600, 210]))
-    assert calibration.info["survival"] == pytest.approx(SURVIVAL)
+    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
     assert calibration.trials.tolist() == [1000, 800, 300]
-    assert calibration.info["draft_lengths"] == {"2": 500, "3": 500}
+    assert calibration.meta["draft_lengths"] == {"2": 500, "3": 500}
     assert MIXED in notes
 
 
@@ -173,7 +173,7 @@ def test_positions_that_tell_how_many_drafts_were_so_long_make_mixed_lengths_rig
 def test_lengths_that_were_mixed_and_not_recorded_are_warned_of(imported, text):
     calibration, notes = imported(text)
     assert BIASED in notes
-    assert calibration.info["survival"] == pytest.approx(SURVIVAL)
+    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_a_length_does_not_predict_others_and_that_is_said(imported):
@@ -185,8 +185,8 @@ def test_a_length_does_not_predict_others_and_that_is_said(imported):
 
 def test_depths_that_no_draft_reached_are_left_out(imported):
     calibration, notes = imported(exposition(10, [4, 2, 0, 0]))
-    assert calibration.info["survival"] == pytest.approx([0.4, 0.2, 0])
-    assert calibration.info["draft_length"] == 4
+    assert calibration.meta["survival"] == pytest.approx([0.4, 0.2, 0])
+    assert calibration.meta["draft_length"] == 4
     assert any("beyond depth 3" in note for note in notes)
 
 
@@ -198,10 +198,10 @@ def test_the_drafter_is_as_the_user_says(tmp_path):
     file.write_text(exposition())
     table.write_text("head,rank,hits,trials\n0,0,5,9\n")
     run = RunDirectory(tmp_path / "run")
-    assert import_file(run, file).info["drafter"] is None
+    assert import_file(run, file).meta["drafter"] is None
     for kind in DRAFTERS:
         for path in (file, table):
-            assert import_file(run, path, drafter=kind, overwrite=True).info["drafter"] == {"kind": kind}
+            assert import_file(run, path, drafter=kind, overwrite=True).meta["drafter"] == {"kind": kind}
     with pytest.raises(InvalidInput, match="--drafter must be one of"):
         import_file(run, file, drafter="psychic", overwrite=True)
 
@@ -235,7 +235,7 @@ def test_the_command_keeps_the_source_and_shows_survival(tmp_path):
     assert "0.750 " in shown.stdout
     assert "1,000 drafts" in shown.stdout
     assert "too small" in shown.stderr
-    info = Calibration.load(run / "calibration.json").info
+    info = Calibration.load(run / "calibration.json").meta
     assert info["source"] == "engine log"
     assert info["survival"] == pytest.approx(SURVIVAL)
     assert any("an estimate for any other" in note for note in info["notes"])
@@ -287,7 +287,7 @@ def test_random_histograms_come_back_from_every_format(tmp_path_factory, histogr
         source = read_measurement(path)[1].source
         kept = source.num_heads
         assert source.hits[:, 0].tolist() == reached[:kept], text
-        assert source.info["survival"] == pytest.approx(expected[:kept])
+        assert source.meta["survival"] == pytest.approx(expected[:kept])
         assert not any(expected[kept:])
 
 

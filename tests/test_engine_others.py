@@ -29,14 +29,14 @@ from .engine_files import (
 
 def test_the_length_that_sglang_reports_is_not_used(imported):
     """spec_accept_length has the prefill's token in it; here it is 9.9, and the rate .99."""
-    assert imported({"meta_info": meta_info()})[0].info["survival"] == pytest.approx(SURVIVAL)
+    assert imported({"meta_info": meta_info()})[0].meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_a_histogram_that_grows_on_demand_is_as_long_as_the_draft(imported):
     calibration, _ = imported(
         json.dumps([{"meta_info": meta_info([5, 4], k=3)}, {"meta_info": meta_info([0, 0, 3, 3])}])
     )
-    assert calibration.info["draft_lengths"] == {"3": 15}
+    assert calibration.meta["draft_lengths"] == {"3": 15}
     assert calibration.trials.tolist() == [15, 10, 6]
 
 
@@ -44,12 +44,12 @@ def test_requests_that_do_not_tell_their_length_take_the_longest_of_the_file(imp
     """Each by its own longest, depth 2 would rest on the one request that got there."""
     short, long = ({k: v for k, v in meta_info(h).items() if "proposed" not in k} for h in ([5, 5], [0, 0, 10]))
     calibration, _ = imported(json.dumps([{"meta_info": short}, {"meta_info": long}]))
-    assert calibration.info["survival"] == [0.75, 0.5]
+    assert calibration.meta["survival"] == [0.75, 0.5]
 
 
 def test_newest_names_win_over_their_aliases(imported):
     both = {**meta_info([1, 0, 0, 0], names=ALIASES), **meta_info([1, 0, 0, 0], names=OLDER), **meta_info()}
-    assert imported({"meta_info": both})[0].info["drafts"] == 100
+    assert imported({"meta_info": both})[0].meta["drafts"] == 100
 
 
 def test_sglang_does_not_record_lengths_and_that_is_said(imported):
@@ -93,12 +93,12 @@ def test_a_histogram_that_is_not_of_the_steps_is_refused(imported):
 
 def test_the_gauge_of_the_last_iteration_is_not_read(imported):
     text = trtllm().replace("acceptance_length 2.5", "acceptance_length 1.0")
-    assert imported(text)[0].info["survival"] == pytest.approx(SURVIVAL)
+    assert imported(text)[0].meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_a_position_at_which_nothing_was_accepted_may_be_missing(imported):
     calibration, _ = imported(trtllm([10] * 3, [5, 2]))
-    assert calibration.info["survival"] == pytest.approx([0.5, 0.2, 0])
+    assert calibration.meta["survival"] == pytest.approx([0.5, 0.2, 0])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_counters_of_tensorrt_llm_that_cannot_be_are_refused(imported, texts, me
 
 def test_a_choice_whose_length_is_scheduled_takes_the_longest(imported):
     calibration, _ = imported(trtllm_choice(num_spec_tokens=None, total_draft_tokens=300))
-    assert calibration.info["survival"] == pytest.approx(SURVIVAL)
+    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
 
 
 MEANS_OF_TENSORRT_LLM = {
@@ -149,8 +149,8 @@ def test_means_of_tensorrt_llm_are_refused_and_told_what_to_ask_for(imported, na
 
 def test_of_drafts_of_one_token_a_mean_is_all_there_is(imported):
     calibration, _ = imported(lines(iteration(8, 6, 8), iteration(4, 3, 4)))
-    assert calibration.info["survival"] == [0.75]
-    assert calibration.info["drafts"] == 12
+    assert calibration.meta["survival"] == [0.75]
+    assert calibration.meta["drafts"] == 12
 
 
 def test_iteration_logs_are_literals_and_nothing_in_them_is_run(imported, tmp_path):
@@ -175,15 +175,15 @@ def test_old_lines_beside_new_ones_are_counted(imported):
 
 def test_statistics_of_llama_cpp_are_cumulative(imported):
     calibration, notes = imported(lines(llama_process(10, [9, 9, 9]), llama_process(1000, REACHED)))
-    assert calibration.info["drafts"] == DRAFTS
-    assert calibration.info["requests"] is None
+    assert calibration.meta["drafts"] == DRAFTS
+    assert calibration.meta["requests"] is None
     assert CUMULATIVE in notes
 
 
 def test_requests_of_llama_cpp_are_pooled_by_drafts(imported):
     calibration, _ = imported(lines(llama_request(900, [810]), llama_request(100, [10])))
-    assert calibration.info["survival"] == [0.82]
-    assert calibration.info["requests"] == 2
+    assert calibration.meta["survival"] == [0.82]
+    assert calibration.meta["requests"] == 2
 
 
 def test_lines_as_llama_cpp_wrote_them_are_read(imported):

@@ -20,11 +20,11 @@ def test_one_scrape_has_the_warm_up_in_it_and_that_is_said(imported):
 
 
 def test_the_times_of_creation_are_no_counts(imported):
-    assert imported(exposition(created=1.7876e9))[0].info["drafts"] == DRAFTS
+    assert imported(exposition(created=1.7876e9))[0].meta["drafts"] == DRAFTS
 
 
 def test_ray_writes_the_prefix_otherwise(imported):
-    assert imported(exposition().replace("vllm:", "ray_vllm_"))[0].info["drafts"] == DRAFTS
+    assert imported(exposition().replace("vllm:", "ray_vllm_"))[0].meta["drafts"] == DRAFTS
 
 
 BAD_SCRAPES = {
@@ -65,8 +65,8 @@ def test_an_engine_that_was_added_counts_from_zero(imported):
     calibration, _ = imported(
         exposition(100, [80, 60, 42]), exposition(400, [300, 200, 62]) + exposition(700, [580, 460, 400], engine=1)
     )
-    assert calibration.info["drafts"] == DRAFTS
-    assert calibration.info["survival"] == pytest.approx(SURVIVAL)
+    assert calibration.meta["drafts"] == DRAFTS
+    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
 
 
 # Log and benchmarks.
@@ -75,19 +75,19 @@ def test_an_engine_that_was_added_counts_from_zero(imported):
 def test_log_lines_are_weighted_by_their_drafts(imported):
     """A plain mean of the two lines would say .5."""
     calibration, _ = imported(lines(vllm_line(900, [810]), vllm_line(100, [10])))
-    assert calibration.info["survival"] == [0.82]
-    assert calibration.info["drafts"] == 1000
+    assert calibration.meta["survival"] == [0.82]
+    assert calibration.meta["drafts"] == 1000
 
 
 def test_lines_with_the_fields_of_forks_are_read(imported):
     line = vllm_line(extra="Draft length histogram: 2:10, 3:990, ", after=", Avg tree nodes per depth: 1.0, 2.0")
-    assert imported(line)[0].info["survival"] == pytest.approx(SURVIVAL)
+    assert imported(line)[0].meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_drafts_of_a_line_come_from_the_mean_where_they_were_not_full(imported):
     calibration, notes = imported(vllm_line(997, [798, 598, 419], drafted=2801))
-    assert calibration.info["drafts"] == pytest.approx(997, abs=3)
-    assert calibration.info["survival"] == pytest.approx([0.8, 0.6, 0.42], abs=1e-3)
+    assert calibration.meta["drafts"] == pytest.approx(997, abs=3)
+    assert calibration.meta["survival"] == pytest.approx([0.8, 0.6, 0.42], abs=1e-3)
     assert BIASED in notes
 
 
@@ -126,16 +126,16 @@ def test_an_idle_log_is_refused(imported):
 
 
 def test_a_log_whose_lines_begin_as_json_does_is_a_log(imported):
-    assert imported("[12:00:00] " + vllm_line())[0].info["drafts"] == DRAFTS
+    assert imported("[12:00:00] " + vllm_line())[0].meta["drafts"] == DRAFTS
 
 
 def test_the_rate_in_percent_is_not_read(imported):
-    assert imported(bench(spec_decode_acceptance_rate=-1.0))[0].info["survival"] == pytest.approx(SURVIVAL)
+    assert imported(bench(spec_decode_acceptance_rate=-1.0))[0].meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_runs_without_speculation_are_left_out(imported):
     calibration, notes = imported(lines(bench(), {"backend": "vllm", "mean_tpot_ms": 6.0}))
-    assert calibration.info["drafts"] == DRAFTS
+    assert calibration.meta["drafts"] == DRAFTS
     assert any("1 of 2 runs" in note for note in notes)
 
 
@@ -176,13 +176,13 @@ def test_responses_that_say_nothing_are_left_out_and_counted(imported):
         }
     }
     calibration, notes = imported(lines(response(), null, response(), {"choices": []}, none))
-    assert calibration.info["requests"] == 2
+    assert calibration.meta["requests"] == 2
     assert any("3 of 5 responses" in note for note in notes)
 
 
 def test_what_aiperf_wrote_while_it_warmed_up_is_left_out(imported):
     calibration, _ = imported(lines(aiperf([100, 0, 0, 0], phase="warmup"), aiperf(), aiperf()))
-    assert calibration.info["survival"] == pytest.approx(SURVIVAL)
+    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_sparse_histograms_are_as_long_as_the_draft(imported):
@@ -190,14 +190,14 @@ def test_sparse_histograms_are_as_long_as_the_draft(imported):
     record = aiperf([50, 50, 0, 0])
     assert record["spec_decode_acceptance"]["acceptance_histogram"] == {"0": 50, "1": 50}
     calibration, _ = imported(record)
-    assert calibration.info["draft_length"] == 3
-    assert calibration.info["survival"] == [0.5, 0.0]
+    assert calibration.meta["draft_length"] == 3
+    assert calibration.meta["survival"] == [0.5, 0.0]
 
 
 def test_a_pooled_histogram_does_not_tell_its_length(imported):
     pooled = {"pooled_spec_decode_acceptance_histogram": {"0": 200, "3": 800}}
     calibration, notes = imported(pooled)
-    assert calibration.info["requests"] is None
+    assert calibration.meta["requests"] is None
     assert NO_LENGTH in notes
     with pytest.raises(InvalidInput, match="import it alone"):
         imported(pooled, pooled)

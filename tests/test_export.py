@@ -461,7 +461,7 @@ def test_options_that_make_no_difference_are_refused():
 
 def plan_of(kind="medusa", **options) -> Plan:
     accept = np.outer([0.6, 0.5, 0.4], [1.0, 0.3, 0.2])
-    calibration = Calibration((1000 * accept).round().astype(int), np.full(3, 1000), info={"drafter": {"kind": kind}})
+    calibration = Calibration((1000 * accept).round().astype(int), np.full(3, 1000), meta={"drafter": {"kind": kind}})
     return plan_trees(calibration, budget=16, **options)
 
 

@@ -97,7 +97,7 @@ def drawings():
         ("seldom", np.eye(5, 10, dtype=int)),
         ("chain", np.full((5, 1), 3)),
     ):
-        some = Calibration(hits, np.full(len(hits), 5), info={"acceptance": {"rule": "rejection"}})
+        some = Calibration(hits, np.full(len(hits), 5), meta={"acceptance": {"rule": "rejection"}})
         yield f"accuracy-{name}", lambda c=some: figures.draw_accuracy(figures.accuracy_data(c))
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
     yield "sizes-probe", lambda: figures.draw_sizes(figures.sizes_data(probe, budget=8))

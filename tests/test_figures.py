@@ -21,9 +21,10 @@ from treeopt.growth.replay import replay
 from treeopt.planning.planner import plan_trees
 from treeopt.records.benchmark import Benchmark, Block, Contender
 from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.report.figures import planning, style
@@ -228,7 +229,7 @@ def test_accuracy_counts_single_and_cumulative():
     ],
 )
 def test_only_heads_are_called_heads(info, guesser, right):
-    calibration = Calibration(np.array([[60], [40]]), np.array([100, 100]), info=info)
+    calibration = Calibration(np.array([[60], [40]]), np.array([100, 100]), meta=info)
     words = figures.accuracy_data(calibration).words
     assert words.guesser == guesser
     assert right in words.right
@@ -421,8 +422,8 @@ def fill(run: RunDirectory, batch_sizes) -> Plan:
     trace, profile = long_trace(3), some_profile(batch_sizes)
     trace.save(run.trace)
     calibration = Calibration.from_trace(trace)
-    info = {**calibration.info, "groups": some_groups(3, NAMES[:2])}
-    replace(calibration, info=info).save(run.calibration)
+    info = {**calibration.meta, "groups": some_groups(3, NAMES[:2])}
+    replace(calibration, meta=info).save(run.calibration)
     profile.save(run.profile)
     plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=16)
     plan.save(run.plan)
@@ -442,7 +443,7 @@ def test_a_plan_on_a_probe_has_the_sizes_of_the_probe(run):
     fill(run, (1,))
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
     probe.save(run.probe)
-    plan_trees(probe, some_profile((1,)), budget=8, inputs=digests(run.probe)).save(run.plan)
+    plan_trees(probe, some_profile((1,)), budget=8, inputs=inputs_of(run.probe)).save(run.plan)
     text = figures.svg_text(run, "sizes")
     assert "grown: coverage" in text
     assert "grown: replay" not in text

@@ -335,7 +335,7 @@ def test_imported_accuracies_are_searched_by_products(tmp_path):
 def test_assumptions_are_said_and_kept(tmp_path):
     path = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n")
     said = invoke("import", path, "--run", tmp_path / "run", "--trials", "100").stderr
-    kept = Calibration.load(tmp_path / "run" / "calibration.json").info["notes"]
+    kept = Calibration.load(tmp_path / "run" / "calibration.json").meta["notes"]
     assert any("100 trials a head were assumed" in note for note in kept)
     assert "100 trials a head were assumed" in " ".join(said.split())
 

@@ -8,9 +8,10 @@ from treeopt.errors import InvalidInput
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.profile.earlier import with_earlier
 from treeopt.pipeline.search import check_same_model
+from treeopt.records.inputs import changed, inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import check_drafter, same_drafter
-from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.measure.traffic import weight_bytes
@@ -99,10 +100,11 @@ def test_an_import_replaces_the_probe_too(run, tmp_path):
 
 def test_a_plan_whose_trace_is_gone_is_stale(run):
     trace_of(MEDUSA).save(run.trace)
-    plan = type("Plan", (), {"inputs": digests(run.trace)})
-    assert not run.is_stale(plan)
+    inputs = inputs_of(run.trace)
+    assert not changed(run, inputs, or_gone=True)
     run.trace.unlink()
-    assert run.is_stale(plan)
+    assert changed(run, inputs, or_gone=True) == ["trace.npz"]
+    assert not changed(run, inputs)
 
 
 def test_a_draft_models_weights_are_counted():

@@ -21,9 +21,10 @@ from treeopt.export import export_plan
 from treeopt.planning.planner import plan_trees
 from treeopt.records.benchmark import Answer, Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
-from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
 
 EVIL = """</script></style></svg><script>document.title='owned'</script><img src=x onerror="document.title='owned'">
@@ -57,7 +58,7 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
     }
     trace = replace(trace, meta=meta, group=np.arange(24) % len(names))
     calibration = Calibration.from_trace(trace, provenance=source)
-    calibration.info["examples"] = [
+    calibration.meta["examples"] = [
         {"path": list(path), "texts": [[f"before {text}", f"guess {text}\n"]]}
         for path in calibration.prefix_counts["paths"]
     ]
@@ -66,7 +67,7 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
     trace.save(run.trace)
     calibration.save(run.calibration)
     profile.save(run.profile)
-    plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=24, inputs=digests(run.trace, run.profile))
+    plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=24, inputs=inputs_of(run.trace, run.profile))
     warned = [replace(entry, warnings=[f"beware {text}"]) for entry in plan.entries]
     replace(plan, entries=tuple(warned)).save(run.plan)
     for batch_size in batch_sizes:
@@ -77,7 +78,7 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
         info = {
             **bench.info,
             "provenance": {**source, "command": f"treeopt bench {text}"},
-            "inputs": digests(run.plan, run.trace),
+            "inputs": inputs_of(run.plan, run.trace),
             "loop_share": 0.25,
         }
         replace(bench, contenders=tuple(contenders), info=info).save(run.bench_of(batch_size))

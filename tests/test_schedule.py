@@ -117,7 +117,7 @@ def test_without_a_limit_no_price_is_named():
 def engine_log(kind: str | None = "eagle3") -> Calibration:
     """Survival .8, .6, .42, as an engine's counters of 1,000 steps have it."""
     info = {"source": "engine log", "drafter": {"kind": kind}, "survival": [0.8, 0.6, 0.42]}
-    return Calibration(np.array([[800], [600], [420]]), np.array([1000, 800, 600]), info=info)
+    return Calibration(np.array([[800], [600], [420]]), np.array([1000, 800, 600]), meta=info)
 
 
 def test_an_engines_log_plans_chains_and_says_so():

@@ -146,7 +146,7 @@ def test_every_key_that_is_written_is_documented(tmp_path):
         for field in dataclasses.fields(of_type):
             assert f"`{field.name}`" in text, (of_type.__name__, field.name)
     trace = RankTrace(np.array([[0], [-2]]), np.array([0, 2]), group=np.zeros(1), meta={"group_names": ["a"]})
-    for key in (*Calibration.from_trace(trace).document(), *Calibration.from_trace(trace).info["groups"]["a"]):
+    for key in (*Calibration.from_trace(trace).document(), *Calibration.from_trace(trace).meta["groups"]["a"]):
         assert f"`{key}`" in text, key
     trace.save(tmp_path / "trace.npz")
     with np.load(tmp_path / "trace.npz") as arrays:

@@ -130,7 +130,7 @@ def test_a_calibration_survives_its_file(tmp_path):
     calibration.save(tmp_path / "c.json")
     loaded = Calibration.load(tmp_path / "c.json")
     np.testing.assert_array_equal(loaded.hits, calibration.hits)
-    assert loaded.info["positions"] == calibration.info["positions"]
+    assert loaded.meta["positions"] == calibration.meta["positions"]
     assert loaded.prefix_counts["counts"] == calibration.prefix_counts["counts"]
 
 

@@ -51,6 +51,6 @@ def import_(run: RunDirectory, files: tuple[Path, ...], as_json: bool, **options
     from treeopt.report.terminal import calibration_table, note
 
     calibration = pipeline.import_file(run, files, **options)
-    for text in calibration.info["notes"]:
+    for text in calibration.meta["notes"]:
         note(text)
     show_result(calibration.document(), calibration_table(calibration), as_json)

@@ -130,7 +130,7 @@ def to_calibration(drafts: Drafts, path: Path, *, notes: Sequence[str] = ()) -> 
         else greenwood(tried[:reached], passed[:reached])
     )
     lengths = dict(drafts.lengths)
-    calibration.info.update(
+    calibration.meta.update(
         source=ENGINE_LOG,
         drafts=int(sum(lengths.values())),
         requests=requests,

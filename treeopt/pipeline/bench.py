@@ -16,10 +16,11 @@ from treeopt.growth.heldout import crossfit, crossfit_probe, rate_tree
 from treeopt.growth.replay import accepted_counts
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.pipeline.export import STALE, named_tree
+from treeopt.records.inputs import changed, inputs_of
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.probe import Probe
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
-from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import PUBLISHED
 from treeopt.report.terminal import note, progress
@@ -53,7 +54,7 @@ def bench(
     check_rule(measured.meta.get("acceptance"), ours, "the run's calibration holds")
     check_rule(plan.acceptance, ours, "the plan holds", command="search")
     source = run.read_probe() if plan.objective == COVERAGE else trace
-    if run.is_stale(plan):
+    if changed(run, plan.inputs, or_gone=True):
         note(STALE)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
     contenders, predicted, accepted = _contenders(plan, entry, source, session.drafter)
@@ -98,7 +99,7 @@ def bench(
         predicted_accepted=accepted,
         info={
             "prompts": "trace" if on_trace else "held out",
-            "inputs": digests(run.plan, run.probe if isinstance(source, Probe) else run.trace),
+            "inputs": inputs_of(run.plan, run.probe if isinstance(source, Probe) else run.trace),
         },
     )
     if result.contender("plain").tokens_per_s is None:

@@ -73,7 +73,7 @@ def calibrate(
     )
     record = asking.provenance().record()
     calibration = Calibration.from_trace(trace, provenance=record)
-    agreement = calibration.info.get("target_agreement", 1.0)
+    agreement = calibration.meta.get("target_agreement", 1.0)
     if session.temperature == 0 and agreement < SAME_TARGET:
         raise InvalidInput(
             "--temperature 0 says that the target itself wrote the --responses greedily, but it would have "
@@ -82,8 +82,8 @@ def calibrate(
     if trace.group_names and trace.clusters.max() > 0:
         whole = crossfit(trace, objective="joint", budget=GROUP_BUDGET, shape="sibling-closed")
         for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
-            calibration.info["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
-    calibration.info["examples"] = examples(session, trace, calibration)
+            calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
+    calibration.meta["examples"] = examples(session, trace, calibration)
     trace.save(run.trace)
     run.probe.unlink(missing_ok=True)  # of answers before these
     if is_typical:

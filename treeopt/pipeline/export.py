@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.storage import load_json, read_text, write_text
+from treeopt.records.inputs import changed
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
@@ -50,7 +51,7 @@ def export(
     if heads is not None:
         raise InvalidInput("--heads goes with --tree; a plan knows how many heads there are.")
     plan = run.read_plan()
-    if run.is_stale(plan):
+    if changed(run, plan.inputs, or_gone=True):
         note(STALE)
     options = {"method": method, "version": version, "max_draft_len": max_draft_len}
     written = export_plan(plan, engine, batch_size=batch_size, **options)  # type: ignore[arg-type]

@@ -61,12 +61,12 @@ def import_file(
         source.save(run.trace)
     else:
         calibration = source
-        calibration.info["provenance"] = record
-        calibration.info["drafter"] = told
+        calibration.meta["provenance"] = record
+        calibration.meta["drafter"] = told
         run.trace.unlink(missing_ok=True)
     run.probe.unlink(missing_ok=True)
-    if calibration.info.get("source") != ENGINE_LOG:
-        calibration.info["source"] = "imported"
-    calibration.info["notes"] = list(found.notes)
+    if calibration.meta.get("source") != ENGINE_LOG:
+        calibration.meta["source"] = "imported"
+    calibration.meta["notes"] = list(found.notes)
     calibration.save(run.calibration)
     return calibration

@@ -7,17 +7,17 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
-from treeopt.files import shipped
 from treeopt.files.journal import discard
 from treeopt.growth.objectives import grow
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.planning.planner import plan_trees
 from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import find_latencies, inputs_of, read_planned
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import check_rule, same_drafter
-from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.shapes import SHAPES, check_shape
@@ -54,19 +54,14 @@ def search(
     By default for all batch sizes of the profile. With ``verify`` the session decodes with so many of the best
     candidates, and the fastest is taken. ``engine`` (and its ``method``) sets the limits to what it can take.
     """
-    used, source = run.read_planned(calibration)
+    used, source = read_planned(run, calibration)
     if acceptance is not None:
-        measured = (source.info if isinstance(source, Calibration) else source.meta).get("acceptance")
+        measured = source.meta.get("acceptance")
         check_rule(measured or {"rule": "greedy"}, acceptance, f"{used} holds")
-    latencies, files = None, [used]
-    if profile_path is not None:
-        files.append(shipped.find("profiles", profile_path))
-        latencies = LatencyProfile.load(files[-1])
-    elif run.profile.exists() and calibration is None:
-        files.append(run.profile)
-        latencies = run.read_profile()
+    timed, latencies = find_latencies(run, profile_path, own=calibration is None) or (None, None)
+    if latencies is not None and profile_path is None:
         check_same_model(source, latencies, run)
-    elif run.profile.exists():
+    elif latencies is None and run.profile.exists():
         note(f"Planning without latencies; to use the run's, pass --profile {run.profile}.")
     if latencies is not None and (caution := upper_bound(latencies)):
         note(caution)
@@ -79,7 +74,7 @@ def search(
         "objective": objective,
         "context": context,
         "measured_only": measured_only,
-        "inputs": digests(*files),
+        "inputs": inputs_of(*(file for file in (used, timed) if file)),
     }
     with progress("Searching", None):
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, **options)
@@ -125,7 +120,7 @@ def within_engine(
         return given, []
     from treeopt.export import check_rule_of, method_of
 
-    meta = source.info if isinstance(source, Calibration) else source.meta
+    meta = source.meta
     way = method_of(engine, (meta.get("drafter") or {}).get("kind"), method)
     warnings = check_rule_of(meta.get("acceptance"), way, engine)
     names = list(SHAPES)
@@ -237,7 +232,7 @@ def check_same_model(source: RankTrace | Probe | Calibration, profile: LatencyPr
 
     Drafters that differ in their weights only cost the same.
     """
-    info = source.info if isinstance(source, Calibration) else source.meta
+    info = source.meta
     ours, theirs = ((record.get("provenance") or {}) for record in (info, profile.info))
     drafter, timed = info.get("drafter") or {}, theirs.get("drafter") or {}
     differs: list[tuple[str, Any, Any]] = [("model", ours.get("model"), theirs.get("model"))]

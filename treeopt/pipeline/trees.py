@@ -9,6 +9,7 @@ from treeopt.export.diagnosis import Diagnosis, diagnose
 from treeopt.files.storage import read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
 from treeopt.pipeline.export import named_tree, read_plan
+from treeopt.records.inputs import read_accuracies
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 
@@ -18,7 +19,7 @@ def score(run: RunDirectory, tree: str, *, calibration: str | None = None, batch
     plan = read_plan(Path(tree)) if Path(tree).is_file() else None
     grown_on = set(plan.inputs.values()) if plan else set()
     asked = named_tree(tree, batch_size=batch_size)
-    path, source = run.read_source(calibration)
+    path, source = read_accuracies(run, calibration)
     if calibration is None and run.probe.exists():
         note("Scored by greedy decoding: what a tree reaches under typical acceptance, treeopt bench --tree measures.")
     with progress("Scoring", None):

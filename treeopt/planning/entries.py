@@ -141,7 +141,7 @@ def _warnings(
             warnings.append(
                 f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
             )
-    if isinstance(source, Calibration) and source.info.get("source") == "engine log":
+    if isinstance(source, Calibration) and source.meta.get("source") == "engine log":
         warnings.append(
             f"An engine's log tells of chains only, here up to {source.num_heads} long, and of decoding with that "
             "length: for other lengths it is an estimate."

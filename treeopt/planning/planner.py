@@ -81,7 +81,7 @@ def plan_trees(
         objective = "independent"
     elif isinstance(source, Probe):
         objective = COVERAGE
-    meta = source.info if isinstance(source, Calibration) else source.meta
+    meta = source.meta
     wanted = context if context is not None else _usual_context(source)
 
     sizes = sorted(set(batch_sizes))

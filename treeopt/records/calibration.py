@@ -37,7 +37,7 @@ class Calibration:
     hits: IntArray
     trials: IntArray
     prefix_counts: dict[str, Any] | None = None
-    info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
+    meta: dict[str, Any] = field(default_factory=dict)  # the file's other keys
 
     def __post_init__(self) -> None:
         for name in ("hits", "trials"):
@@ -93,7 +93,7 @@ class Calibration:
                 "the sequences are too short. Use a larger --max-new-tokens."
             )
         paths, counts, visited = prefix_counts(ranks)
-        info = {
+        meta = {
             "positions": int(trace.has_step.sum()),
             "sequences": trace.num_sequences,
             "survival": chain_survival(ranks).tolist(),
@@ -103,11 +103,11 @@ class Calibration:
             "provenance": provenance or trace.meta.get("provenance"),
         }
         if trace.target_rank is not None:
-            info["target_agreement"] = float(np.mean(trace.target_rank == 0))
+            meta["target_agreement"] = float(np.mean(trace.target_rank == 0))
         if trace.group_names:
-            info["groups"] = group_counts(trace)
+            meta["groups"] = group_counts(trace)
         prefixes = {"paths": [list(p) for p in paths], "counts": counts, "visited": visited}
-        return cls(hits, trials, prefixes, info)
+        return cls(hits, trials, prefixes, meta)
 
     def document(self) -> dict[str, Any]:
         """What ``calibration.json`` says."""
@@ -117,7 +117,7 @@ class Calibration:
             "top_k": self.top_k,
             "hits": self.hits,
             "trials": self.trials,
-            **self.info,
+            **self.meta,
             "prefix_counts": self.prefix_counts,
         }
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from treeopt.errors import InvalidInput
-from treeopt.files import shipped
-from treeopt.files.storage import UNFINISHED, sha256_of
+from treeopt.files.storage import UNFINISHED
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
-from treeopt.records.probe import Probe, is_probe
+from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
 
@@ -98,48 +97,6 @@ class RunDirectory:
 
     def read_plan(self) -> Plan:
         return _read(self.plan, Plan.load, "treeopt search")
-
-    def read_source(self, calibration: str | None = None) -> tuple[Path, RankTrace | Calibration]:
-        """Accuracies and their file: a trace or a calibration by path or by shipped name.
-
-        Without one the run's own trace, or else its calibration.
-        """
-        if calibration is not None:
-            path = shipped.find("calibration", calibration)
-            if path.suffix != ".npz":
-                return path, Calibration.load(path)
-            if is_probe(path):
-                raise InvalidInput(
-                    f"Accuracies come from a trace or a calibration, but {path} is a probe of typical acceptance, on "
-                    "which only search plans."
-                )
-            return path, RankTrace.load(path)
-        if self.trace.exists():
-            return self.trace, self.read_trace()
-        if not self.calibration.exists():
-            raise InvalidInput(
-                f"{self.path} has no calibration yet. Make one with treeopt calibrate or treeopt import, or name a "
-                "shipped one with --calibration (treeopt list)."
-            )
-        return self.calibration, self.read_calibration()
-
-    def read_planned(self, calibration: str | None = None) -> tuple[Path, RankTrace | Probe | Calibration]:
-        """What trees are planned on, and its file: a probe where there is one, else as `read_source` has it."""
-        if calibration is None and self.probe.exists():
-            return self.probe, self.read_probe()
-        if calibration is not None and calibration.endswith(".npz") and is_probe(Path(calibration)):
-            return Path(calibration), Probe.load(Path(calibration))
-        return self.read_source(calibration)
-
-    def is_stale(self, plan: Plan) -> bool:
-        """Whether the run's trace or profile has changed since the plan was made from it."""
-        files = [file for file in (self.trace, self.probe, self.profile) if file.name in plan.inputs]
-        return any(not file.exists() or plan.inputs[file.name] != sha256_of(file) for file in files)
-
-
-def digests(*files: Path) -> dict[str, str]:
-    """Name to sha256 of the files that a result was made from."""
-    return {file.name: sha256_of(file) for file in files}
 
 
 def _read(path: Path, load: Callable[[Path], T], command: str) -> T:

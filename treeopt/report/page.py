@@ -20,6 +20,7 @@ from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.export import export_plan, runners
 from treeopt.files import storage
 from treeopt.records.benchmark import Benchmark, Ratio
+from treeopt.records.inputs import changed
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -75,7 +76,7 @@ def write_report(run: RunDirectory) -> Path:
     num_heads = (plan.drafter or {}).get("num_heads")
     try:
         file = run.calibration if run.calibration.exists() else run.path / "calibration"
-        add(file, inputs.calibration.info)
+        add(file, inputs.calibration.meta)
         num_heads = num_heads if isinstance(num_heads, int) else inputs.calibration.num_heads
     except OutOfRange:
         pass  # what the plan was made from is not at hand
@@ -212,13 +213,10 @@ def _text(value: Any) -> str:
 
 def _stale(run: RunDirectory, told: Mapping[str, Told]) -> Iterator[str]:
     """Files that were made from others than those that are here now."""
-    files = (run.trace, run.probe, run.calibration, run.profile, run.plan)
-    now = {file.name: storage.sha256_of(file) for file in files if file.exists()}
     for file, this in told.items():
         command = "search" if file == run.plan.name else "bench"
-        for name, sha256 in (this.inputs or {}).items():
-            if now.get(name, sha256) != sha256:
-                yield f"{file} was made from another {name} than the one here now: run treeopt {command} again."
+        for name in changed(run, this.inputs or {}):
+            yield f"{file} was made from another {name} than the one here now: run treeopt {command} again."
 
 
 def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[dict[str, Any]]:

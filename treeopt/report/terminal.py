@@ -59,7 +59,7 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
 
     from treeopt.latency.drafting import guesser
 
-    info = calibration.info
+    info = calibration.meta
     if info.get("source") == "engine log" and info.get("survival"):
         return _survival_table(calibration)
     counted = [
@@ -102,7 +102,7 @@ def _survival_table(calibration: Calibration) -> RenderableType:
     """Survival of a chain depth by depth, as an engine counted it."""
     from rich.table import Table
 
-    info, accept = calibration.info, calibration.accept[:, 0]
+    info, accept = calibration.meta, calibration.accept[:, 0]
     title = "Survival of a chain, as an engine counted it"
     if info.get("drafts"):
         of = f" of {info['requests']:,} requests" if info.get("requests") else ""

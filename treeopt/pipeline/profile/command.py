@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files import shipped, storage
+from treeopt.files import storage
 from treeopt.files.journal import Journal, discard
 from treeopt.files.provenance import Provenance
 from treeopt.latency.rounds import PRECISION, Round, drifts, is_enough, timings
@@ -31,10 +31,9 @@ from treeopt.pipeline.profile.earlier import reached, with_earlier
 from treeopt.pipeline.profile.placement import placed_sizes, shaped, timing_trees, tree_families
 from treeopt.pipeline.profile.table import NUM_HEADS, UNKNOWN_CONTEXT, ms_of_speed, positive
 from treeopt.pipeline.profile.timed import check_sizes, tell
-from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.rundir import RunDirectory, digests
-from treeopt.records.trace import RankTrace
+from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import progress
 from treeopt.trees.tree import Tree, TreeFamily
 
@@ -103,7 +102,7 @@ def profile_command(
         raise InvalidInput("--context with several lengths needs a place {context} in --command.")
     if len(set(batch_sizes)) > 1 and not template.has("batch_size"):
         raise InvalidInput("--batch-size with several needs a place {batch_size} in --command.")
-    source, used = _source(run, calibration)
+    used, source = find_accuracies(run, calibration) or (None, None)
     deepest = num_heads or (source.num_heads if source else NUM_HEADS)
     families = tree_families(source, deepest, max(sizes or [budget]))
     check_sizes(sizes or (), families)
@@ -137,7 +136,7 @@ def profile_command(
         "measures": "step",
         "drift": drifts(plain),
         "provenance": Provenance().record(),
-        "inputs": digests(used) if used else {},
+        "inputs": inputs_of(used) if used else {},
     }
     name = runtime or Path(template.words[0]).name
     result = LatencyProfile(tuple(points), tuple(plain), {"name": name, "command": command}, info)
@@ -157,14 +156,6 @@ def deepest_trees(families: Sequence[TreeFamily], sizes: Sequence[int]) -> list[
         if size <= len(families[depth - 1]):
             found.append(shaped(families[depth - 1], size, depth))
     return found
-
-
-def _source(run: RunDirectory, calibration: str | None) -> tuple[RankTrace | Calibration | None, Path | None]:
-    """What trees are grown on, and its file; none where nothing was calibrated."""
-    if calibration is None and not (run.trace.exists() or run.calibration.exists()):
-        return None, None
-    used, source = run.read_source(str(shipped.find("calibration", calibration)) if calibration else None)
-    return source, used
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.latency.rounds import PRECISION, drifts
 from treeopt.pipeline.profile.earlier import reached
 from treeopt.pipeline.profile.timed import tell
-from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.rundir import RunDirectory, digests
-from treeopt.records.trace import RankTrace
+from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 
 NAMES = {  # what a column means: how it may be called
@@ -93,7 +92,7 @@ def profile_from_file(
             )
     result = profile_of(rows, str(file))
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
-    result.info.update(measures="step", provenance=provenance, inputs=digests(file))
+    result.info.update(measures="step", provenance=provenance, inputs=inputs_of(file))
     result.runtime["name"] = runtime or file.stem
     few = sum(len(p.step_ms) < 2 for p in (*result.points, *result.autoregressive))
     if few:
@@ -303,10 +302,8 @@ def check_unmeasured(run: RunDirectory, overwrite: bool) -> None:
 
 def calibrated_heads(run: RunDirectory) -> int | None:
     """Heads that the run was calibrated with."""
-    if not (run.trace.exists() or run.calibration.exists()):
-        return None
-    source: RankTrace | Calibration = run.read_source()[1]
-    return source.num_heads
+    found = find_accuracies(run)
+    return found[1].num_heads if found else None
 
 
 def profile_analytical(
@@ -342,7 +339,7 @@ def profile_analytical(
     )
     provenance = Provenance(device=found.name, dtype=result.info["roofline"]["dtype"]).record()
     result.info["provenance"] = provenance | {"machine": None}
-    result.info["inputs"] = digests(file) if file else {}
+    result.info["inputs"] = inputs_of(file) if file else {}
     result.save(run.profile)
     note(f"Nothing was timed: latencies are a roofline of {found.name} for {shape.name}.")
     if not found.fitted:

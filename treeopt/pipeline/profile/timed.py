@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files import shipped
 from treeopt.files.journal import Journal, discard
 from treeopt.growth.objectives import grow, grow_independent
 from treeopt.latency.rounds import drifts, timings
@@ -30,10 +28,11 @@ from treeopt.pipeline.profile.earlier import reached, with_earlier
 from treeopt.pipeline.profile.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import check_drafter
-from treeopt.records.rundir import RunDirectory, digests
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
@@ -115,10 +114,12 @@ def profile(
     """
     if min([*batch_sizes, *(sizes or ()), budget]) < 1:
         raise InvalidInput("--batch-size, --sizes and --budget must be at least 1.")
-    if not contexts and session.weights != "checkpoint":
+    is_random = session.weights != "checkpoint"
+    if not contexts and is_random:
         contexts = (RANDOM_CONTEXT,)
-    source, used = calibrated(run, session, calibration)
-    if calibration is None and isinstance(source, RankTrace):
+    otherwise = RANDOM_CALIBRATION if is_random else None
+    used, source = find_accuracies(run, calibration, otherwise=otherwise) or (None, None)
+    if calibration is None and source is not None and used == run.trace:
         check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
     drafter = session.drafter
     families = tree_families(source, drafter.num_heads, max(sizes or [budget]), ranks=drafter.draft_vocab_size)
@@ -136,24 +137,12 @@ def profile(
         plain.append(reference)
     result = LatencyProfile(tuple(points), tuple(plain), session.runtime(), _info(session, found, plain, gb_per_s))
     result.info["precision"] = reached(result, precision)
-    result.info["inputs"] = digests(used) if used else {}
+    result.info["inputs"] = inputs_of(used) if used else {}
     tell(result)
     whole = with_earlier(run, result)
     whole.save(run.profile)
     discard(run.partial("profile"))
     return whole
-
-
-def calibrated(
-    run: RunDirectory, session: Session, calibration: str | None
-) -> tuple[RankTrace | Calibration | None, Path | None]:
-    """What trees are grown on, and its file: by path or name, the run's own, or none; random weights need some."""
-    used = run.trace if run.trace.exists() else run.calibration
-    if calibration is not None or (not used.exists() and session.weights != "checkpoint"):
-        used = shipped.find("calibration", calibration or RANDOM_CALIBRATION)
-    if not used.exists():
-        return None, None
-    return (RankTrace.load(used) if used.suffix == ".npz" else Calibration.load(used)), used
 
 
 def check_sizes(sizes: Sequence[int], families: Sequence[TreeFamily]) -> None:

@@ -92,7 +92,7 @@ def accuracy_data(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Acc
     [[0.6, 0.8], [0.4, 0.5]]
     """
     hits, trials = calibration.hits[:, :ranks], calibration.trials
-    info = calibration.info
+    info = calibration.meta
     sequences, is_log = info.get("sequences"), info.get("source") == "engine log"
     caption = sentence(
         f"{count(int(trials.max()), 'draft' if is_log else 'state')}"

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files import shipped
-from treeopt.files.storage import atomic_writer, sha256_of
+from treeopt.files.storage import atomic_writer
 from treeopt.growth.coverage import COVERAGE
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import Accuracies, read_grown_on
 from treeopt.records.plan import Plan
-from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -59,18 +58,12 @@ class Inputs:
         raise OutOfRange(f"{self.run.calibration} does not exist yet. Make it with: treeopt calibrate")
 
     @cached_property
-    def grown_on(self) -> RankTrace | Probe | Calibration | None:
+    def grown_on(self) -> Accuracies | None:
         """What the plan was made from: a file of the run or a shipped one, unless it has changed since."""
-        files = {file.name: file for file in shipped.shipped("calibration").values()}
-        files |= {file.name: file for file in (self.run.trace, self.run.probe, self.run.calibration)}
-        for name, sha256 in self.plan.inputs.items():
-            file = files.get(name)
-            if file and file.is_file() and sha256_of(file) == sha256:
-                return self.run.read_planned(str(file))[1]
-        return None
+        return read_grown_on(self.run, self.plan.inputs)
 
     @cached_property
-    def source(self) -> RankTrace | Probe | Calibration:
+    def source(self) -> Accuracies:
         """What the plan was made from, if it is at hand; else the run's own trace or calibration."""
         if self.grown_on is not None:
             return self.grown_on
@@ -133,7 +126,7 @@ def _tree(inputs: Inputs, batch_size: int | None) -> Drawing:
 
 
 def _groups(inputs: Inputs) -> Drawing:
-    info = inputs.calibration.info
+    info = inputs.calibration.meta
     if not info.get("groups"):
         raise OutOfRange("The calibration's prompts are not grouped. Calibrate on prompts with groups.")
     return accuracy.draw_groups(accuracy.groups_data(info["groups"], info))
@@ -141,7 +134,7 @@ def _groups(inputs: Inputs) -> Drawing:
 
 def _sizes(inputs: Inputs) -> Drawing:
     plan = inputs.plan if inputs.run.plan.exists() else None
-    source: RankTrace | Probe | Calibration
+    source: Accuracies
     source = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
     assert not isinstance(source, Calibration), "coverage is of probes"
     known = ("budget", "max_rank", "max_depth")  # objectives are compared on trees, whatever an engine takes

@@ -95,11 +95,11 @@ def tree_data(tree: Tree, source: RankTrace | Probe | Calibration, *, in_sample:
             f"{tree.depth} and {1 + tree.max_rank}."
         )
     probabilities = product_values(source.accept, tree.paths)
-    who, states = guesser(source.info.get("drafter")), count(int(source.trials.min()), "state")
+    who, states = guesser(source.meta.get("drafter")), count(int(source.trials.min()), "state")
     said = f"products of accuracies by {who} over {states}, as if {who}s erred independently"
-    if source.info.get("source") == "engine log":
+    if source.meta.get("source") == "engine log":
         said = f"survival over {count(int(source.trials[0]), 'draft')} that an engine counted"
-    caption = sentence(said, origin(source.info.get("provenance")), rule(source.info.get("acceptance")))
+    caption = sentence(said, origin(source.meta.get("provenance")), rule(source.meta.get("acceptance")))
     rate = float(probabilities.sum())
     return TreeData(tree, columns(tree, probabilities), probabilities, rate, caption=caption, guesser=who)
 

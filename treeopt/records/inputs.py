@@ -1,0 +1,109 @@
+"""Which accuracies and which latencies a command uses, and whether a result was made from others than are there now.
+
+accuracies  what trees are grown on and judged by: a trace, a probe or a calibration. A name or path that was given
+            comes first; without one they are the run's own
+latencies   what a step costs: a profile, likewise
+inputs      name to sha256 of the files that a result was made from; results carry it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from treeopt.errors import InvalidInput
+from treeopt.files import shipped
+from treeopt.files.storage import sha256_of
+from treeopt.records.calibration import Calibration
+from treeopt.records.probe import Probe, is_probe
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+
+Accuracies = RankTrace | Probe | Calibration
+
+
+def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, RankTrace | Calibration]:
+    """The file and the record of what the target's own tokens were among the guesses: a trace or a calibration.
+
+    given : a path or a shipped name; without one the run's trace, or else its calibration
+
+    Raises InvalidInput where the run has neither.
+    """
+    if given is not None:
+        path = shipped.find("calibration", given)
+        if path.suffix != ".npz":
+            return path, Calibration.load(path)
+        if is_probe(path):
+            raise InvalidInput(
+                f"Accuracies come from a trace or a calibration, but {path} is a probe of typical acceptance, on "
+                "which only search plans."
+            )
+        return path, RankTrace.load(path)
+    if run.trace.exists():
+        return run.trace, run.read_trace()
+    if not run.calibration.exists():
+        raise InvalidInput(
+            f"{run.path} has no calibration yet. Make one with treeopt calibrate or treeopt import, or name a "
+            "shipped one with --calibration (treeopt list)."
+        )
+    return run.calibration, run.read_calibration()
+
+
+def find_accuracies(
+    run: RunDirectory, given: str | None = None, *, otherwise: str | None = None
+) -> tuple[Path, RankTrace | Calibration] | None:
+    """The same, or the shipped calibration ``otherwise``, or None, where nothing was given or calibrated."""
+    if given is None and not (run.trace.exists() or run.calibration.exists()):
+        given = otherwise
+        if given is None:
+            return None
+    return read_accuracies(run, given)
+
+
+def read_planned(run: RunDirectory, given: str | None = None) -> tuple[Path, Accuracies]:
+    """What trees are planned on: the run's probe where it has one, else as `read_accuracies` has it."""
+    if given is None and run.probe.exists():
+        return run.probe, run.read_probe()
+    if given is not None and given.endswith(".npz") and is_probe(Path(given)):
+        return Path(given), Probe.load(Path(given))
+    return read_accuracies(run, given)
+
+
+def find_latencies(
+    run: RunDirectory, given: str | None = None, *, own: bool = True
+) -> tuple[Path, LatencyProfile] | None:
+    """The file and the profile of a path or a shipped name, or the run's ``own``; None where there is none."""
+    if given is not None:
+        path = shipped.find("profiles", given)
+        return path, LatencyProfile.load(path)
+    return (run.profile, run.read_profile()) if own and run.profile.exists() else None
+
+
+def inputs_of(*files: Path) -> dict[str, str]:
+    """Name to sha256 of the files that a result was made from."""
+    return {file.name: sha256_of(file) for file in files}
+
+
+def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = False) -> list[str]:
+    """Names of the run's files that are not what they were when a result was made from them: the result is stale.
+
+    or_gone : whether a file that is missing has changed too
+    """
+    files = {file.name: file for file in (run.trace, run.probe, run.calibration, run.profile, run.plan)}
+
+    def is_same(file: Path, sha256: str) -> bool:
+        return sha256_of(file) == sha256 if file.exists() else not or_gone
+
+    return [name for name, sha256 in inputs.items() if name in files and not is_same(files[name], sha256)]
+
+
+def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | None:
+    """The accuracies among a plan's inputs, of the run or shipped; None where they have changed since."""
+    files = {file.name: file for file in shipped.shipped("calibration").values()}
+    files |= {file.name: file for file in (run.trace, run.probe, run.calibration)}
+    for name, sha256 in inputs.items():
+        file = files.get(name)
+        if file and file.is_file() and sha256_of(file) == sha256:
+            return read_planned(run, str(file))[1]
+    return None
