@@ -266,6 +266,16 @@ def test_bad_plans_are_refused_by_rule(tmp_path, change, message):
         Plan.load(path)
 
 
+def test_a_plan_made_with_prices_of_expanding_nodes_still_loads(trace, tmp_path):
+    document = plan_trees(trace, staircase(lambda rows: 2.0 + rows / 8)).document()
+    entry = document["entries"][0]
+    entry["draft_cost"] = {"ms": 1.5, "expanding": [1, 2], "gap": 0.01}
+    entry["curve"][-1]["prices"] = [0.0, 0.1]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    assert Plan.load(path).entries[0].tree == Tree.from_choices(entry["medusa_choices"])
+
+
 def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
     profile = staircase(lambda rows: 2.0 + rows, batch_sizes=(1, 2))
     profile.save(tmp_path / "profile.json")

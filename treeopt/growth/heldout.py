@@ -1,8 +1,7 @@
 """What trees of every size reach on answers that they were not grown on.
 
 Trees are grown on all folds of conversations but one and replayed on that one, so that no figure is
-in-sample; only prices of expanding nodes, where drafting has some, come from all conversations and are the same
-in every fold. The trees that are delivered are grown on all of them. In a trace the text is fixed, so a tree changes
+in-sample. The trees that are delivered are grown on all of them. In a trace the text is fixed, so a tree changes
 how many steps it takes; in a probe the steps are fixed, so it changes how many tokens they emit.
 
 S sequences · C conversations, of which they are the turns · n sizes of a family · B bootstrap draws

@@ -4,19 +4,15 @@ A shape ties nodes to others: a node of rank 2 needs its siblings of rank 0 and 
 the best trees of two sizes need not be nested. They are found by a knapsack over the subtrees, in which
 a node's children are a row of which the first few are taken, as Sequoia's dynamic program has it.
 
-value   of a node; a node's children are together worth no more than it is
-price   of an expanding node, one for each level. A node expands if and only if its child of rank 0 is there, so
-        that child carries it: its worth is its value less the price, which may be more than its parent's, or
-        below zero. Without prices worth is value
-bar     the least worth of as many nodes as the largest tree has, nested and of the shape; 0 if that is below
+value   of a node, at least 0; a node's children are together worth no more than it is
+bar     the least value of as many nodes as the largest tree has, nested and of the shape
 
-best(p, n)  worth of the best n nodes at and below p, p among them
+best(p, n)  value of the best n nodes at and below p, p among them
 N nodes looked at · n sizes, of trees up to ``budget`` nodes
 
 Only nodes that can be in a best tree are looked at (`_candidates`). Nodes that a tree can do without all at once
 must be worth the bar each on average, since otherwise as many of the nested ones, each worth the bar, would be
-better in their place; or, where the bar is 0, a smaller tree. So a size has its exact best tree unless a smaller
-one is worth more: then it has the best of the nodes looked at.
+better in their place.
 """
 
 from __future__ import annotations
@@ -40,7 +36,6 @@ class Node:
 
     path: Choice
     value: float
-    worth: float
     children: list[Node] = field(default_factory=list)
     best: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # best[n] of n nodes; best[0] unused
     # Of every rank: nodes taken at it to make the best row of n nodes from there on; 0 ends the row.
@@ -48,14 +43,11 @@ class Node:
     leaves: list[NDArray[np.bool_]] = field(default_factory=list)  # whether that row has leaves only
 
 
-def best_trees(
-    values: Values, greedy: TreeFamily, *, low_rank_expands: bool, prices: Sequence[float] = ()
-) -> TreeFamily:
+def best_trees(values: Values, greedy: TreeFamily, *, low_rank_expands: bool) -> TreeFamily:
     """The best tree of every size 1...len(greedy) that is sibling-closed, or also `low-rank-expands`.
 
     values : asked of a node after its parent; together no more than the node's own
-    greedy : nested trees of the same shape, with the nodes' worth as gains
-    prices : of levels 0...D-1, for trees up to D deep; the family's gains are values all the same
+    greedy : nested trees of the same shape, with the nodes' values as gains
 
     Time O(N x budget) in vector operations of length ``budget``.
 
@@ -65,7 +57,7 @@ def best_trees(
     >>> [found.tree(size).choices for size in (3, 4)]
     [[[0], [1]], [[0], [0, 0], [0, 1]]]
     """
-    top = _candidates(values, greedy, low_rank_expands, prices)
+    top = _candidates(values, greedy, low_rank_expands)
     _fill(top, len(greedy), low_rank_expands)
     return family_of([{node.path: node.value for node in _nodes(top, n)} for n in range(1, len(greedy) + 1)])
 
@@ -77,20 +69,15 @@ def family_of(trees: Sequence[Mapping[Choice, float]]) -> TreeFamily:
     return TreeFamily(tuple(gains), np.array(list(gains.values())), members)
 
 
-def price_of(prices: Sequence[float], level: int) -> float:
-    """What an expanding node of a level costs; nothing without prices."""
-    return prices[level] if level < len(prices) else 0.0
-
-
-def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool, prices: Sequence[float]) -> Node:
+def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool) -> Node:
     """The nodes that a best tree can have, and the nested ones.
 
     What is below a node, or a row's end with what is below it, can be done without. The most that it can be worth
     above the bar is counted on the way up; where it is below zero it is in no best tree. Low ranks that expand
     only because a later sibling does cannot be done without, so these are added.
     """
-    bar = max(float(greedy.gains.min()), 0.0)
-    top = Node((), float(greedy.gains[0]), float(greedy.gains[0]))
+    bar = float(greedy.gains.min())
+    top = Node((), float(greedy.gains[0]))
     near = ROUNDING * top.value
     nested: dict[Choice, int] = {}  # of a path the last rank that the nested trees have below it
     for path in greedy.paths[1:]:
@@ -98,11 +85,11 @@ def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool, pric
 
     def expand(node: Node) -> float:
         """Give the node its children; the most that they and what is below them can be worth above the bar."""
-        level, sums, total = len(node.path), [], 0.0
+        sums, total = [], 0.0
         for rank, value in enumerate(values(node.path)):
-            child = Node((*node.path, rank), value, value - (price_of(prices, level) if rank == 0 else 0.0))
+            child = Node((*node.path, rank), value)
             node.children.append(child)
-            total += child.worth - bar + below(child)
+            total += value - bar + below(child)
             sums.append(total)
         most = max(sums, default=IMPOSSIBLE)
         ends = [rank for rank, reached in enumerate(sums) if reached >= most - near]
@@ -111,11 +98,8 @@ def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool, pric
 
     def below(node: Node) -> float:
         """The same for a node that need not expand: without children where it had better not."""
-        # All nodes of a level below have the node's value at most; without prices no single one is worth more.
-        levels = len(prices) - len(node.path) if prices else 1
-        most = levels * node.value - price_of(prices, len(node.path)) - bar
-        needed = node.path in nested
-        if needed or (node.value >= bar - near and most >= -near):
+        most, needed = 0.0, node.path in nested
+        if needed or node.value >= bar - near:
             most = expand(node)
             if most < -near and not needed:
                 node.children = []
@@ -150,7 +134,7 @@ def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
                 own[1] = IMPOSSIBLE  # a leaf makes all that follow leaves: below
             row, taken = _joined(own, row, budget)
             if low_rank_expands:
-                leaves = np.append(0.0, child.worth + leaves)[: budget + 1]
+                leaves = np.append(0.0, child.value + leaves)[: budget + 1]
                 row, taken = _longest(row, taken, len(leaves))
                 only = leaves > row[: len(leaves)]
                 row[: len(leaves)][only], taken[: len(leaves)][only] = leaves[only], 1
@@ -158,7 +142,7 @@ def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
             node.taken.append(taken)
         node.taken.reverse()
         node.leaves.reverse()
-        node.best = np.append(IMPOSSIBLE, node.worth + row)[: budget + 1]
+        node.best = np.append(IMPOSSIBLE, node.value + row)[: budget + 1]
 
 
 def _joined(

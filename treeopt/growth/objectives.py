@@ -14,22 +14,19 @@ which need not be nested (`knapsack`); `replay` adds only nodes that keep it.
 accept : (K, R)  P(head k has the true token at rank r)
 ranks  : (P, K)  rank of the true token at every state
 budget           most nodes, root included
-prices : (D,)    tokens per step that an expanding node of each depth must bring in, where drafting its children
-                 takes time (`throughput` finds them). Trees are then sibling-closed, and the best of every size
-                 less their prices, which need not be nested; `replay` has no prices, and grows them as `joint` does
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.knapsack import best_trees, price_of
+from treeopt.growth.knapsack import best_trees
 from treeopt.growth.shrinkage import NONE, PathCounts, Strengths, mixed, strengths_of
 from treeopt.growth.walk import Walk
 from treeopt.records.calibration import Calibration
@@ -52,7 +49,6 @@ def grow_independent(
     max_depth: int | None = None,
     max_rank: int = MAX_RANK,
     shape: str = "any",
-    prices: Sequence[float] = (),
 ) -> TreeFamily:
     """The trees that maximise expected tokens per step if heads erred independently.
 
@@ -62,7 +58,7 @@ def grow_independent(
     >>> grow_independent(np.array([[0.6, 0.2], [0.5, 0.1]]), budget=4).paths
     ((), (0,), (0, 0), (1,))
     """
-    return products(accept, max_depth=max_depth, max_rank=max_rank, shape=shape).best(budget, shape, prices)
+    return products(accept, max_depth=max_depth, max_rank=max_rank, shape=shape).best(budget, shape)
 
 
 def grow_joint(
@@ -73,7 +69,6 @@ def grow_joint(
     max_rank: int = MAX_RANK,
     shape: str = "any",
     strengths: Strengths = NONE,
-    prices: Sequence[float] = (),
 ) -> TreeFamily:
     """The trees that maximise tokens of a step averaged over all states of the trace.
 
@@ -84,7 +79,7 @@ def grow_joint(
     """
     top = min(_top(max_rank, shape), trace.top_k)
     ranks = trace.ranks[trace.has_step][:, :max_depth]
-    return frequencies(ranks, top, strengths).best(budget, shape, prices)
+    return frequencies(ranks, top, strengths).best(budget, shape)
 
 
 def grow_replay(
@@ -181,8 +176,6 @@ def grow(trace: RankTrace, *, objective: str, **limits: Any) -> TreeFamily:
         raise OutOfRange("Growing needs answers of more than one token, but the trace has none: calibrate on others.")
     if objective != "independent" and "strengths" not in limits:
         limits["strengths"] = _strengths(trace, limits.get("max_rank", MAX_RANK), limits.get("max_depth"))
-    if any(prices := limits.pop("prices", ())):
-        limits["prices"], objective = prices, "joint" if objective == "replay" else objective
     return OBJECTIVES[objective](trace, **limits)
 
 
@@ -217,11 +210,10 @@ class Worth:
 
     children : of a path and its value the values of its ranks 0, 1, ..., asked of a parent first
     root     : value of the root
-    depth    : of the deepest nodes
     """
 
-    def __init__(self, children: Children, root: Value, depth: int) -> None:
-        self._children, self.root, self.depth = children, root, depth
+    def __init__(self, children: Children, root: Value) -> None:
+        self._children, self.root = children, root
         self._rows: dict[Choice, list[Value]] = {}
 
     def value(self, path: Choice) -> Value:
@@ -233,33 +225,19 @@ class Worth:
             self._rows[path] = self._children(path, value or self.value(path))
         return self._rows[path]
 
-    def tokens(self, paths: Iterable[Choice]) -> float:
-        """Tokens per step that a tree brings in."""
-        return sum(self.value(path)[0] for path in paths) / max(self.root[0], 1)
-
-    def best(self, budget: int, shape: str, prices: Sequence[float] = ()) -> TreeFamily:
-        """The best trees of a shape up to ``budget`` nodes; gains are tokens per step, prices not taken off."""
+    def best(self, budget: int, shape: str) -> TreeFamily:
+        """The best trees of a shape up to ``budget`` nodes; gains are tokens per step."""
 
         def values(path: Choice) -> list[float]:
             return [first + TIE * second for first, second in self.row(path)]
 
         scale = max(self.root[0], 1)
-        charged = [price * scale for price in prices] if any(prices) and shape != "chain" else []
-        charged += [0.0] * (self.depth - len(charged)) if charged else []
-        if charged and shape == "any":
-            shape = "sibling-closed"
         paths, pairs = _best_first(self.row, self.root, budget, "any")
-        if not charged and (shape in ("any", "chain") or _keeps(paths, shape)):
+        if shape in ("any", "chain") or _keeps(paths, shape):
             return TreeFamily(paths, np.array([first for first, _ in pairs]) / scale)
-
-        def worths(path: Choice, _: Value) -> list[Value]:
-            row = self.row(path)
-            price = price_of(charged, len(path))
-            return [(row[0][0] - price, row[0][1]), *row[1:]] if row else row
-
-        paths, pairs = _best_first(worths, self.root, budget, shape)
+        paths, pairs = _best_first(self.row, self.root, budget, shape)
         greedy = TreeFamily(paths, np.array([first + TIE * second for first, second in pairs]))
-        found = best_trees(values, greedy, low_rank_expands=shape == "low-rank-expands", prices=charged)
+        found = best_trees(values, greedy, low_rank_expands=shape == "low-rank-expands")
         return TreeFamily(found.paths, found.gains / scale, found.members)
 
 
@@ -273,7 +251,7 @@ def products(
         row = table[len(path)] if len(path) < len(table) else []
         return [(value[0] * share, 0.0) for share in row]
 
-    return Worth(children, (1.0, 0.0), len(table))
+    return Worth(children, (1.0, 0.0))
 
 
 def frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Worth:
@@ -289,17 +267,7 @@ def frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Wor
         counts = np.round(reached * paths.chances(path), DIGITS)
         return list(zip(counts.tolist(), (value[1] * paths.marginals[len(path)]).tolist(), strict=True))
 
-    return Worth(children, (len(ranks), 1.0), ranks.shape[1])
-
-
-def worth_of(source: RankTrace | Calibration, *, objective: str, max_depth: int, max_rank: int, shape: str) -> Worth:
-    """What nodes bring in under an objective; of `replay`, which does not add up, as under `joint`."""
-    if isinstance(source, Calibration) or objective == "independent":
-        rates = source if isinstance(source, Calibration) else Calibration.from_trace(source)
-        return products(rates.accept, max_depth=max_depth, max_rank=max_rank, shape=shape)
-    top = min(_top(max_rank, shape), source.top_k)
-    ranks = source.ranks[source.has_step][:, :max_depth]
-    return frequencies(ranks, top, _strengths(source, max_rank, max_depth))
+    return Worth(children, (len(ranks), 1.0))
 
 
 def _needed(path: Choice) -> Choice | None:

@@ -168,12 +168,12 @@ def upper_bound(latencies: LatencyProfile) -> str | None:
     return f"The profile measures {measures} alone: the speedups are upper bounds."
 
 
-def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int, tuple[float, ...]]]:
-    """(size, depth, prices) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
+def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
+    """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
     curve = {point["size"]: point for point in entry.curve if point["size"] > 1}
     best = sorted(curve.values(), key=lambda p: -(p["tokens_per_s"] or p["tokens_per_step"]))[:count]
     near = [curve[size] for size in (entry.size - 1, entry.size, entry.size + 1) if size in curve]
-    return sorted({(int(p["size"]), int(p["depth"]), tuple(p.get("prices", ()))) for p in (*best, *near)})
+    return sorted({(int(p["size"]), int(p["depth"])) for p in (*best, *near)})
 
 
 def _verified(
@@ -189,9 +189,8 @@ def _verified(
     constraint = plan.constraint or {}
     limits = {name: constraint[name] for name in ("budget", "max_rank", "shape")}
     trees: dict[str, Tree | None] = {"plain": None}
-    for size, depth, prices in finalists(entry, count):
-        options = {**limits, "max_depth": depth, **({"prices": prices} if prices else {})}
-        family = grow(trace, objective=plan.objective or "replay", **options)
+    for size, depth in finalists(entry, count):
+        family = grow(trace, objective=plan.objective or "replay", **limits, max_depth=depth)
         trees[f"{size} rows, depth {depth}"] = family.tree(size)
     conversations = held_out_conversations(run, session, trace, len(session.prompts.conversations))
     half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones

@@ -4,17 +4,13 @@ throughput = batch_size x tokens per step / step latency. Tokens per step come f
 conversations, latencies from a sample of rounds: both are drawn again, the same draws for all candidates,
 and a candidate is *tied* with the fastest one where none is faster than it in 97.5 % of the draws.
 
-Where drafting was timed level by level, a candidate's latency is that of the trees that were timed of its size and
-depth, with the drafting of their expanding nodes replaced by that of its own (`drafting`). The difference has the
-noise of the levels' medians, which is drawn from their standard errors, the same for all candidates.
-
-n candidates · B bootstrap draws · M medians of levels
+n candidates · B bootstrap draws
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +18,6 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut
-from treeopt.latency.drafting import expanding_nodes
 from treeopt.latency.interpolation import Weights
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.records.profile import LatencyProfile
@@ -35,17 +30,7 @@ ROUNDING = 1e-9  # of a latency without noise, one that was computed
 ASKED = 1e5  # conversations that nobody will collect to separate two trees
 
 Floats = NDArray[np.float64]
-Prices = tuple[float, ...]  # tokens per expanding node of each level, () for none
-Key = tuple[int, int, Prices]  # size, depth and prices of a candidate
-
-
-@dataclass(frozen=True, eq=False)
-class Grown:
-    """Trees up to a depth, and the prices that they were grown under."""
-
-    held_out: HeldOut
-    max_depth: int
-    prices: Prices = ()
+Key = tuple[int, int]  # size and depth of a candidate
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +41,6 @@ class Candidates:
     rates    : (n,) held-out tokens per step, rate_draws (n, B)
     ms       : (n,) latency of a step, ms_draws (n, B), ms_stderr (n,); plain_ms (1 + B,) of a plain step
                first the estimate. All None without a profile.
-    prices   : n, that they were grown under; [] where all were without
     """
 
     batch_size: int
@@ -70,11 +54,10 @@ class Candidates:
     ms_draws: Floats | None
     ms_stderr: Floats | None
     plain_ms: Floats | None
-    prices: list[Prices] = field(default_factory=list)
 
     def key(self, i: int) -> Key:
         """What tells a candidate's tree from the others at every batch size."""
-        return int(self.sizes[i]), int(self.depths[i]), self.prices[i] if self.prices else ()
+        return int(self.sizes[i]), int(self.depths[i])
 
     @property
     def throughput(self) -> Floats:
@@ -105,7 +88,6 @@ class Candidates:
             ms=part(self.ms),
             ms_draws=part(self.ms_draws),
             ms_stderr=part(self.ms_stderr),
-            prices=[self.prices[i] for i in which] if self.prices else [],
         )
 
 
@@ -126,40 +108,37 @@ class Selection:
 
 
 def candidates_of(
-    families: Sequence[Grown], profile: LatencyProfile | None, batch_size: int, context: int | None, measured_only: bool
+    families: Sequence[HeldOut],
+    profile: LatencyProfile | None,
+    batch_size: int,
+    context: int | None,
+    measured_only: bool,
 ) -> Candidates:
-    """What can be chosen; without a profile every size of the deepest family."""
+    """What can be chosen; without a profile every size of the deepest family.
+
+    families : of depth limits 1, 2, ...
+    """
     if profile is None or context is None:
         deepest = families[-1]
-        return _candidates([(deepest, list(range(len(deepest.held_out.family.sizes))))], batch_size, context)
-    found: list[tuple[Grown, list[int]]] = []  # with which of its trees
+        return _candidates([(deepest, list(range(len(deepest.family.sizes))))], batch_size, context)
+    found: list[tuple[HeldOut, list[int]]] = []  # with which of its trees
     ways: list[tuple[Weights, Weights]] = []  # pooled and straight
-    drafted: list[float] = []
-    shifts: list[Floats] = []
-    costs, rest_ms = profile.draft_costs(batch_size, context), profile.drafting.rest_ms
-    for grown in families:
-        family, rows = grown.held_out.family, []
+    for max_depth, held_out in enumerate(families, 1):
+        family, rows = held_out.family, []
         for row, (size, depth) in enumerate(zip(family.sizes.tolist(), family.depths().tolist(), strict=True)):
-            if max(depth, 1) != grown.max_depth or (size == 1 and grown.prices):
+            if max(depth, 1) != max_depth:
                 continue  # a shallower tree was seen under its own limit
             pooled = profile.weights(batch_size, context, size, depth, measured_only=measured_only)
             straight = profile.weights(batch_size, context, size, depth, measured_only=measured_only, pooled=False)
             if pooled is None:
                 continue
-            if costs is not None:
-                expanding = expanding_nodes(family.nodes(size))
-                ms = costs.ms(expanding)
-                if ms is None or rest_ms(pooled) is None:
-                    continue  # drafting so deep was not timed
-                drafted.append(ms)
-                shifts.append(profile.drafting.shifts_ms(pooled, expanding))
             rows.append(row)
             ways.append((pooled, straight or pooled))
-        found.append((grown, rows))
+        found.append((held_out, rows))
     c = _candidates(found, batch_size, context)
-    largest = max(len(grown.held_out.family) for grown in families)
+    largest = max(len(held_out.family) for held_out in families)
     if c.sizes.tolist() == [1] and largest > 1 and not measured_only:
-        smallest = sorted({int(n) for grown in families for n in grown.held_out.family.sizes if n > 1})[:4]
+        smallest = sorted({int(n) for held_out in families for n in held_out.family.sizes if n > 1})[:4]
         raise OutOfRange(
             f"The profile must have timed some of the trees that can be planned, but at batch size {batch_size} it has "
             f"none: time sizes {', '.join(map(str, smallest))}."
@@ -172,18 +151,11 @@ def candidates_of(
             for anchor, weight in weights.items():
                 which[i, place[anchor]] = weight
     whole = np.array([profile.anchors[anchor].ms for anchor in anchors])
-    rest, draft = whole, np.zeros(len(ways))
-    if costs is not None:
-        rest = np.array([profile.drafting.undrafted_ms[anchor] for anchor in anchors])
-        draft = np.array(drafted)
     rng = np.random.default_rng([SEED, batch_size])
     count = c.rate_draws.shape[1] if c.rate_draws.shape[1] > 1 else BOOTSTRAPS
-    ms = table @ rest + draft
-    ms_draws = table @ (profile.draws(anchors, count, rng) + (rest - whole)).T + draft[:, None]
-    if shifts:
-        moves = np.array(shifts)  # (n, M)
-        ms_draws += moves @ rng.standard_normal((moves.shape[1], count))
-    unsure = np.abs(table @ rest - lines @ rest) / 2  # as much as the two ways between measured sizes differ
+    ms = table @ whole
+    ms_draws = table @ profile.draws(anchors, count, rng).T
+    unsure = np.abs(ms - lines @ whole) / 2  # as much as the two ways between measured sizes differ
     ms_draws = np.maximum(ms_draws + unsure[:, None] * rng.standard_normal(ms_draws.shape), ms[:, None] / 4)
     spread = ms_draws.std(axis=1)
     lone = c.sizes.tolist().index(1)
@@ -196,21 +168,20 @@ def candidates_of(
     )
 
 
-def _candidates(found: Sequence[tuple[Grown, list[int]]], batch_size: int, context: int | None) -> Candidates:
+def _candidates(found: Sequence[tuple[HeldOut, list[int]]], batch_size: int, context: int | None) -> Candidates:
     """Some trees of families, without latencies."""
     return Candidates(
         batch_size,
         context,
-        [grown.held_out for grown, rows in found for _ in rows],
-        sizes=np.concatenate([grown.held_out.family.sizes[rows] for grown, rows in found]),
-        depths=np.concatenate([grown.held_out.family.depths()[rows] for grown, rows in found]),
-        rates=np.concatenate([grown.held_out.tokens_per_step[rows] for grown, rows in found]),
-        rate_draws=np.concatenate([grown.held_out.draws[rows] for grown, rows in found]),
+        [held_out for held_out, rows in found for _ in rows],
+        sizes=np.concatenate([held_out.family.sizes[rows] for held_out, rows in found]),
+        depths=np.concatenate([held_out.family.depths()[rows] for held_out, rows in found]),
+        rates=np.concatenate([held_out.tokens_per_step[rows] for held_out, rows in found]),
+        rate_draws=np.concatenate([held_out.draws[rows] for held_out, rows in found]),
         ms=None,
         ms_draws=None,
         ms_stderr=None,
         plain_ms=None,
-        prices=[grown.prices for grown, rows in found for _ in rows],
     )
 
 

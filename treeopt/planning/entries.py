@@ -10,8 +10,7 @@ from treeopt.growth.coverage import replay_probe
 from treeopt.growth.heldout import HeldOut
 from treeopt.growth.objectives import product_values
 from treeopt.growth.replay import replay
-from treeopt.latency.drafting import expanding_nodes
-from treeopt.planning.candidates import Candidates, Grown, Selection, runner_up, select
+from treeopt.planning.candidates import Candidates, Selection, runner_up, select
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import PlanEntry
@@ -24,17 +23,16 @@ from treeopt.trees.tree import Tree
 def entry_of(
     c: Candidates,
     selection: Selection,
-    families: list[Grown],
+    families: list[HeldOut],
     source: RankTrace | Calibration | Probe,
     profile: LatencyProfile | None,
     budget: int,
     measured_only: bool,
     wanted: float | None,
-    gap: float | None,
 ) -> PlanEntry:
     """The chosen candidate and its rivals.
 
-    families : without prices, of every depth limit · wanted : the context asked for · gap : for `draft_cost`
+    families : of depth limits 1, 2, ... · wanted : the context asked for
     """
     trace = None if isinstance(source, Calibration) else source
     i = selection.chosen
@@ -83,7 +81,6 @@ def entry_of(
         accepted=best.accepted(size, trace).tolist(),
         verified=None,
         best_chain=_best_chain(source, len(families), profile, c, budget, measured_only),
-        draft_cost=_draft_cost(tree, profile, c, gap),
         warnings=[
             *_warnings(c, families, source, profile, wanted, measured_only),
             *(_probe_warnings(source, tree, budget, best) if isinstance(source, Probe) else []),
@@ -93,18 +90,9 @@ def entry_of(
     )
 
 
-def _draft_cost(tree: Tree, profile: LatencyProfile | None, c: Candidates, gap: float | None) -> dict[str, Any] | None:
-    """What drafting takes with the chosen tree; None where levels were not timed."""
-    costs = profile.draft_costs(c.batch_size, c.context) if profile and c.context is not None else None
-    if costs is None:
-        return None
-    expanding = expanding_nodes(tree.paths)
-    return {"ms": costs.ms(expanding), "expanding": list(expanding), "gap": gap}
-
-
 def _warnings(
     c: Candidates,
-    families: list[Grown],
+    families: list[HeldOut],
     source: RankTrace | Calibration | Probe,
     profile: LatencyProfile | None,
     wanted: float | None,
@@ -114,17 +102,9 @@ def _warnings(
     if profile is None or c.context is None:
         warnings.append("No profile was used: this is the largest tree of the budget, whatever a step costs.")
     else:
-        most = max(len(grown.held_out.family) for grown in families)
+        most = max(len(held_out.family) for held_out in families)
         largest, deepest = profile.reach(c.batch_size, c.context)
-        costs = profile.draft_costs(c.batch_size, c.context)
-        if costs is not None:
-            deepest = min(deepest, len(costs.node_ms))
-        elif any(timing.batch_size == c.batch_size for timing in profile.draft):
-            warnings.append(
-                "The profile times drafting by level, but not every tree of it says which of its nodes expand, so all trees "
-                "of a size and depth are taken to cost alike: measure again with: treeopt profile"
-            )
-        known = {int(size) for grown in families for size in grown.held_out.family.sizes}
+        known = {int(size) for held_out in families for size in held_out.family.sizes}
         gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not measured_only)
         if gaps:
             warnings.append(
@@ -175,7 +155,7 @@ def _groups(
 
 
 def _curve(c: Candidates) -> list[dict[str, Any]]:
-    """The best candidate of every size; with ``prices`` where it was grown under some, as `growth.grow` takes them."""
+    """The best candidate of every size."""
     points = []
     for size in np.unique(c.sizes).tolist():
         here = np.flatnonzero(c.sizes == size)
@@ -188,7 +168,6 @@ def _curve(c: Candidates) -> list[dict[str, Any]]:
                 "step_ms": None if c.ms is None else float(c.ms[i]),
                 "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
                 "tokens_per_s_stderr": None if c.ms is None else float(c.throughput_draws[i].std()),
-                **({"prices": list(prices)} if (prices := c.key(i)[2]) else {}),
             }
         )
     return points
@@ -213,9 +192,7 @@ def _best_chain(
             rate = float(product_values(source.accept, Tree.chain(depth).paths).sum())
         latency = None
         if profile is not None and c.context is not None:
-            latency = profile.step(
-                c.batch_size, c.context, depth + 1, depth, expanding=(1,) * depth, measured_only=measured_only
-            )
+            latency = profile.step(c.batch_size, c.context, depth + 1, depth, measured_only=measured_only)
             if latency is None:
                 continue
         tokens_per_s = 1e3 * c.batch_size * rate / latency.ms if latency else None

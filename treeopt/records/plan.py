@@ -41,10 +41,6 @@ class PlanEntry:
     accepted: list[float] = field(default_factory=list)  # share of the steps that emit 0, 1, ... guesses
     verified: dict[str, Any] | None = None
     best_chain: dict[str, Any] | None = None
-    # Where drafting was timed by level: ms that it takes with this tree, its expanding nodes of every level, and the
-    # gap, a share: how much slower it is than the bound of all trees, by the values that add up; None where no bound
-    # was sought.
-    draft_cost: dict[str, Any] | None = None
     unconstrained: dict[str, Any] | None = None  # what the best tree without the limits reaches
     warnings: list[str] = field(default_factory=list)
     groups: dict[str, dict[str, float | None]] = field(default_factory=dict)

@@ -8,8 +8,7 @@ round    a stretch of time in which everything was measured once. A step's laten
 
 Latency over rows is a staircase (Medusa, Table 8): matrix products cost by the tile. Its shape is pooled
 over all batch sizes of a profile, and says how to go from one measured size to the next.
-Trees of one size and depth cost the same but for their expanding nodes (`drafting`): those that differ in these are
-kinds of their own, whose mean, weighted by samples, is what the size and depth costs.
+Trees of one size and depth are taken to cost the same.
 """
 
 from __future__ import annotations
@@ -26,16 +25,8 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage
-from treeopt.latency.drafting import DraftCosts, Drafting, DraftTiming, check_expanding, draft_timings
-from treeopt.latency.interpolation import (
-    Anchor,
-    Setting,
-    Weights,
-    between_contexts,
-    between_sizes,
-    context_share,
-    enclosing_contexts,
-)
+from treeopt.latency.drafting import DraftTiming, check_expanding, draft_timings
+from treeopt.latency.interpolation import Anchor, Setting, Weights, between_contexts, between_sizes, enclosing_contexts
 from treeopt.latency.staircase import fit_staircase
 
 
@@ -85,8 +76,8 @@ def median_latency(samples: Sequence[float]) -> Latency:
     return Latency(middle, 1.2533 * spread / float(np.sqrt(len(values))))
 
 
-def paired_latency(point: StepTiming | DraftTiming, plain: StepTiming) -> Latency:
-    """Latency of a step, or of drafting a level, as the plain one's median times the median ratio of the two over their rounds.
+def paired_latency(point: StepTiming, plain: StepTiming) -> Latency:
+    """Latency of a step as the plain one's median times the median ratio of the two over their rounds.
 
     A sample is compared with plain steps of its own round only, and a round that was disturbed is one
     ratio among many, so that neither drift nor interruptions reach the median. Without common rounds
@@ -99,24 +90,20 @@ def paired_latency(point: StepTiming | DraftTiming, plain: StepTiming) -> Latenc
     """
     ratios = _ratios(point, plain)
     if not len(ratios):
-        return median_latency(_samples(point))
+        return median_latency(point.step_ms)
     reference, ratio = median_latency(plain.step_ms).ms, median_latency(ratios.tolist())
     return Latency(reference * ratio.ms, reference * ratio.stderr_ms)
 
 
-def by_round(timing: StepTiming | DraftTiming) -> dict[int, float]:
+def by_round(timing: StepTiming) -> dict[int, float]:
     """Median sample of every round; empty where rounds are not known."""
     samples: dict[int, list[float]] = {}
-    for number, ms in zip(timing.round or (), _samples(timing), strict=False):
+    for number, ms in zip(timing.round or (), timing.step_ms, strict=False):
         samples.setdefault(number, []).append(ms)
     return {number: median(samples[number]) for number in sorted(samples)}
 
 
-def _samples(timing: StepTiming | DraftTiming) -> tuple[float, ...]:
-    return timing.ms if isinstance(timing, DraftTiming) else timing.step_ms
-
-
-def _ratios(point: StepTiming | DraftTiming, plain: StepTiming) -> NDArray[np.float64]:
+def _ratios(point: StepTiming, plain: StepTiming) -> NDArray[np.float64]:
     """(rounds,) the point over plain, in every round that has both."""
     ours, theirs = by_round(point), by_round(plain)
     return np.array([ours[number] / theirs[number] for number in ours if number in theirs])
@@ -186,55 +173,22 @@ class LatencyProfile:
         return found
 
     def step(
-        self,
-        batch_size: int,
-        context_tokens: int,
-        size: int,
-        depth: int,
-        *,
-        expanding: Sequence[int] | None = None,
-        measured_only: bool = False,
+        self, batch_size: int, context_tokens: int, size: int, depth: int, *, measured_only: bool = False
     ) -> Latency | None:
         """A step with a tree of ``size`` rows and ``depth``; None beyond what was measured.
 
         Size 1 is a plain step. Nothing is extrapolated. Where the pooled staircase and a straight line
-        differ, half of that is part of the standard error. Where draft costs are known and ``expanding`` is given,
-        it is that tree's step, else one with as many expanding nodes as those that were timed have on average.
+        differ, half of that is part of the standard error.
         """
         weights = self.weights(batch_size, context_tokens, size, depth, measured_only=measured_only)
         found = self.estimate(weights)
-        if found is None or weights is None or size == 1:
+        if found is None or size == 1:
             return found
-        if not measured_only:
-            straight = self.estimate(self.weights(batch_size, context_tokens, size, depth, pooled=False))
-            assert straight is not None
-            found = Latency(found.ms, float(np.hypot(found.stderr_ms, (found.ms - straight.ms) / 2)))
-        costs = self.draft_costs(batch_size, context_tokens)
-        if costs is None or expanding is None:
+        if measured_only:
             return found
-        rest_ms, draft_ms = self.drafting.rest_ms(weights), costs.ms(expanding)
-        if rest_ms is None or draft_ms is None:
-            return None
-        shifts = self.drafting.shifts_ms(weights, expanding)
-        return Latency(rest_ms + draft_ms, float(np.hypot(found.stderr_ms, np.linalg.norm(shifts))))
-
-    def draft_costs(self, batch_size: int, context_tokens: int) -> DraftCosts | None:
-        """What drafting costs; None where levels were not timed, or the trees do not say which nodes expand."""
-        enclosing = self._enclosing(batch_size, context_tokens)
-        if enclosing is None:
-            return None
-        low, high = (self.drafting.costs.get((batch_size, context)) for context in enclosing)
-        return low and high and low.between(high, context_share(enclosing, context_tokens))
-
-    @cached_property
-    def drafting(self) -> Drafting:
-        """What drafting costs at every setting, and everything measured without it."""
-        return Drafting.fit(
-            self.draft,
-            self.points,
-            {anchor: latency.ms for anchor, latency in self.anchors.items()},
-            lambda timing, setting: paired_latency(timing, self._plain(setting)),
-        )
+        straight = self.estimate(self.weights(batch_size, context_tokens, size, depth, pooled=False))
+        assert straight is not None
+        return Latency(found.ms, float(np.hypot(found.stderr_ms, (found.ms - straight.ms) / 2)))
 
     def estimate(self, weights: Weights | None) -> Latency | None:
         """The weighted mean of anchors."""
@@ -291,15 +245,10 @@ class LatencyProfile:
                 found[:, i] *= np.median(reference[together], axis=1) / np.median(reference)
                 if anchor[2] == 1:
                     continue
-                again = np.zeros(n)
-                for kind, share, latency in self._kinds_of(anchor):
-                    own = np.full(n, share * latency.ms / self.anchors[anchor].ms)
-                    if len(ratios := _ratios(kind, plain)):
-                        same = len(ratios) == len(reference)  # else it joined later
-                        picks = together if same else rng.integers(0, len(ratios), (n, len(ratios)))
-                        own *= np.median(ratios[picks], axis=1) / np.median(ratios)
-                    again += own
-                found[:, i] *= again
+                if len(ratios := _ratios(self._timings[anchor], plain)):
+                    same = len(ratios) == len(reference)  # else it joined later
+                    picks = together if same else rng.integers(0, len(ratios), (n, len(ratios)))
+                    found[:, i] *= np.median(ratios[picks], axis=1) / np.median(ratios)
         return found
 
     def staircase(self, rows: NDArray[Any]) -> NDArray[np.float64]:
@@ -312,7 +261,7 @@ class LatencyProfile:
     @cached_property
     def _staircase(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         lone = [setting for setting, depths in self._sizes.items() if 0 in depths]  # a root timed as a tree, an end
-        measured = [a for a in self._kinds if a[3] > 0 or a[:2] in lone]
+        measured = [a for a in self._timings if a[3] > 0 or a[:2] in lone]
         return fit_staircase(
             rows=[a[0] * a[2] for a in measured],
             offsets=[[a[:2] for a in measured], [a[3] for a in measured]],
@@ -334,43 +283,33 @@ class LatencyProfile:
     def anchors(self) -> dict[Anchor, Latency]:
         """Everything measured; a plain step has size 1 and depth 0."""
         found = {}
-        for anchor in self._kinds:
+        for anchor, timing in self._timings.items():
             plain = self._plain(anchor[:2])
             medians = list(by_round(plain).values()) or plain.step_ms  # samples of a round are alike
             reference = Latency(median_latency(plain.step_ms).ms, median_latency(medians).stderr_ms)
             found[anchor] = reference
             if anchor[2] > 1:
-                kinds = self._kinds_of(anchor)
-                ms = sum(share * latency.ms for _, share, latency in kinds)
-                own = np.linalg.norm([share * latency.stderr_ms for _, share, latency in kinds])
-                paired = any(len(_ratios(kind, plain)) for kind, *_ in kinds)
-                shared = reference.stderr_ms * ms / reference.ms if paired else 0.0
-                found[anchor] = Latency(ms, float(np.hypot(own, shared)))
+                own = paired_latency(timing, plain)
+                shared = reference.stderr_ms * own.ms / reference.ms if len(_ratios(timing, plain)) else 0.0
+                found[anchor] = Latency(own.ms, float(np.hypot(own.stderr_ms, shared)))
         return found
 
     def _plain(self, setting: Setting) -> StepTiming:
-        return self._kinds[(*setting, 1, 0)][0]
-
-    def _kinds_of(self, anchor: Anchor) -> list[tuple[StepTiming, float, Latency]]:
-        """The kinds of trees of a size and depth, each with its share of the samples and its latency."""
-        kinds, plain = self._kinds[anchor], self._plain(anchor[:2])
-        total = sum(len(kind.step_ms) for kind in kinds)
-        return [(kind, len(kind.step_ms) / total, paired_latency(kind, plain)) for kind in kinds]
+        return self._timings[(*setting, 1, 0)]
 
     @cached_property
-    def _kinds(self) -> dict[Anchor, list[StepTiming]]:
-        """All samples of the same kind of step as one timing."""
-        groups: dict[tuple[Anchor, tuple[int, ...] | None], list[StepTiming]] = {}
+    def _timings(self) -> dict[Anchor, StepTiming]:
+        """All samples of one size and depth at a setting as one timing."""
+        groups: dict[Anchor, list[StepTiming]] = {}
         for p in (*self.autoregressive, *(p for p in self.points if p.size > 1)):
-            anchor = p.batch_size, p.context_tokens, p.size, p.depth
-            groups.setdefault((anchor, p.expanding or None), []).append(p)
-        kinds: dict[Anchor, list[StepTiming]] = {}
-        for (anchor, _), timings in groups.items():
+            groups.setdefault((p.batch_size, p.context_tokens, p.size, p.depth), []).append(p)
+        found = {}
+        for anchor, timings in groups.items():
             samples = tuple(ms for p in timings for ms in p.step_ms)
             known = all(p.round is not None and len(p.round) == len(p.step_ms) for p in timings)
             rounds = tuple(r for p in timings for r in p.round or ()) if known else None
-            kinds.setdefault(anchor, []).append(StepTiming(*anchor, step_ms=samples, round=rounds))
-        return kinds
+            found[anchor] = StepTiming(*anchor, step_ms=samples, round=rounds)
+        return found
 
     @cached_property
     def _sizes(self) -> dict[tuple[int, int], dict[int, set[int]]]:

@@ -1,7 +1,7 @@
 """Profile: latencies of decoding steps, in two stages, added to what the run has measured before.
 
 stage one   trees at the edges of tiles and of every depth (`placement`)
-stage two   what a plan on those latencies would choose, and its rivals, timed for themselves, all as that plan grew them
+stage two   what a plan on those latencies would choose, and its rivals, timed for themselves
 setting     a batch size at a context length; None is that of the prompts as they are
 
 Every setting and stage has a journal of its rounds, and what is done next depends on those rounds alone, so
@@ -22,7 +22,6 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal, discard
-from treeopt.growth.objectives import grow, grow_independent
 from treeopt.latency.rounds import drifts, timings
 from treeopt.pipeline.profile.earlier import reached, with_earlier
 from treeopt.pipeline.profile.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
@@ -207,7 +206,7 @@ class Stages:
             with progress("Planning", None):
                 entries = planned(here, source, limits)
             for measured in here:
-                measured.refined = refined(entries[measured.batch_size], measured.trees, families, source, limits)
+                measured.refined = refined(entries[measured.batch_size], measured.trees, families)
         waiting = [measured for measured in found if measured.refined]
         for i, measured in enumerate(waiting):
             left = self.time_limit_s - sum(other.seconds for other in found)
@@ -258,27 +257,13 @@ class Stages:
             )
 
 
-def refined(
-    entry: PlanEntry,
-    measured: Sequence[Tree],
-    families: Sequence[TreeFamily],
-    source: RankTrace | Calibration,
-    limits: dict[str, Any],
-) -> list[Tree]:
-    """The trees that a plan within ``limits`` would choose between, as it grew them, but for those ``measured``."""
-    found, prices = [], {(p["size"], p["depth"]): p["prices"] for p in entry.curve if "prices" in p}
-    for size, depth in candidates(entry, ()):
-        if entry.draft_cost is not None and (size, depth) == (entry.size, entry.depth):
-            found.append(entry.tree)
-        elif (size, depth) in prices:
-            paid = {**limits, "max_depth": depth, "prices": prices[size, depth]}
-            if isinstance(source, RankTrace):
-                found.append(grow(source, objective="joint", **paid).tree(size))
-            else:
-                found.append(grow_independent(source.accept, **paid).tree(size))
-        elif depth <= len(families) and size <= len(families[depth - 1]):
-            found.append(shaped(families[depth - 1], size, depth))
-    return [tree for tree in found if tree not in measured]
+def refined(entry: PlanEntry, measured: Sequence[Tree], families: Sequence[TreeFamily]) -> list[Tree]:
+    """The trees that a plan would choose between, but for those ``measured``."""
+    return [
+        shaped(families[depth - 1], size, depth)
+        for size, depth in candidates(entry, {(len(tree), tree.depth) for tree in measured})
+        if depth <= len(families) and size <= len(families[depth - 1])
+    ]
 
 
 def planned(found: Sequence[Measured], source: RankTrace | Calibration, limits: dict[str, Any]) -> dict[int, PlanEntry]:
