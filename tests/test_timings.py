@@ -163,9 +163,9 @@ WRONG = [
     (HEAD + "\n1,1,-3\n", "line 2: step_ms must be a number above 0, but got '-3'"),
     (HEAD + "\n1,1,nan\n", "line 2: step_ms must be a number above 0"),
     (HEAD + "\n1,1,inf\n", "line 2: step_ms must be a number above 0"),
-    (HEAD + "\n1,1,\n", "line 2: tokens_per_s must be a number above 0, but got nothing"),
-    (HEAD + ",depth\n1,1,10,\n1,4,11,4\n", "line 3: depth must be less than size"),
-    (HEAD + ",depth\n1,1,10,\n1,4,11,0\n", "line 3: depth must be a whole number of at least 1"),
+    (HEAD + "\n1,1,\n", "line 2: a row must have step_ms, or tokens_per_s and tokens_per_step"),
+    (HEAD + ",depth\n1,1,10,\n1,4,11,4\n", "line 3: depth must be at least 1 and less than size, .* 4 and 4"),
+    (HEAD + ",depth\n1,1,10,\n1,4,11,0\n", "line 3: depth must be at least 1 and less than size, .* 0 and 4"),
     (HEAD + ",round\n1,1,10,0\n1,4,11,\n", "must say the round of every row, or of none"),
     (HEAD + "\n1,1,10\n4,8,12\n", "plain row, of size 1, .* batch size 4 has none: time plain decoding too"),
     ('{"batch_size": 1, "size": 1, "ms": 2}\n{"batch', "line 2 must be one JSON object"),
@@ -333,7 +333,7 @@ FAILING = [
     ("print(0)", "step_ms must be a number above 0, but got 0"),
     ("print('NaN')", "step_ms must be a number above 0, but got nan"),
     ("print('{\"ms\": 3}')", "last line must be milliseconds"),
-    ("print('{\"tokens_per_s\": 3}')", "tokens_per_step must be a number above 0, but got nothing"),
+    ("print('{\"tokens_per_s\": 3}')", "tokens_per_step must be given, but is missing"),
 ]
 
 

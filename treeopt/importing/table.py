@@ -11,99 +11,112 @@ Heads count from 0 or from 1. The lines may come in any order; --trials stands i
 from __future__ import annotations
 
 import csv
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from treeopt.errors import InvalidInput
+from treeopt.files.rows import Count, Positive, checked, rule
 from treeopt.importing.files import Found, head_order, quoted
 from treeopt.importing.rates import CUMULATIVE, assumption, counted, from_shares, known_trials
 
-Row = dict[str, str]
-N = TypeVar("N", int, float)
 WIDE = re.compile(r"top[-_ ]?([1-9]\d{0,4})\Z", re.ASCII)
+Share = Annotated[float, Field(ge=0, le=1), rule("a share from 0 to 1")]
+
+
+class Row(BaseModel):
+    """What a table says of a head at one place."""
+
+    head: str
+    rank: Count | None = None
+    top_k: Positive | None = None
+    accuracy: Share | None = None
+    hits: Count | None = None
+    trials: Positive | None = None
 
 
 def matches(content: Any) -> bool:
-    return isinstance(content, str) and "head" in _fields(content.splitlines()[0])
+    return isinstance(content, str) and "head" in _cells(content.splitlines()[0])
 
 
 def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
     """Counts of a table, long or wide."""
     if not matches(content):
         raise InvalidInput(f"{path} must be CSV with a column 'head' in its first line.")
-    lines = [line for line in content.splitlines() if line.strip()]
-    header = _fields(lines[0])
+    header = _cells(content.splitlines()[0])
     if len(set(header)) < len(header):
-        raise InvalidInput(f"{path} must name every column once, but its header is {quoted(lines[0])}.")
-    rows = [dict(zip(header, _fields(line), strict=False)) for line in lines[1:]]
-    if not rows or any(len(_fields(line)) != len(header) for line in lines[1:]):
-        raise InvalidInput(f"{path} must have lines of {len(header)} cells below its header, but it has not.")
-    wide = [name for name in header if WIDE.fullmatch(name)]
+        raise InvalidInput(f"{path} must name every column once, but its header is {quoted(header)}.")
+    wide = {name: int(found[1]) for name in header if (found := WIDE.fullmatch(name))}
     place, value = _one(("top_k", "rank"), header, path), _one(("hits", "accuracy"), header, path)
     if wide and not place and not value:
-        rows = [{**row, "top_k": str(k), "accuracy": row[name]} for row in rows for k, name in _by_k(wide, path)]
+        head_order(wide, path)  # refuses columns that leave a k out
         place, value = "top_k", "accuracy"
+    else:
+        wide = {}
     if not place or not value:
         raise InvalidInput(
             f"{path} must have the columns head, rank or top_k, accuracy or hits, or head, top1, top2, ..., "
             f"but has {quoted(header)}."
         )
-    heads = head_order(dict.fromkeys(row["head"] for row in rows), path)
-    table = [_cells([row for row in rows if row["head"] == head], place, value, path) for head in heads]
-    tried = [_trials([row for row in rows if row["head"] == head], path) for head in heads]
-    given = None if "trials" not in header else tried
+    rows = _rows(content, header, wide, path)
+    heads = head_order(dict.fromkeys(row.head for row in rows), path)
+    groups = [[row for row in rows if row.head == head] for head in heads]
+    table = [_in_order(group, place, value, path) for group in groups]
+    tried = [_trials(group, path) for group in groups]
+    given = [n for n in tried if n is not None] or None
     if value == "accuracy":
         return from_shares(table, given, path, assumed=trials, cumulative=place == "top_k")
     if len({len(row) for row in table}) > 1:
         raise InvalidInput(f"{path} must have as many ranks for every head, but has {[len(r) for r in table]}.")
-    if any(hits < 0 or hits != int(hits) or hits > 2**53 for row in table for hits in row):
-        raise InvalidInput(f"{path} must have hits that are whole numbers from 0 on, but has others.")
     known = known_trials(given, len(heads), path, trials)
-    hits = np.array(table, dtype=np.int64)
     notes = [CUMULATIVE] * (place == "top_k") + [assumption(known[0])] * (given is None)
-    if place == "top_k":
-        hits = np.diff(hits, axis=1, prepend=0)
-    return Found(counted(hits, known, path), tuple(notes))
+    hits = np.array(table, dtype=np.int64)
+    return Found(counted(np.diff(hits, axis=1, prepend=0) if place == "top_k" else hits, known, path), tuple(notes))
 
 
-def _cells(rows: list[Row], place: str, value: str, path: Path) -> list[float]:
+def _rows(content: str, header: list[str], wide: dict[str, int], path: Path) -> list[Row]:
+    """One row a line, or of ``wide`` columns (name to k) one for each; empty cells are left out."""
+    rows = []
+    for number, line in enumerate(content.splitlines()[1:], 2):
+        if not line.strip():
+            continue
+        cells = _cells(line)
+        if len(cells) != len(header):
+            raise InvalidInput(f"{path} line {number} must have {len(header)} cells, but it has {len(cells)}.")
+        record = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
+        spread = [{**record, "top_k": k, "accuracy": record.get(name, "")} for name, k in wide.items()]
+        try:
+            rows += [checked(Row, one) for one in spread or [record]]
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} line {number}: {error}") from None
+    if not rows:
+        raise InvalidInput(f"{path} must have lines below its header, but it has none.")
+    return rows
+
+
+def _in_order(rows: Sequence[Row], place: str, value: str, path: Path) -> list[float]:
     """The values of one head in order of rank, none missing and none twice."""
     first = 1 if place == "top_k" else 0
-    cells = {_number(int, row, place, path): _number(float, row, value, path) for row in rows}
-    if len(cells) < len(rows) or sorted(cells) != list(range(first, first + len(cells))):
+    cells = {getattr(row, place): getattr(row, value) for row in rows}
+    wanted = range(first, first + len(rows))
+    if cells.keys() != set(wanted) or None in cells.values():
         raise InvalidInput(
-            f"{path} must give every head each {place} from {first} on once, but head {quoted(rows[0]['head'])} "
-            f"has {quoted([row[place] for row in rows])}."
+            f"{path} must give every head each {place} from {first} on once, with its {value}, but head "
+            f"{quoted(rows[0].head)} has {quoted(list(cells))}."
         )
-    return [cells[at] for at in sorted(cells)]
+    return [cells[at] for at in wanted]
 
 
-def _trials(rows: list[Row], path: Path) -> int:
+def _trials(rows: Sequence[Row], path: Path) -> int | None:
     """The trials of one head, the same in all of its lines."""
-    found = {_number(int, row, "trials", path) for row in rows if "trials" in row}
+    found = {row.trials for row in rows}
     if len(found) > 1:
         raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(found)}.")
-    return found.pop() if found else 0
-
-
-def _number(kind: Callable[[str], N], row: Row, column: str, path: Path) -> N:
-    try:
-        value = kind(row[column])
-        if not math.isfinite(value):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise InvalidInput(f"{path} must have numbers under {column!r}, but has {quoted(row[column])}.") from None
-    return value
-
-
-def _by_k(names: list[str], path: Path) -> list[tuple[int, str]]:
-    """The wide columns by k."""
-    return [(int(name.lstrip("top-_ ")), name) for name in head_order(names, path)]
+    return found.pop()
 
 
 def _one(names: tuple[str, ...], header: list[str], path: Path) -> str | None:
@@ -114,5 +127,5 @@ def _one(names: tuple[str, ...], header: list[str], path: Path) -> str | None:
     return there[0] if there else None
 
 
-def _fields(line: str) -> list[str]:
+def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([line.replace("\0", "")]), [])]

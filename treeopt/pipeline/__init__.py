@@ -18,8 +18,9 @@ from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.export import convert, export, export_all, named_tree, read_tree
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.probe import probe_again
+from treeopt.pipeline.profile.analytical import profile_analytical
 from treeopt.pipeline.profile.command import profile_command
-from treeopt.pipeline.profile.table import profile_analytical, profile_from_file
+from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search
 from treeopt.pipeline.train import train

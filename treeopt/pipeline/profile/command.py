@@ -21,15 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files import storage
 from treeopt.files.journal import Journal, discard
 from treeopt.files.provenance import Provenance
+from treeopt.files.rows import Amount, checked
 from treeopt.latency.rounds import PRECISION, Round, drifts, is_enough, timings
 from treeopt.pipeline.profile.earlier import reached, with_earlier
 from treeopt.pipeline.profile.placement import placed_sizes, shaped, timing_trees, tree_families
-from treeopt.pipeline.profile.table import NUM_HEADS, UNKNOWN_CONTEXT, ms_of_speed, positive
+from treeopt.pipeline.profile.table import NUM_HEADS, UNKNOWN_CONTEXT, ms_of_speed
 from treeopt.pipeline.profile.timed import check_sizes, tell
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -231,6 +233,19 @@ class Calls:
         return found
 
 
+class Speed(BaseModel):
+    """An answer in tokens."""
+
+    tokens_per_s: Amount
+    tokens_per_step: Amount
+
+
+class Step(BaseModel):
+    """An answer in time."""
+
+    step_ms: Amount
+
+
 def samples_of(line: str, batch_size: int) -> list[float]:
     """The latencies [ms] that a last line of output gives.
 
@@ -242,8 +257,8 @@ def samples_of(line: str, batch_size: int) -> list[float]:
     except (ValueError, RecursionError):
         answer = None
     if isinstance(answer, dict) and "step_ms" not in answer and "tokens_per_s" in answer:
-        speed, per_step = (positive(answer.get(name), name) for name in ("tokens_per_s", "tokens_per_step"))
-        return [ms_of_speed(batch_size, speed, per_step)]
+        speed = checked(Speed, answer)
+        return [ms_of_speed(batch_size, speed.tokens_per_s, speed.tokens_per_step)]
     found = answer.get("step_ms") if isinstance(answer, dict) else answer
     found = found if isinstance(answer, dict) and isinstance(found, list) else [found]
     if not found or not all(isinstance(ms, int | float) for ms in found):
@@ -251,7 +266,7 @@ def samples_of(line: str, batch_size: int) -> list[float]:
             "its last line must be milliseconds per step, or a JSON object with step_ms, or with tokens_per_s and "
             f"tokens_per_step, but it is {line[:80]!r}."
         )
-    return [positive(ms, "step_ms") for ms in found]
+    return [checked(Step, {"step_ms": ms}).step_ms for ms in found]
 
 
 def _last_line(output: bytes) -> str:

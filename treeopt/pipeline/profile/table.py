@@ -1,4 +1,4 @@
-"""Profiles of what others timed, read from a file, and of what nobody did, computed.
+"""Profiles of latencies that others timed, read from a file.
 
 row     one line of the file: a step's latency, or tokens per second and per step, at a batch size, context, size
 plain   rows of size 1; every batch size and context needs some
@@ -10,18 +10,18 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
+from treeopt.files.rows import Amount, Count, Positive, checked
 from treeopt.files.storage import read_text
-from treeopt.latency.devices import device_of
-from treeopt.latency.model_shape import ITEMSIZE, shape_of
-from treeopt.latency.roofline import MEASURES, analytical_profile
+from treeopt.latency.roofline import MEASURES
 from treeopt.latency.rounds import PRECISION, drifts
 from treeopt.pipeline.profile.earlier import reached
 from treeopt.pipeline.profile.timed import tell
@@ -30,20 +30,8 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 
-NAMES = {  # what a column means: how it may be called
-    "batch_size": ("batch_size", "batch"),
-    "context_tokens": ("context_tokens", "context"),
-    "size": ("size",),
-    "nodes": ("num_draft_tokens", "num_speculative_tokens", "nodes", "choices"),  # without the root
-    "depth": ("depth",),
-    "step_ms": ("step_ms", "ms"),
-    "tokens_per_s": ("tokens_per_s",),
-    "tokens_per_step": ("tokens_per_step",),
-    "round": ("round",),
-}
 NUM_HEADS = 4  # deepest tree where nothing says how deep
 UNKNOWN_CONTEXT = 0
-CONTEXT = 512  # of computed steps
 UNREAD = ("machine", "versions")  # keys of a provenance that a file does not tell
 
 
@@ -57,6 +45,71 @@ class Row:
     context_tokens: int | None = None
     depth: int | None = None
     round: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_ms < math.inf:
+            raise InvalidInput(f"a step must take a finite time above 0, but got {self.step_ms:g} ms.")
+        if self.size > 1 and self.depth is not None and not 1 <= self.depth < self.size:
+            raise InvalidInput(
+                "depth must be at least 1 and less than size, which counts the root, but they are "
+                f"{self.depth} and {self.size}."
+            )
+
+
+class Line(BaseModel):
+    """A line of a table, or of JSON with the same names."""
+
+    model_config = ConfigDict(loc_by_alias=False)
+
+    batch_size: Positive = Field(validation_alias=AliasChoices("batch_size", "batch"))
+    context_tokens: Positive | None = Field(None, validation_alias=AliasChoices("context_tokens", "context"))
+    size: Positive | None = None
+    nodes: Count | None = Field(None, validation_alias=AliasChoices("num_draft_tokens", "nodes", "choices"))
+    num_speculative_tokens: Count | None = None  # nodes of a chain
+    depth: Count | None = None
+    step_ms: Amount | None = Field(None, validation_alias=AliasChoices("step_ms", "ms"))
+    tokens_per_s: Amount | None = None
+    tokens_per_step: Amount | None = None
+    round: Count | None = None
+
+    def row(self) -> Row:
+        """The sample; InvalidInput where the line says too little, or contradicts itself."""
+        said = [n for n in (self.nodes, self.num_speculative_tokens) if n is not None]
+        if (self.size is not None) + len(said) != 1:
+            raise InvalidInput("a row must have a size or a number of nodes, one of them.")
+        size = said[0] + 1 if self.size is None else self.size
+        ms = self.step_ms
+        if ms is None:
+            if self.tokens_per_s is None or self.tokens_per_step is None:
+                raise InvalidInput("a row must have step_ms, or tokens_per_s and tokens_per_step.")
+            ms = ms_of_speed(self.batch_size, self.tokens_per_s, self.tokens_per_step)
+        depth = self.num_speculative_tokens if self.depth is None else self.depth
+        return Row(self.batch_size, size, ms, self.context_tokens, depth if size > 1 else 0, self.round)
+
+
+class SglangLine(BaseModel):
+    """A line of SGLang's bench_speculative.py: its num_draft_tokens counts the root, 0 is plain decoding."""
+
+    batch_size: Positive
+    num_draft_tokens: Count
+    steps: Count
+    step_time: Amount  # seconds
+
+    def row(self) -> Row:
+        size = max(1, self.num_draft_tokens)
+        return Row(self.batch_size, size, 1e3 * self.step_time, depth=min(self.steps, size - 1))
+
+
+def _columns() -> dict[str, list[str]]:
+    """Of every field of `Line` the names that its column may have."""
+    aliases = {name: field.validation_alias for name, field in Line.model_fields.items()}
+    return {
+        name: [str(one) for one in alias.choices] if isinstance(alias, AliasChoices) else [name]
+        for name, alias in aliases.items()
+    }
+
+
+COLUMNS = _columns()
 
 
 def profile_from_file(
@@ -73,7 +126,8 @@ def profile_from_file(
     contexts   the one of rows that do not say theirs
     num_heads  depth of trees that do not say theirs, so far as their size allows; by default the calibrated one
     """
-    check_unmeasured(run, overwrite)
+    if not overwrite:
+        check_unmeasured(run)
     if len(contexts) > 1:
         raise InvalidInput("--from-csv takes one --context, that of rows which do not say theirs.")
     rows = read_rows(file)
@@ -139,12 +193,13 @@ def read_rows(file: Path) -> list[Row]:
     text = read_text(file).removeprefix("\ufeff")
     found, unused = [], set[str]()
     for line, record in _records(file, text):
+        model = SglangLine if {"step_time", "num_draft_tokens", "steps"} <= record.keys() else Line
         try:
-            found.append(_sglang(record) if is_sglang(record) else _row(record))
-        except TreeoptError as error:
+            found.append(checked(model, record).row())
+        except InvalidInput as error:
             raise InvalidInput(f"{file} line {line}: {error}") from None
-        known = {name for names in NAMES.values() for name in names}
-        unused |= set() if is_sglang(record) else record.keys() - known
+        if model is Line:
+            unused |= record.keys() - {name for names in COLUMNS.values() for name in names}
     if not found:
         raise InvalidInput(f"{file} must have rows of timings, but it has none.")
     if len({row.round is None for row in found}) > 1:
@@ -194,70 +249,24 @@ def _json(file: Path, number: int, line: str) -> dict[str, Any]:
 
 def _check_header(file: Path, header: Sequence[str]) -> None:
     """Every needed column is there, and nothing twice."""
-    columns = {meaning: [name for name in header if name in names] for meaning, names in NAMES.items()}
+    columns = {meaning: [name for name in header if name in names] for meaning, names in COLUMNS.items()}
     twice = next((names for names in columns.values() if len(names) > 1), None)
     if twice:
         raise InvalidInput(f"{file} must say a thing once, but it has the columns {' and '.join(twice)}.")
-    if not columns["batch_size"]:
-        raise InvalidInput(f"{file} must have a column batch_size; its header is {', '.join(header)}.")
-    if bool(columns["size"]) == bool(columns["nodes"]):
-        raise InvalidInput(
-            f"{file} must have a column size (with the root) or {', '.join(NAMES['nodes'])} (without), one of them; "
-            f"its header is {', '.join(header)}."
-        )
-    if not columns["step_ms"] and not (columns["tokens_per_s"] and columns["tokens_per_step"]):
-        raise InvalidInput(
-            f"{file} must have a column step_ms, or tokens_per_s and tokens_per_step; its header is "
-            f"{', '.join(header)}."
-        )
-
-
-def _row(record: Mapping[str, Any]) -> Row:
-    """A line of a table, or of JSON with the same names."""
-
-    def cell(meaning: str) -> Any:
-        return next((record[name] for name in NAMES[meaning] if name in record), None)
-
-    if (cell("size") is None) == (cell("nodes") is None):
-        raise InvalidInput("a row must have a size or a number of nodes, one of them.")
-    batch_size = whole(cell("batch_size"), "batch_size", least=1)
-    size = whole(cell("nodes"), "nodes", least=0) + 1 if cell("size") is None else whole(cell("size"), "size", least=1)
-    ms = cell("step_ms")
-    if ms is None:
-        speed, per_step = (positive(cell(name), name) for name in ("tokens_per_s", "tokens_per_step"))
-        ms = ms_of_speed(batch_size, speed, per_step)
-    depth = cell("depth") if size > 1 else 0
-    if depth is None and "num_speculative_tokens" in record:
-        depth = size - 1  # a chain
-    depth = None if depth is None else whole(depth, "depth", least=min(size - 1, 1))
-    if depth is not None and size > 1 and depth >= size:
-        raise InvalidInput(f"depth must be less than size, which counts the root, but they are {depth} and {size}.")
-    context, number = cell("context_tokens"), cell("round")
-    return Row(
-        batch_size,
-        size,
-        positive(ms, "step_ms"),
-        None if context is None else whole(context, "context_tokens", least=1),
-        depth,
-        None if number is None else whole(number, "round", least=0),
-    )
-
-
-def is_sglang(record: Mapping[str, Any]) -> bool:
-    """Whether it is a line of SGLang's bench_speculative.py."""
-    return {"step_time", "num_draft_tokens", "steps"} <= record.keys()
-
-
-def _sglang(record: Mapping[str, Any]) -> Row:
-    """A line of bench_speculative.py: seconds a step; its num_draft_tokens counts the root, 0 is plain decoding."""
-    size = max(1, whole(record.get("num_draft_tokens"), "num_draft_tokens", least=0))
-    depth = whole(record.get("steps"), "steps", least=min(size - 1, 1))
-    return Row(
-        whole(record.get("batch_size"), "batch_size", least=1),
-        size,
-        1e3 * positive(record["step_time"], "step_time"),
-        depth=min(depth, size - 1),
-    )
+    nodes = [*COLUMNS["num_speculative_tokens"], *COLUMNS["nodes"]]
+    for there, needed in (
+        (bool(columns["batch_size"]), "batch_size"),
+        (
+            sum(name in header for name in ["size", *nodes]) == 1,
+            f"size (with the root) or {', '.join(nodes)} (without), one of them",
+        ),
+        (
+            columns["step_ms"] or (columns["tokens_per_s"] and columns["tokens_per_step"]),
+            "step_ms, or tokens_per_s and tokens_per_step",
+        ),
+    ):
+        if not there:
+            raise InvalidInput(f"{file} must have a column {needed}; its header is {', '.join(header)}.")
 
 
 def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) -> float:
@@ -269,32 +278,9 @@ def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) ->
     return 1e3 * batch_size * tokens_per_step / tokens_per_s
 
 
-def whole(value: Any, name: str, *, least: int) -> int:
-    """A whole number, from JSON or from a cell."""
-    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
-    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,12}(\.0+)?", text) or int(float(text)) < least:
-        raise InvalidInput(f"{name} must be a whole number of at least {least}, but got {_shown(value)}.")
-    return int(float(text))
-
-
-def positive(value: Any, name: str) -> float:
-    """A finite number above 0, from JSON or from a cell."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise InvalidInput(f"{name} must be a number above 0, but got {_shown(value)}.")
-    return number
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else repr(value)[:40]
-
-
-def check_unmeasured(run: RunDirectory, overwrite: bool) -> None:
-    """Raise InvalidInput where the run has a profile that was measured, unless it is to be overwritten."""
-    if run.profile.exists() and not overwrite and run.read_profile().info.get("measures") != MEASURES:
+def check_unmeasured(run: RunDirectory) -> None:
+    """Raise InvalidInput where the run has a profile that was measured."""
+    if run.profile.exists() and run.read_profile().info.get("measures") != MEASURES:
         raise InvalidInput(
             f"A measured profile is not replaced unasked, but {run.profile} is one: pass another --run, or --overwrite."
         )
@@ -304,48 +290,3 @@ def calibrated_heads(run: RunDirectory) -> int | None:
     """Heads that the run was calibrated with."""
     found = find_accuracies(run)
     return found[1].num_heads if found else None
-
-
-def profile_analytical(
-    run: RunDirectory,
-    device: str,
-    config: str,
-    *,
-    batch_sizes: Sequence[int],
-    contexts: Sequence[int] = (),
-    sizes: Sequence[int] | None = None,
-    budget: int = 64,
-    dtype: str | None = None,
-    num_heads: int | None = None,
-    overwrite: bool = False,
-) -> LatencyProfile:
-    """Computed latencies of all sizes up to ``budget``, or of ``sizes``, as the run's profile.
-
-    num_heads  of Medusa; by default as calibrated, else 4
-    """
-    check_unmeasured(run, overwrite)
-    if dtype not in (None, *ITEMSIZE):
-        raise Unsupported(f"--analytical knows devices' speeds in {' and '.join(ITEMSIZE)}, not in {dtype}.")
-    found = device_of(device)
-    shape, file, own = shape_of(config)
-    result = analytical_profile(
-        shape,
-        found,
-        batch_sizes=batch_sizes,
-        contexts=contexts or (CONTEXT,),
-        dtype=dtype or own or "bfloat16",
-        sizes=sizes or range(2, budget + 1),
-        num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
-    )
-    provenance = Provenance(device=found.name, dtype=result.info["roofline"]["dtype"]).record()
-    result.info["provenance"] = provenance | {"machine": None}
-    result.info["inputs"] = inputs_of(file) if file else {}
-    result.save(run.profile)
-    note(f"Nothing was timed: latencies are a roofline of {found.name} for {shape.name}.")
-    if not found.fitted:
-        note(f"Efficiencies are those of the A100-80GB-PCIe, since no {found.name} was measured.")
-    cache = max(batch_sizes) * max(contexts or (CONTEXT,)) * shape.cache_numbers
-    gigabytes = (shape.weights + cache) * ITEMSIZE[result.info["roofline"]["dtype"]] / 1e9
-    if found.memory_gb is not None and gigabytes > found.memory_gb:
-        note(f"Weights and cache of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}.")
-    return result
