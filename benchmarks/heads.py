@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import pipeline
-from treeopt.cli.options import demo_dtype, open_session
 from treeopt.files.provenance import cpu
 from treeopt.growth.heldout import crossfit
+from treeopt.pipeline import demo_dtype, open_session
 from treeopt.planning.planner import plan_trees
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.training.recipe import KINDS, Recipe

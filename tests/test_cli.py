@@ -127,7 +127,7 @@ def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_
 
 
 def test_nobodys_code_is_trusted_because_a_file_says_so(line):
-    from treeopt.cli.options import resolve
+    from treeopt.pipeline.session import resolve
     from treeopt.records.rundir import RunDirectory
 
     trace = RankTrace.load(line / "trace.npz")

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from treeopt.cli.options import resolve
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.profile.earlier import with_earlier
 from treeopt.pipeline.search import check_same_model
+from treeopt.pipeline.session import resolve
 from treeopt.records.inputs import changed, inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import check_drafter, same_drafter

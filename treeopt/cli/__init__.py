@@ -2,13 +2,8 @@
 
 Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 misused.
 
-options.py   options that commands share
-measure.py   run, calibrate, search, bench
-profile.py   profile
-deliver.py   export, convert, plot, show, report, list
-exchange.py  score, import-tree
-train.py     train
-importing.py import
+Each command is in the file of its name; show.py has plot, report and show, trees.py score and import-tree.
+options.py holds what commands share. What is heavy is imported inside a command, so that --help is quick.
 """
 
 from __future__ import annotations
@@ -21,8 +16,18 @@ from typing import Any
 import click
 
 from treeopt import __version__
-from treeopt.cli import deliver, exchange, importing, measure, profile
+from treeopt.cli.bench import bench
+from treeopt.cli.calibrate import calibrate
+from treeopt.cli.convert import convert
+from treeopt.cli.export import export
+from treeopt.cli.importing import import_
+from treeopt.cli.listing import list_
+from treeopt.cli.profile import profile
+from treeopt.cli.run import run
+from treeopt.cli.search import search
+from treeopt.cli.show import plot, report, show
 from treeopt.cli.train import train
+from treeopt.cli.trees import import_tree, score
 from treeopt.errors import TreeoptError
 
 
@@ -66,21 +71,21 @@ def cli() -> None:
 
 
 for _command in (
-    measure.run,
-    measure.calibrate,
-    importing.import_,
-    profile.profile,
-    measure.search,
-    measure.bench,
-    deliver.export,
-    exchange.score,
-    exchange.import_tree,
-    deliver.convert,
-    deliver.plot,
-    deliver.show,
-    deliver.report,
+    run,
+    calibrate,
+    import_,
+    profile,
+    search,
+    bench,
+    export,
+    score,
+    import_tree,
+    convert,
+    plot,
+    show,
+    report,
     train,
-    deliver.list_,
+    list_,
 ):
     cli.add_command(_command)
 

@@ -1,4 +1,4 @@
-"""The command for measurements from elsewhere: import."""
+"""treeopt import: measurements from elsewhere."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from treeopt.records.rundir import RunDirectory
+    from treeopt.records.plan import Plan
     from treeopt.runtime.session import Session
 
 Command = Callable[..., Any]
@@ -70,7 +70,12 @@ def positive(default: int | None = None) -> dict[str, Any]:
 
 
 BATCH_SIZES = click.option(
-    "--batch-size", type=Integers(), default="1", show_default=True, help="Sequences decoded at once: 1,4,8."
+    "--batch-size",
+    "batch_sizes",
+    type=Integers(),
+    default="1",
+    show_default=True,
+    help="Sequences decoded at once: 1,4,8.",
 )
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
@@ -162,43 +167,6 @@ def model_options(command: Command | None = None, *, hidden: Collection[str] = (
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), wrapped)
 
 
-def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
-    """The given model options on top of those that the run was calibrated with.
-
-    Whether to trust a model's own code is asked anew every time.
-    """
-    earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
-    if source.get("model", earlier.get("model")) != earlier.get("model"):
-        return source
-    known = {
-        name: value
-        for name, value in earlier.items()
-        if (name in MODEL_OPTIONS and isinstance(value, str))
-        or (name == "chat_template" and value is False)
-        or (name in RULE_OPTIONS and isinstance(value, str | int | float))
-    }
-    if "prompts" in source:  # another file has columns of its own
-        if known.pop("responses", None) and known.get("temperature"):  # of the given answers
-            known.setdefault("acceptance", "sample")
-        known = {k: v for k, v in known.items() if k not in ("column", "group_by", "split")}
-    if "drafter" in source:
-        known.pop("draft_depth", None)
-    if "acceptance" in source or "responses" in source:  # another rule has options of its own
-        known = {k: v for k, v in known.items() if k not in RULE_OPTIONS or k == "draft_depth"}
-    return {**known, **source}
-
-
-def open_session(source: dict[str, Any]) -> Session:
-    from treeopt.report.terminal import note, progress
-    from treeopt.runtime.session import open_session
-
-    with progress("Loading", None):
-        session = open_session(**source)
-    for text in session.notes:
-        note(text)
-    return session
-
-
 def open_random_session(config: str, source: dict[str, Any], num_heads: int | None) -> Session:
     """A model of random weights; of the options that say what is measured only --dtype and --device go with it."""
     from treeopt.report.terminal import progress
@@ -213,11 +181,13 @@ def open_random_session(config: str, source: dict[str, Any], num_heads: int | No
         return open_random_session(config, num_heads=num_heads or NUM_HEADS, **source)
 
 
-def demo_dtype() -> str:
-    """What the demo runs in: verifying several rows pays where products of few rows are cheap."""
-    import torch
+def note_warnings(plan: Plan) -> None:
+    """Each of the plan's warnings once, with the batch sizes that it is for."""
+    from treeopt.report.terminal import note
 
-    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    for warning in dict.fromkeys(warning for entry in plan.entries for warning in entry.warnings):
+        which = [str(entry.batch_size) for entry in plan.entries if warning in entry.warnings]
+        note(warning if len(which) == len(plan.entries) else f"Batch size {', '.join(which)}: {warning}")
 
 
 def show_result(document: Any, table: Any, as_json: bool) -> None:

@@ -1,7 +1,8 @@
-"""The command that says what a step costs: profile."""
+"""treeopt profile: what a decoding step costs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +14,23 @@ from treeopt.cli.options import (
     Integers,
     model_options,
     open_random_session,
-    open_session,
     positive,
-    resolve,
     run_directory,
     show_result,
 )
 
 if TYPE_CHECKING:
+    from treeopt.records.profile import LatencyProfile
     from treeopt.records.rundir import RunDirectory
 
-# Where latencies come from if treeopt does not time steps itself, and the options that go with it.
-ANYWHERE = {"folder", "as_json", "contexts", "heads"}
+# Where latencies come from if treeopt does not time steps itself, and the options that each takes.
 ELSEWHERE = {
-    "from_csv": ANYWHERE | {"runtime", "overwrite"},
-    "command": ANYWHERE | {"runtime", "batch_size", "sizes", "budget", "precision", "time_limit", "calibration"},
-    "analytical": ANYWHERE | {"model", "dtype", "batch_size", "sizes", "budget", "overwrite"},
-}
+    "from_csv": ("contexts", "num_heads", "runtime", "overwrite"),
+    "command": ("contexts", "num_heads", "runtime", "batch_sizes", "sizes", "budget", "precision", "time_limit_s",
+                "calibration"),
+    "analytical": ("contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget", "overwrite"),
+}  # fmt: skip
+TIMED = ("contexts", "batch_sizes", "sizes", "budget", "precision", "time_limit_s", "calibration", "gb_per_s")
 
 
 @click.command()
@@ -37,7 +38,11 @@ ELSEWHERE = {
 @run_directory
 @BATCH_SIZES
 @click.option(
-    "--context", "contexts", type=Integers(), help="Hold rows at these lengths: 512,4096.  [default: the prompts']"
+    "--context",
+    "contexts",
+    type=Integers(),
+    default=(),
+    help="Hold rows at these lengths: 512,4096.  [default: the prompts']",
 )
 @click.option("--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]")
 @click.option("--budget", **positive(64), help="Largest size to place, root included.")
@@ -48,12 +53,15 @@ ELSEWHERE = {
     show_default=True,
     help="Percent to know every latency to (95 % interval).",
 )
-@click.option("--time-limit", **positive(60), help="Seconds for all batch sizes and contexts together.")
+@click.option("--time-limit", "time_limit_s", **positive(60), help="Seconds for all batch sizes and contexts together.")
 @click.option("--calibration", help="What timed trees are grown on, a file or a name.  [default: the run's]")
 @click.option("--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights.")
-@click.option("--heads", **positive(), help="Heads, where no drafter says how many.  [default: as calibrated, or 4]")
+@click.option(
+    "--heads", "num_heads", **positive(), help="Heads, where no drafter says how many.  [default: as calibrated, or 4]"
+)
 @click.option(
     "--bandwidth",
+    "gb_per_s",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GB_PER_S",
     help="Memory bandwidth to compare plain steps with.",
@@ -78,25 +86,7 @@ ELSEWHERE = {
     help="Time nothing: compute latencies from a device's roofline and the config.json of --model.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace a measured profile by --from-csv or --analytical.")
-def profile(
-    run: RunDirectory,
-    source: dict[str, Any],
-    batch_size: tuple[int, ...],
-    contexts: tuple[int, ...] | None,
-    precision: float,
-    time_limit: int,
-    random_weights: str | None,
-    heads: int | None,
-    bandwidth: float | None,
-    compiled: bool,
-    overwrite: bool,
-    from_csv: Path | None,
-    command: str | None,
-    runtime: str | None,
-    analytical: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Time real decoding steps with trees of chosen sizes and depths, and plain ones.
 
     Batch sizes and contexts are added to what the run's profile knows of the same model. The sizes are
@@ -119,57 +109,53 @@ def profile(
         treeopt profile --analytical H100-SXM --model config.json --batch-size 1,8 --context 2048
     """
     from treeopt import pipeline
-    from treeopt.report.terminal import note, profile_table
+    from treeopt.report.terminal import profile_table
 
     elsewhere = _elsewhere()
-    if elsewhere is None and heads is not None and random_weights is None:
+    options["precision"] /= 100
+    if elsewhere is None:
+        result = _timed(run, source, **options)
+    else:
+        measures: dict[str, Callable[..., LatencyProfile]] = {
+            "from_csv": pipeline.profile_from_file,
+            "command": pipeline.profile_command,
+            "analytical": pipeline.profile_analytical,
+        }
+        given = {"dtype": None, **source, **options}
+        result = measures[elsewhere](run, options[elsewhere], **{name: given[name] for name in ELSEWHERE[elsewhere]})
+    show_result(result.document(), profile_table(result), as_json)
+
+
+def _timed(
+    run: RunDirectory,
+    source: dict[str, Any],
+    *,
+    random_weights: str | None,
+    num_heads: int | None,
+    compiled: bool,
+    overwrite: bool,
+    **options: Any,
+) -> LatencyProfile:
+    """Time steps here, of the model that the options name or of one of random weights."""
+    from treeopt import pipeline
+    from treeopt.report.terminal import note
+
+    if num_heads is not None and random_weights is None:
         raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
-    if elsewhere is None and overwrite:
+    if overwrite:
         raise click.UsageError("--overwrite is for --from-csv and --analytical; timed steps are added to the profile.")
-    if elsewhere is not None:
-        options |= {"contexts": contexts or (), "num_heads": heads}
-        timed: dict[str, Any] = {"precision": precision / 100, "time_limit_s": time_limit, "runtime": runtime}
-        if from_csv is not None:
-            result = pipeline.profile_from_file(
-                run, from_csv, runtime=runtime, contexts=contexts or (), num_heads=heads, overwrite=overwrite
-            )
-        elif command is not None:
-            result = pipeline.profile_command(run, command, batch_sizes=batch_size, **timed, **options)
-        else:
-            del options["calibration"]
-            result = pipeline.profile_analytical(
-                run,
-                str(analytical),
-                source["model"],
-                dtype=source.get("dtype"),
-                batch_sizes=batch_size,
-                overwrite=overwrite,
-                **options,
-            )
-        show_result(result.document(), profile_table(result), as_json)
-        return
-    session = (
-        open_random_session(random_weights, source, heads)
-        if random_weights is not None
-        else open_session(resolve(run, source))
-    )
+    if random_weights is not None:
+        session = open_random_session(random_weights, source, num_heads)
+    else:
+        session = pipeline.open_session(pipeline.resolve(run, source))
     if compiled:
         from treeopt.runtime.compiled import compile_target, compiled_note
 
         compile_target(session.target)
-    result = pipeline.profile(
-        run,
-        session,
-        batch_sizes=batch_size,
-        contexts=contexts or (),
-        precision=precision / 100,
-        time_limit_s=time_limit,
-        gb_per_s=bandwidth,
-        **options,
-    )
+    result = pipeline.profile(run, session, **{name: options[name] for name in TIMED})
     if compiled:
         note(compiled_note(session.target))
-    show_result(result.document(), profile_table(result), as_json)
+    return result
 
 
 def _elsewhere() -> str | None:
@@ -185,7 +171,8 @@ def _elsewhere() -> str | None:
         if "runtime" in typed:
             raise click.UsageError("--runtime is for --from-csv and --command.")
         return None
-    unheeded = [option for name, option in typed.items() if name != asked[0] and name not in ELSEWHERE[asked[0]]]
+    heeded = {asked[0], "folder", "as_json", *ELSEWHERE[asked[0]]}
+    unheeded = [option for name, option in typed.items() if name not in heeded]
     if unheeded:
         raise click.UsageError(f"{unheeded[0]} does not go with {typed[asked[0]]}.")
     if asked[0] == "analytical" and "model" not in typed:

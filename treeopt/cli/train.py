@@ -1,20 +1,15 @@
-"""The command that makes heads: train."""
+"""treeopt train: heads for a model that has none."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from treeopt.cli.options import AS_JSON, model_options, positive, show_result
 from treeopt.runtime.training.recipe import KINDS, PRECISIONS, Recipe
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from treeopt.pipeline.train import Training
 
 RECIPE = tuple(field.name for field in fields(Recipe))
 REFUSED = {  # options of other commands that load a model, and why train has no use for them
@@ -63,6 +58,7 @@ def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -
         treeopt train --kind hydra --model MODEL --prompts seeds.jsonl --epochs 2 -o my-heads
     """
     from treeopt import pipeline
+    from treeopt.report.training_table import training_table
 
     for name, reason in REFUSED.items():
         if name in source:
@@ -71,30 +67,4 @@ def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -
     recipe = Recipe(**chosen, seed=source.get("seed", Recipe.seed))
     done = pipeline.train(output, source, recipe, **options)
     if done is not None:
-        show_result(done.document(), training_table(done), as_json)
-
-
-def training_table(training: Training) -> RenderableType:
-    """Accuracy of each head on the held-out texts, before and after; then the line that uses them."""
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table
-
-    from treeopt.report.terminal import pm
-
-    before, after = (training.record["held_out"][when] for when in ("before", "after"))
-    texts = training.record["texts"]["held_out"]
-    table = Table(title=f"First choices that are right, on {texts} held-out texts", title_justify="left")
-    for name in ("head", "before", "after", "loss before [nats]", "after", "states"):
-        table.add_column(name, justify="right")
-    for k, trials in enumerate(after["trials"]):
-        cells = [pm(counts[key][k], None, 3) for key in ("accuracy", "head_loss_nats") for counts in (before, after)]
-        table.add_row(str(k + 1), *cells, f"{trials:,}")
-    said = [f"{training.record['steps']:,} steps in {training.record['seconds']:,.0f} s."]
-    if after["base_nats_per_token"] is not None:
-        said.append(
-            f"The base's own loss on them was {before['base_nats_per_token']:.4f} nats per token and is "
-            f"{after['base_nats_per_token']:.4f}; KL to what it was: {after['base_kl_nats_per_token']:.4f}."
-        )
-    said.append("Calibrate on other prompts than these heads learned from:")
-    return Group(table, *said, escape(training.command))
+        show_result(done.document(), training_table(done.record, done.command), as_json)

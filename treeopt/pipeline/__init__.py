@@ -1,16 +1,15 @@
-"""The steps of the line, each reading the run directory and writing one file to it.
+"""The steps of the line, each reading the run directory and writing one file to it; named as their commands.
 
-measure.py   calibrate -> trace.npz, calibration.json
-probing.py   calibrate under typical acceptance -> probe.npz
-profile.py   profile -> profile.json, with placement.py
-timings.py   profile --from-csv, --analytical
-external.py  profile --command
-decide.py    search -> plan.json
-prove.py     bench -> bench.json
-deliver.py   export -> export/ · convert -> a checkpoint
-exchange.py  score: a given tree beside the best · import-tree: what is wrong with its file
-importing.py import -> trace.npz, calibration.json
-train.py     train -> heads, and how they were made
+session.py   what loads a model: options given, on top of those of the run
+calibrate.py -> trace.npz, calibration.json; probe.py, under typical acceptance -> probe.npz
+profile/     -> profile.json, timed here, by a command, or read from a table
+search.py    -> plan.json
+bench.py     -> bench.json
+export.py    -> export/; convert -> a checkpoint
+importing.py -> trace.npz, calibration.json
+trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
+run.py       the whole line
+train.py     -> heads, and how they were made
 """
 
 from treeopt.pipeline.bench import bench
@@ -22,7 +21,9 @@ from treeopt.pipeline.profile.analytical import profile_analytical
 from treeopt.pipeline.profile.command import profile_command
 from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
+from treeopt.pipeline.run import run_line
 from treeopt.pipeline.search import search
+from treeopt.pipeline.session import demo_dtype, open_session, resolve
 from treeopt.pipeline.train import train
 from treeopt.pipeline.trees import import_tree, score
 
@@ -30,17 +31,21 @@ __all__ = [
     "bench",
     "calibrate",
     "convert",
+    "demo_dtype",
     "export",
     "export_all",
     "import_file",
     "import_tree",
     "named_tree",
+    "open_session",
     "probe_again",
     "profile",
     "profile_analytical",
     "profile_command",
     "profile_from_file",
     "read_tree",
+    "resolve",
+    "run_line",
     "score",
     "search",
     "train",

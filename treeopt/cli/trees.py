@@ -1,4 +1,4 @@
-"""The commands for trees from elsewhere: score, import-tree."""
+"""Trees from elsewhere: treeopt score and import-tree."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import click
 from treeopt.cli.options import AS_JSON, positive, run_directory, show_result
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from treeopt.growth.score import Score
     from treeopt.records.rundir import RunDirectory
 
 
@@ -34,6 +31,7 @@ def score(run: RunDirectory, tree: str, calibration: str | None, batch_size: int
     """
     from treeopt import pipeline
     from treeopt.files.storage import schema
+    from treeopt.report.score_table import score_table
     from treeopt.report.terminal import note
 
     found = pipeline.score(run, tree, calibration=calibration, batch_size=batch_size)
@@ -75,51 +73,3 @@ def import_tree(file: Path, output: Path | None, batch_size: int | None, as_json
         write_json(output, "tree", tree)
     shown = {"schema": schema("tree"), **tree, **({"files": [str(output)]} if output is not None else {})}
     show_result(shown, str(output) if output is not None else str(found.tree.choices), as_json)
-
-
-def score_table(score: Score, name: str) -> RenderableType:
-    """The tree, the best of its size and the smallest that reaches as much; what it comes to, in sentences."""
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table
-
-    from treeopt.report.terminal import pm
-
-    table = Table(title="Tokens per step", title_justify="left")
-    for column in ("tree", "rows", "depth", "product", "joint", "replayed"):
-        table.add_column(column, justify="left" if column == "tree" else "right")
-    held_out = " (held out)" if score.best.replayed is not None else ""
-    rows = {
-        name: score.given,
-        f"best of its size{held_out}": score.best,
-        f"smallest that reaches it{held_out}": score.smallest,
-    }
-    for label, rated in rows.items():
-        if rated is not None:
-            table.add_row(
-                escape(label),
-                str(len(rated.tree)),
-                str(rated.tree.depth),
-                pm(rated.product, None, 3),
-                pm(rated.joint, None, 3),
-                pm(rated.replayed, rated.replayed_stderr, 3),
-            )
-    return Group(table, escape(verdict(score, name)))
-
-
-def verdict(score: Score, name: str) -> str:
-    """What the table comes to."""
-    from treeopt.report.terminal import pm
-
-    error = score.distance_stderr
-    size, best = len(score.given.tree), len(score.best.tree)
-    share = pm(100 * score.distance, None if error is None else 100 * error, 1)
-    if score.unknown_nodes:
-        return f"{name} is at most {share} % below the best tree of {best} rows."
-    said = f"{name} is {share} % below the best tree of {best} rows."
-    if round(score.distance, 4) <= 2 * (error or 0.0):
-        noise = f", within the noise ({share} % below)" if error else ""
-        said = f"{name} is as good as the best tree of {best} rows{noise}."
-    if score.smallest and len(score.smallest.tree) < size:
-        said += f" {len(score.smallest.tree)} rows reach what its {size} do."
-    return said

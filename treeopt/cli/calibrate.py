@@ -1,0 +1,41 @@
+"""treeopt calibrate: what the drafter guesses right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.options import model_options, positive, run_directory, show_result
+
+if TYPE_CHECKING:
+    from treeopt.records.rundir import RunDirectory
+
+
+@click.command()
+@model_options
+@run_directory
+@click.option("--num-prompts", **positive(192), help="Prompts to answer.")
+@click.option("--max-new-tokens", **positive(128), help="Longest answer.")
+@click.option("--batch-size", **positive(16), help="Sequences decoded at once.")
+@click.option("--ranks", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Ranks to tell apart.")
+def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, ranks: int, **options: Any) -> None:
+    """Measure at which rank the drafter has the token that really comes.
+
+    The target answers the prompts by the rule of --acceptance, conversations turn by turn. With --responses
+    nothing is generated: given answers are read in one pass. What that measures is exact for the answers that
+    the target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
+
+    \b
+    Example:
+        treeopt calibrate --num-prompts 64
+        treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
+        treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
+    """
+    from treeopt import pipeline
+    from treeopt.report.terminal import calibration_table
+
+    source = pipeline.resolve(run, source)
+    session = pipeline.open_session(source)
+    result = pipeline.calibrate(run, session, source=source, top_k=ranks, **options)
+    show_result(result.document(), calibration_table(result), as_json)

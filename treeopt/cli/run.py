@@ -1,0 +1,52 @@
+"""treeopt run: the whole line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.options import BATCH_SIZES, model_options, note_warnings, positive, run_directory, show_result
+
+if TYPE_CHECKING:
+    from treeopt.records.rundir import RunDirectory
+
+
+@click.command()
+@model_options
+@run_directory
+@BATCH_SIZES
+@click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
+@click.option("--num-prompts", **positive(192), help="Prompts to calibrate on.")
+@click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
+@click.option("--max-new-tokens", **positive(128), help="Longest answer.")
+@click.option("--time-limit", **positive(60), help="Seconds for timing steps.")
+def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
+    """Calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
+
+    The demo model runs in bfloat16 where the processor computes in it, as servers do, else in float32;
+    the other commands take float32 on a CPU unless --dtype says otherwise.
+
+    \b
+    Example:
+        treeopt run
+        treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
+    """
+    from treeopt import pipeline
+    from treeopt.report.bench_table import bench_table, closing
+    from treeopt.report.terminal import note, out, plan_table
+
+    source = pipeline.resolve(run, source)
+    if not {"model", "dtype", "device"} & source.keys():
+        source["dtype"] = pipeline.demo_dtype()
+    session = pipeline.open_session(source)
+    plan, results, engines = pipeline.run_line(run, session, source=source, **options)
+    if as_json:
+        show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
+        return
+    note_warnings(plan)
+    out(plan_table(plan))
+    for entry, result in zip(plan.entries, results, strict=True):
+        out(bench_table(result))
+        out(closing(entry, result))
+    note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")

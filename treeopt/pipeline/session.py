@@ -1,0 +1,90 @@
+"""What loads a model: the options that were given, on top of those that a run was calibrated with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.terminal import note, progress
+
+if TYPE_CHECKING:
+    from treeopt.runtime.session import Session
+
+
+class RuleOptions(TypedDict, total=False):
+    """How the target decodes, and what it accepts."""
+
+    acceptance: str
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    epsilon: float
+    delta: float
+    draft_depth: int
+
+
+class ModelOptions(RuleOptions, total=False):
+    """What loads a model with its drafter and prompts; `calibrate` puts it into the trace."""
+
+    model: str
+    drafter: str
+    dtype: str
+    device: str
+    device_map: str
+    revision: str
+    prompts: str
+    column: str
+    group_by: str
+    responses: str
+    split: str
+    chat_template: bool
+    trust_remote_code: bool
+
+
+RULE_OPTIONS = frozenset(RuleOptions.__annotations__)
+NAMES = frozenset(ModelOptions.__annotations__) - RULE_OPTIONS - {"chat_template", "trust_remote_code"}
+
+
+def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
+    """The given model options on top of those that the run was calibrated with.
+
+    Whether to trust a model's own code is asked anew every time.
+    """
+    earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
+    if source.get("model", earlier.get("model")) != earlier.get("model"):
+        return source
+    known = {
+        name: value
+        for name, value in earlier.items()
+        if (name in NAMES and isinstance(value, str))
+        or (name == "chat_template" and value is False)
+        or (name in RULE_OPTIONS and isinstance(value, str | int | float))
+    }
+    if "prompts" in source:  # another file has columns of its own
+        if known.pop("responses", None) and known.get("temperature"):  # of the given answers
+            known.setdefault("acceptance", "sample")
+        known = {k: v for k, v in known.items() if k not in ("column", "group_by", "split")}
+    if "drafter" in source:
+        known.pop("draft_depth", None)
+    if "acceptance" in source or "responses" in source:  # another rule has options of its own
+        known = {k: v for k, v in known.items() if k not in RULE_OPTIONS or k == "draft_depth"}
+    return {**known, **source}
+
+
+def open_session(source: dict[str, Any]) -> Session:
+    """Load a model, its drafter and prompts, and note what was found strange."""
+    from treeopt.runtime.session import open_session
+
+    with progress("Loading", None):
+        session = open_session(**source)
+    for text in session.notes:
+        note(text)
+    return session
+
+
+def demo_dtype() -> str:
+    """What the demo runs in: verifying several rows pays where products of few rows are cheap."""
+    import torch
+
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"

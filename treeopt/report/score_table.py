@@ -1,0 +1,58 @@
+"""The table of a scored tree, and what it comes to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from treeopt.growth.score import Score
+
+
+def score_table(score: Score, name: str) -> RenderableType:
+    """The tree, the best of its size and the smallest that reaches as much; what it comes to, in sentences."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    from treeopt.report.terminal import pm
+
+    table = Table(title="Tokens per step", title_justify="left")
+    for column in ("tree", "rows", "depth", "product", "joint", "replayed"):
+        table.add_column(column, justify="left" if column == "tree" else "right")
+    held_out = " (held out)" if score.best.replayed is not None else ""
+    rows = {
+        name: score.given,
+        f"best of its size{held_out}": score.best,
+        f"smallest that reaches it{held_out}": score.smallest,
+    }
+    for label, rated in rows.items():
+        if rated is not None:
+            table.add_row(
+                escape(label),
+                str(len(rated.tree)),
+                str(rated.tree.depth),
+                pm(rated.product, None, 3),
+                pm(rated.joint, None, 3),
+                pm(rated.replayed, rated.replayed_stderr, 3),
+            )
+    return Group(table, escape(verdict(score, name)))
+
+
+def verdict(score: Score, name: str) -> str:
+    """What the table comes to."""
+    from treeopt.report.terminal import pm
+
+    error = score.distance_stderr
+    size, best = len(score.given.tree), len(score.best.tree)
+    share = pm(100 * score.distance, None if error is None else 100 * error, 1)
+    if score.unknown_nodes:
+        return f"{name} is at most {share} % below the best tree of {best} rows."
+    said = f"{name} is {share} % below the best tree of {best} rows."
+    if round(score.distance, 4) <= 2 * (error or 0.0):
+        noise = f", within the noise ({share} % below)" if error else ""
+        said = f"{name} is as good as the best tree of {best} rows{noise}."
+    if score.smallest and len(score.smallest.tree) < size:
+        said += f" {len(score.smallest.tree)} rows reach what its {size} do."
+    return said

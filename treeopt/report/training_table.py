@@ -1,0 +1,35 @@
+"""The table of trained heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
+    """Accuracy of each head on the held-out texts, before and after; then the line that uses them."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    from treeopt.report.terminal import pm
+
+    before, after = (record["held_out"][when] for when in ("before", "after"))
+    texts = record["texts"]["held_out"]
+    table = Table(title=f"First choices that are right, on {texts} held-out texts", title_justify="left")
+    for name in ("head", "before", "after", "loss before [nats]", "after", "states"):
+        table.add_column(name, justify="right")
+    for k, trials in enumerate(after["trials"]):
+        cells = [pm(counts[key][k], None, 3) for key in ("accuracy", "head_loss_nats") for counts in (before, after)]
+        table.add_row(str(k + 1), *cells, f"{trials:,}")
+    said = [f"{record['steps']:,} steps in {record['seconds']:,.0f} s."]
+    if after["base_nats_per_token"] is not None:
+        said.append(
+            f"The base's own loss on them was {before['base_nats_per_token']:.4f} nats per token and is "
+            f"{after['base_nats_per_token']:.4f}; KL to what it was: {after['base_kl_nats_per_token']:.4f}."
+        )
+    said.append("Calibrate on other prompts than these heads learned from:")
+    return Group(table, *said, escape(command))
