@@ -87,7 +87,7 @@ def _rows(content: str, header: list[str], wide: dict[str, int], path: Path) -> 
         cells = _cells(line)
         if len(cells) != len(header):
             raise InvalidInput(f"{path} line {number} must have {len(header)} cells, but it has {len(cells)}.")
-        record = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
+        record: dict[str, Any] = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
         spread = [{**record, "top_k": k, "accuracy": record.get(name, "")} for name, k in wide.items()]
         try:
             rows += [checked(Row, one) for one in spread or [record]]

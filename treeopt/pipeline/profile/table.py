@@ -193,12 +193,12 @@ def read_rows(file: Path) -> list[Row]:
     text = read_text(file).removeprefix("\ufeff")
     found, unused = [], set[str]()
     for line, record in _records(file, text):
-        model = SglangLine if {"step_time", "num_draft_tokens", "steps"} <= record.keys() else Line
+        is_sglang = {"step_time", "num_draft_tokens", "steps"} <= record.keys()
         try:
-            found.append(checked(model, record).row())
+            found.append((checked(SglangLine, record) if is_sglang else checked(Line, record)).row())
         except InvalidInput as error:
             raise InvalidInput(f"{file} line {line}: {error}") from None
-        if model is Line:
+        if not is_sglang:
             unused |= record.keys() - {name for names in COLUMNS.values() for name in names}
     if not found:
         raise InvalidInput(f"{file} must have rows of timings, but it has none.")
