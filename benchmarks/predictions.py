@@ -17,6 +17,7 @@ from treeopt.files.provenance import cpu
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.session import open_session
+from treeopt.runtime.settings import SessionSettings
 from treeopt.trees.tree import Tree
 
 BATCH_SIZES = (1, 4)
@@ -32,7 +33,7 @@ def predicted_overhead(profile: LatencyProfile, batch_size: int, tree: Tree) -> 
 
 def main() -> None:
     dtype = sys.argv[1] if len(sys.argv) > 1 else "bfloat16"
-    session = open_session(dtype=dtype)
+    session = open_session(SessionSettings(dtype=dtype))
     run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-predictions-"))
     pipeline.calibrate(run, session, num_prompts=CALIBRATION, max_new_tokens=128)
     pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=SECONDS)

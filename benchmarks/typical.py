@@ -24,6 +24,7 @@ from treeopt.runtime.acceptance.typical import Typical, collect_probe, measure_q
 from treeopt.runtime.decode import Row, decode
 from treeopt.runtime.measure.ranks import collect_trace, turn_prompts
 from treeopt.runtime.session import Session, open_session
+from treeopt.runtime.settings import SessionSettings
 from treeopt.trees.tree import Tree
 
 EPSILONS = (0.01, 0.02, 0.05, 0.09, 0.15, 0.25)
@@ -115,7 +116,7 @@ def main() -> None:
     )
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     for row in sweep(
-        open_session(dtype=options.dtype),
+        open_session(SessionSettings(dtype=options.dtype)),
         num_prompts=options.prompts,
         size=options.size,
         probe_size=options.probe_size,

@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.shipped import LAYOUTS
 from treeopt.runtime.checkpoints import convert, load_heads, save_heads
-from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.medusa import MedusaHeads, count_ranks
 from treeopt.runtime.ranking import top_candidates
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 

@@ -9,10 +9,11 @@ from treeopt.growth.heldout import crossfit, folds
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.trace import End, RankTrace
-from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.measure.bench import blocks_of
 from treeopt.runtime.measure.ranks import Prompt, collect_trace, turn_prompts
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
+from treeopt.runtime.stop import StopRule
 
 from .conftest import CONTEXT, asked, random_trace
 

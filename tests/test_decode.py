@@ -13,11 +13,12 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_counts, replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import follow
-from treeopt.runtime.decode import Decoder, StopRule, decode
+from treeopt.runtime.decode import Decoder, decode
 from treeopt.runtime.drafters.medusa import MedusaDraft, count_ranks
 from treeopt.runtime.drafters.protocol import Answer
 from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.ranking import top_candidates
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, check_support, context_limit, load_target
 from treeopt.trees.tree import Tree
 

@@ -16,7 +16,7 @@ from treeopt.growth.replay import accepted_counts, replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
-from treeopt.runtime.decode import Decoder, Row, StopRule, decode
+from treeopt.runtime.decode import Decoder, Row, decode
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.hydra import HydraHeads
@@ -25,6 +25,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.drafters.protocol import Answer, Drafter
 from treeopt.runtime.measure.ranks import collect_trace, write_answers
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 

@@ -17,10 +17,11 @@ from treeopt.planning.planner import plan_trees
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, StopRule
+from treeopt.runtime.decode import Decoder
 from treeopt.runtime.measure import steps as timing
 from treeopt.runtime.measure.steps import measure_steps, rows_at, step_parts, timed_step
 from treeopt.runtime.session import Session
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 

@@ -16,10 +16,11 @@ from treeopt.records.profile import StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.compiled import compile_target
-from treeopt.runtime.decode import Decoder, StopRule, decode
+from treeopt.runtime.decode import Decoder, decode
 from treeopt.runtime.measure.steps import rows_at
 from treeopt.runtime.measure.traffic import bandwidth_floor, weight_bytes
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 

@@ -19,10 +19,11 @@ from treeopt.runtime.acceptance.greedy import sequence_key
 from treeopt.runtime.acceptance.open import by_rejection
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
 from treeopt.runtime.acceptance.sampling import Sampling, Stream, gumbel_argmax, stream_states, uniforms
-from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.measure.ranks import collect_trace
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 

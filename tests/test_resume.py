@@ -16,11 +16,12 @@ from treeopt.files import storage
 from treeopt.files.journal import Journal, discard
 from treeopt.latency.rounds import timings
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, StopRule
+from treeopt.runtime.decode import Decoder
 from treeopt.runtime.measure.bench import decode_contenders
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.measure.steps import measure_steps, step_parts
 from treeopt.runtime.memory import with_less_memory
+from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
 CALIBRATE = ("calibrate", "--num-prompts", "40", "--max-new-tokens", "32", "--batch-size", "1")
@@ -233,8 +234,9 @@ def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys
     import treeopt.runtime.measure.ranks as module
     from treeopt import pipeline
     from treeopt.runtime.session import open_session
+    from treeopt.runtime.settings import SessionSettings
 
-    session = open_session(dtype="float64")
+    session = open_session(SessionSettings(dtype="float64"))
     options = {"num_prompts": 20, "max_new_tokens": 6, "batch_size": 2}
     pipeline.calibrate(RunDirectory(tmp_path / "one"), session, **options)
     original, calls = module.collect_trace, []

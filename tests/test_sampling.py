@@ -15,7 +15,8 @@ from treeopt.errors import InvalidInput
 from treeopt.runtime.acceptance import sampling as module
 from treeopt.runtime.acceptance.greedy import sequence_key
 from treeopt.runtime.acceptance.sampling import Sampling, Stream, splitmix64, stream_states, uniforms
-from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.decode import decode
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 
 from .conftest import HEADS, VOCABULARY, tiny_heads, trees

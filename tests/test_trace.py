@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.records.calibration import Calibration, prefix_counts
-from treeopt.records.trace import LOOP_PERIOD, LOOP_REPEATS, End, RankTrace, sequence_end
+from treeopt.records.trace import End, RankTrace
+from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, StopRule, sequence_end
 
 from .conftest import random_trace, traces
 
@@ -29,13 +30,13 @@ def slow_end(tokens, eos, limit):
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 40))
 def test_sequences_end_as_the_definition_says(tokens, limit):
-    assert sequence_end(tokens, {3}, limit) == slow_end(tokens, {3}, limit)
+    assert sequence_end(tokens, StopRule(frozenset({3}), limit)) == slow_end(tokens, {3}, limit)
 
 
 @given(st.integers(1, LOOP_PERIOD), st.integers(0, 5))
 def test_a_loop_ends_with_its_third_repeat(period, before):
     tokens = [100 + i for i in range(before)] + list(range(period)) * 5
-    assert sequence_end(tokens, set(), 1000) == (before + LOOP_REPEATS * period, End.LOOP)
+    assert sequence_end(tokens, StopRule(frozenset(), 1000)) == (before + LOOP_REPEATS * period, End.LOOP)
 
 
 @given(traces())

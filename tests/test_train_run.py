@@ -19,8 +19,9 @@ from treeopt.pipeline.train import _by_heart
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.checkpoints import load_heads
-from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, demo_prompts
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training import loop as loop_module
 from treeopt.runtime.training import opening

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput
 from treeopt.growth.coverage import Ballot, replay_probe
 from treeopt.records.probe import Probe
-from treeopt.records.trace import End, sequence_end
+from treeopt.records.trace import End
 from treeopt.runtime.acceptance import typical
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.typical import Typical, collect_probe, ends_of, longest, measure_quality
-from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.ranking import top_candidates
+from treeopt.runtime.stop import StopRule, sequence_end
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, VOCABULARY, trees
@@ -122,7 +123,7 @@ def slow_answer(target, heads, prompt, tree, rule, stop) -> list[int]:
 
     hidden, logits = forward(prompt)
     text = [int(logits[-1].argmax())]
-    while sequence_end(text, stop.eos_ids, stop.max_new_tokens)[1] is End.LIMIT and len(text) < stop.max_new_tokens:
+    while sequence_end(text, stop)[1] is End.LIMIT and len(text) < stop.max_new_tokens:
         # Heads guess from the state before the root.
         candidates = [top_candidates(heads.logits(hidden[-1:], k), 10)[0].tolist() for k in range(tree.depth)]
         guesses = [text[-1], *(candidates[len(path) - 1][path[-1]] for path in tree.paths[1:])]
@@ -136,7 +137,7 @@ def slow_answer(target, heads, prompt, tree, rule, stop) -> list[int]:
         winner = -best[2]
         route = [candidates[d][rank] for d, rank in enumerate(tree.paths[winner])]
         text += [*route, int(after[winner].argmax())]
-        text = text[: sequence_end(text, stop.eos_ids, stop.max_new_tokens)[0]][: stop.max_new_tokens]
+        text = text[: sequence_end(text, stop)[0]][: stop.max_new_tokens]
         hidden = states[winner][0]
     return text
 
@@ -244,14 +245,14 @@ def test_where_a_path_would_end_an_answer_is_where_its_text_ends(seed, tree, roo
     """Of a few tokens, so that loops complete; against the whole text read from its beginning."""
     rng = np.random.default_rng(seed)
     text = rng.integers(1, 3, 60).tolist()
-    text = text[: sequence_end(text, {0}, 99)[0] - 1]
+    text = text[: sequence_end(text, StopRule(frozenset({0}), 99))[0] - 1]
     tokens = rng.integers(0, 3, len(tree))
     accepted = typical.with_ancestors(tree, rng.random((1, len(tree))) < 0.7)[0]
     found = ends_of(tree, accepted, tokens.tolist(), text, StopRule(frozenset({0}), 99), room)
     for node in np.flatnonzero(accepted):
         path = np.flatnonzero(tree.mask[node])[1:]
         whole = [*text, *tokens[path].tolist()]
-        end, reason = sequence_end(whole, {0}, len(text) + room)
+        end, reason = sequence_end(whole, StopRule(frozenset({0}), len(text) + room))
         ended = found[path]
         if end == len(whole) and reason is End.LIMIT and len(path) < room:
             assert not ended.any()

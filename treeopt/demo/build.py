@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from treeopt.demo.corpus import standard_library
-from treeopt.records.trace import sequence_end
 from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.stop import StopRule, sequence_end
 
 VOCABULARY, CONTEXT, HEADS = 2048, 512, 4
 END = "<|endoftext|>"
@@ -214,7 +214,7 @@ def own_answers(
 
 def answer_lengths(sequences: torch.Tensor, end: int) -> tuple[torch.Tensor, Counter[str]]:
     """Tokens of each answer up to its end token or loop (N,), and why each one ended."""
-    ends = [sequence_end(row[-ANSWER:].tolist(), {end}, ANSWER) for row in sequences]
+    ends = [sequence_end(row[-ANSWER:].tolist(), StopRule(frozenset({end}), ANSWER)) for row in sequences]
     return torch.tensor([n for n, _ in ends]), Counter(reason.name for _, reason in ends)
 
 

@@ -75,9 +75,10 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
 def open_session(source: dict[str, Any]) -> Session:
     """Load a model, its drafter and prompts, and note what was found strange."""
     from treeopt.runtime.session import open_session
+    from treeopt.runtime.settings import SessionSettings
 
     with progress("Loading", None):
-        session = open_session(**source)
+        session = open_session(SessionSettings(**source))
     for text in session.notes:
         note(text)
     return session

@@ -289,7 +289,7 @@ def _by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str
 
 def _asking(target: Target, source: dict[str, Any], max_new_tokens: int, tokens: int | None) -> Asking:
     from treeopt.runtime.acceptance.open import open_acceptance
-    from treeopt.runtime.decode import StopRule
+    from treeopt.runtime.stop import StopRule
     from treeopt.runtime.training.texts import Asking
 
     rule = {name: source[name] for name in RULE_OPTIONS if name in source}

@@ -11,7 +11,7 @@ P states of all sequences · S sequences · K heads
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -26,7 +26,6 @@ from treeopt.files import storage
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
-LOOP_PERIOD, LOOP_REPEATS = 8, 3
 FOLDS = 5  # of cross-validation
 SCHEMA = f"treeopt.trace/{storage.VERSION}"
 
@@ -38,69 +37,6 @@ class End(IntEnum):
     EOS = 1
     CONTEXT = 2
     LOOP = 3
-
-
-class SequenceEnd:
-    """Tells after every emitted token whether it is the sequence's last one, and why.
-
-    A loop is complete when the last tokens are the same block of at most 8 tokens for the third time;
-    where a sequence ends depends on its tokens alone, never on how they were decoded.
-
-    eos_ids        tokens that end the sequence (kept as its last token)
-    max_new_tokens most tokens to emit
-    context_left   tokens that the context has room for after the prompt; None for no bound
-    stop_at_loops  whether a completed loop ends the sequence
-
-    >>> end = SequenceEnd({0}, max_new_tokens=9)
-    >>> [end.push(token) for token in (5, 7, 7, 7)][-1].name
-    'LOOP'
-    """
-
-    def __init__(
-        self,
-        eos_ids: Collection[int],
-        max_new_tokens: int,
-        context_left: int | None = None,
-        *,
-        stop_at_loops: bool = True,
-    ) -> None:
-        self.eos_ids = frozenset(eos_ids)
-        room = max_new_tokens if context_left is None else min(max_new_tokens, context_left)
-        self._most = room
-        self._most_reason = End.LIMIT if room == max_new_tokens else End.CONTEXT
-        self._tokens: list[int] = []
-        # run[p - 1]: how many of the last tokens equal the one p places before them
-        self._run = [0] * (LOOP_PERIOD if stop_at_loops else 0)
-
-    def push(self, token: int) -> End | None:
-        tokens, run = self._tokens, self._run
-        n, looped = len(tokens), False
-        for i in range(min(n, len(run))):
-            if tokens[n - 1 - i] == token:
-                run[i] += 1
-                looped |= run[i] >= (LOOP_REPEATS - 1) * (i + 1)
-            else:
-                run[i] = 0
-        tokens.append(token)
-        if token in self.eos_ids:
-            return End.EOS
-        if looped:
-            return End.LOOP
-        return self._most_reason if n + 1 >= self._most else None
-
-
-def sequence_end(tokens: Sequence[int], eos_ids: Collection[int], max_new_tokens: int) -> tuple[int, End]:
-    """Number of ``tokens`` up to where they end, and why; LIMIT where nothing else ends them.
-
-    >>> sequence_end([4, 5, 4, 5, 4, 5, 4, 5], {0}, 100)
-    (6, <End.LOOP: 3>)
-    """
-    end = SequenceEnd(eos_ids, max_new_tokens)
-    for n, token in enumerate(tokens, 1):
-        reason = end.push(token)
-        if reason is not None:
-            return n, reason
-    return len(tokens), End.LIMIT
 
 
 class Answers:

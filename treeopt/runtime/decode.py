@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.records.trace import End, SequenceEnd
+from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
+from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target, padded
 from treeopt.trees.tree import IntArray, Tree
 
@@ -33,19 +34,6 @@ def synchronize(device: torch.device) -> None:
     """Wait for a CUDA device, before a clock is read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@dataclass(frozen=True)
-class StopRule:
-    """Where a sequence ends, whatever it is decoded with."""
-
-    eos_ids: frozenset[int]
-    max_new_tokens: int
-    at_loops: bool = True
-
-    def watch(self, context_left: int) -> SequenceEnd:
-        """Tells the end of one sequence, whose context has so much room for its answer [tokens]."""
-        return SequenceEnd(self.eos_ids, self.max_new_tokens, context_left, stop_at_loops=self.at_loops)
 
 
 @dataclass
@@ -158,7 +146,7 @@ class Decoder:
         self._roots = torch.cat([self._roots, roots]) if self.live else roots
         self._keys = torch.cat([self._keys, keys]) if self.live else keys
         for i, (id_, prompt) in enumerate(prompts):
-            self.live.append(Row(id_, prompt, self.stop.watch(target.context - len(prompt))))
+            self.live.append(Row(id_, prompt, SequenceEnd(self.stop, target.context - len(prompt))))
             if self.keep_states:
                 self.live[-1].states.append((last, i))
             if self.keep_prompts:

@@ -10,10 +10,11 @@ from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
-from treeopt.runtime.decode import StopRule
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
+from treeopt.runtime.settings import DEMO, SessionSettings
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, load_target
 
 
@@ -63,84 +64,79 @@ class Session:
         }
 
 
-def open_session(
-    model: str = demo.NAME,
-    drafter: str | None = None,
-    prompts: str | None = None,
-    *,
-    dtype: str | None = None,
-    device: str | None = None,
-    device_map: str | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    column: str | None = None,
-    group_by: str | None = None,
-    responses: str | None = None,
-    split: str | None = None,
-    chat_template: bool = True,
-    draft_depth: int | None = None,
-    acceptance: str | None = None,
-    temperature: float | None = None,
-    **rule: Any,
-) -> Session:
-    """Load everything and raise InvalidInput where the parts do not belong together.
+def open_session(settings: SessionSettings = DEMO) -> Session:
+    """Load everything and raise InvalidInput where the parts do not belong together."""
+    rules = open_acceptance(
+        settings.acceptance, settings.temperature, given=settings.responses is not None, **settings.rule()
+    )
+    name = _prompts_name(settings)
+    target = load_target(
+        str(demo.MODEL) if settings.is_demo else settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        device_map=settings.device_map,
+        revision=settings.revision,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    opened = open_drafter(
+        settings.drafter,
+        target,
+        is_demo=settings.is_demo,
+        depth=settings.draft_depth,
+        revision=settings.revision,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    drafter: Drafter = opened.drafter
+    if settings.acceptance == "reject":
+        drafter, rules = by_rejection(drafter, target, rules)
+    if settings.is_demo:
+        target.name = "treeopt demo model"
+    prompts = _open_prompts(target, name, settings)
+    return Session(
+        target,
+        drafter,
+        opened.record,
+        prompts,
+        given=settings.responses is not None,
+        notes=(*opened.notes, *_skipped_note(prompts)),
+        acceptance=rules,
+        temperature=settings.temperature if settings.responses is not None else None,
+    )
 
-    prompts : see `load_prompts`; "demo", the default with the demo model, are pieces of the Python standard library
-    drafter, draft_depth : see `open_drafter`
-    acceptance, temperature, rule : see `open_acceptance`; with ``responses`` the temperature is that of the answers
-    """
-    is_demo = model == demo.NAME
-    rules = open_acceptance(acceptance, temperature, given=responses is not None, **rule)
-    if not is_demo and prompts is None:
+
+def _prompts_name(settings: SessionSettings) -> str:
+    """A file, a folder, a datasets id or "demo"; InvalidInput where prompts are missing."""
+    if not settings.is_demo and settings.prompts is None:
         raise InvalidInput(
             "--prompts is needed with a model of your own, since a tree is only as good as the prompts it "
             "was measured on: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
         )
-    prompts = prompts or demo.NAME
-    if prompts == demo.NAME and (column or responses or split):
+    name = settings.prompts or demo.NAME
+    if name == demo.NAME and (settings.column or settings.responses or settings.split):
         raise InvalidInput("--column, --responses and --split need --prompts: the demo's are plain text.")
-    target = load_target(
-        str(demo.MODEL) if is_demo else model,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
-    opened = open_drafter(
-        drafter, target, is_demo=is_demo, depth=draft_depth, revision=revision, trust_remote_code=trust_remote_code
-    )
-    drafting: Drafter = opened.drafter
-    if acceptance == "reject":
-        drafting, rules = by_rejection(drafting, target, rules)
-    if is_demo:
-        target.name = "treeopt demo model"
-    if prompts == demo.NAME:
-        chosen = demo_prompts(target, group_by=group_by)
-    else:
-        chosen = load_prompts(
-            target,
-            prompts,
-            column=column,
-            group_by=group_by,
-            responses=responses,
-            chat_template=chat_template,
-            split=split,
-        )
-    notes = list(opened.notes)
-    if chosen.skipped:
-        first = chosen.skipped[0]
-        notes.append(
-            f"{len(chosen.skipped)} of {len(chosen.skipped) + len(chosen.conversations)} prompts left "
-            f"out, the first at row {first.row}: {first.reason}. calibration.json lists all."
-        )
-    return Session(
+    return name
+
+
+def _open_prompts(target: Target, name: str, settings: SessionSettings) -> PromptSet:
+    if name == demo.NAME:
+        return demo_prompts(target, group_by=settings.group_by)
+    return load_prompts(
         target,
-        drafting,
-        opened.record,
-        chosen,
-        responses is not None,
-        tuple(notes),
-        acceptance=rules,
-        temperature=temperature if responses is not None else None,
+        name,
+        column=settings.column,
+        group_by=settings.group_by,
+        responses=settings.responses,
+        chat_template=settings.chat_template,
+        split=settings.split,
+    )
+
+
+def _skipped_note(prompts: PromptSet) -> tuple[str, ...]:
+    """A sentence on prompts that were left out, where some were."""
+    if not prompts.skipped:
+        return ()
+    first, most = prompts.skipped[0], len(prompts.skipped) + len(prompts.conversations)
+    return (
+        f"{len(prompts.skipped)} of {most} prompts left out, the first at row {first.row}: {first.reason}. "
+        "calibration.json lists all.",
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,12 @@ from torch import Tensor
 from treeopt.errors import InvalidInput
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.probe import Probe
-from treeopt.records.trace import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd
 from treeopt.runtime.acceptance.greedy import with_ancestors
-from treeopt.runtime.decode import Decoder, Row, StopRule, capacity_for
+from treeopt.runtime.decode import Decoder, Row, capacity_for
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.measure.ranks import Prompt, read_answers
+from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import BoolArray, IntArray, Tree
 
@@ -243,7 +243,7 @@ def ends_of(
     recent = text[-LOOP_PERIOD * LOOP_REPEATS :]  # all that tells whether the next token completes a loop
     tips = np.setdiff1d(np.flatnonzero(accepted), tree.parents[np.flatnonzero(accepted)])
     for tip in tips.tolist():
-        watch = SequenceEnd(stop.eos_ids, len(recent) + room, stop_at_loops=stop.at_loops)
+        watch = SequenceEnd(replace(stop, max_new_tokens=len(recent) + room))
         for token in recent:
             watch.push(token)
         for node in np.flatnonzero(tree.mask[tip])[1:].tolist():

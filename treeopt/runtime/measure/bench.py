@@ -19,10 +19,11 @@ from treeopt.growth.replay import accepted_counts, replay, tokens_per_step
 from treeopt.records.benchmark import Answer, Benchmark, Block, Contender
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.acceptance.greedy import Acceptance
-from treeopt.runtime.decode import Decoder, StopRule, capacity_for, synchronize
+from treeopt.runtime.decode import Decoder, capacity_for, synchronize
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.measure.steps import timed_step
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.acceptance.greedy import Acceptance
-from treeopt.runtime.decode import Decoder, Row, StopRule, capacity_for
+from treeopt.runtime.decode import Decoder, Row, capacity_for
 from treeopt.runtime.drafters.protocol import Answer, Drafter
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.ranking import rank_of
+from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 
 
@@ -203,7 +204,7 @@ def read_answers(
     for begin in range(0, len(prompts), batch_size):
         batch = []
         for i in range(begin, min(begin + batch_size, len(prompts))):
-            row = Row(i, prompts[i], stop.watch(target.context - len(prompts[i])), end=End.LIMIT)
+            row = Row(i, prompts[i], SequenceEnd(stop, target.context - len(prompts[i])), end=End.LIMIT)
             for token in answers[i]:
                 if not row.emit(token):
                     break

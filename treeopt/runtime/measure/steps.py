@@ -22,8 +22,9 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.latency.rounds import PRECISION, Round, is_enough
 from treeopt.runtime.acceptance.greedy import Acceptance
-from treeopt.runtime.decode import Decoder, StopRule, capacity_for, synchronize
+from treeopt.runtime.decode import Decoder, capacity_for, synchronize
 from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 

@@ -22,10 +22,11 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.journal import Journal
 from treeopt.runtime.acceptance.greedy import Acceptance
-from treeopt.runtime.decode import StopRule, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.memory import with_less_memory
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
+from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
 
@@ -178,7 +179,7 @@ def _given_turns(
             return
         if len(prompt) >= target.context:
             return
-        end = stop.watch(target.context - len(prompt))
+        end = SequenceEnd(stop, target.context - len(prompt))
         n = next((n for n, token in enumerate(before[-1], 1) if end.push(token) is not None), len(before[-1]))
         yield prompt, before[-1][:n]
 

@@ -1,0 +1,76 @@
+"""Where an answer ends: at an end token, at a limit, or in a loop.
+
+That depends on the answer's tokens alone, never on how they were decoded, so answers end alike with every tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treeopt.records.trace import End
+
+LOOP_PERIOD, LOOP_REPEATS = 8, 3  # longest block of tokens that makes a loop, and how often it must come in a row
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Where answers end, whatever they are decoded with.
+
+    eos_ids        : tokens that end an answer, and are kept as its last token
+    max_new_tokens : most tokens of an answer
+    at_loops       : whether an answer ends where its last tokens are the same block of at most 8 tokens for the third time
+    """
+
+    eos_ids: frozenset[int]
+    max_new_tokens: int
+    at_loops: bool = True
+
+
+class SequenceEnd:
+    """Tells after every token of an answer whether it is the last one, and why.
+
+    context_left : tokens that the context has room for after the prompt; None for no bound
+
+    >>> end = SequenceEnd(StopRule(frozenset({0}), max_new_tokens=9))
+    >>> [end.push(token) for token in (5, 7, 7, 7)][-1].name
+    'LOOP'
+    """
+
+    def __init__(self, stop: StopRule, context_left: int | None = None) -> None:
+        self.eos_ids = stop.eos_ids
+        self._most = stop.max_new_tokens if context_left is None else min(stop.max_new_tokens, context_left)
+        self._most_reason = End.LIMIT if self._most == stop.max_new_tokens else End.CONTEXT
+        self._tokens: list[int] = []
+        # run[p - 1]: how many of the last tokens equal the one p places before them
+        self._run = [0] * (LOOP_PERIOD if stop.at_loops else 0)
+
+    def push(self, token: int) -> End | None:
+        tokens, run = self._tokens, self._run
+        n, looped = len(tokens), False
+        for i in range(min(n, len(run))):
+            if tokens[n - 1 - i] == token:
+                run[i] += 1
+                looped |= run[i] >= (LOOP_REPEATS - 1) * (i + 1)
+            else:
+                run[i] = 0
+        tokens.append(token)
+        if token in self.eos_ids:
+            return End.EOS
+        if looped:
+            return End.LOOP
+        return self._most_reason if n + 1 >= self._most else None
+
+
+def sequence_end(tokens: Sequence[int], stop: StopRule) -> tuple[int, End]:
+    """Number of ``tokens`` up to where they end, and why; LIMIT where nothing else ends them.
+
+    >>> sequence_end([4, 5, 4, 5, 4, 5, 4, 5], StopRule(frozenset({0}), 100))
+    (6, <End.LOOP: 3>)
+    """
+    end = SequenceEnd(stop)
+    for n, token in enumerate(tokens, 1):
+        reason = end.push(token)
+        if reason is not None:
+            return n, reason
+    return len(tokens), End.LIMIT
