@@ -282,8 +282,6 @@ def test_sglang_needs_its_steps_among_the_candidates():
 
 
 def test_tgi_silently_stops_above_128_rows_and_the_user_is_told():
-    assert [tgi.length_at(3, n) for n in (32, 33)] == [3, 0]
-
     def warned(batch_size):
         written = tgi.write_chain(request((None, 3), drafter="medusa", batch_size=batch_size))
         return any("above 128 rows" in note for note in written.notes)

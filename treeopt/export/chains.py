@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.export.engine import Lengths, Request, Written
+from treeopt.export.engine import COMMANDS, Lengths, Request, Written
 
 LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, as treeopt's own ``ngram`` does
 LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
 NO_SPECULATION: Lengths = ((1, None, 0),)
-COMMANDS = "commands.sh"
 
 
 def merged(lengths: Lengths) -> Lengths:

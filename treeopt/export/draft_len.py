@@ -16,19 +16,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 
 from treeopt.errors import InvalidInput
-from treeopt.export.chains import (
-    COMMANDS,
-    LAST,
-    LOOKED_UP,
-    NO_SPECULATION,
-    drafter_of,
-    merged,
-    plain,
-    ranges_of,
-    said,
-    unnamed,
-)
-from treeopt.export.engine import Lengths, Request, Written
+from treeopt.export import chains
+from treeopt.export.engine import COMMANDS, Lengths, Request, Written
 
 FILE = "llm_api_options.yml"
 TYPES = {"eagle3": "Eagle3", "eagle": "Eagle", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
@@ -39,15 +28,15 @@ UPPER, LOWER = "upper-bound", "lower-bound"
 def write(request: Request) -> Written:
     """The options of ``trtllm-serve``; InvalidInput where the first range has not the longest chain."""
     meaning = meaning_of(request.version)
-    drafter = drafter_of(request, TYPES, "TensorRT-LLM")
-    lengths = merged(request.lengths)
+    drafter = chains.drafter_of(request, TYPES, "TensorRT-LLM")
+    lengths = chains.merged(request.lengths)
     longest = max(length for _, _, length in lengths)
     if longest == 0:
-        return plain("trtllm-serve MODEL")
+        return chains.plain("trtllm-serve MODEL")
     if lengths[0][2] != longest:
         raise InvalidInput(
             "TensorRT-LLM needs max_draft_len at the smallest key of its draft_len_schedule, so no range may "
-            f"have a longer chain than the first, but the schedule has {said(lengths)}: export one length "
+            f"have a longer chain than the first, but the schedule has {chains.said(lengths)}: export one length "
             "with --batch-size."
         )
     lines = ["speculative_config:", f"  decoding_type: {TYPES[drafter]}", f"  max_draft_len: {longest}"]
@@ -56,8 +45,8 @@ def write(request: Request) -> Written:
     if drafter in OWN_MODEL:
         lines.append("  speculative_model: DRAFTER")
     if drafter == "ngram":
-        lines.append(f"  max_matching_ngram_size: {LOOKED_UP}")
-    notes = list(unnamed(request, drafter))
+        lines.append(f"  max_matching_ngram_size: {chains.LOOKED_UP}")
+    notes = list(chains.unnamed(request, drafter))
     if len(lengths) > 1:
         schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
         pairs = ", ".join(f"{key}: {length}" for key, length in schedule.items())
@@ -95,7 +84,7 @@ def upper_bounds(lengths: Lengths) -> dict[int, int]:
     >>> upper_bounds(((1, 4, 4), (5, 8, 2), (9, None, 0)))
     {4: 4, 8: 2}
     """
-    return {end or LAST: length for _, end, length in lengths if end is not None or length}
+    return {end or chains.LAST: length for _, end, length in lengths if end is not None or length}
 
 
 def parse(files: Mapping[str, str]) -> Lengths:
@@ -104,7 +93,7 @@ def parse(files: Mapping[str, str]) -> Lengths:
     most = re.search(r"^ +max_draft_len: *(\d+) *$", text, re.M)
     written = re.search(r"^ +draft_len_schedule: *(\{.*\}) *$", text, re.M)
     if most is None:
-        return NO_SPECULATION
+        return chains.NO_SPECULATION
     if written is None:
         return ((1, None, int(most[1])),)
     meaning = LOWER if f"draft_len_schedule: {LOWER}" in text.splitlines()[0] else UPPER
@@ -114,7 +103,7 @@ def parse(files: Mapping[str, str]) -> Lengths:
         raise InvalidInput(f"draft_len_schedule must map batch sizes to lengths: {error}.") from None
     schedule = checked({int(key): length for key, length in keyed.items()}, int(most[1]), meaning)
     look_up: Callable[[Mapping[int, int], int], int] = up_to if meaning == UPPER else from_on
-    return ranges_of(lambda batch_size: look_up(schedule, batch_size))
+    return chains.ranges_of(lambda batch_size: look_up(schedule, batch_size))
 
 
 def checked(schedule: Mapping[int, int], most: int, meaning: str) -> dict[int, int]:
@@ -165,7 +154,7 @@ def _notes(lengths: Lengths, meaning: str, drafter: str) -> list[str]:
         f"other side of it silently read it otherwise: --engine-version {other}."
     ]
     if meaning == UPPER and lengths[-1][2]:
-        notes.append(f"Its last key is {LAST}: above it TensorRT-LLM does not speculate.")
+        notes.append(f"Its last key is {chains.LAST}: above it TensorRT-LLM does not speculate.")
     if meaning == UPPER and drafter != "ngram" and any(length == 0 for _, _, length in lengths):
         notes.append("Some releases silently draft one token where the schedule has 0, to keep the drafter warm.")
     if meaning == LOWER and drafter not in ("ngram", "draft-model"):

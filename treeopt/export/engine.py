@@ -16,6 +16,7 @@ from typing import Any
 from treeopt.errors import InvalidInput
 from treeopt.trees.tree import Tree
 
+COMMANDS = "commands.sh"  # the file of the launch command
 Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
 
 
@@ -89,7 +90,7 @@ class Method:
     by_version: bool = False
     by_batch_size: bool = False
     built_for_size: bool = False
-    versions: str
+    versions: str = "current"
     status: str = "live"
     source: str
     write: Callable[[Request], Written]

@@ -72,69 +72,40 @@ def table(engines: Mapping[str, Engine]) -> RenderableType:
         expand=True,
     )
     for name in ("engine", "method", "drafters", "shape and limits", "acceptance", "carrier", "by batch", "versions"):
-        shown.add_column(
-            name,
-            min_width=15 if name.startswith("shape") else None,
-            overflow="fold",
-            ratio=WIDTHS.get(name),
-            no_wrap=name == "engine",
-        )
+        width = 15 if name.startswith("shape") else None
+        shown.add_column(name, min_width=width, overflow="fold", ratio=WIDTHS.get(name), no_wrap=name == "engine")
     for engine in engines.values():
         for i, method in enumerate(engine.methods):
-            bounds = [method.shape, *([limits(method)] if limits(method) != NONE else [])]
-            cells = [
-                engine.name if i == 0 else "",
-                method.name,
-                ", ".join(method.drafters),
-                ", ".join(bounds),
-                ", ".join(method.rules),
-                method.carrier,
-                by_batch_size(method),
-                available(method),
-            ]
-            shown.add_row(*map(escape, cells))
+            name, drafters, shape, bounds, rules, *rest = cells(method)
+            shape += "" if bounds == NONE else f", {bounds}"
+            row = [engine.name if i == 0 else "", name, drafters, shape, rules, method.carrier, *rest]
+            shown.add_row(*map(escape, row))
         shown.add_section()
     return shown
 
 
+def cells(method: Method) -> list[str]:
+    """What both tables say of a method: name, drafters, shape, limits, acceptance, by batch size, versions."""
+    drafters, rules = ", ".join(method.drafters), ", ".join(method.rules)
+    return [method.name, drafters, method.shape, limits(method), rules, by_batch_size(method), available(method)]
+
+
 def markdown(engines: Mapping[str, Engine]) -> str:
     """The same for docs/engines.md, with syntax, matching fields and sources, between its two marks."""
+    methods = [(engine.name, method) for engine in engines.values() for method in engine.methods]
+    heads = ["engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions"]
+    details = ["method", "carrier", "syntax", "must match", "source"]
     lines = [
-        BEGIN,
-        "",
-        "| engine | method | drafters | shape | limits | acceptance | by batch size | versions |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(BEGIN, "", _row(heads), _row(["---"] * len(heads))),
+        *(_row([f"`{engine}`", *cells(method)]) for engine, method in methods),
+        *("", _row(details), _row(["---"] * len(details))),
+        *(
+            _row([f"`{engine}` {m.name}", m.carrier, f"`{m.syntax}`", "; ".join(m.derived) or NONE, m.source])
+            for engine, m in methods
+        ),
+        *("", END),
     ]
-    details = ["| method | carrier | syntax | must match | source |", "| --- | --- | --- | --- | --- |"]
-    for engine in engines.values():
-        for method in engine.methods:
-            cells = [
-                f"`{engine.name}`",
-                method.name,
-                ", ".join(method.drafters),
-                method.shape,
-                limits(method),
-                ", ".join(method.rules),
-                by_batch_size(method),
-                available(method),
-            ]
-            lines.append(_row(cells))
-            cells = [
-                f"`{engine.name}` {method.name}",
-                method.carrier,
-                f"`{method.syntax}`",
-                "; ".join(method.derived) or NONE,
-                method.source,
-            ]
-            details.append(_row(cells))
-    return "\n".join([*lines, "", *details, "", END]) + "\n"
-
-
-def refreshed(page: str, engines: Mapping[str, Engine]) -> str:
-    """The page with its table made anew."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(f"{END}\n")
-    return before + markdown(engines) + after
+    return "\n".join(lines) + "\n"
 
 
 def _row(cells: list[str]) -> str:

@@ -12,19 +12,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
 from treeopt.errors import InvalidInput
-from treeopt.export.chains import (
-    COMMANDS,
-    NO_SPECULATION,
-    drafter_of,
-    flags,
-    merged,
-    only_length,
-    plain,
-    ranges_of,
-    unnamed,
-    whole,
-)
-from treeopt.export.engine import Lengths, Request, Written
+from treeopt.export import chains
+from treeopt.export.engine import COMMANDS, Lengths, Request, Written
 
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
@@ -35,18 +24,18 @@ SERVE = "python -m sglang.launch_server --model-path MODEL"
 
 def write(request: Request) -> Written:
     """One length for all batch sizes: three flags."""
-    drafter = drafter_of(request, ALGORITHMS, "SGLang")
-    steps = only_length(request, f"SGLang with the drafter {drafter}")
+    drafter = chains.drafter_of(request, ALGORITHMS, "SGLang")
+    steps = chains.only_length(request, f"SGLang with the drafter {drafter}")
     if steps == 0:
-        return plain(SERVE)
+        return chains.plain(SERVE)
     command = f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}"
-    return Written(files={COMMANDS: f"{command}\n"}, command=command, notes=unnamed(request, drafter))
+    return Written(files={COMMANDS: f"{command}\n"}, command=command, notes=chains.unnamed(request, drafter))
 
 
 def write_adaptive(request: Request) -> Written:
     """A length for each range of batch sizes, as an adaptive config with one candidate each."""
-    drafter = drafter_of(request, ADAPTIVE, "SGLang's adaptive config")
-    lengths = merged(request.lengths)
+    drafter = chains.drafter_of(request, ADAPTIVE, "SGLang's adaptive config")
+    lengths = chains.merged(request.lengths)
     if len(lengths) == 1:
         return write(request)
     steps = max(length for _, _, length in lengths)
@@ -57,7 +46,7 @@ def write_adaptive(request: Request) -> Written:
     )
     ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
     notes = [
-        *unnamed(request, drafter),
+        *chains.unnamed(request, drafter),
         "SGLang silently keeps one length with topk above 1, attention data parallelism or multi-layer EAGLE: "
         'look for "speculative_adaptive disabled" in its log.',
         "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "
@@ -77,20 +66,20 @@ def parse(files: Mapping[str, str]) -> Lengths:
 
     Raises InvalidInput for what it refuses, and for topk above 1, which makes no chain.
     """
-    given = flags(files)
+    given = chains.flags(files)
     algorithm = given.get("--speculative-algorithm")
     if algorithm is None:
-        return NO_SPECULATION
+        return chains.NO_SPECULATION
     if algorithm == "NGRAM":
-        rows = whole(given.get("--speculative-num-draft-tokens", "12"), "--speculative-num-draft-tokens")
+        rows = chains.whole(given.get("--speculative-num-draft-tokens", "12"), "--speculative-num-draft-tokens")
         return ((1, None, rows - 1),)
-    steps = whole(given.get("--speculative-num-steps", ""), "--speculative-num-steps")
-    topk = whole(given.get("--speculative-eagle-topk", ""), "--speculative-eagle-topk")
+    steps = chains.whole(given.get("--speculative-num-steps", ""), "--speculative-num-steps")
+    topk = chains.whole(given.get("--speculative-eagle-topk", ""), "--speculative-eagle-topk")
     if "--speculative-adaptive" in given and is_adaptive(algorithm, topk):
         slots = slots_of(files.get(FILE, ""))
         if steps not in slots.values():
             raise InvalidInput(f"--speculative-num-steps must be one of the candidate_steps, but is {steps}.")
-        return ranges_of(lambda batch_size: steps_at(slots, batch_size))
+        return chains.ranges_of(lambda batch_size: steps_at(slots, batch_size))
     if topk != 1:
         raise InvalidInput(f"A chain needs --speculative-eagle-topk 1, but got {topk}.")
     return ((1, None, steps),)

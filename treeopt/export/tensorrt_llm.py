@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import yaml
 
 from treeopt.errors import InvalidInput
-from treeopt.export.engine import Request, Written
+from treeopt.export.engine import COMMANDS, Request, Written
 from treeopt.export.lists import listed, same
 from treeopt.trees.tree import Choice, Tree
 
-OPTIONS, BENCH, COMMANDS = "llm_api_options.yml", "medusa_choices.yml", "commands.sh"
+OPTIONS, BENCH = "llm_api_options.yml", "medusa_choices.yml"
 PLAIN = "# No tree pays at batch size"  # begins the files for serving without speculation
 WORD = 32  # rows of a word of its packed mask
 MOST_DEPTH, RANK_BITS = 16, 4  # of a path, four bits a rank
@@ -207,16 +206,6 @@ def numbered(paths: Sequence[Choice]) -> dict[Choice, int]:
     return ids | {path: begin + i for i, path in enumerate(deeper)}
 
 
-def topks(choices: Sequence[Sequence[int]]) -> list[int]:
-    """Candidates that the Python runtime asks of each head: the largest rank of its depth and one.
-
-    >>> topks([[0], [1], [0, 0], [0, 1]])
-    [2, 2]
-    """
-    depth = max(map(len, choices))
-    return [1 + max(path[d] for path in choices if len(path) > d) for d in range(depth)]
-
-
 def _plain(batch_size: int) -> Written:
     """The same files for serving without speculation."""
     command = f"trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE --max_batch_size {batch_size}"
@@ -226,20 +215,3 @@ def _plain(batch_size: int) -> Written:
     }
     note = f"No tree pays at batch size {batch_size}: these files serve the model without its heads."
     return Written(files=files, command=command, notes=(note,))
-
-
-def eagle_choices(value: Any) -> list[list[int]]:
-    """What ``check_eagle_choices`` (tensorrt_llm/llmapi/llm_args.py) makes of a list: sorted, without duplicates.
-
-    Raises InvalidInput for a choice without its parent, where the library asserts.
-
-    >>> eagle_choices([[0, 0], [0], [0]])
-    [[0], [0, 0]]
-    """
-    paths = sorted({tuple(path) for path in value}, key=lambda path: (len(path), path))
-    if not paths:
-        raise InvalidInput("TensorRT-LLM needs at least one eagle choice.")
-    for path in paths:
-        if len(path) > 1 and path[:-1] not in paths:
-            raise InvalidInput(f"TensorRT-LLM finds that choice {list(path)} is not connected.")
-    return [list(path) for path in paths]

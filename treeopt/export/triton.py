@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from treeopt.errors import InvalidInput
 from treeopt.export import tensorrt_llm
-from treeopt.export.engine import Request, Written
+from treeopt.export.engine import COMMANDS, Request, Written
 from treeopt.export.lists import same
 from treeopt.trees.tree import Tree
 
 TITLE = "Triton's TensorRT-LLM backend"
-CONFIG, COMMANDS = "config.pbtxt", "commands.sh"
+CONFIG = "config.pbtxt"
 
 
 def write(request: Request) -> Written:
@@ -32,7 +32,7 @@ def write(request: Request) -> Written:
     command = (
         f"python3 tools/fill_template.py -i tensorrt_llm/config.pbtxt 'decoding_mode:medusa,medusa_choices:{escaped}'"
     )
-    build = built.files[tensorrt_llm.COMMANDS].split("# Run (greedy")[0]
+    build = built.files[COMMANDS].split("# Run (greedy")[0]
     return Written(files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=built.notes)
 
 

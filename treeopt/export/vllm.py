@@ -9,21 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.export.chains import (
-    COMMANDS,
-    LAST,
-    LOOKED_UP,
-    NO_SPECULATION,
-    drafter_of,
-    flags,
-    merged,
-    only_length,
-    plain,
-    ranges_of,
-    unnamed,
-    within_heads,
-)
-from treeopt.export.engine import Lengths, Request, Written
+from treeopt.export import chains
+from treeopt.export.engine import COMMANDS, Lengths, Request, Written
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -33,32 +20,32 @@ IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
 
 def write_medusa(request: Request) -> Written:
     """One chain length for all batch sizes: vLLM's proposer asserts that it never changes."""
-    drafter = drafter_of(request, ("medusa",), "vLLM's Medusa proposer")
-    length = within_heads(only_length(request, "vLLM with Medusa heads"), request, "vLLM")
+    drafter = chains.drafter_of(request, ("medusa",), "vLLM's Medusa proposer")
+    length = chains.within_heads(chains.only_length(request, "vLLM with Medusa heads"), request, "vLLM")
     if length == 0:
-        return plain("vllm serve MODEL")
+        return chains.plain("vllm serve MODEL")
     config = {"method": "medusa", "model": "HEADS", "num_speculative_tokens": length}
     note = "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS"
-    return _written(config, (*unnamed(request, drafter), note))
+    return _written(config, (*chains.unnamed(request, drafter), note))
 
 
 def write_chain(request: Request) -> Written:
     """One length, or a length for each range of batch sizes."""
-    drafter = drafter_of(request, METHODS, "vLLM")
-    lengths = merged(request.lengths)
+    drafter = chains.drafter_of(request, METHODS, "vLLM")
+    lengths = chains.merged(request.lengths)
     longest = max(length for _, _, length in lengths)
     if longest == 0:
-        return plain("vllm serve MODEL")
+        return chains.plain("vllm serve MODEL")
     config: dict[str, Any] = {"method": METHODS[drafter]}
     if drafter not in IN_THE_MODEL:
         config["model"] = "DRAFTER"
     if drafter == "ngram":
-        config["prompt_lookup_max"], config["prompt_lookup_min"] = LOOKED_UP, 1
+        config["prompt_lookup_max"], config["prompt_lookup_min"] = chains.LOOKED_UP, 1
     config["num_speculative_tokens"] = longest
-    notes = list(unnamed(request, drafter))
+    notes = list(chains.unnamed(request, drafter))
     if len(lengths) > 1:
-        config[SCHEDULE] = [[begin, end or LAST, length] for begin, end, length in lengths]
-        notes.append(f"The last range ends at {LAST}: above it vLLM carries its length forward.")
+        config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
+        notes.append(f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.")
         notes.append("Schedules run with full CUDA graphs from vLLM 0.25.0 on (PR #45953).")
     return _written(config, tuple(notes))
 
@@ -70,14 +57,14 @@ def parse(files: Mapping[str, str]) -> Lengths:
     """
     config = _config(files)
     if config is None:
-        return NO_SPECULATION
+        return chains.NO_SPECULATION
     most = config.get("num_speculative_tokens")
     if type(most) is not int or most < 1:
         raise InvalidInput(f"vLLM needs num_speculative_tokens of at least 1, but got {most!r}.")
     if config.get(SCHEDULE) is None:
         return ((1, None, most),)
     schedule = checked(config[SCHEDULE])
-    return ranges_of(lambda batch_size: length_at(schedule, most, batch_size))
+    return chains.ranges_of(lambda batch_size: length_at(schedule, most, batch_size))
 
 
 def checked(schedule: object) -> list[tuple[int, int, int]]:
@@ -119,7 +106,7 @@ def _written(config: dict[str, Any], notes: tuple[str, ...]) -> Written:
 
 def _config(files: Mapping[str, str]) -> dict[str, Any] | None:
     """The speculative config of the file and of the command, which must agree; None without one."""
-    texts = [text for text in (files.get(FILE), flags(files).get("--speculative-config")) if text]
+    texts = [text for text in (files.get(FILE), chains.flags(files).get("--speculative-config")) if text]
     try:
         configs = [json.loads(text) for text in texts]
     except json.JSONDecodeError as error:

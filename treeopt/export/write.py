@@ -1,0 +1,223 @@
+"""An engine's files for a tree, a chain or a plan: what it can take is checked before, and they are read again after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.export.chains import merged
+from treeopt.export.engine import Method, Request, Written
+from treeopt.export.table import ENGINES
+from treeopt.records.plan import Plan
+from treeopt.records.rules import option_of, rule_of
+from treeopt.trees.shapes import SHAPES
+from treeopt.trees.tree import Tree
+
+
+def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:
+    """The method of an engine that runs a kind of drafter, or the one that is named.
+
+    Without a drafter the engine's usual one. Raises Unsupported for a name that is not known, InvalidInput for
+    a drafter that the engine or the method cannot run.
+
+    >>> method_of("vllm", "medusa").shape
+    'chain'
+    >>> method_of("tgi", "eagle3")
+    Traceback (most recent call last):
+    treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this is of eagle3, which \
+tensorrt-llm, vllm, sglang, lmdeploy, llama-cpp, rtp-llm can run.
+    """
+    if engine not in ENGINES:
+        raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.")
+    methods = ENGINES[engine].methods
+    if method is not None:
+        named = {one.name: one for one in methods}
+        if method not in named:
+            raise Unsupported(f"--method of {engine} must be one of {', '.join(named)}, but got {method!r}.")
+        methods = (named[method],)
+    for one in methods:
+        if drafter is None or drafter in one.drafters:
+            return one
+    kinds = dict.fromkeys(kind for one in methods for kind in one.drafters)
+    others = [name for name, other in ENGINES.items() if any(drafter in m.drafters for m in other.methods)]
+    able = f", which {', '.join(others)} can run" if others else ""
+    way = engine if method is None else f"{engine} with {method}"
+    raise InvalidInput(f"{way} runs drafters of the kinds {', '.join(kinds)}, but this is of {drafter}{able}.")
+
+
+def runners(drafter: str | None) -> dict[str, Method]:
+    """The engines that run a kind of drafter, and their usual method for it; all without a kind.
+
+    >>> list(runners("redrafter"))
+    ['redrafter']
+    """
+    return {
+        name: method_of(name, drafter)
+        for name, engine in ENGINES.items()
+        if drafter is None or any(drafter in one.drafters for one in engine.methods)
+    }
+
+
+def export_request(request: Request, engine: str, *, method: str | None = None) -> Written:
+    """An engine's files for a tree or for chain lengths, as the request has them.
+
+    >>> written = export_request(Request(tree=Tree.chain(2), num_heads=4, drafter="medusa"), "medusa")
+    >>> written.files["medusa_choices.json"]
+    '[[0], [0, 0]]\\n'
+    """
+    way = method_of(engine, request.drafter, method)
+    notes = check_rule_of(request.acceptance, way, engine)
+    if request.drafter == "ngram":
+        notes.append(
+            f"{engine} looks n-grams up in a way of its own, of which tokens per step depend: measure them there, and "
+            "compare by treeopt import."
+        )
+    for flag, given, heeded in (
+        ("--engine-version", request.version, way.by_version),
+        ("--max-draft-len", request.max_draft_len, way.built_for_size),
+    ):
+        if given is not None and not heeded:
+            raise InvalidInput(f"{flag} makes no difference for {engine} with {way.name}: leave it out.")
+    if way.shape == "chain" and request.tree is not None:
+        check_shape_of(request.tree, way, engine)
+        request = replace(request, lengths=((1, None, request.tree.depth),), tree=None)
+    if request.tree is not None:
+        check(request.tree, way, engine, request)
+    if way.max_batch_size is not None and request.batch_size > way.max_batch_size:
+        notes.append(
+            f"{engine} decodes at most {way.max_batch_size} sequence at a time with a tree; this one was chosen for "
+            f"batch size {request.batch_size}."
+        )
+    if way.status != "live":
+        notes.append(f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}.")
+    written = way.write(request)
+    if way.parse is not None:
+        try:
+            read = way.parse(written.files)
+        except (InvalidInput, LookupError, ValueError) as error:
+            raise InvalidInput(f"Nothing was written, since {engine} would not read it: {error}") from None
+        wanted = (request.tree or Tree.chain(0)) if isinstance(read, Tree) else merged(request.lengths)
+        if (read if isinstance(read, Tree) else merged(read)) != wanted:
+            raise InvalidInput(f"Nothing was written, since {engine} would read something else from it.")
+    return replace(written, notes=(*written.notes, *notes))
+
+
+def way_of(plan: Plan, engine: str, method: str | None = None) -> Method:
+    """The method that a plan goes to an engine by: the one named, planned for, or usual for its drafter."""
+    planned = (plan.constraint or {}).get("engine") or {}
+    if method is None and planned.get("name") == engine:
+        method = planned.get("method")
+    return method_of(engine, (plan.drafter or {}).get("kind"), method)
+
+
+def export_plan(
+    plan: Plan,
+    engine: str,
+    *,
+    batch_size: int | None = None,
+    method: str | None = None,
+    version: str | None = None,
+    max_draft_len: int | None = None,
+) -> Written:
+    """An engine's files for a plan: its schedule where the engine takes chains, else the entry of a batch size.
+
+    Raises InvalidInput for a plan of trees and an engine of chains: the best chain is no path of the best tree.
+    """
+    drafter = plan.drafter or {}
+    num_heads = drafter.get("num_heads")
+    if not isinstance(num_heads, int):
+        raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
+    way = way_of(plan, engine, method)
+    request = Request(
+        num_heads=num_heads,
+        num_layers=drafter.get("num_layers") or 1,
+        drafter=drafter.get("kind"),
+        version=version,
+        max_draft_len=max_draft_len,
+        batch_size=plan.entries[-1].batch_size,
+        acceptance=plan.acceptance,
+    )
+    if batch_size is not None or (way.shape != "chain" and len(plan.schedule) > 1):
+        entry = plan.entry(batch_size)
+        request = replace(request, tree=entry.tree, batch_size=entry.batch_size)
+    elif way.shape == "chain":
+        for entry in plan.entries:
+            check_shape_of(entry.tree, way, engine)
+        lengths = ((part["from"], part["to"], plan.entries[part["entry"]].depth) for part in plan.schedule)
+        request = replace(request, lengths=tuple(lengths))
+    else:
+        request = replace(request, tree=plan.entries[plan.schedule[0]["entry"]].tree)
+    return export_request(request, engine, method=way.name)
+
+
+def check_rule_of(record: Mapping[str, Any] | None, way: Method, engine: str) -> list[str]:
+    """What to say where a plan holds for another rule than greedy decoding; InvalidInput where the engine lacks it.
+
+    Chain methods may have more rules than the table knows.
+    """
+    rule = rule_of(record)
+    if rule == "greedy" or record is None:
+        return []
+    asked = option_of(record)
+    if rule in way.rules:
+        return [f"The plan holds for {asked}: requests must ask for the same."]
+    if way.shape == "chain" and rule != "typical":
+        return [f"The plan holds for {asked}; whether {engine} decodes so was not checked."]
+    able = [
+        name
+        for name, other in ENGINES.items()
+        for one in other.methods
+        if rule in one.rules and set(one.drafters) & set(way.drafters)
+    ]
+    cure = f"export --to {' or '.join(able)}, or plan" if able else "plan"
+    raise InvalidInput(
+        f"{engine} with {way.name} accepts by the rule {' or '.join(way.rules)}, but the plan holds for {asked}: {cure} "
+        "for greedy decoding (treeopt calibrate --acceptance greedy)."
+    )
+
+
+def check_shape_of(tree: Tree, way: Method, engine: str) -> None:
+    """Raise InvalidInput for a tree that is not of the method's shape, with the command that finds one that is."""
+    if SHAPES[way.shape](tree):
+        return
+    what = {
+        "sibling-closed": "trees whose siblings have ranks without a gap",
+        "low-rank-expands": "trees in which the likeliest siblings have the children, without a gap",
+        "chain": "chains",
+    }[way.shape]
+    raise InvalidInput(
+        f"{engine} takes {what} only, but this tree of {len(tree)} rows, {tree.depth} deep, is none: "
+        f"{search_for(engine, way)}"
+    )
+
+
+def search_for(engine: str, way: Method) -> str:
+    """The command that plans what a method takes."""
+    return f"treeopt search --for {engine}" + (f" --method {way.name}" if len(ENGINES[engine].methods) > 1 else "")
+
+
+def check(tree: Tree, way: Method, engine: str, request: Request) -> None:
+    """Raise InvalidInput where the engine would refuse the tree, or silently use another."""
+    search = search_for(engine, way)
+    if len(tree) == 1:
+        return  # the methods' own files, or their refusal
+    if tree.depth > request.num_heads:
+        raise InvalidInput(f"A tree may be {request.num_heads} deep, one per head, but this one is {tree.depth} deep.")
+    if way.max_depth is not None and tree.depth > way.max_depth:
+        raise InvalidInput(f"{engine} takes trees up to depth {way.max_depth}, but this one has {tree.depth}: {search}")
+    if way.max_rank is not None and tree.max_rank > way.max_rank:
+        raise InvalidInput(
+            f"{engine} takes ranks up to {way.max_rank}, but the tree has {tree.max_rank}, which it would read as "
+            f"another candidate: {search}"
+        )
+    if way.max_nodes is not None and len(tree) - 1 > way.max_nodes:
+        raise InvalidInput(f"{engine} takes up to {way.max_nodes} choices, but the tree has {len(tree) - 1}: {search}")
+    first = [path[0] for path in tree.paths[1:] if len(path) == 1]
+    if way.first_depth_closed and first != list(range(len(first))):
+        raise InvalidInput(
+            f"{engine} needs ranks without gaps at depth 1, but the tree has {first} there, of which it would give two "
+            f"one place: {search}"
+        )
+    check_shape_of(tree, way, engine)
