@@ -6,7 +6,8 @@ import re
 import pytest
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.llama_cpp import CUMULATIVE, CUT
+from treeopt.importing.llama_cpp import CUMULATIVE
+from treeopt.importing.printed import CUT
 from treeopt.importing.sglang import ADAPTIVE
 
 from .engine_files import (

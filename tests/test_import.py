@@ -246,7 +246,7 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.json", RANKS, {"kind": "eagle"}, "--from must be one of"),
         ("x.json", RANKS, {"trials": 3}, "--trials does not go with"),
         ("x.json", RANKS, {"kind": "medusa-pt"}, "one table of hits a head"),
-        ("x.json", RANKS, {"kind": "recall", "trials": 1}, "holds neither"),
+        ("x.json", RANKS, {"kind": "recall", "trials": 1}, 'heads with "recall@1", but holds none'),
         ("x.json", RANKS, {"kind": "csv", "trials": 1}, "CSV"),
         ("x.json", RANKS, {"kind": "acceptance", "trials": 1, "heads": 1}, "one vector of chances"),
         ("x.json", "[1, 2]", {"kind": "ranks"}, "in every line"),

@@ -16,12 +16,9 @@ from typing import Any
 from treeopt.errors import InvalidInput
 from treeopt.export import eagle1, hydra, modelopt, tensorrt_llm, triton
 from treeopt.export.buffers import decoded, medusa_buffers
-from treeopt.export.reading import Choices, read_choices
+from treeopt.export.reading import Choices, in_braces, read_choices
 from treeopt.trees.tree import Choice, Tree
 
-PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*,?\s*value:\s*\{\s*string_value:\s*"([^"]*)"')
-ARGUMENT = re.compile(r"((?:[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
-BARE = re.compile(r"\A\s*(\{\s*\{?\s*-?\d[^\"':]*)\Z")
 UNREADABLE = "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
 RTP_LLM_DEPTH = 3
 
@@ -103,10 +100,8 @@ def _few(paths: list[Choice], once: dict[Choice, None]) -> str:
 
 def _meant(text: str) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
     """The choices that a text means, what was repaired in its syntax, and who reads the syntax otherwise."""
-    for form in (PBTXT, ARGUMENT, BARE):
-        found = form.search(text)
-        if found is not None:
-            return _braces(found[1], argument=form is ARGUMENT)
+    if (found := in_braces(text)) is not None:
+        return _braces(*found)
     try:
         document = json.loads(text)
     except ValueError:
@@ -126,7 +121,7 @@ def _meant(text: str) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
     return choices, (), ()
 
 
-def _braces(value: str, *, argument: bool) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
+def _braces(value: str, argument: bool) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
     """Triton's string: every path that stands in it, and what its tools and its backend make of it."""
     repaired, given = [], value
     if argument:

@@ -22,7 +22,10 @@ FLAG = re.compile(r"--(?:medusa|hydra|eagle|tree)[-_]choices[= ]+([\"'])(.*?)\1"
 LENGTH_FLAG = re.compile(
     r"^[^#\n]*--(?:speculate|speculative-num-steps|draft-max|gen_num_per_cycle)[ =](\d{1,4})\b", re.M
 )
-BRACES = re.compile(r"string_value: \"(\{[^\"]*)\"|medusa_choices:(\{[^'\"]*\})|\A\s*(\{\s*\d[^\"]*)\Z", re.S)
+# Triton's paths in braces: in config.pbtxt, as an argument of fill_template.py (with its other pairs), and alone.
+PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*,?\s*value:\s*\{\s*string_value:\s*"([^"]*)"')
+ARGUMENT = re.compile(r"((?:[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
+BARE = re.compile(r"\A\s*(\{\s*\{?\s*-?\d[^\"':]*)\Z")
 PLAIN = ("# No tree pays", "# No chain pays")  # begin files for serving without speculation
 
 Choices = list[Any]  # of lists or tuples of ranks, or of anything else
@@ -124,20 +127,28 @@ def _flag(text: str) -> Choices | None:
     return _literal(found[2]) if found else None
 
 
+def in_braces(text: str) -> tuple[str, bool] | None:
+    """Triton's value, and whether it stands in an argument of fill_template.py; None where there is none."""
+    for form in (PBTXT, ARGUMENT, BARE):
+        if found := form.search(text):
+            return found[1], form is ARGUMENT
+    return None
+
+
 def _braces(text: str) -> Choices | None:
     """Triton's paths in braces, as its backend reads them."""
     from treeopt.export import triton
 
-    found = BRACES.search(text)
+    found = in_braces(text)
     if found is None:
         return None
-    if found[2]:
-        triton.filled_in(f"medusa_choices:{found[2]}")  # refuses commas that are not escaped
-    text = next(group for group in found.groups() if group).replace("\\,", ",")
-    read = triton.vectors(text)
-    if len(read) < text.count("{"):
+    value, argument = found
+    if argument:
+        value = next(v for k, v in triton.filled_in(value).items() if k.endswith("_choices"))
+    read = triton.vectors(value)
+    if len(read) < value.count("{"):
         raise InvalidInput(
-            f"Triton's backend would read {len(read)} of the {text.count('{')} paths in braces and drop the others: "
+            f"Triton's backend would read {len(read)} of the {value.count('{')} paths in braces and drop the others: "
             "repair it with treeopt import-tree."
         )
     return list(read)

@@ -116,7 +116,7 @@ def load_json(path: Path) -> Any:
     """Any JSON at ``path``, NaN and infinities refused."""
     text = read_text(path)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         raise InvalidInput(f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?") from None
     except ValueError as error:
@@ -184,7 +184,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} does not belong in a JSON file")
 
 
-def _refuse_constant(name: str) -> None:
+def refuse_constant(name: str) -> None:
+    """For NaN and infinities, which JSON has not."""
     raise ValueError(name)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files.storage import read_text
+from treeopt.files.storage import read_text, refuse_constant
 from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
 
@@ -68,10 +68,6 @@ def head_order(names: Collection[str], path: Path) -> list[str]:
     if not counted or counted not in (list(range(len(counted))), list(range(1, len(counted) + 1))):
         raise InvalidInput(f"{path} must number its heads 0, 1, ... or 1, 2, ..., but has {quoted(list(names))}.")
     return ordered
-
-
-def refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
 
 
 def _documents(path: Path, text: str) -> Any:

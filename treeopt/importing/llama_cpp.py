@@ -20,8 +20,8 @@ from typing import Any
 from treeopt.errors import InvalidInput
 from treeopt.importing.exposition import read_counters, scrapes_among
 from treeopt.importing.files import File, Found
-from treeopt.importing.printed import RATE, Printed, number, whole
-from treeopt.importing.survival import BIASED, Drafts, Histograms, to_calibration
+from treeopt.importing.printed import RATE, Printed, number, pooled, whole
+from treeopt.importing.survival import Drafts, Histograms, to_calibration
 from treeopt.importing.vllm_metrics import from_counters
 
 PREFIX = r"llamacpp:spec_decode_"
@@ -41,7 +41,6 @@ OLD_LINE = (
 )
 NUMBERS = "numbers in its lines of drafts"
 CUMULATIVE = "The lines 'statistics' count since the start of the process: only the last one was read."
-CUT = "Rates are not printed for all positions of the drafts: depths beyond were left out."
 
 
 def matches(content: Any) -> bool:
@@ -56,8 +55,6 @@ def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, logs are pooled."""
     path = files[-1][1]
     for content, one in files:
-        if not matches(content):
-            raise InvalidInput(f"{one} must hold log lines 'draft acceptance = ...' of llama.cpp, but holds none.")
         if not isinstance(content, str):
             raise InvalidInput(
                 f"{one} has only means of its drafts, and survival needs rates by position: import the log."
@@ -82,21 +79,11 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]
     requests = [found for line in text.splitlines() if (found := REQUEST.search(line))]
     detailed = [found for found in requests if found[5] is not None]
     if detailed:
-        lines = [
-            Printed(
-                _rates(found[5], path),
-                whole(found[2]),
-                whole(found[3]),
-                number(found[4], path, NUMBERS),
-                may_be_cut=True,
-            )
-            for found in detailed
-            if whole(found[3])
-        ]
-        notes = [f"{len(requests) - len(detailed)} lines without rates by position were left out."] * (
-            len(detailed) < len(requests)
-        )
-        return *_pooled(lines, path, notes), True
+        lines = [_printed(found[5], found[2], found[3], found[4], path) for found in detailed if whole(found[3])]
+        groups, notes = pooled([(f"{path}, draft line {n},", line) for n, line in enumerate(lines, 1)])
+        if left := len(requests) - len(detailed):
+            notes.append(f"{left} lines without rates by position were left out.")
+        return groups, notes, True
     last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
     used = {name: found for name, found in last.items() if found[7] is not None and whole(found[2])}
     if not used:
@@ -106,33 +93,17 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]
             f"{path} must be of one drafter, but has statistics of {', '.join(sorted(used))}: their drafts differ. "
             "Serve with one of them."
         )
-    found = next(iter(used.values()))
+    (found,) = used.values()
     drafts, first = whole(found[2]), whole(found[3])
-    line = Printed(
-        _rates(found[7], path),
-        whole(found[5]),
-        whole(found[4]),
-        number(found[6], path, NUMBERS),
-        drafts,
-        may_be_cut=True,
-    )
+    line = _printed(found[7], found[5], found[4], found[6], path, drafts)
     if abs(line.rates[0] * drafts - first) > RATE * drafts + 0.5:
         raise InvalidInput(
             f"{path} must accept the first guess of as many drafts as it says, {first}, but the rate is {line.rates[0]}."
         )
-    return *_pooled([line], path, [CUMULATIVE]), False
+    groups, notes = pooled([(f"{path}, draft line 1,", line)])
+    return groups, [CUMULATIVE, *notes], False
 
 
-def _pooled(lines: Sequence[Printed], path: Path, notes: list[str]) -> tuple[list[Histograms], list[str]]:
-    """Histograms of lines, and what else to know of them."""
-    groups: list[Histograms] = []
-    for n, line in enumerate(lines, 1):
-        rows = line.histograms(f"{path}, draft line {n},")
-        drafts = sum(next(iter(rows.values())))
-        notes += [BIASED] * line.is_mixed(drafts) + [CUT] * line.is_cut(drafts)
-        groups.append(rows)
-    return groups, notes
-
-
-def _rates(text: str, path: Path) -> list[float]:
-    return [number(part, path, NUMBERS) for part in text.split(",")]
+def _printed(rates: str, accepted: str, drafted: str, mean: str, path: Path, drafts: int | None = None) -> Printed:
+    numbers = [number(part, path, NUMBERS) for part in [*rates.split(","), mean]]
+    return Printed(numbers[:-1], whole(accepted), whole(drafted), numbers[-1], drafts, may_be_cut=True)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import quoted
-from treeopt.importing.survival import MOST_DRAFTS, Histograms, check_counts, histogram_of
+from treeopt.importing.survival import BIASED, MOST_DRAFTS, Histograms, check_counts, histogram_of
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
+CUT = "Rates are not printed for all positions of the drafts: depths beyond were left out."
 MOST_TRIED = 2000  # numbers of drafts that are tried around the printed mean's
 
 
@@ -61,10 +62,6 @@ class Printed:
         check_counts(fitting, reached, None, where)
         return fitting, reached
 
-    def histograms(self, where: str) -> Histograms:
-        drafts, reached = self.counts(where)
-        return {len(reached): histogram_of(drafts, reached)}
-
     def is_full(self, drafts: int) -> bool:
         """Whether all drafts had as many tokens as there are positions."""
         return self.drafted == drafts * len(self.rates)
@@ -104,6 +101,17 @@ class Printed:
         off = sum(reached) - self.accepted
         slack = RATE * len(rates) * drafts + 1e-6
         return close and (off <= slack if self.may_be_cut and self.is_cut(drafts) else abs(off) <= slack)
+
+
+def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Histograms], list[str]]:
+    """A histogram of each line, which stands at a place that errors name; and what else to know of them."""
+    groups: list[Histograms] = []
+    notes: list[str] = []
+    for where, line in lines:
+        drafts, reached = line.counts(where)
+        notes += [BIASED] * line.is_mixed(drafts) + [CUT] * (line.may_be_cut and line.is_cut(drafts))
+        groups.append({len(reached): histogram_of(drafts, reached)})
+    return groups, notes
 
 
 def whole(digits: str) -> int:

@@ -49,8 +49,6 @@ def matches(content: Any) -> bool:
 
 def read(content: Any, path: Path) -> Found:
     """The trace of logged ranks."""
-    if not matches(content):
-        raise InvalidInput(f'{path} must hold {{"ranks": [[...], ...]}} in every line, but its first has none.')
     lines = typed(list[Logged], content if isinstance(content, list) else [content], path)
     heads = len(lines[0].ranks[0]) if lines[0].ranks else 0
     blocks = [sequence_ranks(line, heads, f"{path}, sequence {s + 1},") for s, line in enumerate(lines)]

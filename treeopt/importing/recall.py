@@ -30,8 +30,6 @@ def matches(content: Any) -> bool:
 
 def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
     """Counts of recall@k, differenced."""
-    if not matches(content):
-        raise InvalidInput(f'{path} must hold {{"recall": ...}} or heads with "recall@1", but it holds neither.')
     table = content["recall"] if "recall" in content else _named_heads(content)
     if isinstance(table, list):
         rows = typed(list[list[float]], table, path)

@@ -36,8 +36,6 @@ def read(content: Any, path: Path, *, trials: int | None = None, heads: int | No
     """Counts of the same shares at every depth."""
     if heads is None:
         raise InvalidInput(f"{path} is one vector for all depths: say with --heads how many there are.")
-    if not matches(content):
-        raise InvalidInput(f"{path} must hold one vector of chances, or an object with 'acceptance'.")
     vector = next(content[name] for name in NAMES if name in content) if isinstance(content, dict) else content
     chances = typed(list[float], vector.tolist() if isinstance(vector, np.ndarray) else vector, path)
     if len(chances) < 3 or chances[0] != 0:

@@ -51,8 +51,9 @@ def read(files: Sequence[File]) -> Found:
     for content, path in files:
         found = [] if isinstance(content, str) else [details(body) for body in bodies(content)]
         if not any(found):
-            has = "only means of its drafts" if matches(content) else "no drafts of SGLang"
-            raise InvalidInput(f"{path} has {has}: survival needs counts by position. Instead, {ASK}.")
+            raise InvalidInput(
+                f"{path} has only means of its drafts: survival needs counts by position. Instead, {ASK}."
+            )
         for one in found:
             records += map(renamed, one)
             skipped += not one

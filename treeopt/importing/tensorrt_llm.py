@@ -13,16 +13,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.exposition import Counters, read_counters
+from treeopt.files.storage import typed
+from treeopt.importing.exposition import Counters, read_counters, scrapes_among
 from treeopt.importing.files import File, Found
 from treeopt.importing.requests import bodies, choices, read_requests
-from treeopt.importing.survival import MOST_DRAFTS, Drafts, check_counts, histogram_of, to_calibration
+from treeopt.importing.survival import Drafts, check_counts, histogram_of, to_calibration
 from treeopt.importing.vllm_requests import is_warm_up
 
 PREFIX = r"trtllm_spec_decode_"
@@ -33,7 +34,15 @@ ASK = (
     "serve with return_perf_metrics: true and save /prometheus/metrics, which counts by token_position, or with "
     "per_request_spec_decode_stats: true and save the responses"
 )
-NO_ITERATIONS = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The draft statistics of an iteration, by the names that TensorRT-LLM gives them."""
+
+    numDraftTokens: int = 0  # noqa: N815
+    numAcceptedTokens: int = 0  # noqa: N815
+    numRequestsWithDraftTokens: int = 0  # noqa: N815
 
 
 def matches(content: Any) -> bool:
@@ -45,36 +54,26 @@ def matches(content: Any) -> bool:
 def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, requests and iterations are pooled."""
     path = files[-1][1]
-    texts = [(c, p) for c, p in files if isinstance(c, str) and re.search(f"^{PREFIX}", c, re.MULTILINE)]
-    if texts and len(texts) == len(files):
-        counters = read_counters(texts, PREFIX)
-        drafts = from_counters(counters)
-        return to_calibration(drafts, path, notes=counters.notes)
+    if scrapes := scrapes_among(files, PREFIX):
+        counters = read_counters(scrapes, PREFIX)
+        return to_calibration(from_counters(counters), path, notes=counters.notes)
     records: list[dict[str, Any]] = []
-    skipped = 0
-    totals = NO_ITERATIONS
+    skipped = drafted = accepted = steps = 0
     for content, one in files:
-        if not matches(content):
-            raise InvalidInput(
-                f"{one} must hold TensorRT-LLM's figures of drafts, as all files of an import, but holds none: {ASK}."
-            )
-        found = (
-            [] if isinstance(content, str) else [records_of(body) for body in bodies(content) if not is_warm_up(body)]
-        )
-        for of_body in found:
-            records += of_body
-            skipped += not of_body
-        for stats in _iterations(content):
-            new = _totals(stats, one)
-            totals = (totals[0] + new[0], totals[1] + new[1], totals[2] + new[2])
+        for body in [] if isinstance(content, str) else bodies(content):
+            if not is_warm_up(body):
+                records += records_of(body)
+                skipped += not records_of(body)
+        for stats in typed(list[Iteration], list(_iterations(content)), one):
+            drafted += stats.numDraftTokens
+            accepted += stats.numAcceptedTokens
+            steps += stats.numRequestsWithDraftTokens
     if any(record.get("acceptance_histogram") for record in records):
         named = [{ours: r.get(ours, r.get(theirs)) for ours, theirs in TOTALS.items()} for r in records]
         return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped)
-    drafted, accepted, steps = totals
     if steps and drafted == steps:  # one token a draft: its mean is its survival
-        rows = {1: histogram_of(steps, [accepted])}
         check_counts(steps, [accepted], None, path)
-        return to_calibration(Drafts.of([rows]), path)
+        return to_calibration(Drafts.of([{1: histogram_of(steps, [accepted])}]), path)
     mean = f" ({1 + accepted / steps:.2f} tokens a step over {steps} drafts)" if steps else ""
     raise InvalidInput(f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}.")
 
@@ -125,11 +124,3 @@ def _literal(line: str) -> Any:
         return ast.literal_eval(line.strip()) if STATS in line else None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-
-
-def _totals(stats: Mapping[str, Any], path: Path) -> tuple[int, int, int]:
-    """Drafted and accepted tokens and drafts of an iteration."""
-    found = [stats.get(name, 0) for name in ("numDraftTokens", "numAcceptedTokens", "numRequestsWithDraftTokens")]
-    if not all(type(n) is int and 0 <= n <= MOST_DRAFTS for n in found):
-        raise InvalidInput(f"{path} must have whole counts in {STATS}, but has others.")
-    return found[0], found[1], found[2]

@@ -19,24 +19,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from treeopt.errors import InvalidInput
+from treeopt.files.rows import Count, checked
 from treeopt.files.storage import typed
 from treeopt.importing.exposition import Counters, read_counters, scrapes_among
-from treeopt.importing.files import File, Found, quoted
-from treeopt.importing.printed import RATE, Printed, number, whole
-from treeopt.importing.survival import (
-    BIASED,
-    MOST_DRAFTS,
-    Drafts,
-    Histograms,
-    check_counts,
-    histogram_of,
-    to_calibration,
-)
+from treeopt.importing.files import File, Found
+from treeopt.importing.printed import RATE, Printed, number, pooled, whole
+from treeopt.importing.survival import BIASED, Drafts, Histograms, check_counts, histogram_of, to_calibration
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
 RATES = "spec_decode_per_position_acceptance_rates"
-TOTALS = ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens")
 LINE = re.compile(
     r"SpecDecoding metrics: .*?Mean acceptance length: ([\d.]+|nan), .*?Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
     r"Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
@@ -57,12 +51,6 @@ def matches(content: Any) -> bool:
 
 def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, logs and runs are pooled."""
-    for content, path in files:
-        if not matches(content):
-            raise InvalidInput(
-                f"{path} must hold vLLM's /metrics, its log lines 'SpecDecoding metrics', or results of vllm bench "
-                "serve with speculation, but holds none."
-            )
     path = files[-1][1]
     if scrapes := scrapes_among(files, PREFIX):
         rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NO_POSITIONS)
@@ -95,58 +83,63 @@ def from_counters(counters: Counters, positions: str, needed: str) -> tuple[Hist
 
 def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str]]:
     """One histogram an interval; drafts are worked out from the rates."""
-    groups: list[Histograms] = []
-    old = is_mixed = 0
+    lines: list[tuple[str, Printed]] = []
+    old = 0
     for place, line in enumerate(text.splitlines(), 1):
         found = LINE.search(line)
         if found is None:
             old += bool(ANY_LINE.search(line))
         elif "nan" not in found[1] + found[4]:
             rates = [float(rate) for rate in found[4].split(", ")]
-            printed = Printed(
-                rates, whole(found[2]), whole(found[3]), number(found[1], path, "a mean acceptance length")
-            )
-            drafts, reached = printed.counts(f"{path}, line {place},")
-            is_mixed += printed.is_mixed(drafts)
-            groups.append({len(reached): histogram_of(drafts, reached)})
-    if not groups:
-        why = OLD_LINE if old else "no interval with drafts"
-        raise InvalidInput(f"{path} has {why}.")
-    notes = [BIASED] if is_mixed else []
-    if old:
-        notes.append(f"{old} lines without rates by position were left out.")
-    return groups, notes
+            mean = number(found[1], path, "a mean acceptance length")
+            lines.append((f"{path}, line {place},", Printed(rates, whole(found[2]), whole(found[3]), mean)))
+    if not lines:
+        raise InvalidInput(f"{path} has {OLD_LINE if old else 'no interval with drafts'}.")
+    groups, notes = pooled(lines)
+    return groups, [*notes, *([f"{old} lines without rates by position were left out."] if old else [])]
+
+
+class Run(BaseModel):
+    """What a benchmark says of its drafts; pandas writes 5800.0 where a column has holes."""
+
+    drafts: Count = Field(alias="spec_decode_num_drafts")
+    drafted: Count = Field(alias="spec_decode_draft_tokens")
+    accepted: Count = Field(alias="spec_decode_accepted_tokens")
 
 
 def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
     """One histogram a run; runs without speculation are left out."""
-    runs = list(_rows(content, path) if isinstance(content, str) else _objects(content))
+    records = list(_rows(content, path) if isinstance(content, str) else _objects(content))
     groups: list[Histograms] = []
     is_mixed = 0
-    for r, run in enumerate(runs, 1):
+    for r, record in enumerate(records, 1):
         where = f"{path}, run {r},"
-        if run.get(RATES) is None:
+        if record.get(RATES) is None:
             continue
-        rates = typed(list[float], run[RATES], path)
-        drafts, drafted, accepted = (_count(run.get(name), where, name) for name in TOTALS)
-        reached = [round(rate * drafts) if 0 <= rate <= 1 else -1 for rate in rates]
-        is_exact = all(abs(c - rate * drafts) < 1e-6 * max(drafts, 1) for c, rate in zip(reached, rates, strict=True))
-        check_counts(drafts, reached, accepted if is_exact else None, where)
-        if abs(sum(reached) - accepted) > RATE * len(rates) * drafts:
+        rates = typed(list[float], record[RATES], path)
+        try:
+            run = checked(Run, record)
+        except InvalidInput as error:
+            raise InvalidInput(f"{where} is not as it should be: {error}") from None
+        reached = [round(rate * run.drafts) if 0 <= rate <= 1 else -1 for rate in rates]
+        off = [abs(count - rate * run.drafts) for count, rate in zip(reached, rates, strict=True)]
+        is_exact = all(one < 1e-6 * max(run.drafts, 1) for one in off)
+        check_counts(run.drafts, reached, run.accepted if is_exact else None, where)
+        if abs(sum(reached) - run.accepted) > RATE * len(rates) * run.drafts:
             raise InvalidInput(
-                f"{where} must have rates by position that sum to the accepted tokens, {accepted}, but they sum to "
+                f"{where} must have rates by position that sum to the accepted tokens, {run.accepted}, but they sum to "
                 f"{sum(reached)}."
             )
-        is_mixed += drafted != drafts * len(reached)
-        groups.append({len(reached): histogram_of(drafts, reached)})
+        is_mixed += run.drafted != run.drafts * len(reached)
+        groups.append({len(reached): histogram_of(run.drafts, reached)})
     if not groups:
         raise InvalidInput(
             f"{path} must have {RATES} in some run, but has none: vllm bench serve leaves them out without "
             "speculation, and where the server does not show it /metrics."
         )
     notes = [BIASED] if is_mixed else []
-    if len(groups) < len(runs):
-        notes.append(f"{len(runs) - len(groups)} of {len(runs)} runs have no drafts and were left out.")
+    if left := len(records) - len(groups):
+        notes.append(f"{left} of {len(records)} runs have no drafts and were left out.")
     return groups, notes
 
 
@@ -167,14 +160,3 @@ def _rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
             yield {**row, RATES: json.loads(rates) if rates.startswith("[") else None}
     except (csv.Error, ValueError, RecursionError):
         raise InvalidInput(f"{path} must be CSV with lists of rates under {RATES}, but is not.") from None
-
-
-def _count(value: Any, where: str, name: str) -> int:
-    """A whole number, which pandas writes as 5800.0 where a column has holes."""
-    try:
-        count = float(value)
-        if count.is_integer() and 0 <= count <= MOST_DRAFTS and not isinstance(value, bool):
-            return int(count)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise InvalidInput(f"{where} must have a whole number as {name}, but has {quoted(value)}.")

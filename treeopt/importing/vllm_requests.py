@@ -32,12 +32,6 @@ def read(files: Sequence[File]) -> Found:
     records: list[dict[str, Any]] = []
     skipped = 0
     for content, path in files:
-        if not matches(content):
-            raise InvalidInput(
-                f"{path} must hold responses with metrics.speculative_decoding, or AIPerf's records of them, but holds "
-                "none: serve with --per-request-spec-decode-metrics summary, and ask streams for "
-                "stream_options.include_usage."
-            )
         pooled = [body[POOLED] for body in bodies(content) if body.get(POOLED)]
         if pooled:
             if len(files) > 1 or len(pooled) > 1:
