@@ -3,13 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint docs wheel clean
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
+.PHONY: demo test test-long test-all lint docs wheel clean
 
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
 
-test: .venv/.test ## Run the test suite, doctests included
-	$(BIN)/python -m pytest
+test: .venv/.test ## Run the test suite, doctests included: four minutes on two cores
+	$(PYTEST)
+
+test-long: .venv/.test ## Run the long contracts, and every property on four times as many examples
+	$(PYTEST) -m '(long or hypothesis) and not slow' --hypothesis-profile long
+
+test-all: .venv/.test ## Run everything, campaigns included
+	$(PYTEST) -m '' --hypothesis-profile long
 
 lint: .venv/.test ## Check style and types
 	$(BIN)/ruff check .

@@ -7,7 +7,10 @@ import os
 import random
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported, which reads it once
+# Before huggingface_hub and torch are imported, which read these once; commands that tests start inherit them.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a thread a process: two processes that spin on two cores take longer
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -25,12 +28,25 @@ from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 VOCABULARY, CONTEXT, HEADS = 37, 96, 4
 
-settings.register_profile("suite", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("suite")
+SUITE, LONG = 50, 200  # examples of a property that does not say how many
+for profile, examples_of_it in (("suite", SUITE), ("long", LONG)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+        max_examples=examples_of_it,
+    )
+settings.load_profile("suite")  # --hypothesis-profile long comes after this
+
+
+def examples(in_suite: int) -> settings:
+    """So many examples of a property in the suite, four times as many under the profile ``long``."""
+    return settings(max_examples=in_suite * settings.default.max_examples // SUITE)
 
 
 def shared_json(name: str):
