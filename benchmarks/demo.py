@@ -21,7 +21,7 @@ from treeopt import pipeline
 from treeopt.files.provenance import cpu
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, decode
+from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.prompts.sets import Conversation
 from treeopt.runtime.session import Session, open_session
@@ -62,7 +62,7 @@ def plain_step(session: Session, prompts: list[list[int]]) -> None:
 
     def ours() -> float:
         prompt = random.choice(prompts)
-        decoder = Decoder(session.target, None, batch_size=1, capacity=PROMPT + ANSWER + 1, stop=NEVER, most_nodes=1)
+        decoder = Decoder(Setup(session.target, None, NEVER), batch_size=1, capacity=PROMPT + ANSWER + 1, most_nodes=1)
         decoder.start([(0, prompt)])
         decoder.refill()
         return seconds(lambda: [decoder.step() for _ in range(ANSWER)]) / ANSWER
@@ -99,7 +99,7 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     cache = DynamicCache(config=model.config)
     model(torch.tensor([prompts[0]]), past_key_values=cache)
     hidden = torch.randn(1, session.target.width, dtype=session.target.dtype)
-    decoder = Decoder(session.target, heads, batch_size=1, capacity=400, stop=StopRule(frozenset(), 10**6, False))
+    decoder = Decoder(Setup(session.target, heads, StopRule(frozenset(), 10**6, False)), batch_size=1, capacity=400)
     decoder.start([])
 
     def ours(tree: Tree) -> float:
@@ -138,7 +138,7 @@ def calibration(session: Session, prompts: list[list[int]], rows: int = 16) -> N
     def ours() -> float:
         asked = [Conversation(tuple(p), (("user", ""),)) for p in batch]
         chosen = replace(session.prompts, conversations=tuple(asked))
-        return seconds(lambda: collect_trace(session.target, heads, chosen, batch_size=rows, stop=NEVER))
+        return seconds(lambda: collect_trace(Setup(session.target, heads, NEVER), chosen, batch_size=rows))
 
     def decode_bare(tokens: torch.Tensor) -> list[torch.Tensor]:
         cache, states = DynamicCache(config=model.config), []

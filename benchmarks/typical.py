@@ -20,8 +20,10 @@ from treeopt.growth.coverage import grow_coverage, probe_tree
 from treeopt.growth.heldout import crossfit_probe
 from treeopt.growth.objectives import grow
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
-from treeopt.runtime.acceptance.typical import Typical, collect_probe, measure_quality
+from treeopt.runtime.acceptance.typical import Typical
 from treeopt.runtime.decode import Row, decode
+from treeopt.runtime.measure.probe import collect_probe
+from treeopt.runtime.measure.quality import measure_quality
 from treeopt.runtime.measure.ranks import collect_trace, turn_prompts
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.settings import SessionSettings
@@ -62,10 +64,11 @@ def sweep(
     batch_size: int = 4,
 ) -> Iterator[dict[str, Any]]:
     """A row of figures for every epsilon; half of the prompts choose the trees, the others are decoded with them."""
-    target, drafter, stop = session.target, session.drafter, session.stop(max_new_tokens)
+    setup = session.setup(max_new_tokens)
+    target, drafter, stop = setup.target, setup.drafter, setup.stop
     conversations = session.prompts.conversations[: 2 * num_prompts]
     halves = [replace(session.prompts, conversations=conversations[i::2]) for i in (0, 1)]
-    traces = [collect_trace(target, drafter, half, stop=stop) for half in halves]
+    traces = [collect_trace(setup, half) for half in halves]
     asked, others = (turn_prompts(half, trace) for half, trace in zip(halves, traces, strict=True))
     greedy_tree = grow(traces[0], objective="replay", budget=size, shape=SHAPE).tree(size)
     prompts, of = [prompt.tokens for prompt in others], [prompt.cluster for prompt in others]
@@ -79,12 +82,9 @@ def sweep(
         rule, policy, predicted = Typical(epsilon=epsilon), greedy_tree, []
         for _ in range(2):
             probe = collect_probe(
-                target,
-                drafter,
+                replace(setup, acceptance=rule),
                 asked,
-                rule=rule,
                 policy=policy,
-                stop=stop,
                 batch_size=batch_size,
                 tree=probe_tree(traces[0], size=probe_size, policy=policy),
             )

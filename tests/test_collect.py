@@ -9,7 +9,7 @@ from treeopt.growth.heldout import crossfit, folds
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.trace import End, RankTrace
-from treeopt.runtime.decode import decode
+from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.measure.bench import blocks_of
 from treeopt.runtime.measure.ranks import Prompt, collect_trace, turn_prompts
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
@@ -36,7 +36,7 @@ def conversations(turns=TURNS, answers=(), groups="aabb"):
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_turns_are_answered_after_the_answers_before_them(target, heads, batch_size):
     prompts, stop = conversations(), StopRule(target.eos_ids, 7)
-    trace = collect_trace(target, heads, prompts, batch_size=batch_size, stop=stop)
+    trace = collect_trace(Setup(target, heads, stop), prompts, batch_size=batch_size)
     assert trace.clusters.tolist() == [0, 0, 1, 2, 2, 2, 3, 3]
     assert [trace.group_names[g] for g in trace.group] == list("aaabbbbb")
     answers = [a.tolist() for a in np.split(trace.tokens, trace.starts[1:-1])]
@@ -56,7 +56,7 @@ def test_turns_are_answered_after_the_answers_before_them(target, heads, batch_s
 
 def test_a_turn_without_room_ends_its_conversation_and_is_listed(target, heads):
     prompts = conversations([["a" * 60, "b" * 40, "c"], ["x", "y"]])
-    trace = collect_trace(target, heads, prompts, batch_size=2, stop=StopRule(frozenset(), 9))
+    trace = collect_trace(Setup(target, heads, StopRule(frozenset(), 9)), prompts, batch_size=2)
     assert trace.clusters.tolist() == [0, 1, 1]
     assert trace.meta["skipped"] == [{"row": 1, "reason": "the context has no room for turn 2"}]
 
@@ -66,7 +66,7 @@ def test_reading_the_targets_own_answers_gives_the_trace_of_writing_them(target,
     """Teacher forcing is exact for answers that the target itself wrote; it is the first choice everywhere."""
     stop = StopRule(target.eos_ids, limit)
     prompts = conversations()
-    written = collect_trace(target, heads, prompts, batch_size=2, stop=stop)
+    written = collect_trace(Setup(target, heads, stop), prompts, batch_size=2)
     answers = iter([a.tolist() for a in np.split(written.tokens, written.starts[1:-1])])
 
     class Given(PromptSet):
@@ -75,7 +75,7 @@ def test_reading_the_targets_own_answers_gives_the_trace_of_writing_them(target,
 
     said = {c.row: [tuple(next(answers)) for _ in range(c.num_turns)] for c in prompts.conversations}
     again = Given(prompts.conversations, "", "", prompts.chat)
-    read = collect_trace(target, heads, again, batch_size=batch_size, stop=stop, given=True)
+    read = collect_trace(Setup(target, heads, stop), again, batch_size=batch_size, given=True)
     for name in ("ranks", "starts", "tokens", "end", "cluster", "group", "prompt_tokens"):
         np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
     assert (read.target_rank == 0).all()
@@ -84,7 +84,7 @@ def test_reading_the_targets_own_answers_gives_the_trace_of_writing_them(target,
 def test_given_answers_end_by_eos_and_keep_the_targets_rank(target, heads):
     prompts = conversations([["abc"], ["d"]], [("hello",), ("z" * 40,)])
     stop = StopRule(target.eos_ids, 20, at_loops=False)
-    trace = collect_trace(target, heads, prompts, batch_size=2, stop=stop, given=True)
+    trace = collect_trace(Setup(target, heads, stop), prompts, batch_size=2, given=True)
     assert trace.lengths.tolist() == [6, 20]
     assert trace.end.tolist() == [End.EOS, End.LIMIT]
     # By hand: the rank of every token among the model's own logits.
@@ -101,7 +101,7 @@ def test_given_answers_end_by_eos_and_keep_the_targets_rank(target, heads):
 
 def test_prompts_as_long_as_the_context_allow_one_token(target, heads):
     prompts = asked([[7] * (CONTEXT - 1), [8, 9]])
-    trace = collect_trace(target, heads, prompts, batch_size=2, stop=StopRule(frozenset(), 4))
+    trace = collect_trace(Setup(target, heads, StopRule(frozenset(), 4)), prompts, batch_size=2)
     assert trace.lengths.tolist() == [1, 4]
     assert trace.end[0] == End.CONTEXT
 

@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_counts, replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import follow
-from treeopt.runtime.decode import Decoder, decode
+from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters.medusa import MedusaDraft, count_ranks
 from treeopt.runtime.drafters.protocol import Answer
 from treeopt.runtime.measure.ranks import collect_trace
@@ -53,7 +53,7 @@ def test_decoding_with_any_tree_is_generate(any_target, tree, seed, limit, batch
 def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size, loops):
     prompts = asked(random_prompts(seed))
     stop = StopRule(target.eos_ids, 30, at_loops=loops)
-    trace = collect_trace(target, heads, prompts, batch_size=3, stop=stop, top_k=10)
+    trace = collect_trace(Setup(target, heads, stop), prompts, batch_size=3, top_k=10)
     rows = decode(target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop)
     assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
     accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
@@ -183,7 +183,7 @@ def test_acceptance_follows_the_targets_choices(tree, seed):
 
 def test_the_tree_may_change_from_step_to_step(target, heads):
     stop = StopRule(frozenset(), 30, at_loops=False)
-    decoder = Decoder(target, heads, batch_size=2, capacity=40, stop=stop, most_nodes=9)
+    decoder = Decoder(Setup(target, heads, stop), batch_size=2, capacity=40, most_nodes=9)
     decoder.start(enumerate([[1, 2, 3], [4, 5]]))
     decoder.refill()
     for i in range(60):

@@ -4,6 +4,8 @@ the trace of decoding."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from treeopt.growth.replay import accepted_counts, replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
-from treeopt.runtime.decode import Decoder, Row, decode
+from treeopt.runtime.decode import Decoder, Row, Setup, decode
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.hydra import HydraHeads
@@ -47,7 +49,8 @@ def answers_of(target: Target, prompts: list[list[int]]) -> list[Answer]:
         assert row.end is not None
         found.append(Answer(row.prompt, row.tokens, row.end, torch.cat([row.prompt_states, hidden])))
 
-    write_answers(target, prompts, batch_size=4, stop=NEVER, done=done, keep_prompts=True)
+    reads_prompt: Any = SimpleNamespace(reads_prompt=True)
+    write_answers(Setup(target, reads_prompt, NEVER), prompts, batch_size=4, done=done)
     return [Answer(a.prompt, a.tokens, a.end, a.hidden.clone()) for a in found]
 
 
@@ -162,7 +165,7 @@ class TestContract:
     @given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), loops=st.booleans())
     def test_the_teacher_forced_trace_is_that_of_decoding(self, target, drafter, rule, tree, seed, limit, loops):
         prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=loops)
-        trace = collect_trace(target, drafter, asked(prompts), batch_size=3, stop=stop, top_k=10, acceptance=rule)
+        trace = collect_trace(Setup(target, drafter, stop, rule), asked(prompts), batch_size=3, top_k=10)
         rows = decode(target, drafter, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
         assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
         assert [row.end for row in rows] == trace.end.tolist()
@@ -186,7 +189,7 @@ class TestContract:
 
     def test_the_tree_may_change_from_step_to_step(self, target, drafter, rule):
         prompts = PROMPTS
-        decoder = Decoder(target, drafter, batch_size=3, capacity=90, stop=NEVER, most_nodes=9, acceptance=rule)
+        decoder = Decoder(Setup(target, drafter, NEVER, rule), batch_size=3, capacity=90, most_nodes=9)
         decoder.start(enumerate(prompts))
         for i in range(200):
             if decoder.is_done:

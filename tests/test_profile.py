@@ -17,7 +17,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.measure import steps as timing
 from treeopt.runtime.measure.steps import measure_steps, rows_at, step_parts, timed_step
 from treeopt.runtime.session import Session
@@ -39,7 +39,7 @@ class Clock:
 
     def __init__(self, monkeypatch, latency):
         self.now, self.latency, self.visit = 0.0, latency, 0
-        monkeypatch.setattr(timing, "refill_all", lambda *arguments, **options: None)
+        monkeypatch.setattr(timing.Supply, "refill", lambda supply: None)
         monkeypatch.setattr(timing, "step_parts", lambda decoder, tree: self.end_visit())
         monkeypatch.setattr(timing, "timed_step", lambda decoder, tree: (self.latency(self, tree), np.zeros(1)))
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
@@ -56,7 +56,7 @@ def measured(monkeypatch, target, heads):
         Clock(monkeypatch, latency)
         here = [Tree.chain(d + 1) for d in range(n_trees)]
         options = {"time_limit_s": 1e9, **options}
-        rounds = measure_steps(target, heads, [[1, 2]], here, batch_size=1, stop=NEVER, **options)
+        rounds = measure_steps(Setup(target, heads, NEVER), [[1, 2]], here, batch_size=1, **options)
         points, plain = timings(rounds, here, 1, context_tokens=9)
         return rounds, points, plain
 
@@ -235,7 +235,7 @@ def test_contexts_are_nominal_and_added(run, session):
 def test_rows_stay_about_the_context(session, context):
     target, heads = session.target, session.drafter
     prompts, stop = rows_at(context, [c.first for c in session.prompts.conversations], target)
-    rounds = measure_steps(target, heads, prompts, [Tree.dense([2, 2])], batch_size=2, stop=stop, time_limit_s=0.0)
+    rounds = measure_steps(Setup(target, heads, stop), prompts, [Tree.dense([2, 2])], batch_size=2, time_limit_s=0.0)
     half = max(8, context // 16)
     top = min(context + half, CONTEXT)
     lengths = [length for round_ in rounds for length in round_["lengths"]]
@@ -300,9 +300,8 @@ def test_the_file_says_how_well_latencies_are_known(run, session, capsys):
 
 def test_parts_add_up_to_the_step(session):
     """The fastest of thirty, so that a busy machine does not matter: within a half."""
-    decoder = Decoder(
-        session.target, session.drafter, batch_size=1, capacity=90, stop=StopRule(frozenset(), 80, at_loops=False)
-    )
+    setup = Setup(session.target, session.drafter, StopRule(frozenset(), 80, at_loops=False))
+    decoder = Decoder(setup, batch_size=1, capacity=90)
     decoder.start([(0, [1, 2, 3])])
     decoder.refill()
     tree, whole, parts = Tree.dense([2, 2]), [], []

@@ -16,7 +16,7 @@ from treeopt.records.profile import StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.compiled import compile_target
-from treeopt.runtime.decode import Decoder, decode
+from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.measure.steps import rows_at
 from treeopt.runtime.measure.traffic import bandwidth_floor, weight_bytes
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
@@ -63,15 +63,9 @@ def test_random_weights_accept_as_the_calibration_says(config):
     shares = last_node_shares(tree, CALIBRATION.accept)
     expected = float(shares @ tree.depths)
     spread = float(np.sqrt(shares @ tree.depths**2 - expected**2))
-    decoder = Decoder(
-        session.target,
-        session.drafter,
-        batch_size=4,
-        capacity=90,
-        most_nodes=16,
-        stop=StopRule(frozenset(), 10**6, at_loops=False),
-        acceptance=DrawnAcceptance(CALIBRATION.accept, np.random.default_rng(0)),
-    )
+    drawn = DrawnAcceptance(CALIBRATION.accept, np.random.default_rng(0))
+    setup = Setup(session.target, session.drafter, StopRule(frozenset(), 10**6, at_loops=False), drawn)
+    decoder = Decoder(setup, batch_size=4, capacity=90, most_nodes=16)
     found = []
     while len(found) < 400:
         decoder.start(enumerate([[1, 2, 3]] * 4))
@@ -132,7 +126,7 @@ def test_what_is_no_config_is_refused(config):
 
 def test_decoding_without_a_rule_is_greedy(target, heads):
     """Greedy is the default, and passing it changes nothing; a plain step asks for no verdict."""
-    decoder = Decoder(target, heads, batch_size=1, capacity=40, stop=NEVER)
+    decoder = Decoder(Setup(target, heads, NEVER), batch_size=1, capacity=40)
     assert type(decoder.acceptance) is Greedy
     prompts, tree, calls = [[1, 2, 3], [4, 5]], Tree.dense([2, 2]), []
 

@@ -19,7 +19,7 @@ from treeopt.runtime.acceptance.greedy import sequence_key
 from treeopt.runtime.acceptance.open import by_rejection
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
 from treeopt.runtime.acceptance.sampling import Sampling, Stream, gumbel_argmax, stream_states, uniforms
-from treeopt.runtime.decode import decode
+from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.measure.ranks import collect_trace
@@ -256,7 +256,7 @@ def test_the_teacher_forced_trace_has_the_law_of_decoding(target):
     drafter = SampledChain(DraftModel(draft, VOCABULARY, num_heads=chain), target, sampling)
     prompts = [[i, 5 * j % VOCABULARY] for i in range(VOCABULARY) for j in range(4)]
     stop, tree = StopRule(frozenset(), limit, at_loops=False), Tree.chain(chain)
-    trace = collect_trace(target, drafter, asked(prompts), batch_size=32, stop=stop, acceptance=Rejection(drafter))
+    trace = collect_trace(Setup(target, drafter, stop, Rejection(drafter)), asked(prompts), batch_size=32)
     rows = decode(target, drafter, prompts, tree, batch_size=32, stop=stop, acceptance=Rejection(drafter))
     expected, measured = replay(trace, tree).steps, np.array([row.steps for row in rows])
     assert set(np.unique(trace.ranks)) == {-2, -1, 0}

@@ -16,7 +16,7 @@ from treeopt.files import storage
 from treeopt.files.journal import Journal, discard
 from treeopt.latency.rounds import timings
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.measure.bench import decode_contenders
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.measure.steps import measure_steps, step_parts
@@ -172,25 +172,29 @@ class Killed(Exception):
     pass
 
 
-def stop_after(journal, blocks):
-    """What keeps blocks in a journal, and is killed after some of them."""
+class KilledJournal(Journal):
+    """A journal whose process is killed after some blocks."""
 
-    def keep(document):
-        journal.append(document)
-        if journal.finished() == blocks:
+    def __init__(self, folder, blocks):
+        super().__init__(folder, {})
+        self.blocks = blocks
+
+    def append(self, document):
+        super().append(document)
+        if self.finished() == self.blocks:
             raise Killed
-
-    return keep
 
 
 def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
     trees, prompts = [Tree.chain(1), Tree.dense([2, 2])], [[1, 2, 3], [4, 5]]
-    options = {"batch_size": 2, "stop": StopRule(frozenset(), 20, at_loops=False), "time_limit_s": 0.0}
-    journal = Journal(tmp_path / "profile.partial", {})
+    setup = Setup(target, heads, StopRule(frozenset(), 20, at_loops=False))
+    options = {"batch_size": 2, "time_limit_s": 0.0}
+    folder = tmp_path / "profile.partial"
     with pytest.raises(Killed):
-        measure_steps(target, heads, prompts, trees, keep=stop_after(journal, 2), **options)
+        measure_steps(setup, prompts, trees, journal=KilledJournal(folder, 2), **options)
+    journal = Journal(folder, {})
     kept = journal.documents()
-    rounds = measure_steps(target, heads, prompts, trees, finished=kept, keep=journal.append, **options)
+    rounds = measure_steps(setup, prompts, trees, journal=journal, **options)
     assert rounds[:2] == kept
     assert len(rounds) == len(journal.documents()) == 3  # the fewest
     points, plain = timings(rounds, trees, 2)
@@ -201,7 +205,7 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
 
 
 def test_parts_of_a_step_add_up_to_it(target, heads):
-    decoder = Decoder(target, heads, batch_size=1, capacity=60, stop=StopRule(frozenset(), 50, at_loops=False))
+    decoder = Decoder(Setup(target, heads, StopRule(frozenset(), 50, at_loops=False)), batch_size=1, capacity=60)
     decoder.start([(0, [1, 2, 3])])
     decoder.refill()
     started = time.perf_counter()
@@ -214,13 +218,14 @@ def test_parts_of_a_step_add_up_to_it(target, heads):
 def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, heads):
     trees = {"plain": None, "tree": Tree.dense([3, 2])}
     prompts = [Prompt((1 + i, 2, 3), str(i), "", i) for i in range(5)]
-    options = {"batch_size": 1, "stop": StopRule(target.eos_ids, 12), "rounds": 2}
-    whole = decode_contenders(target, heads, prompts, trees, **options)
-    journal = Journal(tmp_path / "bench.partial", {})
+    setup, options = Setup(target, heads, StopRule(target.eos_ids, 12)), {"batch_size": 1, "rounds": 2}
+    whole = decode_contenders(setup, prompts, trees, **options)
+    folder = tmp_path / "bench.partial"
     with pytest.raises(Killed):
-        decode_contenders(target, heads, prompts, trees, keep=stop_after(journal, 7), **options)
+        decode_contenders(setup, prompts, trees, journal=KilledJournal(folder, 7), **options)
+    journal = Journal(folder, {})
     kept = journal.documents()
-    visits = decode_contenders(target, heads, prompts, trees, finished=kept, keep=journal.append, **options)
+    visits = decode_contenders(setup, prompts, trees, journal=journal, **options)
     assert visits[:7] == kept
     assert len(visits) == len(whole) == 10
     for ours, theirs in zip(visits, whole, strict=True):  # all but the times

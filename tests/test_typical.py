@@ -14,8 +14,10 @@ from treeopt.records.probe import Probe
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance import typical
 from treeopt.runtime.acceptance.greedy import Greedy
-from treeopt.runtime.acceptance.typical import Typical, collect_probe, ends_of, longest, measure_quality
-from treeopt.runtime.decode import decode
+from treeopt.runtime.acceptance.typical import Typical, longest
+from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.measure.probe import collect_probe, ends_of
+from treeopt.runtime.measure.quality import measure_quality
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.stop import StopRule, sequence_end
@@ -155,10 +157,8 @@ def test_decoding_by_the_rule_is_what_the_definition_says(target, heads):
 
 def probed(target, heads, prompts, policy, *, most=30, batch_size=5, **options) -> Probe:
     asked = [Prompt(tuple(p), f"{i:064}", f"group {i % 2}", i // 2) for i, p in enumerate(prompts)]
-    stop = StopRule(target.eos_ids, most)
-    return collect_probe(
-        target, heads, asked, rule=RULE, tree=TREE, policy=policy, batch_size=batch_size, stop=stop, **options
-    )
+    setup = Setup(target, heads, StopRule(target.eos_ids, most), RULE)
+    return collect_probe(setup, asked, tree=TREE, policy=policy, batch_size=batch_size, **options)
 
 
 @pytest.fixture(scope="module")
@@ -262,10 +262,10 @@ def test_where_a_path_would_end_an_answer_is_where_its_text_ends(seed, tree, roo
 
 def test_a_looser_rule_takes_more(target, heads, prompts):
     stop = StopRule(target.eos_ids, 12)
-    options = {"tree": TREE, "policy": Tree.from_choices([]), "batch_size": 6, "stop": stop}
+    options = {"tree": TREE, "policy": Tree.from_choices([]), "batch_size": 6}
     asked = [Prompt(tuple(p), "", "", i) for i, p in enumerate(prompts[:6])]
     strict, loose = (
-        collect_probe(target, heads, asked, rule=Typical(1.5, epsilon), **options) for epsilon in (0.3, 0.03)
+        collect_probe(Setup(target, heads, stop, Typical(1.5, epsilon)), asked, **options) for epsilon in (0.3, 0.03)
     )
     assert (loose.accepted >= strict.accepted).all()  # on one and the same text
     assert loose.accepted.sum() > strict.accepted.sum()

@@ -136,7 +136,7 @@ def decode(
     reference  the trace of the conversations' plain answers; they are answered where it is missing
     """
     from treeopt.runtime.acceptance.greedy import Greedy
-    from treeopt.runtime.measure.bench import assemble, decode_contenders
+    from treeopt.runtime.measure.bench import Contest, Entrant, decode_contenders
     from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.memory import with_less_memory
 
@@ -146,7 +146,9 @@ def decode(
     has_one_text = rule in SAME_TEXT
     limit = max_new_tokens or source.meta.get("max_new_tokens", 128)
     if reference is None:
-        plainly = replace(session, acceptance=Greedy()) if rule == "typical" else session
+        plainly = replace(session, given=False)
+        if rule == "typical":
+            plainly = replace(plainly, acceptance=Greedy())
         reference = collect(
             plainly,
             conversations,
@@ -172,16 +174,12 @@ def decode(
         total = len(prompts) * len(contenders) * rounds
         with progress(f"Decoding with {len(contenders)} contenders", total) as advance:
             return decode_contenders(
-                session.target,
-                session.drafter,
+                session.setup(limit),
                 prompts,
                 contenders,
                 batch_size=rows,
-                stop=session.stop(limit),
                 rounds=rounds,
-                acceptance=session.acceptance,
-                finished=journal.documents(),
-                keep=journal.append,
+                journal=journal,
                 progress=advance,
             )
 
@@ -193,16 +191,13 @@ def decode(
             return _quality(session, visits, contenders, prompts, reference, batch_size=rows)
 
         quality = {"quality": with_less_memory(judge, rows, note)[0]}
-    return assemble(
+    known_rates, known_shares = predicted or {}, predicted_accepted or {}
+    entrants = {
+        name: Entrant(tree, known_rates.get(name, {}), known_shares.get(name, [])) for name, tree in contenders.items()
+    }
+    return Contest(session.target, prompts, reference, rows, has_one_text).result(
         visits,
-        session.target,
-        prompts,
-        contenders,
-        reference,
-        batch_size=rows,
-        predicted=predicted or {},
-        predicted_accepted=predicted_accepted or {},
-        has_one_text=has_one_text,
+        entrants,
         info={
             **(info or {}),
             **quality,
@@ -240,7 +235,7 @@ def _quality(
     batch_size: int,
 ) -> dict[str, dict[str, float]]:
     """What the target thinks of every contender's texts, and how far they are from the plain ones."""
-    from treeopt.runtime.acceptance.typical import measure_quality
+    from treeopt.runtime.measure.quality import measure_quality
 
     assert reference.tokens is not None
     plain = [answer.tolist() for answer in np.split(reference.tokens, reference.starts[1:-1])]

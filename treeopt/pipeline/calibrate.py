@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import Advance, note, progress
 from treeopt.trees.tree import MAX_RANK
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ def calibrate(
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         top_k=top_k,
-        given=session.given,
         source=source,
         title="Calibrating",
     )
@@ -133,30 +133,17 @@ def collect(
     batch_size: int,
     top_k: int,
     title: str,
-    given: bool = False,
     source: dict[str, Any] | None = None,
 ) -> RankTrace:
     """The trace of some conversations, block by block through a journal in ``folder``.
 
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
-    from treeopt.runtime.measure.ranks import collect_trace
     from treeopt.runtime.memory import with_less_memory
 
     if max_new_tokens < 1:
         raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
-    meta = {
-        "drafter": session.drafter_record,
-        "acceptance": session.acceptance.record,
-        "answers": {
-            "given": given,
-            "temperature": session.temperature if given else None,
-            "is_estimate": given and session.temperature is None,
-        },
-        # When and how the trace was made is in calibration.json: a continued run has the same bytes.
-        "provenance": {**session.provenance().record(), "time": None, "command": None},
-        "source": source,
-    }
+    meta = _trace_meta(session, source)
     top_k = min(top_k, session.drafter.draft_vocab_size)
     names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
     options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "top_k": top_k}
@@ -172,24 +159,44 @@ def collect(
         for number in range(len(done), len(blocks)):
             prompts = replace(session.prompts, conversations=tuple(blocks[number]))
 
-            def attempt(rows: int, prompts: PromptSet = prompts) -> RankTrace:
-                return collect_trace(
-                    session.target,
-                    session.drafter,
-                    prompts,
-                    batch_size=rows,
-                    stop=session.stop(max_new_tokens),
-                    acceptance=session.acceptance,
-                    top_k=top_k,
-                    given=given,
-                    meta={"batch_size": rows},
-                    progress=advance,
-                )
-
+            attempt = partial(_attempt, session, prompts, max_new_tokens=max_new_tokens, top_k=top_k, advance=advance)
             trace, batch_size = with_less_memory(attempt, batch_size, note)
             trace.save(journal.block(number))
             done.append(trace)
     return join(done, {**meta, "skipped": session.prompts.skipped_rows()})
+
+
+def _attempt(
+    session: Session, prompts: PromptSet, rows: int, *, max_new_tokens: int, top_k: int, advance: Advance
+) -> RankTrace:
+    """The trace of a block with ``rows`` sequences decoded at once."""
+    from treeopt.runtime.measure.ranks import collect_trace
+
+    return collect_trace(
+        session.setup(max_new_tokens),
+        prompts,
+        batch_size=rows,
+        top_k=top_k,
+        given=session.given,
+        meta={"batch_size": rows},
+        progress=advance,
+    )
+
+
+def _trace_meta(session: Session, source: dict[str, Any] | None) -> dict[str, Any]:
+    """What a trace says of the session that it was measured in."""
+    return {
+        "drafter": session.drafter_record,
+        "acceptance": session.acceptance.record,
+        "answers": {
+            "given": session.given,
+            "temperature": session.temperature if session.given else None,
+            "is_estimate": session.given and session.temperature is None,
+        },
+        # When and how the trace was made is in calibration.json: a continued run has the same bytes.
+        "provenance": {**session.provenance().record(), "time": None, "command": None},
+        "source": source,
+    }
 
 
 def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:

@@ -62,28 +62,16 @@ def probe_again(run: RunDirectory, session: Session, *, batch_size: int = 16) ->
 
 def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_size: int, title: str) -> Probe:
     """The probe of the trace's prompts under a policy."""
-    from treeopt.runtime.acceptance.typical import Typical, collect_probe
+    from treeopt.runtime.measure.probe import collect_probe
     from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.memory import with_less_memory
 
-    assert isinstance(session.acceptance, Typical), "only typical acceptance is probed"
-    rule, prompts = session.acceptance, turn_prompts(session.prompts, trace)
+    setup, prompts = session.setup(trace.meta["max_new_tokens"]), turn_prompts(session.prompts, trace)
     tree, meta = probe_tree(trace, size=PROBE_NODES, policy=policy), _meta(session, trace)
     with progress(title, len(prompts)) as advance:
 
         def attempt(rows: int) -> Probe:
-            return collect_probe(
-                session.target,
-                session.drafter,
-                prompts,
-                rule=rule,
-                tree=tree,
-                policy=policy,
-                batch_size=rows,
-                stop=session.stop(trace.meta["max_new_tokens"]),
-                meta=meta,
-                progress=advance,
-            )
+            return collect_probe(setup, prompts, tree=tree, policy=policy, batch_size=rows, meta=meta, progress=advance)
 
         return with_less_memory(attempt, batch_size, note)[0]
 

@@ -1,6 +1,6 @@
 """The decoding step: propose from the drafter, verify the tree in one pass, accept, commit.
 
-One engine for collecting traces, timing and bench. A row holds one sequence; rows have lengths of
+Collecting traces, timing and bench all run this step. A row holds one sequence; rows have lengths of
 their own, stop on their own, and are refilled with the next prompt.
 
 b live rows · T nodes of the tree · D its depth · d width · V vocabulary
@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +33,31 @@ def synchronize(device: torch.device) -> None:
     """Wait for a CUDA device, before a clock is read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What answers are decoded with: the target, its drafter (None for plain steps only), a rule, and where they end."""
+
+    target: Target
+    drafter: Drafter | None
+    stop: StopRule
+    acceptance: Acceptance = field(default_factory=Greedy)
+
+    def capacity(self, prompts: Iterable[Sequence[int]]) -> int:
+        """Tokens of the longest sequence, prompt and answer, that can come of the prompts.
+
+        Raises InvalidInput for an empty prompt or one that leaves no room in the context.
+        """
+        longest, context = 0, self.target.context
+        for i, prompt in enumerate(prompts):
+            if not 1 <= len(prompt) < context:
+                raise InvalidInput(
+                    f"Every prompt must have 1 to {context - 1} tokens (the context is {context}), but prompt {i + 1} "
+                    f"has {len(prompt)}."
+                )
+            longest = max(longest, len(prompt))
+        return min(longest + self.stop.max_new_tokens, context)
 
 
 @dataclass
@@ -68,28 +92,27 @@ class Row:
 class Decoder:
     """Decodes prompts with up to ``batch_size`` live rows; the tree may change from step to step.
 
-    capacity is the longest sequence, prompt and answer, that rows have room for. With ``keep_states`` the hidden
-    state of every state is kept for calibration (plain steps only), with ``keep_prompts`` those of the prompt too.
+    capacity     : longest sequence, prompt and answer, that a row has room for [tokens]
+    most_nodes   : most rows of a tree
+    keep_states  : keep the hidden state of every state of the answers, for calibration (plain steps only)
+    keep_prompts : keep those of the prompts too
 
     Use: ``start(prompts)``, then ``refill()`` and ``step(tree)`` while ``live`` or ``waiting``.
     """
 
     def __init__(
         self,
-        target: Target,
-        drafter: Drafter | None,
+        setup: Setup,
         *,
         batch_size: int,
         capacity: int,
-        stop: StopRule,
+        most_nodes: int = 64,
         keep_states: bool = False,
         keep_prompts: bool = False,
-        most_nodes: int = 64,
-        acceptance: Acceptance | None = None,
     ) -> None:
-        self.target, self.drafter, self.stop = target, drafter, stop
+        self.target, self.drafter = target, drafter = setup.target, setup.drafter
+        self.stop, self.acceptance = setup.stop, setup.acceptance
         self.keep_states, self.keep_prompts = keep_states, keep_prompts
-        self.acceptance: Acceptance = acceptance or Greedy()
         room = capacity + most_nodes
         self.cache = TreeCache(target.num_layers, batch_size, room, target.layer_devices)
         self.draft = drafter.start(batch_size, room) if drafter is not None else None
@@ -101,8 +124,31 @@ class Decoder:
         self._roots = self._keys = torch.empty(0)  # (b,) of every live row
         self.parts: list[tuple[str, float]] | None = None  # a list takes (part, time when it ended)
         self._tensors: dict[Tree, TreeTensors] = {}
-        self._one = torch.ones((1, 1), dtype=torch.bool, device=target.device)
+        self._one = torch.ones((1, 1), dtype=torch.bool, device=target.device)  # ancestors and depths of a lone root
         self._zero = torch.zeros(1, dtype=torch.long, device=target.device)
+
+    @classmethod
+    def for_prompts(
+        cls,
+        setup: Setup,
+        prompts: Iterable[Sequence[int]],
+        trees: Iterable[Tree | None] = (),
+        *,
+        batch_size: int,
+        keep_states: bool = False,
+        keep_prompts: bool = False,
+    ) -> Decoder:
+        """A decoder with room for these prompts, their answers, and the largest of these trees."""
+        most_nodes = max((len(tree) for tree in trees if tree is not None), default=1)
+        capacity = setup.capacity(prompts)
+        return cls(
+            setup,
+            batch_size=batch_size,
+            capacity=capacity,
+            most_nodes=most_nodes,
+            keep_states=keep_states,
+            keep_prompts=keep_prompts,
+        )
 
     def start(self, prompts: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Take (id, tokens) of the prompts to decode; forget everything before."""
@@ -272,33 +318,14 @@ def decode(
     *,
     batch_size: int,
     stop: StopRule,
-    **options: Any,
+    acceptance: Acceptance | None = None,
 ) -> list[Row]:
     """Decode every prompt to its end, with one tree or plainly; the records in the prompts' order."""
-    capacity = capacity_for(prompts, stop, target)
-    most_nodes = len(tree) if tree else 1
-    decoder = Decoder(
-        target, drafter, batch_size=batch_size, capacity=capacity, stop=stop, most_nodes=most_nodes, **options
-    )
+    setup = Setup(target, drafter, stop, acceptance or Greedy())
+    decoder = Decoder.for_prompts(setup, prompts, [tree], batch_size=batch_size)
     decoder.start(enumerate(prompts))
     while not decoder.is_done:
         decoder.refill()
         if decoder.live:
             decoder.step(tree)
     return sorted(decoder.finished, key=lambda row: row.id)
-
-
-def capacity_for(prompts: Iterable[Sequence[int]], stop: StopRule, target: Target) -> int:
-    """Tokens of the longest sequence that can come of the prompts.
-
-    Raises InvalidInput for an empty prompt or one that leaves no room in the context.
-    """
-    longest = 0
-    for i, prompt in enumerate(prompts):
-        if not 1 <= len(prompt) < target.context:
-            raise InvalidInput(
-                f"Every prompt must have 1 to {target.context - 1} tokens (the context is "
-                f"{target.context}), but prompt {i + 1} has {len(prompt)}."
-            )
-        longest = max(longest, len(prompt))
-    return min(longest + stop.max_new_tokens, target.context)

@@ -10,6 +10,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
+from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
@@ -32,8 +33,9 @@ class Session:
     acceptance: Acceptance = field(default_factory=Greedy)
     temperature: float | None = None  # at which given answers were sampled
 
-    def stop(self, max_new_tokens: int) -> StopRule:
-        return StopRule(self.target.eos_ids, max_new_tokens)
+    def setup(self, max_new_tokens: int) -> Setup:
+        """What the session's answers are decoded with, each of at most so many tokens."""
+        return Setup(self.target, self.drafter, StopRule(self.target.eos_ids, max_new_tokens), self.acceptance)
 
     def provenance(self, seed: int | None = None) -> Provenance:
         target = self.target

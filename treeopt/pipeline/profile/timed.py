@@ -222,9 +222,10 @@ class Stages:
 
         session = self.session
         prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
-        stop = session.stop(self.max_new_tokens)
+        setup = replace(session.setup(self.max_new_tokens), acceptance=self.acceptance)
         if context is not None:
             prompts, stop = rows_at(context, prompts, session.target)
+            setup = replace(setup, stop=stop)
         known = {
             **session.provenance(seed=0).record(),
             "time": None,
@@ -242,17 +243,13 @@ class Stages:
         title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
         with progress(title, max(share, 0.0)) as advance:
             return measure_steps(
-                session.target,
-                session.drafter,
+                setup,
                 prompts,
                 trees,
                 batch_size=batch_size,
-                stop=stop,
                 time_limit_s=share,
                 precision=self.precision,
-                acceptance=self.acceptance,
-                finished=journal.documents(),
-                keep=journal.append,
+                journal=journal,
                 progress=advance,
             )
 

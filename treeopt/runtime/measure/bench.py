@@ -8,26 +8,40 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from treeopt.errors import InvalidInput
+from treeopt.files.journal import Journal
 from treeopt.growth.replay import accepted_counts, replay, tokens_per_step
 from treeopt.records.benchmark import Answer, Benchmark, Block, Contender
 from treeopt.records.trace import RankTrace
-from treeopt.runtime.acceptance.greedy import Acceptance
-from treeopt.runtime.decode import Decoder, capacity_for, synchronize
-from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.decode import Decoder, Setup, synchronize
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.measure.steps import timed_step
-from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
 Visit = dict[str, Any]  # {"round", "prompts", "runs": {contender: what `decode_block` returns}}, as JSON
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """What is decoded, and what the calibration predicts for it.
+
+    tree               : None is plain decoding
+    predicted          : tokens per step by several estimates: product, joint, replayed, ...
+    predicted_accepted : share of the steps that emit 0, 1, ... guesses
+    """
+
+    tree: Tree | None
+    predicted: dict[str, Any] = field(default_factory=dict)
+    predicted_accepted: list[float] = field(default_factory=list)
 
 
 def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
@@ -47,37 +61,25 @@ def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
 
 
 def decode_contenders(
-    target: Target,
-    drafter: Drafter,
+    setup: Setup,
     prompts: Sequence[Prompt],
     trees: Mapping[str, Tree | None],
     *,
     batch_size: int,
-    stop: StopRule,
     rounds: int,
-    acceptance: Acceptance | None = None,
-    finished: Sequence[Visit] = (),
-    keep: Callable[[Visit], None] = lambda visit: None,
-    seed: int = 0,
+    journal: Journal | None = None,
     progress: Callable[[int], None] = lambda answers: None,
 ) -> list[Visit]:
     """Decode all prompts with every contender in every round.
 
-    trees      name to tree; None is plain decoding
-    finished   visits of an earlier run of the same benchmark; ``keep`` takes every new one
+    trees   : name to tree; None is plain decoding
+    journal : visits of an earlier run of the same benchmark, and where every new one goes
+
     ``progress`` is called with the number of answers of every visit.
     """
     tokens = [prompt.tokens for prompt in prompts]
-    decoder = Decoder(
-        target,
-        drafter,
-        batch_size=batch_size,
-        capacity=capacity_for(tokens, stop, target),
-        stop=stop,
-        most_nodes=max(len(t) if t else 1 for t in trees.values()),
-        acceptance=acceptance,
-    )
-    visits = list(finished)
+    decoder = Decoder.for_prompts(setup, tokens, trees.values(), batch_size=batch_size)
+    visits = journal.documents() if journal else []
     blocks = blocks_of(prompts, batch_size)
     order = list(itertools.product(range(rounds), range(len(blocks))))
     for visit in visits:
@@ -87,11 +89,12 @@ def decode_contenders(
             decode_block(decoder, tree, [(i, tokens[i]) for i in blocks[0]])
     for round_, b in order[len(visits) :]:
         runs = {}
-        for name in np.random.default_rng([seed, round_, b]).permutation(list(trees)).tolist():
+        for name in np.random.default_rng([0, round_, b]).permutation(list(trees)).tolist():
             runs[name] = decode_block(decoder, trees[name], [(i, tokens[i]) for i in blocks[b]])
             progress(len(blocks[b]))
         visits.append({"round": round_, "prompts": blocks[b], "runs": runs})
-        keep(visits[-1])
+        if journal:
+            journal.append(visits[-1])
     return visits
 
 
@@ -124,112 +127,108 @@ def decode_block(decoder: Decoder, tree: Tree | None, prompts: Sequence[tuple[in
     }
 
 
-def assemble(
-    visits: Sequence[Visit],
-    target: Target,
-    prompts: Sequence[Prompt],
-    trees: Mapping[str, Tree | None],
-    reference: RankTrace,
-    *,
-    batch_size: int,
-    predicted: Mapping[str, dict[str, Any]],
-    predicted_accepted: Mapping[str, list[float]],
-    info: dict[str, Any],
-    has_one_text: bool = True,
-) -> Benchmark:
-    """The benchmark of all visits.
+@dataclass(frozen=True)
+class Contest:
+    """What all contenders decode, and their answers are compared with.
 
-    reference           the trace of these very prompts: plain answers, to compare with and to replay
-    predicted           name to the tokens per step expected before this run: product, joint, replayed, ...
-    predicted_accepted  name to the share of steps expected to emit 0, 1, ... guesses
-    has_one_text         whether the text is the same with every tree, so that the reference can be replayed
+    reference    : the trace of these very prompts: plain answers, to compare with and to replay
+    has_one_text : whether the text is the same with every tree, so that the reference can be replayed
     """
-    if reference.tokens is None or reference.num_sequences != len(prompts):
-        raise InvalidInput("The benchmark's reference must be the trace of its own prompts, with tokens.")
-    answers = [answer.tolist() for answer in np.split(reference.tokens, reference.starts[1:-1])]
-    contenders = []
-    for name, tree in trees.items():
-        blocks, first = [], []
-        for visit in visits:
-            run = visit["runs"][name]
-            blocks.append(
-                Block(
-                    round=visit["round"],
-                    prompts=visit["prompts"],
-                    tokens=run["tokens"],
-                    steps=run["steps"],
-                    decode_s=run["decode_s"],
-                    group=prompts[visit["prompts"][0]].group,
-                )
-            )
-            first += [run] if visit["round"] == 0 else []
+
+    target: Target
+    prompts: Sequence[Prompt]
+    reference: RankTrace
+    batch_size: int
+    has_one_text: bool = True
+
+    def __post_init__(self) -> None:
+        if self.reference.tokens is None or self.reference.num_sequences != len(self.prompts):
+            raise InvalidInput("The benchmark's reference must be the trace of its own prompts, with tokens.")
+
+    @cached_property
+    def answers(self) -> list[list[int]]:
+        """The plain answer to each prompt."""
+        assert self.reference.tokens is not None
+        return [answer.tolist() for answer in np.split(self.reference.tokens, self.reference.starts[1:-1])]
+
+    def result(self, visits: Sequence[Visit], entrants: Mapping[str, Entrant], info: dict[str, Any]) -> Benchmark:
+        """The benchmark of all visits."""
+        return Benchmark(
+            contenders=tuple(self._contender(name, entrant, visits) for name, entrant in entrants.items()),
+            dtype=str(self.target.dtype).removeprefix("torch."),
+            rounds=1 + max(visit["round"] for visit in visits),
+            info=info,
+        )
+
+    def _contender(self, name: str, entrant: Entrant, visits: Sequence[Visit]) -> Contender:
+        tree, runs = entrant.tree, [visit["runs"][name] for visit in visits]
+        first = [run for visit, run in zip(visits, runs, strict=True) if visit["round"] == 0]
+        blocks = [self._block(visit, run) for visit, run in zip(visits, runs, strict=True)]
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
         fixed = tree or Tree.chain(0)
-        replayed = replay(reference, fixed) if has_one_text else None
-        sequences = [
-            _sequence(target, prompts[i], row, answers[i], int(replayed.steps[i]) if replayed else None)
-            for i, row in enumerate(rows)
-        ]
+        replayed = replay(self.reference, fixed) if self.has_one_text else None
+        sequences = [self._sequence(i, row, int(replayed.steps[i]) if replayed else None) for i, row in enumerate(rows)]
         steps = sum(s.steps for s in sequences)
         emitted = sum(s.tokens - 1 for s in sequences)
         decode_s = sum(block.decode_s for block in blocks)
-        contenders.append(
-            Contender(
-                name=name,
-                batch_size=batch_size,
-                size=len(tree) if tree else 1,
-                medusa_choices=tree.choices if tree else [],
-                steps=steps,
-                passes=sum(run["passes"] for run in first),
-                tokens=emitted,
-                tokens_per_step=tokens_per_step(emitted, steps),
-                tokens_per_s=sum(b.tokens for b in blocks) / decode_s if decode_s else None,
-                identical=sum(s.identical for s in sequences),
-                compared=len(sequences),
-                decode_s=[sum(b.decode_s for b in same) for _, same in by_round(blocks)],
-                prefill_s=sum(visit["runs"][name]["prefill_s"] for visit in visits),
-                predicted=predicted.get(name, {}),
-                predicted_tokens_per_step=predicted.get(name, {}).get("replayed"),
-                replayed_steps=int(replayed.steps.sum()) if replayed else None,
-                replayed_tokens_per_step=replayed.tokens_per_step if replayed else None,
-                accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
-                replayed_accepted=accepted_counts(reference, fixed.paths).tolist() if replayed else [],
-                predicted_accepted=predicted_accepted.get(name, []),
-                sequences=sequences,
-                blocks=blocks,
-            )
+        return Contender(
+            name=name,
+            batch_size=self.batch_size,
+            size=len(fixed),
+            medusa_choices=fixed.choices,
+            steps=steps,
+            passes=sum(run["passes"] for run in first),
+            tokens=emitted,
+            tokens_per_step=tokens_per_step(emitted, steps),
+            tokens_per_s=sum(block.tokens for block in blocks) / decode_s if decode_s else None,
+            identical=sum(s.identical for s in sequences),
+            compared=len(sequences),
+            decode_s=[sum(block.decode_s for block in same) for same in by_round(blocks)],
+            prefill_s=sum(run["prefill_s"] for run in runs),
+            predicted=entrant.predicted,
+            predicted_tokens_per_step=entrant.predicted.get("replayed"),
+            replayed_steps=int(replayed.steps.sum()) if replayed else None,
+            replayed_tokens_per_step=replayed.tokens_per_step if replayed else None,
+            accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
+            replayed_accepted=accepted_counts(self.reference, fixed.paths).tolist() if replayed else [],
+            predicted_accepted=entrant.predicted_accepted,
+            sequences=sequences,
+            blocks=blocks,
         )
-    return Benchmark(
-        contenders=tuple(contenders),
-        dtype=str(target.dtype).removeprefix("torch."),
-        rounds=1 + max(visit["round"] for visit in visits),
-        info=info,
-    )
+
+    def _block(self, visit: Visit, run: dict[str, Any]) -> Block:
+        return Block(
+            round=visit["round"],
+            prompts=visit["prompts"],
+            tokens=run["tokens"],
+            steps=run["steps"],
+            decode_s=run["decode_s"],
+            group=self.prompts[visit["prompts"][0]].group,
+        )
+
+    def _sequence(self, i: int, row: dict[str, Any], replayed_steps: int | None) -> Answer:
+        """One answer beside the plain one to the same prompt."""
+        prompt, ours, theirs = self.prompts[i], row["tokens"], self.answers[i]
+        at = gap = None
+        if ours != theirs:
+            pairs = itertools.zip_longest(ours, theirs)
+            at = next(i for i, (mine, other) in enumerate(pairs) if mine != other)
+            gap = logit_gap(self.target, prompt.tokens, ours, theirs, at)
+        return Answer(
+            id=prompt.sha256,
+            steps=len(row["accepted"]),
+            tokens=len(ours),
+            identical=at is None,
+            replayed_steps=replayed_steps,
+            group=prompt.group,
+            first_difference=at,
+            logit_gap=gap,
+        )
 
 
-def by_round(blocks: Sequence[Block]) -> Iterator[tuple[int, list[Block]]]:
-    for round_, same in itertools.groupby(blocks, key=lambda block: block.round):
-        yield round_, list(same)
-
-
-def _sequence(
-    target: Target, prompt: Prompt, row: dict[str, Any], answer: list[int], replayed_steps: int | None
-) -> Answer:
-    ours, at, gap = row["tokens"], None, None
-    if ours != answer:
-        pairs = itertools.zip_longest(ours, answer)
-        at = next(i for i, (mine, theirs) in enumerate(pairs) if mine != theirs)
-        gap = logit_gap(target, prompt.tokens, ours, answer, at)
-    return Answer(
-        id=prompt.sha256,
-        steps=len(row["accepted"]),
-        tokens=len(ours),
-        identical=at is None,
-        replayed_steps=replayed_steps,
-        group=prompt.group,
-        first_difference=at,
-        logit_gap=gap,
-    )
+def by_round(blocks: Sequence[Block]) -> list[list[Block]]:
+    """Blocks of each round; blocks of a round stand together."""
+    return [list(same) for _, same in itertools.groupby(blocks, key=lambda block: block.round)]
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ N states of an answer · b rows · T tokens of a row · d width · K guesses at 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,74 +19,49 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import End, RankTrace
-from treeopt.runtime.acceptance.greedy import Acceptance
-from treeopt.runtime.decode import Decoder, Row, capacity_for
+from treeopt.runtime.decode import Decoder, Row, Setup
 from treeopt.runtime.drafters.protocol import Answer, Drafter
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.ranking import rank_of
-from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.runtime.stop import SequenceEnd
 from treeopt.runtime.target import Target
 
 
 def collect_trace(
-    target: Target,
-    drafter: Drafter,
+    setup: Setup,
     prompts: PromptSet,
     *,
     batch_size: int = 16,
-    stop: StopRule,
-    acceptance: Acceptance | None = None,
     top_k: int = 32,
     given: bool = False,
     meta: dict[str, Any] | None = None,
     progress: Callable[[int], None] = lambda conversations: None,
 ) -> RankTrace:
     """Answer every conversation turn by turn, and record at which rank the drafter had the token that came.
-    Every turn is a sequence; the turns of a conversation are a cluster.
 
-    acceptance : a lossless rule that the target's own tokens are chosen by; greedy by default
+    Every turn is a sequence; the turns of a conversation are a cluster. The setup's rule must be lossless.
 
-    Ranks 0...top_k-1 are told apart. With ``given`` nothing is generated: one pass of the target over
-    the given answers. A turn that cannot be asked, for one because the context has no room, ends its
-    conversation and is listed under meta["skipped"]. ``progress`` is called with the number of conversations that ended.
+    top_k : ranks 0...top_k-1 are told apart
+    given : read the given answers in one pass of the target each; nothing is generated
+
+    A turn that cannot be asked, for one because the context has no room, ends its conversation and is listed
+    under meta["skipped"]. ``progress`` is called with the number of conversations that ended.
     """
-    counter = RankCounter(drafter, top_k, target if given else None)
-    options: dict[str, Any] = {
-        "batch_size": batch_size,
-        "stop": stop,
-        "done": counter.add,
-        "keep_prompts": drafter.reads_prompt,
-    }
-    answered: list[list[Row]] = [[] for _ in prompts.conversations]
-    skipped: list[dict[str, Any]] = []
-    waiting = list(range(len(answered)))
-    while waiting:
-        turn, asked, answers, at = 1 + len(answered[waiting[0]]), [], [], []
-        for i in waiting:
-            conversation = prompts.conversations[i]
-            try:
-                tokens, answer = _ask(target, prompts, conversation, answered[i], turn, given)
-            except InvalidInput as error:
-                skipped.append({"row": conversation.row, "reason": str(error)})
-            else:
-                asked.append(tokens)
-                answers.append(answer)
-                at.append(i)
+    assert setup.drafter is not None, "ranks are those of a drafter"
+    counter = RankCounter(setup.drafter, top_k, setup.target if given else None)
+    turns = Turns(setup.target, prompts, given)
+    while turns.waiting:
+        asked, answers = turns.next_prompts()
         if given:
-            rows = read_answers(target, asked, answers, **options)
+            rows = read_answers(setup, asked, answers, batch_size=batch_size, done=counter.add)
         else:
-            rows = write_answers(target, asked, acceptance=acceptance, **options)
-        for i, row in zip(at, rows, strict=True):
-            answered[i].append(row)
-        last = [i for i in waiting if prompts.conversations[i].num_turns == turn or i not in at]
-        progress(len(last))
-        waiting = [i for i in waiting if i not in set(last)]
-    rows = [row for turns in answered for row in turns]
-    of = [prompts.conversations[i] for i, turns in enumerate(answered) for _ in turns]
+            rows = write_answers(setup, asked, batch_size=batch_size, done=counter.add)
+        progress(turns.take(rows))
+    rows = [row for answered in turns.answered for row in answered]
+    of = [c for c, answered in zip(prompts.conversations, turns.answered, strict=True) for _ in answered]
     groups = list(dict.fromkeys(conversation.group for conversation in of))
-    target_rank = {"target_rank": np.concatenate([counter.target_ranks(row) for row in rows])} if given else {}
     return RankTrace(
         ranks=np.concatenate([counter.ranks(row) for row in rows]),
         starts=np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
@@ -94,34 +69,67 @@ def collect_trace(
         prompt_tokens=np.array([row.prompt_tokens for row in rows]),
         end=np.array([row.end for row in rows]),
         group=np.array([groups.index(conversation.group) for conversation in of]),
-        cluster=np.repeat(np.arange(len(answered)), [len(turns) for turns in answered]),
-        **target_rank,
+        cluster=np.repeat(np.arange(len(turns.answered)), [len(answered) for answered in turns.answered]),
+        target_rank=np.concatenate([counter.target_ranks(row) for row in rows]) if given else None,
         meta={
             "top_k": top_k,
-            "eos_ids": sorted(stop.eos_ids),
-            "max_new_tokens": stop.max_new_tokens,
+            "eos_ids": sorted(setup.stop.eos_ids),
+            "max_new_tokens": setup.stop.max_new_tokens,
             "prompt_sha256": [conversation.sha256 for conversation in of],
             "group_names": groups,
-            "skipped": skipped,
+            "skipped": turns.skipped,
             **(meta or {}),
         },
     )
 
 
-def _ask(
-    target: Target, prompts: PromptSet, conversation: Conversation, answered: list[Row], turn: int, given: bool
-) -> tuple[Tokens, Tokens]:
-    """The tokens of a turn's prompt, and of its given answer; InvalidInput where it cannot be asked."""
-    if given:
-        before = [prompts.given_answer(conversation, t) for t in range(turn)]
-        tokens, answer = prompts.next_prompt(conversation, before[:-1]), before[-1]
-        if not answer:
-            raise InvalidInput(f"the given answer to turn {turn} is empty")
-    else:
-        tokens, answer = prompts.next_prompt(conversation, [row.tokens for row in answered]), ()
-    if len(tokens) >= target.context:
-        raise InvalidInput(f"the context has no room for turn {turn}")
-    return tokens, answer
+class Turns:
+    """Conversations that are answered turn by turn, each next prompt after the answers before it.
+
+    waiting  : places of the conversations that have another turn
+    answered : the rows of each conversation's turns so far
+    """
+
+    def __init__(self, target: Target, prompts: PromptSet, given: bool) -> None:
+        self.target, self.prompts, self.given = target, prompts, given
+        self.answered: list[list[Row]] = [[] for _ in prompts.conversations]
+        self.skipped: list[dict[str, Any]] = []
+        self.waiting = list(range(len(self.answered)))
+        self._asked: list[int] = []  # places of the conversations whose prompts are out
+
+    def next_prompts(self) -> tuple[list[Tokens], list[Tokens]]:
+        """The next prompt of every waiting conversation that has one, and the given answer to it."""
+        self._asked, found = [], []
+        for i in self.waiting:
+            conversation = self.prompts.conversations[i]
+            try:
+                found.append(self._next(conversation, self.answered[i]))
+                self._asked.append(i)
+            except InvalidInput as error:
+                self.skipped.append({"row": conversation.row, "reason": str(error)})
+        return [prompt for prompt, _ in found], [answer for _, answer in found]
+
+    def take(self, rows: Sequence[Row]) -> int:
+        """Take the answers to the last prompts; how many conversations ended with them, or could not be asked."""
+        for i, row in zip(self._asked, rows, strict=True):
+            self.answered[i].append(row)
+        before = len(self.waiting)
+        self.waiting = [i for i in self._asked if len(self.answered[i]) < self.prompts.conversations[i].num_turns]
+        return before - len(self.waiting)
+
+    def _next(self, conversation: Conversation, answered: Sequence[Row]) -> tuple[Tokens, Tokens]:
+        """The tokens of a turn's prompt, and of its given answer; InvalidInput where it cannot be asked."""
+        turn, prompts = 1 + len(answered), self.prompts
+        if self.given:
+            before = [prompts.given_answer(conversation, t) for t in range(turn)]
+            tokens, answer = prompts.next_prompt(conversation, before[:-1]), before[-1]
+            if not answer:
+                raise InvalidInput(f"the given answer to turn {turn} is empty")
+        else:
+            tokens, answer = prompts.next_prompt(conversation, [row.tokens for row in answered]), ()
+        if len(tokens) >= self.target.context:
+            raise InvalidInput(f"the context has no room for turn {turn}")
+        return tokens, answer
 
 
 @dataclass(frozen=True)
@@ -149,32 +157,17 @@ def turn_prompts(prompts: PromptSet, trace: RankTrace) -> list[Prompt]:
 
 
 def write_answers(
-    target: Target,
-    prompts: Sequence[Sequence[int]],
-    *,
-    batch_size: int,
-    stop: StopRule,
-    done: Callable[[Row], None],
-    keep_prompts: bool = False,
-    acceptance: Acceptance | None = None,
+    setup: Setup, prompts: Sequence[Sequence[int]], *, batch_size: int, done: Callable[[Row], None]
 ) -> list[Row]:
-    """Decode plainly; ``done`` takes every row, with its hidden states, when it ends.
+    """Have the target answer by plain decoding; ``done`` takes every row, with its hidden states, when it ends.
 
-    keep_prompts : keep those of the prompts too
+    The states of the prompts are kept too where the drafter reads them.
     """
     if not prompts:
         return []
-    decoder = Decoder(
-        target,
-        None,
-        batch_size=batch_size,
-        capacity=capacity_for(prompts, stop, target),
-        stop=stop,
-        keep_states=True,
-        keep_prompts=keep_prompts,
-        most_nodes=1,
-        acceptance=acceptance,
-    )
+    keep_prompts = setup.drafter is not None and setup.drafter.reads_prompt
+    plain = replace(setup, drafter=None)
+    decoder = Decoder.for_prompts(plain, prompts, batch_size=batch_size, keep_states=True, keep_prompts=keep_prompts)
     decoder.start(enumerate(prompts))
     rows: list[Row] = []
     while not decoder.is_done:
@@ -190,21 +183,20 @@ def write_answers(
 
 @torch.inference_mode()
 def read_answers(
-    target: Target,
+    setup: Setup,
     prompts: Sequence[Sequence[int]],
     answers: Sequence[Sequence[int]],
     *,
     batch_size: int,
-    stop: StopRule,
     done: Callable[[Row], None],
-    keep_prompts: bool = False,
 ) -> list[Row]:
     """The same rows as if the target had written the answers, by one pass over each (teacher forcing)."""
-    rows = []
+    target, rows = setup.target, []
+    keep_prompts = setup.drafter is not None and setup.drafter.reads_prompt
     for begin in range(0, len(prompts), batch_size):
         batch = []
         for i in range(begin, min(begin + batch_size, len(prompts))):
-            row = Row(i, prompts[i], SequenceEnd(stop, target.context - len(prompts[i])), end=End.LIMIT)
+            row = Row(i, prompts[i], SequenceEnd(setup.stop, target.context - len(prompts[i])), end=End.LIMIT)
             for token in answers[i]:
                 if not row.emit(token):
                     break

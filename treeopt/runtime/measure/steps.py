@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
+from treeopt.files.journal import Journal
 from treeopt.latency.rounds import PRECISION, Round, is_enough
-from treeopt.runtime.acceptance.greedy import Acceptance
-from treeopt.runtime.decode import Decoder, capacity_for, synchronize
-from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.decode import Decoder, Setup, synchronize
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
@@ -54,69 +53,83 @@ def step_parts(decoder: Decoder, tree: Tree | None) -> dict[str, float]:
 
 
 def measure_steps(
-    target: Target,
-    drafter: Drafter,
+    setup: Setup,
     prompts: Sequence[Sequence[int]],
     trees: Sequence[Tree],
     *,
     batch_size: int,
-    stop: StopRule,
     time_limit_s: float,
     precision: float = PRECISION,
-    acceptance: Acceptance | None = None,
-    finished: Sequence[Round] = (),
-    keep: Callable[[Round], None] = lambda round_: None,
-    seed: int = 0,
+    journal: Journal | None = None,
     progress: Callable[[float], None] = lambda seconds: None,
 ) -> list[Round]:
     """Time steps with each tree, and plain ones, at one batch size, round by round.
 
-    Every round visits all trees in a new random order. Rounds go on until every latency is known to
-    ``precision`` (at least five), or until the time limit (at least three). Rows that end are refilled
-    between steps, so all are live in every timed step.
-    ``finished`` are rounds of an earlier run, ``keep`` takes every new one, ``progress`` its seconds.
-
-    Raises InvalidInput where no answer is longer than its first token.
+    Rounds go on until every latency is known to ``precision`` (at least five), or until the time limit (at least
+    three). Those of the journal come first, and every new one goes there; ``progress`` is called with the seconds
+    of each. Raises InvalidInput where no answer is longer than its first token.
     """
-    decoder = Decoder(
-        target,
-        drafter,
-        batch_size=batch_size,
-        capacity=capacity_for(prompts, stop, target),
-        stop=stop,
-        most_nodes=max(map(len, trees), default=1),
-        acceptance=acceptance,
-    )
+    decoder = Decoder.for_prompts(setup, prompts, trees, batch_size=batch_size)
     decoder.start([])
-    supply = enumerate(itertools.cycle(prompts))
-    rounds = list(finished)
+    supply = Supply(decoder, prompts)
+    rounds = journal.documents() if journal else []
     for round_ in rounds:
         progress(round_["seconds"])
+    is_warm = False
     while not is_enough(rounds, trees, batch_size, time_limit_s=time_limit_s, precision=precision):
-        if len(rounds) == len(finished):  # warm up
+        if not is_warm:
             for tree in (*trees, None):
-                refill_all(decoder, supply, tries=len(prompts))
+                supply.refill()
                 timed_step(decoder, tree)
-        rng = np.random.default_rng([seed, len(rounds)])
-        points: list[dict[str, Any]] = [{"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)]
-        lengths, started = [], time.perf_counter()
-        for i in rng.permutation([*range(len(trees)), *[len(trees)] * PLAIN_VISITS]).tolist():
-            tree, point = trees[i] if i < len(trees) else None, points[i]
-            for n in range(UNTIMED_STEPS + TIMED_STEPS):
-                refill_all(decoder, supply, tries=len(prompts))
-                lengths.append(sum(decoder.cache.lengths) // batch_size)
-                if n == UNTIMED_STEPS - 1:
-                    for part, ms in step_parts(decoder, tree).items():
-                        point["parts_ms"].setdefault(part, []).append(round(ms, 5))
-                    continue
-                seconds, accepted = timed_step(decoder, tree)
-                if n >= UNTIMED_STEPS:
-                    point["step_ms"].append(round(1e3 * seconds, 5))
-                    point["accepted"].append(float(accepted.mean()))
-        rounds.append({"seconds": time.perf_counter() - started, "lengths": lengths, "points": points})
-        keep(rounds[-1])
+            is_warm = True
+        rounds.append(one_round(supply, trees, np.random.default_rng([0, len(rounds)])))
+        if journal:
+            journal.append(rounds[-1])
         progress(rounds[-1]["seconds"])
     return rounds
+
+
+def one_round(supply: Supply, trees: Sequence[Tree], rng: np.random.Generator) -> Round:
+    """Visit every tree, and plain decoding `PLAIN_VISITS` times, in random order; all rows are live in every step."""
+    decoder = supply.decoder
+    points: list[dict[str, Any]] = [{"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)]
+    lengths, started = [], time.perf_counter()
+    for i in rng.permutation([*range(len(trees)), *[len(trees)] * PLAIN_VISITS]).tolist():
+        tree, point = trees[i] if i < len(trees) else None, points[i]
+        for n in range(UNTIMED_STEPS + TIMED_STEPS):
+            supply.refill()
+            lengths.append(sum(decoder.cache.lengths) // decoder.batch_size)
+            if n == UNTIMED_STEPS - 1:
+                for part, ms in step_parts(decoder, tree).items():
+                    point["parts_ms"].setdefault(part, []).append(round(ms, 5))
+                continue
+            seconds, accepted = timed_step(decoder, tree)
+            if n >= UNTIMED_STEPS:
+                point["step_ms"].append(round(1e3 * seconds, 5))
+                point["accepted"].append(float(accepted.mean()))
+    return {"seconds": time.perf_counter() - started, "lengths": lengths, "points": points}
+
+
+class Supply:
+    """Prompts without end for the rows of a decoder."""
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]]) -> None:
+        self.decoder, self.tries = decoder, len(prompts)
+        self._prompts = enumerate(itertools.cycle(prompts))
+
+    def refill(self) -> None:
+        """Make all rows live; a prompt whose answer is one token leaves its row free, so try on."""
+        decoder = self.decoder
+        for _ in range(self.tries + 1):
+            decoder.finished.clear()
+            if len(decoder.live) == decoder.batch_size:
+                return
+            decoder.waiting.extend(itertools.islice(self._prompts, decoder.batch_size - len(decoder.live)))
+            decoder.refill()
+        raise InvalidInput(
+            f"Timing needs answers of more than one token, but {self.tries} prompts in a row gave none: they may "
+            "be as long as the context, or end at once."
+        )
 
 
 def rows_at(context_tokens: int, prompts: Sequence[Sequence[int]], target: Target) -> tuple[list[list[int]], StopRule]:
@@ -138,17 +151,3 @@ def rows_at(context_tokens: int, prompts: Sequence[Sequence[int]], target: Targe
         found.append([token for token, _ in zip(itertools.cycle(prompt), range(length), strict=False)])
     longest = max(map(len, found))
     return found, StopRule(frozenset(), end - longest, at_loops=False)
-
-
-def refill_all(decoder: Decoder, supply: Iterator[tuple[int, Sequence[int]]], tries: int) -> None:
-    """Make all rows live; a prompt whose answer is one token leaves its row free, so try on."""
-    for _ in range(tries + 1):
-        decoder.finished.clear()
-        if len(decoder.live) == decoder.batch_size:
-            return
-        decoder.waiting.extend(itertools.islice(supply, decoder.batch_size - len(decoder.live)))
-        decoder.refill()
-    raise InvalidInput(
-        f"Timing needs answers of more than one token, but {tries} prompts in a row gave none: they may "
-        "be as long as the context, or end at once."
-    )

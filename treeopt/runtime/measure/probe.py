@@ -1,0 +1,149 @@
+"""Probing: what every step under typical acceptance would have accepted of a tree larger than the one decoded with.
+
+Which guesses typical acceptance takes depends on the text that it emitted before, so what a tree reaches cannot be
+told from a given text. Instead a large probe tree is verified in every step, of which the policy, a smaller part of
+it, decides what is emitted.
+
+T nodes of the probe tree
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treeopt.errors import InvalidInput
+from treeopt.records.probe import Probe
+from treeopt.runtime.acceptance.typical import Floats, Typical, longest
+from treeopt.runtime.decode import Decoder, Row, Setup
+from treeopt.runtime.measure.ranks import Prompt
+from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
+from treeopt.trees.tree import BoolArray, IntArray, Tree
+
+# Of a step: (T,) nodes accepted with all their ancestors; (T,) of these, at which the answer would end; and the
+# log-likelihood of the path to every accepted node but the root.
+Step = tuple[BoolArray, BoolArray, Floats]
+
+
+class Probing:
+    """Judges every node of the probe tree, but emits only what the policy, a part of it, has accepted."""
+
+    def __init__(self, rule: Typical, tree: Tree, policy: Tree) -> None:
+        self.rule, self.tree = rule, tree
+        self._followed = np.array([path in set(policy.paths) for path in tree.paths])
+        self.verdict: tuple[NDArray[np.int64], BoolArray, Floats]  # of the last step: tokens, accepted, likelihood
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self.rule.record
+
+    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        return self.rule.choose(logits, keys, positions)
+
+    def accept(
+        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor
+    ) -> tuple[IntArray, IntArray]:
+        accepted, likelihood = self.rule.judge(tree, tokens, logits)
+        self.verdict = tokens, accepted, likelihood
+        return longest(tree, accepted & self._followed, likelihood)
+
+
+def collect_probe(
+    setup: Setup,
+    prompts: Sequence[Prompt],
+    *,
+    tree: Tree,
+    policy: Tree,
+    batch_size: int = 16,
+    meta: dict[str, Any] | None = None,
+    progress: Callable[[int], None] = lambda answers: None,
+) -> Probe:
+    """Answer every prompt with the ``policy`` tree while the larger probe ``tree`` is verified in the same passes.
+
+    The setup's rule must be `Typical`. ``progress`` is called with the number of answers that ended.
+    """
+    if len(tree) < 2 or not set(policy.paths) <= set(tree.paths):
+        raise InvalidInput(
+            "A probe tree must have guesses, and all nodes of the policy among them: add the policy's nodes to it."
+        )
+    assert isinstance(setup.acceptance, Typical), "only typical acceptance is probed"
+    rule, stop = setup.acceptance, setup.stop
+    rows, steps = probed_steps(setup, Probing(rule, tree, policy), prompts, batch_size, progress)
+    flat = [step for answer in steps for step in answer]
+    none = np.zeros((0, len(tree)), dtype=bool)
+    groups = list(dict.fromkeys(prompt.group for prompt in prompts))
+    return Probe(
+        tree=tree,
+        policy=policy,
+        accepted=np.stack([accepted for accepted, _, _ in flat]) if flat else none,
+        ends=np.stack([ends for _, ends, _ in flat]) if flat else none,
+        log_likelihood=np.concatenate([np.zeros(0, np.float32), *(likelihood for _, _, likelihood in flat)]),
+        starts=np.cumsum([0, *map(len, steps)]),
+        lengths=np.array([len(row.tokens) for row in rows]),
+        prompt_tokens=np.array([row.prompt_tokens for row in rows]),
+        end=np.array([row.end for row in rows]),
+        group=np.array([groups.index(prompt.group) for prompt in prompts]),
+        cluster=np.array([prompt.cluster for prompt in prompts]),
+        meta={
+            "acceptance": rule.record,
+            "eos_ids": sorted(stop.eos_ids),
+            "max_new_tokens": stop.max_new_tokens,
+            "prompt_sha256": [prompt.sha256 for prompt in prompts],
+            "group_names": groups,
+            **(meta or {}),
+        },
+    )
+
+
+def probed_steps(
+    setup: Setup, probing: Probing, prompts: Sequence[Prompt], batch_size: int, progress: Callable[[int], None]
+) -> tuple[list[Row], list[list[Step]]]:
+    """Decode every prompt to its end: the answers in the prompts' order, and the steps of each."""
+    asked = [prompt.tokens for prompt in prompts]
+    watched, tree, stop = replace(setup, acceptance=probing), probing.tree, setup.stop
+    decoder = Decoder.for_prompts(watched, asked, [tree], batch_size=batch_size)
+    decoder.start(enumerate(asked))
+    steps: list[list[Step]] = [[] for _ in prompts]
+    ended = 0
+    while not decoder.is_done:
+        decoder.refill()
+        if decoder.live:
+            before = [(row, list(row.tokens)) for row in decoder.live]
+            decoder.step(tree)
+            for (row, text), tokens, accepted, likelihood in zip(before, *probing.verdict, strict=True):
+                room = min(stop.max_new_tokens, setup.target.context - row.prompt_tokens) - len(text)
+                ends = ends_of(tree, accepted, tokens.tolist(), text, stop, room)
+                steps[row.id].append((accepted, ends, likelihood[1:][accepted[1:]]))
+        progress(len(decoder.finished) - ended)
+        ended = len(decoder.finished)
+    return sorted(decoder.finished, key=lambda row: row.id), steps
+
+
+def ends_of(
+    tree: Tree, accepted: BoolArray, tokens: Sequence[int], text: Sequence[int], stop: StopRule, room: int
+) -> BoolArray:
+    """(T,) accepted nodes of a step at which the answer would end, had the path to them been emitted.
+
+    tokens : (T,) of the tree · text : emitted so far · room : how many more tokens may be emitted
+
+    >>> path = np.ones(3, dtype=bool)
+    >>> ends_of(Tree.chain(2), path, [7, 0, 8], [7], StopRule(frozenset({0}), 9), 8).tolist()
+    [False, True, False]
+    """
+    found = np.zeros(len(tree), dtype=bool)
+    recent = text[-LOOP_PERIOD * LOOP_REPEATS :]  # all that tells whether the next token completes a loop
+    tips = np.setdiff1d(np.flatnonzero(accepted), tree.parents[np.flatnonzero(accepted)])
+    for tip in tips.tolist():
+        watch = SequenceEnd(replace(stop, max_new_tokens=len(recent) + room))
+        for token in recent:
+            watch.push(token)
+        for node in np.flatnonzero(tree.mask[tip])[1:].tolist():
+            if watch.push(tokens[node]) is not None:
+                found[node] = True
+                break
+    return found

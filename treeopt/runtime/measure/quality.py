@@ -1,0 +1,82 @@
+"""What a rule that changes the text costs: how likely the target itself finds the text, and how much of it changed.
+
+A answers
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.runtime.decode import Row, Setup
+from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.measure.ranks import read_answers
+from treeopt.runtime.stop import StopRule
+from treeopt.runtime.target import Target
+
+
+def measure_quality(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+    reference: Sequence[Sequence[int]],
+    *,
+    conversations: Sequence[int] | None = None,
+    batch_size: int = 16,
+) -> dict[str, float]:
+    """How likely texts are to the target itself, and how far they are from the ``reference``: its own greedy ones.
+
+    Log-likelihoods are those of the target at temperature 1, per token, in nats; standard errors over conversations
+    (by default every answer is one). The tokens changed are those outside the matching blocks that
+    `difflib.SequenceMatcher` finds, as a share of the tokens of both texts; answers changed are those that differ at all.
+    """
+    cluster = np.unique(range(len(prompts)) if conversations is None else conversations, return_inverse=True)[1]
+    found: dict[str, float] = {"answers": len(prompts)}
+    draws = conversation_draws(int(cluster.max()) + 1)
+    rates, samples = [], []
+    for name, answers in (("", texts), ("reference_", reference)):
+        sums = np.bincount(cluster, log_likelihoods(target, prompts, answers, batch_size=batch_size))
+        lengths = np.bincount(cluster, [len(answer) for answer in answers])
+        rates.append(float(sums.sum() / lengths.sum()))
+        samples.append(drawn_rates(sums, lengths, draws))
+        found[f"{name}tokens"] = int(lengths.sum())
+        found[f"{name}log_likelihood_nats_per_token"] = rates[-1]
+        found[f"{name}log_likelihood_nats_per_token_stderr"] = stderr(samples[-1], draws.shape[1])
+    found["difference_nats_per_token"] = rates[0] - rates[1]
+    found["difference_nats_per_token_stderr"] = stderr(samples[0] - samples[1], draws.shape[1])
+    pairs = [(list(text), list(other)) for text, other in zip(texts, reference, strict=True)]
+    same = sum(2 * _matching(text, other) for text, other in pairs)
+    found["changed_tokens_share"] = 1 - same / sum(len(text) + len(other) for text, other in pairs)
+    found["changed_answers_share"] = float(np.mean([text != other for text, other in pairs]))
+    return found
+
+
+def _matching(text: list[int], other: list[int]) -> int:
+    blocks = difflib.SequenceMatcher(None, text, other, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in blocks)
+
+
+@torch.inference_mode()
+def log_likelihoods(
+    target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, batch_size: int
+) -> NDArray[np.float64]:
+    """(A,) log-likelihood of every answer after its prompt, in nats: one pass of the target over each."""
+    found = np.zeros(len(prompts))
+
+    def add(row: Row) -> None:
+        hidden, at_once = (torch.stack([hidden[i] for hidden, i in row.states]), states_at_once(target.vocab_size))
+        row.states = []
+        said = torch.tensor(row.tokens, device=hidden.device)
+        for states, tokens in zip(hidden.split(at_once), said.split(at_once), strict=True):
+            log_p = target.scores(target.logits(states)).float().log_softmax(-1)
+            found[row.id] += float(log_p.gather(1, tokens[:, None]).double().sum())
+
+    # The answers ended where they end: nothing is cut here.
+    whole = StopRule(frozenset(), 1 + max(map(len, answers)), at_loops=False)
+    read_answers(Setup(target, None, whole), prompts, answers, batch_size=batch_size, done=add)
+    return found
