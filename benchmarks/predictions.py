@@ -14,6 +14,7 @@ import numpy as np
 
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
+from treeopt.latency.estimate import StepCosts
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.session import open_session
@@ -26,9 +27,9 @@ CALIBRATION, HELD_OUT, SECONDS = 640, 120, 150
 
 def predicted_overhead(profile: LatencyProfile, batch_size: int, tree: Tree) -> float | None:
     """Latency of a step with the tree over a plain one, by the profile; None where it does not say."""
-    context = profile.context(batch_size)
-    step = profile.step(batch_size, context, len(tree), tree.depth)
-    return step.ms / profile.plain(batch_size, context).ms if step else None
+    costs = StepCosts(profile, batch_size)
+    step = costs.step(len(tree), tree.depth)
+    return step.ms / costs.plain.ms if step else None
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from treeopt.errors import InvalidInput
-from treeopt.latency.drafting import DraftTiming, draft_timings, expanding_nodes
-from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.latency.estimate import StepCosts
+from treeopt.records.profile import DraftTiming, LatencyProfile, StepTiming, draft_timings
 
 from .conftest import trees
 
@@ -16,9 +16,7 @@ from .conftest import trees
 @given(trees(depth=3, ranks=3))
 def test_expanding_nodes_are_those_with_children(tree):
     children = np.bincount(tree.parents[1:], minlength=len(tree))
-    assert list(expanding_nodes(tree.paths)) == [
-        int(((tree.depths == depth) & (children > 0)).sum()) for depth in range(tree.depth)
-    ]
+    assert tree.expanding() == [int(((tree.depths == depth) & (children > 0)).sum()) for depth in range(tree.depth)]
 
 
 def step(size, expanding, *, draft_ms, target_ms, step_ms):
@@ -74,7 +72,7 @@ def test_trees_alike_in_size_and_depth_cost_alike_whichever_of_their_nodes_expan
         for ms, first, expanding in ((11.0, 0, (1, 3)), (7.0, 20, (1, 1)), (8.0, 40, (1, 2)))
     )
     plain = StepTiming(1, 100, 1, 0, (2.0,) * 60, round=tuple(range(60)))
-    assert LatencyProfile(points, (plain,)).step(1, 100, 7, 2).ms == pytest.approx(8.0)
+    assert StepCosts(LatencyProfile(points, (plain,)), 1, 100).step(7, 2).ms == pytest.approx(8.0)
 
 
 def test_draft_timings_survive_their_file(tmp_path):
@@ -102,7 +100,7 @@ def test_a_draft_record_by_hand_needs_four_keys_and_bad_ones_are_refused(tmp_pat
     path.write_text(json.dumps(document))
     profile = LatencyProfile.load(path)
     assert profile.draft == (DraftTiming(1, 0, 1, (1.0,)), DraftTiming(1, 1, 3, (4.0,)))
-    assert profile.step(1, 20, 4, 2).ms == pytest.approx(9.0)
+    assert StepCosts(profile, 1, 20).step(4, 2).ms == pytest.approx(9.0)
     for change, message in (
         ({"ms": []}, "samples"),
         ({"ms": [-1.0]}, "samples"),

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
+from treeopt.latency.estimate import StepCosts, measured_by
 from treeopt.latency.rounds import drift
 from treeopt.records.profile import LatencyProfile, StepTiming
 
@@ -29,30 +30,38 @@ def profile(cost=stairs, *, batch_sizes=(1, 2, 4, 8), sizes=SIZES, offset=lambda
 def test_a_measured_size_is_itself():
     known = profile()
     for size in SIZES[3:]:
-        assert known.step(4, 100, size, 4).ms == pytest.approx(stairs(4 * size))
+        assert StepCosts(known, 4, 100).step(size, 4).ms == pytest.approx(stairs(4 * size))
 
 
 def test_the_staircase_of_other_batch_sizes_is_seen_between_measured_sizes():
     """At batch size 4 nothing between 16 and 24 was timed: the stair above 64 rows shows at batch size 1."""
     known = profile(sizes=(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 65, 66, 80, 96))
-    pooled = known.step(4, 100, 17, 4).ms
-    straight = known.estimate(known.weights(4, 100, 17, 4, pooled=False)).ms
+    pooled = StepCosts(known, 4, 100).step(17, 4).ms
+    straight = straight_ms(known)
     truth = stairs(68)
     assert abs(pooled - truth) < 0.1 * abs(straight - truth)
+
+
+def straight_ms(known: LatencyProfile) -> float:
+    """At batch size 4, 17 rows on the straight line from 16 to 24, or to the next size that was timed."""
+    costs, larger = StepCosts(known, 4), min(p.size for p in known.points if p.size > 16)
+    low, high = costs.ms([16, larger], [4, 4])
+    return float(low + (high - low) / (larger - 16))
 
 
 def test_what_a_row_costs_besides_is_no_stair():
     """Batch sizes that differ by a constant are one curve."""
     plain, offset = profile(), profile(offset=lambda b: 0.7 * b)
     rows = np.arange(8, 400, 8)
-    curves = [known.staircase(rows) - known.staircase(rows[:1]) for known in (plain, offset)]
+    stairs_of = [measured_by(known)[1] for known in (plain, offset)]
+    curves = [curve(rows) - curve(rows[:1]) for curve in stairs_of]
     assert curves[0] == pytest.approx(curves[1], abs=0.15)
 
 
 @given(st.integers(2, 90), st.integers(1, 4))
 def test_nothing_is_extrapolated(size, depth):
     known = profile(batch_sizes=(2,))
-    found = known.step(2, 100, size, depth)
+    found = StepCosts(known, 2, 100).step(size, depth)
     enclosed = any(min(s) <= size <= max(s) for d, s in _sizes(known).items() if d >= depth)
     assert (found is not None) == enclosed
     if found is not None:
@@ -68,16 +77,15 @@ def _sizes(known):
 
 def test_measured_only_knows_no_size_between():
     known = profile()
-    assert known.step(4, 100, 16, 4, measured_only=True).ms == stairs(64)
-    assert known.step(4, 100, 17, 4, measured_only=True) is None
-    assert known.step(4, 100, 1, 0, measured_only=True).ms == stairs(4)
+    assert StepCosts(known, 4, 100, measured_only=True).step(16, 4).ms == stairs(64)
+    assert StepCosts(known, 4, 100, measured_only=True).step(17, 4) is None
+    assert StepCosts(known, 4, 100, measured_only=True).step(1, 0).ms == stairs(4)
 
 
 def test_uncertainty_between_sizes_is_half_of_what_the_estimates_differ_by():
     known = profile(sizes=(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 65, 66))
-    pooled = known.step(4, 100, 17, 4)
-    straight = known.estimate(known.weights(4, 100, 17, 4, pooled=False))
-    assert pooled.stderr_ms == pytest.approx(abs(pooled.ms - straight.ms) / 2)
+    pooled = StepCosts(known, 4, 100).step(17, 4)
+    assert pooled.stderr_ms == pytest.approx(abs(pooled.ms - straight_ms(known)) / 2)
     assert pooled.stderr_ms > 0
 
 
@@ -104,7 +112,7 @@ def test_drift_and_interruptions_do_not_reach_the_ratio(slow_from):
     for seed in range(20):
         point, plain = noisy(seed, slow_from)
         known = LatencyProfile((point,), (plain,))
-        ratios.append(known.step(1, 100, 8, 2).ms / known.plain(1, 100).ms)
+        ratios.append(StepCosts(known, 1, 100).step(8, 2).ms / StepCosts(known, 1, 100).plain.ms)
     assert np.mean(ratios) == pytest.approx(1.5, rel=0.01)
     assert np.std(ratios) < 0.02
 
@@ -125,8 +133,8 @@ def test_standard_errors_are_the_scatter_of_latencies():
         known = LatencyProfile(
             (StepTiming(1, 100, 8, 2, timed[0], round=rounds),), (StepTiming(1, 100, 1, 0, timed[1], round=rounds),)
         )
-        steps.append(known.step(1, 100, 8, 2))
-        plains.append(known.plain(1, 100))
+        steps.append(StepCosts(known, 1, 100).step(8, 2))
+        plains.append(StepCosts(known, 1, 100).plain)
     for found in (steps, plains):
         scatter = np.std([latency.ms for latency in found])
         assert np.mean([latency.stderr_ms for latency in found]) == pytest.approx(scatter, rel=0.25)
@@ -135,10 +143,9 @@ def test_standard_errors_are_the_scatter_of_latencies():
 def test_draws_scatter_as_the_standard_errors_say():
     point, plain = noisy(1, 30)
     known = LatencyProfile((point,), (plain,))
-    anchors = [(1, 100, 8, 2), (1, 100, 1, 0)]
-    draws = known.draws(anchors, 2000, np.random.default_rng(0))
-    assert np.median(draws[:, 0]) == pytest.approx(known.step(1, 100, 8, 2).ms, rel=0.02)
-    assert draws[:, 1].std() == pytest.approx(known.plain(1, 100).stderr_ms, rel=0.6)
+    draws = StepCosts(known, 1).draws_ms([8, 1], [2, 0], 2000, np.random.default_rng(0))
+    assert np.median(draws[0]) == pytest.approx(StepCosts(known, 1, 100).step(8, 2).ms, rel=0.02)
+    assert draws[1].std() == pytest.approx(StepCosts(known, 1, 100).plain.stderr_ms, rel=0.6)
 
 
 def test_a_point_without_a_plain_step_is_refused():
@@ -154,7 +161,7 @@ def test_a_lone_root_that_differs_from_plain_is_refused():
 def test_a_chain_between_two_timed_chains_costs_between_them():
     points = (StepTiming(1, 128, 4, 3, (4.0,)), StepTiming(1, 128, 6, 5, (5.0,)))
     profile = LatencyProfile(points, (StepTiming(1, 128, 1, 0, (3.0,)),))
-    assert profile.step(1, 128, 5, 4).ms == pytest.approx(4.5)
-    assert profile.step(1, 128, 5, 4, measured_only=True) is None
-    assert profile.step(1, 128, 5, 3) is None  # a tree of three more nodes is no chain
-    assert profile.step(1, 128, 7, 6) is None
+    assert StepCosts(profile, 1, 128).step(5, 4).ms == pytest.approx(4.5)
+    assert StepCosts(profile, 1, 128, measured_only=True).step(5, 4) is None
+    assert StepCosts(profile, 1, 128).step(5, 3) is None  # a tree of three more nodes is no chain
+    assert StepCosts(profile, 1, 128).step(7, 6) is None

@@ -10,8 +10,9 @@ from treeopt.files.shipped import shipped
 from treeopt.growth.heldout import crossfit
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
-from treeopt.planning.candidates import NEGLIGIBLE
+from treeopt.latency.estimate import StepCosts
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Benchmark, Block, Contender
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
@@ -165,7 +166,7 @@ def test_nothing_is_extrapolated(trace):
     entry = plan_trees(trace, profile, budget=20).entries[0]
     assert entry.size <= 8
     assert any("sizes up to 8" in warning for warning in entry.warnings)
-    assert profile.step(1, 100, 9, 3) is None
+    assert StepCosts(profile, 1, 100).step(9, 3) is None
     with pytest.raises(OutOfRange, match="treeopt profile --batch-size 2"):
         plan_trees(trace, profile, batch_sizes=(2,), budget=20)
 
@@ -173,10 +174,10 @@ def test_nothing_is_extrapolated(trace):
 def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():
     points = (StepTiming(1, 9, 4, 2, (4.0,)), StepTiming(1, 9, 8, 2, (6.0,)))
     profile = LatencyProfile(points, (StepTiming(1, 9, 1, 0, (2.0,)),))
-    assert profile.step(1, 9, 6, 2).ms == 5.0
-    assert profile.step(1, 9, 6, 1).ms == 5.0
-    assert profile.step(1, 9, 6, 3) is None
-    assert profile.step(1, 9, 1, 0).ms == 2.0
+    assert StepCosts(profile, 1, 9).step(6, 2).ms == 5.0
+    assert StepCosts(profile, 1, 9).step(6, 1).ms == 5.0
+    assert StepCosts(profile, 1, 9).step(6, 3) is None
+    assert StepCosts(profile, 1, 9).step(1, 0).ms == 2.0
 
 
 def test_depths_that_were_not_measured_are_left_out_and_said(trace):
@@ -189,10 +190,10 @@ def test_depths_that_were_not_measured_are_left_out_and_said(trace):
 def test_a_context_is_moved_into_the_measured_range_and_interpolated():
     plain = tuple(StepTiming(1, context, 1, 0, (ms,)) for context, ms in ((100, 1.0), (1000, 2.0)))
     profile = LatencyProfile((), plain)
-    assert [profile.context(1, wanted) for wanted in (None, 7, 550, 9999)] == [100, 100, 550, 1000]
-    assert profile.plain(1, 550).ms == pytest.approx(1.5)
+    assert [StepCosts(profile, 1, wanted).context_tokens for wanted in (None, 7, 550, 9999)] == [100, 100, 550, 1000]
+    assert StepCosts(profile, 1, 550).plain.ms == pytest.approx(1.5)
     with pytest.raises(OutOfRange, match="covers batch sizes 1, but 2"):
-        profile.context(2)
+        StepCosts(profile, 2)
 
 
 def test_sequences_without_a_step_have_figures_too():
@@ -285,7 +286,7 @@ def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
     path = tmp_path / "hand.json"
     document = {"schema": "treeopt.profile/1", "points": [point], "autoregressive": [plain]}
     path.write_text(json.dumps(document))
-    assert LatencyProfile.load(path).step(1, 5, 4, 2).ms == 3.0
+    assert StepCosts(LatencyProfile.load(path), 1, 5).step(4, 2).ms == 3.0
     for bad, message in (
         ({"step_ms": []}, "positive samples"),
         ({"step_ms": [-1.0]}, "positive samples"),

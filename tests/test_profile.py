@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from treeopt import pipeline
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
-from treeopt.latency.rounds import drift, interval95, timings
+from treeopt.latency.estimate import StepCosts
+from treeopt.latency.rounds import drift, margin_of_error, timings
 from treeopt.pipeline.profile.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.records.calibration import Calibration
@@ -80,7 +81,7 @@ def test_rounds_grow_with_the_square_of_the_noise(measured):
 
     rounds, points, plain = measured(latency, n_trees=4)
     assert 20 <= len(rounds) <= 60
-    assert all(interval95(point, plain) <= 0.02 for point in points)
+    assert all(margin_of_error(point, plain) <= 0.02 for point in points)
     noise.clear()
     many, *_ = measured(latency, n_trees=4, precision=0.01)
     assert len(many) > 2 * len(rounds)
@@ -102,7 +103,7 @@ def test_interruptions_do_not_reach_the_latency_and_stay_in_the_file(measured):
 
     rounds, (point,), plain = measured(latency)
     assert len(rounds) <= 10
-    assert LatencyProfile((point,), (plain,)).step(1, 9, 2, 1).ms == pytest.approx(2.0, rel=0.02)
+    assert StepCosts(LatencyProfile((point,), (plain,)), 1, 9).step(2, 1).ms == pytest.approx(2.0, rel=0.02)
     assert max(point.step_ms) == pytest.approx(20.0)
 
 
@@ -113,7 +114,7 @@ def test_a_machine_that_slows_down_is_told_and_corrected(measured):
     _, (point,), plain = measured(latency, precision=1e-9, time_limit_s=40.0)
     assert drift(plain) > 0.2
     profile = LatencyProfile((point,), (plain,))
-    assert profile.step(1, 9, 2, 1).ms / profile.plain(1, 9).ms == pytest.approx(2.0, rel=0.01)
+    assert StepCosts(profile, 1, 9).step(2, 1).ms / StepCosts(profile, 1, 9).plain.ms == pytest.approx(2.0, rel=0.01)
 
 
 # Which sizes.

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.latency.devices import DEVICES, Device, device_of
+from treeopt.latency.estimate import StepCosts
 from treeopt.latency.model_shape import KNOWN, SHAPES, shape_of
 from treeopt.latency.roofline import (
     EFFICIENCY,
@@ -231,12 +232,12 @@ def test_only_attention_takes_a_start_and_only_where_asked():
 def test_a_computed_profile_covers_every_size_and_depth():
     found = analytical_profile(LLAMA, A100, batch_sizes=(1, 4), contexts=(512, 1024), sizes=range(2, 17), num_heads=3)
     assert found.settings == [(1, 512), (1, 1024), (4, 512), (4, 1024)]
-    assert found.reach(4, 512) == (16, 3)
+    assert StepCosts(found, 4, 512).reach == (16, 3)
     assert {(p.size, p.depth) for p in found.points} == {(n, d) for n in range(2, 17) for d in range(1, min(4, n))}
-    step = found.step(4, 512, 9, 2)
+    step = StepCosts(found, 4, 512).step(9, 2)
     wanted = step_ms(LLAMA, A100, batch_size=4, size=9, context_tokens=512, num_heads=2)
     assert step.ms == pytest.approx(wanted, abs=1e-5)
-    assert found.plain(1, 1024).ms > found.plain(1, 512).ms
+    assert StepCosts(found, 1, 1024).plain.ms > StepCosts(found, 1, 512).plain.ms
     assert found.info["measures"] == "step (analytical)"
 
 

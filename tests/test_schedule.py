@@ -15,9 +15,10 @@ from treeopt.errors import InvalidInput
 from treeopt.export import method_of
 from treeopt.export.chains import merged
 from treeopt.pipeline.search import within_engine
-from treeopt.planning.candidates import Candidates, Selection
+from treeopt.planning.candidates import Candidates
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.schedule import schedule_of
+from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming

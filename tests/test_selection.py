@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from treeopt.files.shipped import shipped
-from treeopt.planning.candidates import NEGLIGIBLE, Candidates, select
+from treeopt.latency.estimate import StepCosts
+from treeopt.planning.candidates import Candidates
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.select import NEGLIGIBLE, select
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
@@ -191,7 +193,7 @@ def test_the_choice_from_recorded_latencies_drawn_again_is_nearly_the_best():
     for seed in range(200):
         plan = plan_trees(calibration, again(recorded, seed), batch_sizes=batch_sizes, budget=32)
         for entry, truth in zip(plan.entries, exact.entries, strict=True):
-            step = recorded.step(entry.batch_size, truth.context_tokens, entry.size, entry.depth)
+            step = StepCosts(recorded, entry.batch_size, truth.context_tokens).step(entry.size, entry.depth)
             reached = 1e3 * entry.batch_size * entry.tokens_per_step / step.ms
             lost.append(1 - reached / max(point["tokens_per_s"] for point in truth.curve))
     assert np.median(lost) <= 0.005

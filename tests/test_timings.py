@@ -17,6 +17,7 @@ from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
+from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.profile.command import Template, deepest_trees, samples_of
 from treeopt.pipeline.profile.placement import tree_families
 from treeopt.pipeline.profile.table import Row, ms_of_speed, profile_from_file, profile_of, read_rows
@@ -48,7 +49,9 @@ def test_a_table_by_hand(run, tmp_path):
     assert profile.info["provenance"]["machine"] is None
     (point,) = profile.points
     assert (point.size, point.depth, point.step_ms, point.round) == (8, 3, (12.0, 26.0), (0, 1))
-    assert profile.step(1, 512, 8, 3).ms == pytest.approx(15.0 * (1.2 + 1.3) / 2)  # plain's median by paired ratios
+    assert StepCosts(profile, 1, 512).step(8, 3).ms == pytest.approx(
+        15.0 * (1.2 + 1.3) / 2
+    )  # plain's median by paired ratios
     assert LatencyProfile.load(run.profile).points == profile.points
 
 
@@ -117,7 +120,7 @@ def test_lines_of_sglangs_bench_speculative(run, tmp_path):
     profile = profile_from_file(run, file, contexts=(1024,))
     assert [(p.size, p.depth, p.step_ms) for p in profile.points] == [(4, 3, (pytest.approx(16.92),)), (16, 3, (20.0,))]
     assert profile.settings == [(8, 1024)]
-    assert profile.plain(8, 1024).ms == 10.0
+    assert StepCosts(profile, 8, 1024).plain.ms == 10.0
 
 
 def test_depths_that_are_not_said_are_the_deepest_that_fit(run, tmp_path, capsys):
@@ -125,7 +128,7 @@ def test_depths_that_are_not_said_are_the_deepest_that_fit(run, tmp_path, capsys
     file = table(tmp_path, "batch,size,ms\n1,1,10\n1,2,11\n1,8,12\n1,16,14\n")
     profile = profile_from_file(run, file, num_heads=3)
     assert [(p.size, p.depth) for p in profile.points] == [(2, 1), (8, 3), (16, 3)]
-    assert profile.step(1, 0, 12, 3) is not None
+    assert StepCosts(profile, 1, 0).step(12, 3) is not None
     said = capsys.readouterr().err.replace("\n", " ")
     assert "The file says no depths" in said
     assert "have one sample" in said

@@ -1,90 +1,78 @@
-"""Which measurements an estimate is made of: those that enclose what is asked, each with its weight.
+"""Latencies between measured ones: each is a weighted mean of the measurements next to it on either side.
 
-way  of sizes: how far each is from the first to the last, in any unit; the staircase, or the sizes themselves
+A table of weights has a row for each step asked for and a column for each step measured. A row sums to 1, or is 0
+where no measurements enclose the step: nothing is extrapolated.
 
-Nothing is extrapolated: what no measurements enclose has no estimate.
+n steps asked for · A steps measured at one batch size and context, the plain one first
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-Anchor = tuple[int, int, int, int]  # batch_size, context_tokens, size, depth of something measured
-Weights = dict[Anchor, float]  # an estimate is a weighted mean of anchors
-Setting = tuple[int, int]  # batch_size, context_tokens
+from treeopt.trees.tree import IntArray
+
+Floats = NDArray[np.float64]
+Curve = Callable[[IntArray], Floats]  # of sizes what a step costs there, up to a constant
 
 
-def enclosing_contexts(contexts: Sequence[int], wanted: int) -> tuple[int, int] | None:
-    """The measured contexts next to a length on either side; None where there is none.
-
-    >>> enclosing_contexts([128, 512], 200)
-    (128, 512)
-    """
-    low = max((c for c in contexts if c <= wanted), default=None)
-    high = min((c for c in contexts if c >= wanted), default=None)
-    return None if low is None or high is None else (low, high)
-
-
-def between_contexts(
-    enclosing: tuple[int, int] | None, wanted: int, at: Callable[[int], Weights | None]
-) -> Weights | None:
-    """The weights ``at`` the two contexts about the wanted one, mixed by distance."""
-    if enclosing is None:
-        return None
-    low, high = enclosing
-    ends = at(low), at(high)
-    if ends[0] is None or ends[1] is None or low == high:
-        return ends[0] if low == high else None
-    w = context_share(enclosing, wanted)
-    return {anchor: (1 - w) * part for anchor, part in ends[0].items()} | {
-        anchor: w * part for anchor, part in ends[1].items()
-    }
-
-
-def context_share(enclosing: tuple[int, int], wanted: int) -> float:
-    """How far a context is from the shorter to the longer one."""
-    low, high = enclosing
-    return (wanted - low) / (high - low) if high > low else 0.0
-
-
-def between_sizes(
-    setting: Setting,
-    by_depth: Mapping[int, set[int]],
-    size: int,
-    depth: int,
+def size_weights(
+    sizes: IntArray,
+    depths: IntArray,
+    measured_sizes: IntArray,
+    measured_depths: IntArray,
     *,
-    measured_only: bool,
-    way: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None,
-) -> Weights | None:
-    """The two trees about one of ``size`` rows, of its depth or the next deeper one that encloses it.
+    plain_ends: bool = False,
+    measured_only: bool = False,
+    curve: Curve | None = None,
+) -> Floats:
+    """(n, A) weights of the two measured trees about each one asked for.
 
-    by_depth : sizes that were measured of each depth · way : None is straight
+    They have its depth, or the next deeper one that encloses it. Failing these, a chain is between the next
+    shorter and the next longer chain. Size 1 is the plain step.
 
-    Failing these, a chain is between the next shorter and the next longer chain.
+    plain_ends    whether the plain step, too, is a measured tree of every depth
+    measured_only whether a size between two measured ones has no weights
+    curve         how the way from one size to the next goes; by default straight
+
+    >>> measured_sizes, measured_depths = np.array([1, 4, 8]), np.array([0, 2, 2])
+    >>> size_weights(np.array([1, 5, 9]), np.array([0, 1, 2]), measured_sizes, measured_depths).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.75, 0.25], [0.0, 0.0, 0.0]]
     """
-    if size == 1:
-        return {(*setting, 1, 0): 1.0}
-    for measured in sorted(d for d in by_depth if d >= depth):
-        sizes = by_depth[measured]
-        low = max((s for s in sizes if s <= size), default=None)
-        high = min((s for s in sizes if s >= size), default=None)
-        if low is None or high is None or (measured_only and low != high):
-            continue
-        ends = [(*setting, s, 0 if s == 1 else measured) for s in (low, high)]
-        if low == high:
-            return {ends[0]: 1.0}
-        far = np.array([low, size, high], dtype=np.float64)
-        if way is not None and (stairs := way(np.array([low, size, high])))[2] > stairs[0]:
-            far = stairs  # where they are flat nothing tells the sizes apart
-        w = float((far[1] - far[0]) / (far[2] - far[0]))
-        return {ends[0]: 1 - w, ends[1]: w}
-    chains = [d for d, sizes in by_depth.items() if d + 1 in sizes]
-    below, above = [d for d in chains if d < depth], [d for d in chains if d > depth]
-    if measured_only or size != depth + 1 or not below or not above:
-        return None
-    low, high = max(below), min(above)
-    w = (depth - low) / (high - low)
-    return {(*setting, low + 1, low): 1 - w, (*setting, high + 1, high): w}
+    weights = np.zeros((len(sizes), len(measured_sizes)))
+    weights[sizes == 1, 0] = 1.0
+    for depth in np.unique(measured_depths[1:]).tolist():
+        columns = np.flatnonzero((measured_depths == depth) | (plain_ends & (measured_sizes == 1)))
+        known = measured_sizes[columns]
+        enclosed = (depths <= depth) & (sizes >= known.min()) & (sizes <= known.max())
+        if measured_only:
+            enclosed &= np.isin(sizes, known)
+        rows = np.flatnonzero(enclosed & ~weights.any(1))
+        _share(weights, rows, columns, sizes[rows], known, curve)
+    chains = np.flatnonzero((measured_sizes == measured_depths + 1) & ((measured_sizes > 1) | plain_ends))
+    if len(chains) and not measured_only:
+        known = measured_depths[chains]
+        enclosed = (sizes == depths + 1) & (depths >= known.min()) & (depths <= known.max())
+        rows = np.flatnonzero(enclosed & ~weights.any(1))
+        _share(weights, rows, chains, depths[rows], known, None)
+    return weights
+
+
+def _share(
+    weights: Floats, rows: IntArray, columns: IntArray, wanted: IntArray, known: IntArray, curve: Curve | None
+) -> None:
+    """Give each row its weights of the two columns whose ``known`` number is next to the ``wanted`` one."""
+    order = np.argsort(known)
+    columns, known = columns[order], known[order]
+    high = np.searchsorted(known, wanted)
+    low = np.where(known[high] == wanted, high, high - 1)
+    share = (wanted - known[low]) / np.maximum(known[high] - known[low], 1)
+    if curve is not None:
+        at, stairs = curve(wanted), curve(known)
+        rise = stairs[high] - stairs[low]  # where it is flat nothing tells the sizes apart
+        share = np.where(rise > 0, (at - stairs[low]) / np.where(rise > 0, rise, 1.0), share)
+    weights[rows, columns[low]] += 1 - share
+    weights[rows, columns[high]] += share

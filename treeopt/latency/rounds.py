@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.latency.drafting import PART, expanding_nodes
-from treeopt.records.profile import StepTiming, by_round, median_latency, paired_latency
+from treeopt.latency.paired import median_latency, paired_latency
+from treeopt.records.profile import LEVEL, StepTiming
 from treeopt.trees.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
 FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in how many it has to be small
-PRECISION = 0.02  # half of a 95 % interval over its median
+PRECISION = 0.02  # margin of error that is small enough
 
 Round = dict[str, Any]
 
@@ -38,18 +38,18 @@ def is_enough(
     if len(rounds) < FEWEST_SAMPLES:
         return False
     return all(
-        interval95(point, plain) <= precision
+        margin_of_error(point, plain) <= precision
         for n in range(len(rounds) - IN_A_ROW + 1, len(rounds) + 1)
         for points, plain in [timings(rounds[:n], trees, batch_size, context_tokens=1)]
         for point in (plain, *points)
     )
 
 
-def interval95(timing: StepTiming, plain: StepTiming) -> float:
-    """Half of the 95 % interval of a latency, over the latency itself; of the ratio to plain for a tree.
+def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
+    """Half of the 95 % interval of a latency, as a share of it; of the ratio to plain for a tree.
 
     >>> timing = StepTiming(1, 9, size=1, depth=0, step_ms=(2.0, 2.0, 2.0))
-    >>> interval95(timing, timing)
+    >>> margin_of_error(timing, timing)
     0.0
     """
     latency = median_latency(timing.step_ms) if timing.size == 1 else paired_latency(timing, plain)
@@ -86,7 +86,7 @@ def timings(
             round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
             parts_ms=parts
             and {part: tuple(ms for point in points for ms in point["parts_ms"][part]) for part in parts},
-            expanding=expanding_nodes(tree.paths) if f"{PART}0" in (parts or {}) else None,
+            expanding=tuple(tree.expanding()) if f"{LEVEL}0" in (parts or {}) else None,
         )
 
     return [timing(i, tree) for i, tree in enumerate(trees)], timing(len(trees), Tree.chain(0))
@@ -106,6 +106,6 @@ def drift(plain: StepTiming) -> float:
     >>> drift(StepTiming(1, 128, size=1, depth=0, step_ms=(2.0, 2.0, 3.0), round=(0, 1, 2)))
     0.5
     """
-    medians = list(by_round(plain).values())
+    medians = list(plain.by_round().values())
     third = max(1, len(medians) // 3)
     return float(np.median(medians[-third:]) / np.median(medians[:third])) - 1 if medians else 0.0

@@ -10,12 +10,13 @@ from treeopt.growth.coverage import replay_probe
 from treeopt.growth.heldout import HeldOut
 from treeopt.growth.objectives import product_values
 from treeopt.growth.replay import replay
-from treeopt.planning.candidates import Candidates, Selection, runner_up, select
+from treeopt.latency.estimate import StepCosts
+from treeopt.planning.candidates import Candidates
+from treeopt.planning.select import Selection, runner_up, select
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import PlanEntry
 from treeopt.records.probe import Probe
-from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Tree
 
@@ -25,9 +26,8 @@ def entry_of(
     selection: Selection,
     families: list[HeldOut],
     source: RankTrace | Calibration | Probe,
-    profile: LatencyProfile | None,
+    costs: StepCosts | None,
     budget: int,
-    measured_only: bool,
     wanted: float | None,
 ) -> PlanEntry:
     """The chosen candidate and its rivals.
@@ -80,9 +80,9 @@ def entry_of(
         runner_up=runner_up(c, selection),
         accepted=best.accepted(size, trace).tolist(),
         verified=None,
-        best_chain=_best_chain(source, len(families), profile, c, budget, measured_only),
+        best_chain=_best_chain(source, min(len(families), budget - 1), costs, c.batch_size),
         warnings=[
-            *_warnings(c, families, source, profile, wanted, measured_only),
+            *_warnings(c, families, source, costs, wanted),
             *(_probe_warnings(source, tree, budget, best) if isinstance(source, Probe) else []),
         ],
         groups=_groups(best, size, trace, (speedup or 0.0) / rate),
@@ -94,18 +94,17 @@ def _warnings(
     c: Candidates,
     families: list[HeldOut],
     source: RankTrace | Calibration | Probe,
-    profile: LatencyProfile | None,
+    costs: StepCosts | None,
     wanted: float | None,
-    measured_only: bool,
 ) -> list[str]:
     warnings = []
-    if profile is None or c.context is None:
+    if costs is None:
         warnings.append("No profile was used: this is the largest tree of the budget, whatever a step costs.")
     else:
         most = max(len(held_out.family) for held_out in families)
-        largest, deepest = profile.reach(c.batch_size, c.context)
+        largest, deepest = costs.reach
         known = {int(size) for held_out in families for size in held_out.family.sizes}
-        gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not measured_only)
+        gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not costs.measured_only)
         if gaps:
             warnings.append(
                 f"The profile has nothing about trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
@@ -174,35 +173,27 @@ def _curve(c: Candidates) -> list[dict[str, Any]]:
 
 
 def _best_chain(
-    source: RankTrace | Calibration | Probe,
-    max_depth: int,
-    profile: LatencyProfile | None,
-    c: Candidates,
-    budget: int,
-    measured_only: bool,
+    source: RankTrace | Calibration | Probe, longest: int, costs: StepCosts | None, batch_size: int
 ) -> dict[str, Any] | None:
     """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
     chains: list[dict[str, Any]] = []
-    for depth in range(1, min(max_depth, budget - 1) + 1):
+    for depth in range(1, longest + 1):
+        latency = costs.step(depth + 1, depth) if costs else None
+        if costs and latency is None:
+            continue
         if isinstance(source, RankTrace):
             rate = replay(source, Tree.chain(depth)).tokens_per_step
         elif isinstance(source, Probe):
             rate = replay_probe(source, Tree.chain(depth)).tokens_per_step
         else:
             rate = float(product_values(source.accept, Tree.chain(depth).paths).sum())
-        latency = None
-        if profile is not None and c.context is not None:
-            latency = profile.step(c.batch_size, c.context, depth + 1, depth, measured_only=measured_only)
-            if latency is None:
-                continue
-        tokens_per_s = 1e3 * c.batch_size * rate / latency.ms if latency else None
         chains.append(
             {
                 "size": depth + 1,
                 "depth": depth,
                 "tokens_per_step": rate,
                 "step_ms": latency.ms if latency else None,
-                "tokens_per_s": tokens_per_s,
+                "tokens_per_s": 1e3 * batch_size * rate / latency.ms if latency else None,
             }
         )
     return max(chains, key=lambda chain: chain["tokens_per_s"] or chain["tokens_per_step"], default=None)

@@ -1,7 +1,7 @@
 """Choose the tree with the best throughput for each batch size, or one for a mix of them.
 
 throughput = batch_size x tokens per step / step latency, over every size and depth. Both factors are
-measured, so both have noise; `treeopt.planning.candidates` says what it cannot tell apart.
+measured, so both have noise; `treeopt.planning.select` says what it cannot tell apart.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.heldout import HeldOut, crossfit, crossfit_probe, from_calibration
 from treeopt.growth.objectives import check_objective
-from treeopt.planning.candidates import Candidates, candidates_of, common, select
+from treeopt.latency.estimate import StepCosts
+from treeopt.planning.candidates import Candidates, candidates_of, common
 from treeopt.planning.entries import entry_of, unconstrained
 from treeopt.planning.schedule import one_for_all, schedule_of
+from treeopt.planning.select import select
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
@@ -80,11 +82,11 @@ def plan_trees(
     wanted = context if context is not None else _usual_context(source)
 
     sizes = sorted(set(batch_sizes))
-    contexts = {size: profile.context(size, wanted) for size in sizes} if profile else {}
+    costs = {b: StepCosts(profile, b, wanted, measured_only=measured_only) for b in sizes} if profile else {}
 
     def grown(limits: dict[str, Any], deepest: int) -> tuple[list[HeldOut], list[Candidates]]:
         families = [_grown(source, objective, limits, max_depth=depth) for depth in range(1, deepest + 1)]
-        return families, [candidates_of(families, profile, b, contexts.get(b), measured_only) for b in sizes]
+        return families, [candidates_of(families, b, costs.get(b)) for b in sizes]
 
     families, options = grown(limits, depth_limit)
     mix = dict(batch_sizes) if isinstance(batch_sizes, Mapping) else None
@@ -96,7 +98,7 @@ def plan_trees(
         selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
     constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix, "engine": engine}
     entries = [
-        entry_of(c, selection, families, source, profile, budget, measured_only, context)
+        entry_of(c, selection, families, source, costs.get(c.batch_size), budget, context)
         for c, selection in zip(options, selections, strict=True)
     ]
     unbound: dict[str, Any] = {"budget": budget, "max_rank": max(max_rank, MAX_RANK), **(free or {})}

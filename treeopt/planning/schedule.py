@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeopt.planning.candidates import Candidates, Key, Selection
+from treeopt.planning.candidates import Candidates, Key
+from treeopt.planning.select import Selection
 
 
 def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[dict[str, Any]]:

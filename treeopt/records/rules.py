@@ -18,6 +18,18 @@ OPTIONS = {
 SAME_TEXT = ("greedy", "sample-then-match")  # the text does not depend on the tree
 
 
+HEADS = ("medusa", "hydra", "hydra++")  # kinds of drafters with a head for every depth
+
+
+def guesser(drafter: Mapping[str, Any] | None) -> str:
+    """What guesses at one depth: a head, where the drafter has one for each; else it is just the depth.
+
+    >>> guesser({"kind": "hydra"}), guesser({"kind": "ngram"}), guesser(None)
+    ('head', 'depth', 'depth')
+    """
+    return "head" if (drafter or {}).get("kind") in HEADS else "depth"
+
+
 def rule_of(record: Mapping[str, Any] | None) -> str:
     """The name of a record's rule, as --acceptance has it; greedy where none is said.
 

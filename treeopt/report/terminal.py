@@ -57,7 +57,7 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
     """Accuracy of each head, or at each depth, at the first ranks, with its standard error."""
     from rich.table import Table
 
-    from treeopt.latency.drafting import guesser
+    from treeopt.records.rules import guesser
 
     info = calibration.meta
     if info.get("source") == "engine log" and info.get("survival"):
@@ -162,12 +162,15 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
     """Median step latency by size, at the deepest measured depth, and its ratio to a plain step."""
     from rich.table import Table
 
+    from treeopt.latency.estimate import StepCosts
+
     table = Table(title="Latency of one decoding step (median)", title_justify="left")
     for name in ("batch", "context", "rows", "depth", "ms", "over plain", "samples", *PARTS):
         table.add_column(name, justify="right")
     for batch, context in profile.settings:
-        plain = profile.plain(batch, context)
-        timed = [p for p in profile.autoregressive if (p.batch_size, p.context_tokens) == (batch, context)]
+        costs = StepCosts(profile, batch, context)
+        plain = costs.plain
+        timed = [p for p in profile.autoregressive if p.setting == (batch, context)]
         table.add_row(
             str(batch),
             str(context or "–"),
@@ -180,7 +183,7 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
         )
         deepest: dict[int, Any] = {}
         for point in profile.points:
-            here = (point.batch_size, point.context_tokens) == (batch, context)
+            here = point.setting == (batch, context)
             if here and (point.size not in deepest or point.depth > deepest[point.size].depth):
                 deepest[point.size] = point
         if len(deepest) > MOST_SIZES:
@@ -188,7 +191,7 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
         for size, point in sorted(deepest.items()):
             if len(deepest) > MOST_SIZES and size not in SHOWN_SIZES and size != max(deepest):
                 continue
-            latency = profile.step(batch, context, size, point.depth)
+            latency = costs.step(size, point.depth)
             if latency is not None:
                 table.add_row(
                     str(batch),
@@ -208,9 +211,7 @@ def _parts(timing: StepTiming) -> list[str]:
     """Median share of each part in the sum of all; they are timed in steps of their own."""
     from statistics import median
 
-    from treeopt.latency.drafting import whole_parts
-
-    ms = {part: median(samples) for part, samples in whole_parts(timing.parts_ms).items()}
+    ms = {part: median(samples) for part, samples in timing.whole_parts().items()}
     return [f"{ms[part] / sum(ms.values()):.0%}" if part in ms else "–" for part in PARTS]
 
 
@@ -280,7 +281,7 @@ def certainty(entry: PlanEntry) -> str:
 
 def price(plan: Plan) -> str:
     """What the shape or another limit costs; empty where it costs nothing, or every tree was allowed."""
-    from treeopt.planning.candidates import NEGLIGIBLE
+    from treeopt.planning.select import NEGLIGIBLE
 
     parts = []
     for e in plan.entries:

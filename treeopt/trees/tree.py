@@ -170,6 +170,14 @@ class Tree:
         """Indices of the nodes without children, in order."""
         return np.setdiff1d(np.arange(len(self)), self.parents[1:])
 
+    def expanding(self) -> list[int]:
+        """Number of nodes with children at depths 0, 1, ...
+
+        >>> Tree.from_choices([[0], [1], [0, 0], [0, 1]]).expanding()
+        [1, 1]
+        """
+        return [int(number) for number in np.bincount(self.depths[np.unique(self.parents[1:])])]
+
     def widths(self) -> list[int]:
         """Number of nodes at depths 1, 2, ...
 

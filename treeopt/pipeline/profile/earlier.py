@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treeopt.errors import TreeoptError
-from treeopt.latency.rounds import interval95
+from treeopt.latency.rounds import margin_of_error
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -60,15 +60,15 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
 def _setting(record: Any) -> tuple[int, int]:
     """Batch size and context of a timing or of a record of the file."""
     if isinstance(record, StepTiming):
-        return record.batch_size, record.context_tokens
+        return record.setting
     return record["batch_size"], record["context_tokens"]
 
 
 def reached(result: LatencyProfile, wanted: float) -> dict[str, Any]:
-    """How well the latencies are known: halves of 95 % intervals, relative, of trees' ratios to plain."""
-    plain = {(p.batch_size, p.context_tokens): p for p in result.autoregressive}
-    found = [interval95(p, plain[p.batch_size, p.context_tokens]) for p in (*result.points, *plain.values())]
-    missed = sum(interval > wanted for interval in found)
+    """How well the latencies are known: margins of error, of trees those of their ratios to plain."""
+    plain = {p.setting: p for p in result.autoregressive}
+    found = [margin_of_error(p, plain[p.setting]) for p in (*result.points, *plain.values())]
+    missed = sum(margin > wanted for margin in found)
     return {
         "wanted": wanted,
         "reached": not missed,

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.latency.drafting import guesser
 from treeopt.records.calibration import Calibration
+from treeopt.records.rules import guesser
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.report.figures.style import (
     Shares,

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.latency.drafting import whole_parts
-from treeopt.records.profile import Latency, LatencyProfile, median_latency
+from treeopt.latency.estimate import StepCosts
+from treeopt.latency.paired import Latency, median_latency
+from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures.style import (
     BLUE,
     GREEN,
@@ -92,19 +93,18 @@ def latency_data(profile: LatencyProfile) -> LatencyData:
     curves = []
     for batch_size, context in profile.settings:
         deepest, others = _trees(profile, batch_size, context)
-        plain = profile.plain(batch_size, context)
-        steps = [profile.step(batch_size, context, size, depth) for size, depth in deepest]
-        ms = np.array([step.ms for step in steps if step])
-        error = np.array([step.stderr_ms for step in steps if step])
+        costs = StepCosts(profile, batch_size, context)
+        plain, sizes, depths = costs.plain, [size for size, _ in deepest], [depth for _, depth in deepest]
+        ms, error = costs.latencies(sizes, depths)
         ratio = ms / plain.ms
         spread = ratio * np.hypot(error / np.maximum(ms, 1e-12), plain.stderr_ms / plain.ms)
-        measured = [(tree, profile.step(batch_size, context, *tree)) for tree in others]
+        measured = [(tree, costs.step(*tree)) for tree in others]
         curves.append(
             Staircase(
                 batch_size,
                 context,
-                np.array([size for size, _ in deepest], dtype=np.int64),
-                np.array([depth for _, depth in deepest], dtype=np.int64),
+                np.array(sizes, dtype=np.int64),
+                np.array(depths, dtype=np.int64),
                 _interval(ms, error),
                 _interval(ratio, spread),
                 plain,
@@ -119,9 +119,7 @@ def _trees(
     profile: LatencyProfile, batch_size: int, context: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(size, depth) of the trees that are as deep as their rows allow, and of all others."""
-    here = sorted(
-        {(p.size, p.depth) for p in profile.points if (p.batch_size, p.context_tokens) == (batch_size, context)}
-    )
+    here = sorted({(p.size, p.depth) for p in profile.points if p.setting == (batch_size, context)})
     most = max((depth for _, depth in here), default=0)
     deepest = [(size, depth) for size, depth in here if depth == min(most, size - 1)]
     return deepest, [tree for tree in here if tree not in deepest]
@@ -229,12 +227,12 @@ def parts_data(profile: LatencyProfile) -> PartsData:
         deepest, _ = _trees(profile, batch_size, context)
         found: dict[int, Any] = {}
         for point in profile.points:
-            here = (point.batch_size, point.context_tokens) == (batch_size, context)
+            here = point.setting == (batch_size, context)
             if here and point.parts_ms and (point.size, point.depth) in deepest:
                 found.setdefault(point.size, point)
         points = [found[size] for size in sorted(found)]
         if points:
-            parts = [whole_parts(p.parts_ms) for p in points]
+            parts = [p.whole_parts() for p in points]
             names = [*PARTS, *sorted({name for found in parts for name in found} - set(PARTS))]
             ms = {
                 name: np.array([float(np.median(found.get(name) or 0.0)) for found in parts])
@@ -250,7 +248,7 @@ def parts_data(profile: LatencyProfile) -> PartsData:
                     np.array([p.size for p in points]),
                     {name: room * each for name, each in ms.items()},
                     total,
-                    profile.plain(batch_size, context).ms,
+                    StepCosts(profile, batch_size, context).plain.ms,
                 )
             )
     if not panels:

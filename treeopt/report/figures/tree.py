@@ -20,9 +20,9 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.coverage import node_visits, replay_probe
 from treeopt.growth.objectives import product_values
 from treeopt.growth.replay import growth_index, tokens_per_step
-from treeopt.latency.drafting import guesser
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
+from treeopt.records.rules import guesser
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures.style import SEQUENTIAL, SIZE_INCHES, blank, heading, look, origin, rule, sentence
 from treeopt.report.terminal import count

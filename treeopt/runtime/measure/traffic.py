@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from treeopt.records.profile import StepTiming, median_latency
+from treeopt.latency.paired import median_latency
+from treeopt.records.profile import StepTiming
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.target import Target
 

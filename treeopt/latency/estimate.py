@@ -1,0 +1,212 @@
+"""What a decoding step costs at one batch size and context: the one place where a latency is asked for.
+
+step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
+plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
+
+Trees of one size and depth are taken to cost the same. Between measured sizes the way is that of the staircase over
+rows = batch size x size, pooled over all batch sizes of the profile (`staircase`); a depth that was not measured
+costs as the next deeper one that was; between two contexts the way is straight. Nothing is extrapolated.
+
+n steps asked for · A steps measured, at the one or two contexts next to that asked for · B bootstrap draws
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from treeopt.errors import OutOfRange
+from treeopt.latency.interpolation import Curve, size_weights
+from treeopt.latency.paired import Latency, median_latency, paired_latency, paired_ratios
+from treeopt.latency.staircase import fit_staircase
+from treeopt.records.profile import LatencyProfile, Setting, StepTiming
+from treeopt.trees.tree import IntArray
+
+Floats = NDArray[np.float64]
+
+
+class StepCosts:
+    """Latencies of steps at one batch size and context of a profile.
+
+    context_tokens : ``context``, moved into the measured range; by default the shortest measured
+    plain          : an autoregressive step
+    reach          : the largest size and the largest depth measured; between two contexts the smaller of both
+
+    With ``measured_only`` sizes between two measured ones are not estimated. Raises OutOfRange for a batch size
+    that was not measured.
+
+    >>> point, plain = StepTiming(1, 128, 9, 2, (4.0,)), StepTiming(1, 128, 1, 0, (2.0,))
+    >>> costs = StepCosts(LatencyProfile((point,), (plain,)), 1)
+    >>> costs.plain.ms, costs.ms([9, 10], [2, 2]).tolist()
+    (2.0, [4.0, nan])
+    """
+
+    def __init__(
+        self, profile: LatencyProfile, batch_size: int, context: float | None = None, *, measured_only: bool = False
+    ) -> None:
+        contexts = [tokens for batch, tokens in profile.settings if batch == batch_size]
+        if not contexts:
+            raise OutOfRange(
+                f"The profile covers batch sizes {', '.join(map(str, profile.batch_sizes))}, but {batch_size} was "
+                f"asked. Measure it too with: treeopt profile --batch-size {batch_size}"
+            )
+        self.batch_size, self.measured_only = batch_size, measured_only
+        self.context_tokens = int(min(max(context or 0, contexts[0]), contexts[-1]))
+        low = max(tokens for tokens in contexts if tokens <= self.context_tokens)
+        high = min(tokens for tokens in contexts if tokens >= self.context_tokens)
+        measurements, staircase = measured_by(profile)
+        self._near = [measurements[batch_size, tokens] for tokens in sorted({low, high})]
+        far = (self.context_tokens - low) / max(high - low, 1)
+        self._shares = [1 - far, far][: len(self._near)]
+        self._staircase = staircase
+        self._ms = np.concatenate([near.ms for near in self._near])
+        self._stderr_ms = np.concatenate([near.stderr_ms for near in self._near])
+        plain = self._weights([1], [0])[0]
+        self.plain = Latency(float(plain @ self._ms), float(plain @ self._stderr_ms))
+        self.reach = min(int(m.sizes.max()) for m in self._near), min(int(m.depths.max()) for m in self._near)
+
+    def ms(self, sizes: ArrayLike, depths: ArrayLike) -> Floats:
+        """(n,) [ms] of steps with trees of these sizes and depths; NaN for those that no measurements enclose."""
+        weights = self._weights(sizes, depths)
+        return np.where(weights.any(1), weights @ self._ms, np.nan)
+
+    def latencies(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats]:
+        """(n,) the same, and (n,) standard errors, with the doubt of the way between measured sizes in them."""
+        weights, ms, doubt_ms = self._estimates(sizes, depths)
+        return ms, np.hypot(weights @ self._stderr_ms, doubt_ms)
+
+    def step(self, size: int, depth: int) -> Latency | None:
+        """One step; None beyond what was measured."""
+        (ms,), (stderr_ms,) = self.latencies([size], [depth])
+        return None if np.isnan(ms) else Latency(float(ms), float(stderr_ms))
+
+    def draws_ms(self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator) -> Floats:
+        """(n, B) what each would be with other rounds, the same for all steps, and another way between sizes."""
+        weights, ms, doubt_ms = self._estimates(sizes, depths)
+        used = np.split(weights.any(0), np.cumsum([len(near.ms) for near in self._near])[:-1])
+        draws = np.concatenate([near.draws(which, n, rng) for near, which in zip(self._near, used, strict=True)])
+        found: Floats = weights @ draws
+        found += doubt_ms[:, None] * rng.standard_normal(found.shape)
+        return np.maximum(found, ms[:, None] / 4, out=found)
+
+    def _estimates(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats, Floats]:
+        """(n, A) weights, (n,) ms, and (n,) the doubt: half of what the staircase and a straight line differ by."""
+        weights, straight = self._weights(sizes, depths), self._weights(sizes, depths, straight=True)
+        ms = np.where(weights.any(1), weights @ self._ms, np.nan)
+        return weights, ms, np.abs(ms - straight @ self._ms) / 2
+
+    def _weights(self, sizes: ArrayLike, depths: ArrayLike, *, straight: bool = False) -> Floats:
+        """(n, A) the share of every measurement in each latency; rows of zeros where none enclose it."""
+        curve: Curve | None = None if straight else lambda sizes: self._staircase(self.batch_size * sizes)
+        sizes, depths = np.asarray(sizes), np.asarray(depths)
+        tables = [near.weights(sizes, depths, measured_only=self.measured_only, curve=curve) for near in self._near]
+        known = np.all([table.any(1) for table in tables], axis=0)
+        return np.hstack([share * table * known[:, None] for share, table in zip(self._shares, tables, strict=True)])
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """Everything measured at one batch size and context, by size and depth; the plain step first.
+
+    sizes, depths, ms, stderr_ms : (A,)
+    ratios       : of every step (R,) how long it took over the plain one in each round; empty where rounds are unknown
+    plain_rounds : (R,) of the plain step the median of each round [ms]
+    plain_ends   : whether a root alone was timed as a tree, so that the plain step is one of every depth
+    """
+
+    sizes: IntArray
+    depths: IntArray
+    ms: Floats
+    stderr_ms: Floats
+    ratios: list[Floats]
+    plain_rounds: Floats
+    plain_ends: bool
+
+    @classmethod
+    def at(cls, profile: LatencyProfile, setting: Setting) -> Measurements:
+        """What a profile has of a setting, repeated timings of one size and depth pooled."""
+        points = [p for p in profile.points if p.setting == setting]
+        plain = _pooled([p for p in profile.autoregressive if p.setting == setting])
+        kinds: dict[tuple[int, int], list[StepTiming]] = {}
+        for p in points:
+            if p.size > 1:
+                kinds.setdefault((p.size, p.depth), []).append(p)
+        timings = [_pooled(kinds[kind]) for kind in sorted(kinds)]
+        rounds = list(plain.by_round().values())
+        # Samples of a round are alike, so the plain step's error is that of its rounds.
+        reference = Latency(median_latency(plain.step_ms).ms, median_latency(rounds or plain.step_ms).stderr_ms)
+        latencies, ratios = [reference], [np.ones(len(rounds))]
+        for timing in timings:
+            own = paired_latency(timing, plain)
+            ratios.append(paired_ratios(timing, plain))
+            shared = reference.stderr_ms * own.ms / reference.ms if len(ratios[-1]) else 0.0
+            latencies.append(Latency(own.ms, float(np.hypot(own.stderr_ms, shared))))
+        return cls(
+            np.array([1, *(timing.size for timing in timings)]),
+            np.array([0, *(timing.depth for timing in timings)]),
+            np.array([latency.ms for latency in latencies]),
+            np.array([latency.stderr_ms for latency in latencies]),
+            ratios,
+            np.array(rounds),
+            plain_ends=any(p.size == 1 for p in points),
+        )
+
+    def weights(self, sizes: IntArray, depths: IntArray, *, measured_only: bool, curve: Curve | None) -> Floats:
+        """(n, A) weights of steps with trees of these sizes and depths."""
+        return size_weights(
+            sizes, depths, self.sizes, self.depths, plain_ends=self.plain_ends, measured_only=measured_only, curve=curve
+        )
+
+    def draws(self, used: NDArray[np.bool_], n: int, rng: np.random.Generator) -> Floats:
+        """(A, B) what each measurement would have been with other rounds, the same for all; zeros where not used.
+
+        Where rounds are not known it is the estimate with normal noise of its standard error.
+        """
+        found, rounds = np.zeros((len(self.ms), n)), len(self.plain_rounds)
+        together = rng.integers(0, max(rounds, 1), (n, rounds))
+        for i in np.flatnonzero(used).tolist():
+            ms = self.ms[i]
+            if not rounds:
+                found[i] = np.maximum(ms + self.stderr_ms[i] * rng.standard_normal(n), ms / 2)
+                continue
+            found[i] = ms * np.median(self.plain_rounds[together], axis=1) / np.median(self.plain_rounds)
+            if i and len(ratios := self.ratios[i]):
+                same = len(ratios) == rounds  # else it joined later
+                picks = together if same else rng.integers(0, len(ratios), (n, len(ratios)))
+                found[i] *= np.median(ratios[picks], axis=1) / np.median(ratios)
+        return found
+
+
+@lru_cache(maxsize=4)
+def measured_by(profile: LatencyProfile) -> tuple[dict[Setting, Measurements], Curve]:
+    """Everything measured, and the staircase over rows = batch size x size that all of it shares, up to a constant.
+
+    The staircase is the least squares of step_ms = curve(rows) + one constant a setting and depth, made to rise.
+    """
+    found = {setting: Measurements.at(profile, setting) for setting in profile.settings}
+    rows, settings, depths, ms = [], [], [], []
+    for setting, here in found.items():
+        first = 0 if here.plain_ends else 1
+        rows += (setting[0] * here.sizes[first:]).tolist()
+        settings += [setting] * len(here.sizes[first:])
+        depths += here.depths[first:].tolist()
+        ms += here.ms[first:].tolist()
+    knots, curve = fit_staircase(rows=rows, offsets=[settings, depths], step_ms=np.array(ms))
+    return found, lambda rows: np.interp(rows, knots, curve)
+
+
+def _pooled(timings: Sequence[StepTiming]) -> StepTiming:
+    """All samples of one kind of step as one timing; without rounds where those of any are unknown."""
+    first = timings[0]
+    known = all(p.round is not None and len(p.round) == len(p.step_ms) for p in timings)
+    return StepTiming(
+        *first.setting,
+        first.size,
+        first.depth,
+        step_ms=tuple(ms for p in timings for ms in p.step_ms),
+        round=tuple(r for p in timings for r in p.round or ()) if known else None,
+    )

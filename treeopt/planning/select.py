@@ -1,0 +1,93 @@
+"""The choice among candidates when both factors of throughput have noise.
+
+A candidate is *tied* with the fastest one where none is faster than it in 97.5 % of the bootstrap draws, which are the
+same for all candidates (`candidates`). The smallest of the tied ones is chosen that costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from treeopt.planning.candidates import Candidates
+from treeopt.trees.tree import IntArray
+
+CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
+NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
+POWER = 1.96 + 0.84  # standard errors between two trees that 95 % intervals separate in 80 % of the cases
+ASKED = 1e5  # conversations that nobody will collect to separate two trees
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Which candidate was chosen, and how sure that is.
+
+    chosen    : the smallest of the tied ones that costs at most `NEGLIGIBLE` throughput
+    tied      : all that the data cannot tell from the fastest
+    runner_up : the fastest of another size; None where there is no other
+    sizes95   : 95 % interval of the fastest size over the draws
+    """
+
+    chosen: int
+    tied: IntArray
+    runner_up: int | None
+    sizes95: list[int]
+
+
+def select(options: list[Candidates], shares: Sequence[float], *, take: tuple[int, int] | None = None) -> Selection:
+    """The best candidate for the batch sizes together, each with its share of the time.
+
+    take : (size, depth) of the one to choose whatever the prediction says
+    """
+    first = options[0]
+    total = np.sum([w * c.throughput for w, c in zip(shares, options, strict=True)], axis=0)
+    if first.ms is None:  # nothing says what a step costs: the whole budget
+        chosen = _place(first, take) if take else int(first.sizes.argmax())
+        return Selection(chosen, np.array([chosen]), None, [int(first.sizes[chosen])] * 2)
+    draws = np.sum([w * c.throughput_draws for w, c in zip(shares, options, strict=True)], axis=0)
+    fastest = int(total.argmax())
+    near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
+    # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
+    tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
+    good = [i for i in tied.tolist() if total[i] >= (1 - NEGLIGIBLE) * total[fastest]]
+    chosen = min(good, key=lambda i: (first.sizes[i], -total[i]))
+    if take is not None:
+        chosen = _place(first, take)
+    others = np.flatnonzero(first.sizes != first.sizes[chosen])
+    runner_up = int(others[total[others].argmax()]) if len(others) else None
+    winners = np.sort(first.sizes[draws.argmax(0)])
+    ends = [int(winners[int(share * (len(winners) - 1))]) for share in (0.025, 0.975)]
+    return Selection(chosen, tied, runner_up, ends)
+
+
+def _place(c: Candidates, wanted: tuple[int, int]) -> int:
+    """Which candidate has the wanted size and depth, the fastest one if there are several."""
+    found = np.flatnonzero((c.sizes == wanted[0]) & (c.depths == wanted[1]))
+    return int(found[c.throughput[found].argmax()])
+
+
+def runner_up(c: Candidates, selection: Selection) -> dict[str, Any] | None:
+    """The fastest tree of another size, how far behind it is, and how many conversations would tell.
+
+    So many tell two trees apart in four of five cases. None where there are as many already: more would make
+    tokens per step surer, but not the latencies, which need a longer profile.
+    """
+    i, j = selection.chosen, selection.runner_up
+    if j is None or c.ms is None:
+        return None
+    behind = float(np.log(c.throughput[i] / c.throughput[j]))
+    noise = np.log(c.throughput_draws[i] / c.throughput_draws[j])
+    of_prompts = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
+    n = c.held_out[i].conversations
+    needed = n * (POWER * of_prompts / behind) ** 2 if behind else np.inf
+    return {
+        "size": int(c.sizes[j]),
+        "depth": int(c.depths[j]),
+        "tokens_per_s": float(c.throughput[j]),
+        "behind": behind,
+        "behind_stderr": float(noise.std()),
+        "prompts_to_separate": int(np.ceil(needed)) if n and n < needed <= ASKED else None,
+    }
