@@ -1,7 +1,9 @@
 """The embedded model and the prompts that are cut for it."""
 
 import json
+import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,7 +99,8 @@ def test_the_logit_gap_is_the_targets(session):
 
 @pytest.mark.slow
 def test_the_recipe_runs_and_continues(tmp_path):
-    from treeopt.demo.build import main
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    from demo_model import main
 
     books = tmp_path / "books.txt"
     books.write_text("CHAPTER I\n\nIt was a dark and stormy night. " * 4000, encoding="utf-8")

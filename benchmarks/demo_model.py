@@ -2,7 +2,7 @@
 
 Run it from a checkout; it takes about two hours on two CPU cores, minutes on a GPU:
 
-    python -m treeopt.demo.build --books books_pd_train.txt --work build/demo
+    python benchmarks/demo_model.py --books books_pd_train.txt --work build/demo
 
 Every stage writes its result into ``--work`` and is skipped when that is there; the base and the
 heads also write checkpoints, so the same command continues after an interruption.
@@ -18,6 +18,7 @@ import random
 import re
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,41 @@ BATCH, WARMUP = 16, 50  # windows, optimiser steps
 ANSWER = 128  # tokens of the answers that the heads learn from
 PROMPTS = (64, 24)  # tokens of their prompts; after the shorter ones the model soon leaves its training text
 HEAD_BATCH, HEAD_STATES = 64, 4096  # sequences, states
+EXISTING, FOLDER = click.Path(exists=True, path_type=Path), click.Path(path_type=Path)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is learned from, as token ids, and the held-out modules."""
+
+    tokenizer: PreTrainedTokenizerFast
+    code: np.ndarray
+    books: np.ndarray
+    held_out: np.ndarray
+    held_out_bytes: int
+
+    @property
+    def streams(self) -> dict[float, np.ndarray]:
+        """Share of the training windows to the token ids that they are cut from."""
+        return {CODE_SHARE: self.code, 1 - CODE_SHARE: self.books}
+
+
+def read_texts(books: Path, tokenizer_folder: Path) -> Texts:
+    """The standard library and the books, in the tokens of the tokenizer in a folder, made there if need be."""
+    code = [module.text for module in standard_library(held_out=False)]
+    random.Random(0).shuffle(code)
+    held_out = [module.text for module in standard_library(held_out=True)]
+    prose = books.read_text(encoding="utf-8")
+    tokenizer = build_tokenizer(tokenizer_folder, code, prose)
+    found = Texts(
+        tokenizer,
+        encode(tokenizer, code),
+        encode(tokenizer, re.split(r"\n\n(?=CHAPTER)", prose)),
+        encode(tokenizer, held_out),
+        sum(len(text.encode()) for text in held_out),
+    )
+    print(f"{len(found.code)} code tokens, {len(found.books)} book tokens, {len(found.held_out)} held out")
+    return found
 
 
 def build_tokenizer(folder: Path, code: list[str], books: str) -> PreTrainedTokenizerFast:
@@ -90,6 +126,16 @@ def untrained(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
     ).to(device)
 
 
+def optimisers_of(model: LlamaForCausalLM) -> list[Any]:
+    """Muon for the matrices, AdamW for the rest."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        torch.optim.Muon(matrices, lr=6e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
 def train_model(
     work: Path,
     name: str,
@@ -99,19 +145,14 @@ def train_model(
     tokens: int,
     teacher: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
-    """Train a model on random windows; Muon for the matrices, AdamW for the rest.
+    """Train a model on random windows.
 
     streams : share of the windows to the token ids that they are cut from
     teacher : whose distributions to learn instead of the text's tokens
     """
     device = str(model.device)
     checkpoint, steps = work / f"{name}.pt", tokens // (BATCH * CONTEXT)
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    optimisers: list[Any] = [
-        torch.optim.Muon(matrices, lr=6e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    optimisers = optimisers_of(model)
     peaks = [o.param_groups[0]["lr"] for o in optimisers]
     first = 0
     if checkpoint.exists():
@@ -290,60 +331,54 @@ def head_accuracy(heads: MedusaHeads, hidden: torch.Tensor, labels: torch.Tensor
     return [float(hit.sum() / (labels[:, k] != -100).sum()) for k, hit in enumerate(hits)]
 
 
+def judge_heads(model: LlamaForCausalLM, heads: MedusaHeads, held_out: np.ndarray) -> dict[str, Any]:
+    """Accuracy of the heads on answers to held-out prompts, and the share of these answers that ends in a loop."""
+    n = max(PROMPTS)
+    prompts = windows(held_out, np.linspace(0, len(held_out) - n - 1, 512).astype(int), n)
+    answers = continuations(model, prompts)
+    lengths, reasons = answer_lengths(answers, 0)
+    accuracy = head_accuracy(heads.float(), *head_states(model, answers, lengths))
+    return {"head_top1": accuracy, "loop_share": reasons["LOOP"] / len(answers)}
+
+
 @click.command()
-@click.option(
-    "--books", type=click.Path(exists=True, path_type=Path), required=True, help="Plain text of the second domain."
-)
-@click.option(
-    "--work",
-    type=click.Path(path_type=Path),
-    default="build/demo",
-    show_default=True,
-    help="Folder for the result and the checkpoints.",
-)
+@click.option("--books", type=EXISTING, required=True, help="Plain text of the second domain.")
+@click.option("--work", type=FOLDER, default="build/demo", show_default=True, help="For the result and checkpoints.")
 @click.option("--tokens", default=14_000_000, show_default=True, help="Training tokens of the base.")
 @click.option("--prompts", default=12_288, show_default=True, help="Continuations for the heads, per prompt length.")
 @click.option("--epochs", default=5, show_default=True, help="Passes of the heads over them.")
 @click.option("--draft-tokens", default=4_000_000, show_default=True, help="Training tokens of the draft model.")
-@click.option("--base", type=click.Path(exists=True, path_type=Path), help="A model to take instead of training one.")
+@click.option("--base", type=EXISTING, help="A model to take instead of training one.")
 @click.option("--device", default="cpu", show_default=True)
 def main(
     books: Path, work: Path, tokens: int, prompts: int, epochs: int, draft_tokens: int, base: Path | None, device: str
 ) -> None:
     """Train the embedded demo model and its drafters: WORK/model, WORK/draft, WORK/heads."""
-    work.mkdir(parents=True, exist_ok=True)
-    (work / "model").mkdir(exist_ok=True)
-    code = [m.text for m in standard_library(held_out=False)]
-    random.Random(0).shuffle(code)
-    held_out = [m.text for m in standard_library(held_out=True)]
-    prose = books.read_text(encoding="utf-8")
-    tokenizer = build_tokenizer(base or work / "model", code, prose)
-    code_ids, prose_ids = encode(tokenizer, code), encode(tokenizer, re.split(r"\n\n(?=CHAPTER)", prose))
-    held_ids, n_bytes = encode(tokenizer, held_out), sum(len(t.encode()) for t in held_out)
-    texts = {CODE_SHARE: code_ids, 1 - CODE_SHARE: prose_ids}
-    print(f"{len(code_ids)} code tokens, {len(prose_ids)} book tokens, {len(held_ids)} held out")
-
+    (work / "model").mkdir(parents=True, exist_ok=True)
+    texts = read_texts(books, base or work / "model")
     if base is not None:
         model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).to(device).requires_grad_(False)
     else:
-        model = train_model(work, "base", untrained(BASE, device), texts, tokens=tokens)
+        model = train_model(work, "base", untrained(BASE, device), texts.streams, tokens=tokens)
     model.eval()
     card: dict[str, Any] = {
         "train_tokens": tokens,
-        "held_out_bits_per_byte": bits_per_byte(model, held_ids, n_bytes),
-        "bigram_bits_per_byte": bigram_bits_per_byte(code_ids, held_ids, n_bytes),
+        "held_out_bits_per_byte": bits_per_byte(model, texts.held_out, texts.held_out_bytes),
+        "bigram_bits_per_byte": bigram_bits_per_byte(texts.code, texts.held_out, texts.held_out_bytes),
     }
     print(json.dumps(card), flush=True)
     model.to(torch.float16).save_pretrained(work / "model")
     model.to(torch.float32)  # the heads learn from the weights as shipped
 
-    answers = [own_answers(work, model, code_ids, prose_ids, n, prompts) for n in PROMPTS]
+    answers = [own_answers(work, model, texts.code, texts.books, n, prompts) for n in PROMPTS]
     if draft_tokens:
-        draft = train_model(work, "draft-texts", untrained(DRAFT, device), texts, tokens=draft_tokens, teacher=model)
         own = {1.0: np.concatenate([until_ends(x, 0) for x in answers])}
+        draft = train_model(
+            work, "draft-texts", untrained(DRAFT, device), texts.streams, tokens=draft_tokens, teacher=model
+        )
         draft = train_model(work, "draft", draft.requires_grad_(True), own, tokens=draft_tokens, teacher=model)
         draft.to(torch.float16).save_pretrained(work / "draft")
-        tokenizer.save_pretrained(work / "draft")
+        texts.tokenizer.save_pretrained(work / "draft")
     if not epochs:
         return
     states = [head_states(model, x, answer_lengths(x, 0)[0]) for x in answers]
@@ -351,14 +386,7 @@ def main(
     print(f"{len(hidden)} loop-free states of {sum(map(len, answers))} answers", flush=True)
     heads = train_heads(work, model, hidden, labels, epochs=epochs)
     save_heads(heads.half(), "medusa", work / "heads", base="treeopt demo model")
-
-    n = max(PROMPTS)
-    held_out_answers = continuations(
-        model, windows(held_ids, np.linspace(0, len(held_ids) - n - 1, 512).astype(int), n)
-    )
-    lengths, reasons = answer_lengths(held_out_answers, 0)
-    card["head_top1"] = head_accuracy(heads.float(), *head_states(model, held_out_answers, lengths))
-    card["loop_share"] = reasons["LOOP"] / len(held_out_answers)
+    card |= judge_heads(model, heads, texts.held_out)
     (work / "card.json").write_text(json.dumps(card, indent=2))
     print(json.dumps(card, indent=2))
 
