@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.export import draft_len, numbers, sglang, tgi, vllm
+from treeopt.export import ENGINES, draft_len, export_request, numbers, sglang, tgi, vllm
 from treeopt.export.chains import NO_SPECULATION, merged, ranges_of
 from treeopt.export.engine import Request
 
@@ -346,6 +346,10 @@ def test_engines_of_a_number_get_it_and_no_file(write, drafter, options):
 
 
 def test_a_plan_without_a_drafter_is_written_for_the_usual_one_and_says_so():
-    written = vllm.write_chain(request((None, 3), drafter=None))
+    written = export_request(request((None, 3), drafter=None), "vllm")
     assert json.loads(written.files["speculative_config.json"])["method"] == "eagle3"
-    assert "does not name its drafter" in written.notes[0]
+    for engine, row in ENGINES.items():
+        for method in row.methods:
+            if method.shape == "chain":
+                notes = export_request(request((None, 3), drafter=None), engine, method=method.name).notes
+                assert f"The plan does not name its drafter; this is written for {method.drafters[0]}." in notes

@@ -99,11 +99,9 @@ def drafter_of(request: Request, kinds: Iterable[str], engine: str) -> str:
     return drafter
 
 
-def unnamed(request: Request, drafter: str) -> tuple[str, ...]:
-    """A note where the plan does not say which drafter it is for."""
-    if request.drafter is not None:
-        return ()
-    return (f"The plan does not name its drafter; this is written for {drafter}.",)
+def launch(command: str, notes: Iterable[str] = (), files: Mapping[str, str] | None = None) -> Written:
+    """The files, and the launch command as one more."""
+    return Written(files={**(files or {}), COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
 
 
 def plain(command: str) -> Written:

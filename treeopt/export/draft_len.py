@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 from treeopt.errors import InvalidInput
 from treeopt.export import chains
-from treeopt.export.engine import COMMANDS, Lengths, Request, Written
+from treeopt.export.engine import Lengths, Request, Written
 
 FILE = "llm_api_options.yml"
 TYPES = {"eagle3": "Eagle3", "eagle": "Eagle", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
@@ -46,7 +46,7 @@ def write(request: Request) -> Written:
         lines.append("  speculative_model: DRAFTER")
     if drafter == "ngram":
         lines.append(f"  max_matching_ngram_size: {chains.LOOKED_UP}")
-    notes = list(chains.unnamed(request, drafter))
+    notes: list[str] = []
     if len(lengths) > 1:
         schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
         pairs = ", ".join(f"{key}: {length}" for key, length in schedule.items())
@@ -54,8 +54,7 @@ def write(request: Request) -> Written:
         notes += _notes(lengths, meaning, drafter)
     option = "--config" if meaning == UPPER else "--extra_llm_api_options"
     command = f"trtllm-serve MODEL {option} {FILE}"
-    text = "\n".join(lines) + "\n"
-    return Written(files={FILE: text, COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
+    return chains.launch(command, notes, {FILE: "\n".join(lines) + "\n"})
 
 
 def meaning_of(version: str | None) -> str:

@@ -8,23 +8,14 @@ from collections.abc import Mapping, Sequence
 from treeopt.errors import InvalidInput
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
-from treeopt.export.lists import listed, same, the_list
-from treeopt.export.medusa import posterior, posterior_flags
+from treeopt.export.lists import same, the_list
+from treeopt.export.medusa import in_python
 from treeopt.trees.tree import Choice, Tree
 
 
 def write(request: Request) -> Written:
     """``hydra_choices.py`` for hydra/model/hydra_choices.py."""
-    tree = request.tree_of("hydra")
-    choices = listed(tree)
-    files = {"hydra_choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"}
-    command = (
-        "python llm_judge/gen_model_answer_hydra.py --model-path HEADS --model-id treeopt "
-        f'--hydra-choices "{choices}"{posterior_flags(request)}'
-    )
-    arguments = "".join(f", {name}={value:g}" for name, value in posterior(request).items())
-    note = f"In your own code: model.hydra_generate(input_ids, hydra_choices=treeopt_...{arguments}), one sequence at a time."
-    return Written(files=files, command=command, notes=(note,))
+    return in_python(request, "hydra")
 
 
 def parse(files: Mapping[str, str]) -> Tree:

@@ -7,7 +7,7 @@ ReDrafter           width and length of a beam, whose first token is the target'
 
 from __future__ import annotations
 
-from treeopt.export.chains import drafter_of, only_length, unnamed
+from treeopt.export.chains import drafter_of, only_length
 from treeopt.export.engine import Request, Written
 
 LMDEPLOY = {"eagle3": "eagle3", "eagle": "eagle", "mtp": "deepseek_mtp"}
@@ -18,20 +18,20 @@ RTP_LLM = {"mtp": "mtp", "eagle3": "eagle3", "draft-model": "vanilla"}
 def lmdeploy(request: Request) -> Written:
     """``--speculative-num-draft-tokens``."""
     drafter = drafter_of(request, LMDEPLOY, "LMDeploy")
-    notes = ["DeepSeek's own layer is deepseek_mtp; hy3_mtp and qwen3_5_mtp are other models'."]
+    notes = ("DeepSeek's own layer is deepseek_mtp; hy3_mtp and qwen3_5_mtp are other models'.",)
     return _command(
         request,
         "LMDeploy",
         "lmdeploy serve api_server MODEL",
         f"--speculative-algorithm {LMDEPLOY[drafter]} --speculative-draft-model DRAFTER "
         "--speculative-num-draft-tokens {length}",
-        (*unnamed(request, drafter), *(notes if drafter == "mtp" else [])),
+        notes if drafter == "mtp" else (),
     )
 
 
 def llama_cpp(request: Request) -> Written:
     """``--draft-max``; it takes no tree from outside, and llama-server makes none."""
-    drafter = drafter_of(request, LLAMA_CPP, "llama.cpp")
+    drafter_of(request, LLAMA_CPP, "llama.cpp")
     notes = (
         "--draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its "
         "drafter is unsure.",
@@ -42,17 +42,15 @@ def llama_cpp(request: Request) -> Written:
         "llama.cpp",
         "llama-server --model MODEL.gguf",
         "--model-draft DRAFTER.gguf --draft-max {length} --draft-min 0 --draft-p-min 0",
-        (*unnamed(request, drafter), *notes),
+        notes,
     )
 
 
 def redrafter(request: Request) -> Written:
     """``--beam_width`` and ``--beam_length``: of one beam, which is a chain."""
-    drafter = drafter_of(request, ("redrafter",), "ReDrafter")
+    drafter_of(request, ("redrafter",), "ReDrafter")
     notes = ("ReDrafter makes its tree of beams at run time; one beam is the chain of the plan.",)
-    return _command(
-        request, "ReDrafter", "", "--beam_width 1 --beam_length {rows}", (*unnamed(request, drafter), *notes)
-    )
+    return _command(request, "ReDrafter", "", "--beam_width 1 --beam_length {rows}", notes)
 
 
 def rtp_llm(request: Request) -> Written:
@@ -63,11 +61,10 @@ def rtp_llm(request: Request) -> Written:
         "RTP-LLM",
         "python -m rtp_llm.start_server --checkpoint_path MODEL",
         f"--sp_type {RTP_LLM[drafter]} --sp_checkpoint_path DRAFTER --gen_num_per_cycle {{length}}",
-        unnamed(request, drafter),
     )
 
 
-def _command(request: Request, engine: str, serve: str, options: str, notes: tuple[str, ...]) -> Written:
+def _command(request: Request, engine: str, serve: str, options: str, notes: tuple[str, ...] = ()) -> Written:
     """``serve`` with the options for the one length, or alone where no chain pays."""
     length = only_length(request, engine)
     if length == 0:

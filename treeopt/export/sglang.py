@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from treeopt.errors import InvalidInput
 from treeopt.export import chains
-from treeopt.export.engine import COMMANDS, Lengths, Request, Written
+from treeopt.export.engine import Lengths, Request, Written
 
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
@@ -29,7 +29,7 @@ def write(request: Request) -> Written:
     if steps == 0:
         return chains.plain(SERVE)
     command = f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}"
-    return Written(files={COMMANDS: f"{command}\n"}, command=command, notes=chains.unnamed(request, drafter))
+    return chains.launch(command)
 
 
 def write_adaptive(request: Request) -> Written:
@@ -46,7 +46,6 @@ def write_adaptive(request: Request) -> Written:
     )
     ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
     notes = [
-        *chains.unnamed(request, drafter),
         "SGLang silently keeps one length with topk above 1, attention data parallelism or multi-layer EAGLE: "
         'look for "speculative_adaptive disabled" in its log.',
         "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "
@@ -56,9 +55,7 @@ def write_adaptive(request: Request) -> Written:
         notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
     if lengths[-1][0] > MOST_RUNNING:
         notes.append(f"With speculation it decodes {MOST_RUNNING} sequences at once: pass --max-running-requests.")
-    return Written(
-        files={FILE: f"{json.dumps(config)}\n", COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes)
-    )
+    return chains.launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
 
 
 def parse(files: Mapping[str, str]) -> Lengths:

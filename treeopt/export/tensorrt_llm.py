@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 
 from treeopt.errors import InvalidInput
+from treeopt.export.chains import launch
 from treeopt.export.engine import COMMANDS, Request, Written
 from treeopt.export.lists import listed, same
 from treeopt.trees.tree import Choice, Tree
@@ -111,7 +112,7 @@ def write_eagle(request: Request) -> Written:
         f"{len(tree) - 1} and every path to go down to that depth.",
         *mask_note(len(tree) - 1, len(tree) - 1),
     )
-    return Written(files={OPTIONS: text, COMMANDS: f"{run}\n"}, command=run, notes=notes)
+    return launch(run, notes, {OPTIONS: text})
 
 
 def parse(files: Mapping[str, str]) -> Tree:

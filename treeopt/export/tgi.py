@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from treeopt.errors import InvalidInput
 from treeopt.export import chains
-from treeopt.export.engine import COMMANDS, Lengths, Request, Written
+from treeopt.export.engine import Lengths, Request, Written
 
 MOST_ROWS = 128  # above batch x (1 + N) rows TGI silently stops speculating
 MODELS = {"medusa": "HEADS", "ngram": "BASE"}  # what --model-id names
@@ -21,7 +21,7 @@ def write_chain(request: Request) -> Written:
     length = chains.only_length(request, "TGI")
     if length == 0:
         return chains.plain("text-generation-launcher --model-id BASE")
-    notes = list(chains.unnamed(request, drafter))
+    notes = []
     if drafter == "medusa":
         chains.within_heads(length, request, "TGI")
         notes.append(
@@ -35,7 +35,7 @@ def write_chain(request: Request) -> Written:
             f"x {1 + length} rows are {rows}."
         )
     command = f"text-generation-launcher --model-id {MODELS[drafter]} --speculate {length}"
-    return Written(files={COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
+    return chains.launch(command, notes)
 
 
 def parse(files: Mapping[str, str]) -> Lengths:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.export import chains
-from treeopt.export.engine import COMMANDS, Lengths, Request, Written
+from treeopt.export.engine import Lengths, Request, Written
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -20,13 +20,13 @@ IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
 
 def write_medusa(request: Request) -> Written:
     """One chain length for all batch sizes: vLLM's proposer asserts that it never changes."""
-    drafter = chains.drafter_of(request, ("medusa",), "vLLM's Medusa proposer")
+    chains.drafter_of(request, ("medusa",), "vLLM's Medusa proposer")
     length = chains.within_heads(chains.only_length(request, "vLLM with Medusa heads"), request, "vLLM")
     if length == 0:
         return chains.plain("vllm serve MODEL")
     config = {"method": "medusa", "model": "HEADS", "num_speculative_tokens": length}
     note = "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS"
-    return _written(config, (*chains.unnamed(request, drafter), note))
+    return _written(config, [note])
 
 
 def write_chain(request: Request) -> Written:
@@ -42,12 +42,12 @@ def write_chain(request: Request) -> Written:
     if drafter == "ngram":
         config["prompt_lookup_max"], config["prompt_lookup_min"] = chains.LOOKED_UP, 1
     config["num_speculative_tokens"] = longest
-    notes = list(chains.unnamed(request, drafter))
+    notes = []
     if len(lengths) > 1:
         config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
         notes.append(f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.")
         notes.append("Schedules run with full CUDA graphs from vLLM 0.25.0 on (PR #45953).")
-    return _written(config, tuple(notes))
+    return _written(config, notes)
 
 
 def parse(files: Mapping[str, str]) -> Lengths:
@@ -98,10 +98,10 @@ def length_at(schedule: list[tuple[int, int, int]], most: int, batch_size: int) 
     return min(most, length)
 
 
-def _written(config: dict[str, Any], notes: tuple[str, ...]) -> Written:
+def _written(config: dict[str, Any], notes: Iterable[str]) -> Written:
     text = json.dumps(config)
     command = f"vllm serve MODEL --speculative-config {shlex.quote(text)}"
-    return Written(files={FILE: f"{text}\n", COMMANDS: f"{command}\n"}, command=command, notes=notes)
+    return chains.launch(command, notes, {FILE: f"{text}\n"})
 
 
 def _config(files: Mapping[str, str]) -> dict[str, Any] | None:

@@ -85,6 +85,8 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
         request = replace(request, lengths=((1, None, request.tree.depth),), tree=None)
     if request.tree is not None:
         check(request.tree, way, engine, request)
+    elif request.drafter is None and any(length for *_, length in request.lengths):
+        notes.append(f"The plan does not name its drafter; this is written for {way.drafters[0]}.")
     if way.max_batch_size is not None and request.batch_size > way.max_batch_size:
         notes.append(
             f"{engine} decodes at most {way.max_batch_size} sequence at a time with a tree; this one was chosen for "

@@ -80,27 +80,26 @@ def read_counters(files: Sequence[tuple[str, Path]], prefix: str) -> Counters:
     }
     if len(models) > 1:
         raise InvalidInput(f"{path} must be of one model, but has counters of {', '.join(sorted(models))}.")
-    before = scrapes[0] if len(scrapes) > 1 else {}
-    after = scrapes[-1]
+    before, after = scrapes[0] if len(scrapes) > 1 else {}, scrapes[-1]
     series = {}
     for key in {**before, **after}:
         name, labels = key
         old, new = before.get(key, 0.0), after.get(key, 0.0)
         if name.endswith("_created"):
-            restarted = key in before and key in after and old != new
-        else:
-            restarted = new < old
-            if not (new - old).is_integer() or not 0 <= old <= MOST_DRAFTS or not 0 <= new <= MOST_DRAFTS:
-                raise InvalidInput(f"{path} must have whole counts, but {name} is {new:g}.")
-            series[key] = int(new - old)
-        if restarted:
+            if key in before and key in after and old != new:
+                raise InvalidInput(
+                    f"{path} must be scraped without a restart since {files[0][1]}, but {name} has changed: the server "
+                    "began to count anew."
+                )
+            continue
+        if not (new - old).is_integer() or not 0 <= old <= MOST_DRAFTS or not 0 <= new <= MOST_DRAFTS:
+            raise InvalidInput(f"{path} must have whole counts, but {name} is {new:g}.")
+        if new < old:
             raise InvalidInput(
                 f"{path} must be scraped after {files[0][1]} and without a restart between, but "
                 f"{name}{dict(labels) or ''} fell from {old:g} to {new:g}."
-                if not name.endswith("_created")
-                else f"{path} must be scraped without a restart since {files[0][1]}, but {name} has changed: the server "
-                "began to count anew."
             )
+        series[key] = int(new - old)
     return Counters(series, path, () if len(files) > 1 else (SINCE_START,))
 
 

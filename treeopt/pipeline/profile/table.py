@@ -10,12 +10,12 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
@@ -32,6 +32,13 @@ from treeopt.report.terminal import note
 
 NUM_HEADS = 4  # deepest tree where nothing says how deep
 UNKNOWN_CONTEXT = 0
+SYNONYMS = {
+    "batch": "batch_size",
+    "context": "context_tokens",
+    "choices": "nodes",
+    "num_draft_tokens": "nodes",
+    "ms": "step_ms",
+}
 UNREAD = ("machine", "versions")  # keys of a provenance that a file does not tell
 
 
@@ -57,17 +64,15 @@ class Row:
 
 
 class Line(BaseModel):
-    """A line of a table, or of JSON with the same names."""
+    """A line of a table, or of JSON with the same names, once `SYNONYMS` are replaced."""
 
-    model_config = ConfigDict(loc_by_alias=False)
-
-    batch_size: Positive = Field(validation_alias=AliasChoices("batch_size", "batch"))
-    context_tokens: Positive | None = Field(None, validation_alias=AliasChoices("context_tokens", "context"))
+    batch_size: Positive
+    context_tokens: Positive | None = None
     size: Positive | None = None
-    nodes: Count | None = Field(None, validation_alias=AliasChoices("num_draft_tokens", "nodes", "choices"))
+    nodes: Count | None = None  # without the root
     num_speculative_tokens: Count | None = None  # nodes of a chain
     depth: Count | None = None
-    step_ms: Amount | None = Field(None, validation_alias=AliasChoices("step_ms", "ms"))
+    step_ms: Amount | None = None
     tokens_per_s: Amount | None = None
     tokens_per_step: Amount | None = None
     round: Count | None = None
@@ -76,7 +81,10 @@ class Line(BaseModel):
         """The sample; InvalidInput where the line says too little, or contradicts itself."""
         said = [n for n in (self.nodes, self.num_speculative_tokens) if n is not None]
         if (self.size is not None) + len(said) != 1:
-            raise InvalidInput("a row must have a size or a number of nodes, one of them.")
+            raise InvalidInput(
+                "a row must have a size (with the root) or a number of nodes (num_draft_tokens, "
+                "num_speculative_tokens, nodes or choices, without it), one of them."
+            )
         size = said[0] + 1 if self.size is None else self.size
         ms = self.step_ms
         if ms is None:
@@ -98,18 +106,6 @@ class SglangLine(BaseModel):
     def row(self) -> Row:
         size = max(1, self.num_draft_tokens)
         return Row(self.batch_size, size, 1e3 * self.step_time, depth=min(self.steps, size - 1))
-
-
-def _columns() -> dict[str, list[str]]:
-    """Of every field of `Line` the names that its column may have."""
-    aliases = {name: field.validation_alias for name, field in Line.model_fields.items()}
-    return {
-        name: [str(one) for one in alias.choices] if isinstance(alias, AliasChoices) else [name]
-        for name, alias in aliases.items()
-    }
-
-
-COLUMNS = _columns()
 
 
 def profile_from_file(
@@ -193,13 +189,15 @@ def read_rows(file: Path) -> list[Row]:
     text = read_text(file).removeprefix("\ufeff")
     found, unused = [], set[str]()
     for line, record in _records(file, text):
-        is_sglang = {"step_time", "num_draft_tokens", "steps"} <= record.keys()
         try:
-            found.append((checked(SglangLine, record) if is_sglang else checked(Line, record)).row())
+            if {"step_time", "num_draft_tokens", "steps"} <= record.keys():
+                found.append(checked(SglangLine, record).row())
+                continue
+            named = _by_meaning(record)
+            found.append(checked(Line, named).row())
         except InvalidInput as error:
             raise InvalidInput(f"{file} line {line}: {error}") from None
-        if not is_sglang:
-            unused |= record.keys() - {name for names in COLUMNS.values() for name in names}
+        unused |= named.keys() - Line.model_fields.keys()
     if not found:
         raise InvalidInput(f"{file} must have rows of timings, but it has none.")
     if len({row.round is None for row in found}) > 1:
@@ -226,7 +224,8 @@ def _records(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             if not header:
                 header = [name.lower() for name in values]
-                _check_header(file, header)
+                if len(set(header)) < len(header):
+                    raise InvalidInput(f"{file} must name every column once, but has {', '.join(header)}.")
                 continue
             if len(values) != len(header):
                 raise InvalidInput(
@@ -247,26 +246,14 @@ def _json(file: Path, number: int, line: str) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _check_header(file: Path, header: Sequence[str]) -> None:
-    """Every needed column is there, and nothing twice."""
-    columns = {meaning: [name for name in header if name in names] for meaning, names in COLUMNS.items()}
-    twice = next((names for names in columns.values() if len(names) > 1), None)
-    if twice:
-        raise InvalidInput(f"{file} must say a thing once, but it has the columns {' and '.join(twice)}.")
-    nodes = [*COLUMNS["num_speculative_tokens"], *COLUMNS["nodes"]]
-    for there, needed in (
-        (bool(columns["batch_size"]), "batch_size"),
-        (
-            sum(name in header for name in ["size", *nodes]) == 1,
-            f"size (with the root) or {', '.join(nodes)} (without), one of them",
-        ),
-        (
-            columns["step_ms"] or (columns["tokens_per_s"] and columns["tokens_per_step"]),
-            "step_ms, or tokens_per_s and tokens_per_step",
-        ),
-    ):
-        if not there:
-            raise InvalidInput(f"{file} must have a column {needed}; its header is {', '.join(header)}.")
+def _by_meaning(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record without synonyms; InvalidInput where it says a thing twice."""
+    names: dict[str, str] = {}
+    for name in record:
+        other = names.setdefault(SYNONYMS.get(name, name), name)
+        if other != name:
+            raise InvalidInput(f"a row must say a thing once, but has {other} and {name}.")
+    return {meaning: record[name] for meaning, name in names.items()}
 
 
 def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) -> float:
