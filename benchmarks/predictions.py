@@ -50,7 +50,7 @@ def main() -> None:
         for c in bench.contenders:
             if c.size == 1 or c.name == "plain":
                 continue
-            predicted, error = c.predicted["replayed"], c.predicted["replayed_stderr"]
+            predicted, error = c.predicted.replayed, c.predicted.replayed_stderr
             assert predicted is not None
             assert error is not None
             assert c.stderr is not None
@@ -63,7 +63,7 @@ def main() -> None:
             errors.append(abs(in_errors))
             overheads += [] if off is None else [abs(off)]
             print(
-                f"| {entry.batch_size} | {c.name} | {c.size} | {c.predicted['product']:.3f} | {c.predicted['joint']:.3f} "
+                f"| {entry.batch_size} | {c.name} | {c.size} | {c.predicted.product:.3f} | {c.predicted.joint:.3f} "
                 f"| {predicted:.3f} ± {error:.3f} | {c.tokens_per_step:.3f} ± {c.stderr:.3f} | {difference:+.1f} "
                 f"| {in_errors:+.1f} | {'–' if expected is None else f'{expected:.3f}'} "
                 f"| {'–' if ratio is None else ratio} | {'–' if off is None else f'{off:+.1f}'} |",

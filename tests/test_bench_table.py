@@ -7,8 +7,10 @@ from rich.console import Console
 
 from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt.errors import InvalidInput
+from treeopt.files import storage
 from treeopt.planning.planner import plan_trees
-from treeopt.records.benchmark import Ratio
+from treeopt.records.benchmark import Benchmark, Quality, Ratio
+from treeopt.records.plan import RunnerUp
 from treeopt.report.bench_table import about_rule, bench_table, closing, doubt, quality_rows, text_price
 from treeopt.report.terminal import plan_table, tree_view
 from treeopt.trees.published import published_tree
@@ -29,10 +31,9 @@ JUDGED = {
 
 def ruled(bench, acceptance):
     """As a benchmark under a rule; texts that depend on the tree are judged."""
-    info = {**bench.info, "provenance": {"acceptance": acceptance}}
-    if acceptance["rule"] in ("rejection", "typical"):
-        info["quality"] = {contender.name: JUDGED for contender in bench.contenders}
-    return replace(bench, info=info)
+    judged = acceptance["rule"] in ("rejection", "typical")
+    quality = {contender.name: Quality(**JUDGED) for contender in bench.contenders} if judged else None
+    return replace(bench, provenance={"acceptance": acceptance}, quality=quality)
 
 
 def at_speed(bench, speed):
@@ -119,16 +120,16 @@ def test_only_a_rule_that_changes_the_distribution_has_a_price():
     assert about_rule(None) == ""
 
 
-def test_damaged_judgements_are_refused():
-    bench = some_bench()
-    broken = replace(bench, info={**bench.info, "quality": {"chosen": {"answers": 3}}})
-    with pytest.raises(InvalidInput, match=r"bench\.json is not as it should be at chosen"):
-        bench_table(broken)
+def test_damaged_judgements_are_refused(tmp_path):
+    file = tmp_path / "bench.json"
+    storage.write_json(file, "bench", {**some_bench().document(), "quality": {"chosen": {"answers": 3}}})
+    with pytest.raises(InvalidInput, match=r"bench\.json is not as it should be at quality\.chosen"):
+        Benchmark.load(file)
 
 
 def test_a_single_row_is_singular():
     assert "root: 1 row, 0 choices, depth 0" in shown(tree_view(Tree.chain(0)))
     plan = plan_trees(long_trace(3), some_profile((1,)), budget=16)
-    runner = {"size": 1, "behind": 0.01, "behind_stderr": 0.01}
+    runner = RunnerUp(size=1, depth=0, tokens_per_s=100.0, behind=0.01, behind_stderr=0.01)
     entries = (replace(plan.entries[0], runner_up=runner),)
     assert "the next best, 1 row, is" in shown(plan_table(replace(plan, entries=entries)))

@@ -281,11 +281,11 @@ def test_a_plan_can_be_made_of_a_probe(probe):
     assert plan.objective == "coverage"
     assert entry.tokens_per_s == pytest.approx(best, rel=0.005)
     assert entry.size % 8 == 0
-    assert entry.predicted["joint"] is None
-    assert entry.predicted["product"] > 1
-    assert entry.predicted["steps"] == len(probe.accepted)
+    assert entry.predicted.joint is None
+    assert entry.predicted.product > 1
+    assert entry.predicted.steps == len(probe.accepted)
     chains = [replay_probe(probe, Tree.chain(depth)).tokens_per_step for depth in (1, 2, 3)]
-    assert entry.best_chain["tokens_per_step"] == pytest.approx(chains[entry.best_chain["depth"] - 1])
+    assert entry.best_chain.tokens_per_step == pytest.approx(chains[entry.best_chain.depth - 1])
     assert any("approximate" in warning for warning in entry.warnings)
     assert list(entry.groups) == ["a", "b"]
 

@@ -115,7 +115,7 @@ def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchma
         contender("mc_sim_7b_63", published_tree(), 2.2, 0.8),
         contender("a tree with a name as long as a file's may be", Tree.chain(3), 1.8, 1.3),
     ]
-    return Benchmark(contenders=tuple(found), dtype="bfloat16", rounds=2, info={"prompts": "held out"})
+    return Benchmark(contenders=tuple(found), dtype="bfloat16", rounds=2, prompts="held out")
 
 
 def some_groups(heads: int, names) -> dict:

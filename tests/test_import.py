@@ -327,7 +327,7 @@ def test_an_imported_trace_is_searched_by_replay(tmp_path):
     invoke("search", "--run", run, "--budget", "8")
     plan = Plan.load(run / "plan.json")
     assert plan.objective == "replay"
-    assert plan.entries[0].predicted["sequences"] == 20
+    assert plan.entries[0].predicted.sequences == 20
 
 
 def test_imported_accuracies_are_searched_by_products(tmp_path):

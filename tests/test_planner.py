@@ -74,8 +74,8 @@ def test_one_sequence_has_nothing_to_hold_out(trace):
 def test_a_free_step_takes_the_whole_budget_and_a_dear_one_nothing(trace, objective):
     free = plan_trees(trace, staircase(lambda rows: 1.0), budget=20, objective=objective).entries[0]
     dear = plan_trees(trace, staircase(lambda rows: float(rows)), budget=20, objective=objective)
-    best = max(free.curve, key=lambda point: point["tokens_per_step"])
-    assert free.tokens_per_step == pytest.approx(best["tokens_per_step"])
+    best = max(free.curve, key=lambda point: point.tokens_per_step)
+    assert free.tokens_per_step == pytest.approx(best.tokens_per_step)
     assert dear.entries[0].size == 1
     assert dear.entries[0].medusa_choices == []
     assert dear.entries[0].speedup == 1.0
@@ -94,7 +94,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
                 best = max(best, 1e3 * entry.batch_size * rate / cost(entry.batch_size * size))
         assert entry.tokens_per_s == pytest.approx(best)
         assert entry.size * entry.batch_size % 8 == 0  # the end of a stair: one node more is not free
-    assert [(s["from"], s["to"], s["entry"]) for s in plan.schedule] == [(1, 3, 0), (4, None, 1)]
+    assert [(s.first, s.last, s.entry) for s in plan.schedule] == [(1, 3, 0), (4, None, 1)]
 
 
 def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
@@ -107,8 +107,8 @@ def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
     points = tuple(noisy(1, n, d, rates[n - 1] * (1 - 0.0004 * n)) for n in range(2, 21) for d in (1, 2, 3) if d < n)
     plan = plan_trees(trace, LatencyProfile(points, (noisy(1, 1, 0, 2.0),)), budget=20)
     entry = plan.entries[0]
-    fastest = max(point["tokens_per_s"] for point in entry.curve)
-    good = [p["size"] for p in entry.curve if p["tokens_per_s"] >= (1 - NEGLIGIBLE) * fastest]
+    fastest = max(point.tokens_per_s for point in entry.curve)
+    good = [p.size for p in entry.curve if p.tokens_per_s >= (1 - NEGLIGIBLE) * fastest]
     assert entry.size == min(set(good) & set(entry.tied_sizes)) < max(entry.tied_sizes)
     assert len(entry.tied_sizes) > len(good) > 1
 
@@ -143,14 +143,14 @@ def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
 
     def over_the_default(batch):  # the whole budget is the published trees' 64 rows
         entry = entries[batch]
-        return entry.tokens_per_s / next(p["tokens_per_s"] for p in entry.curve if p["size"] == 64)
+        return entry.tokens_per_s / next(p.tokens_per_s for p in entry.curve if p.size == 64)
 
     assert 48 <= entries[1].size <= 64  # flat there
     assert 16 <= entries[4].size <= 32
     assert over_the_default(4) > 1.5
     assert entries[8].size <= 16
-    default_8 = next(p for p in entries[8].curve if p["size"] == 64)
-    assert default_8["tokens_per_s"] < 8e3 / cost(8)  # slower than no speculation
+    default_8 = next(p for p in entries[8].curve if p.size == 64)
+    assert default_8.tokens_per_s < 8e3 / cost(8)  # slower than no speculation
     assert entries[32].size == 1
 
 
@@ -227,7 +227,7 @@ def test_a_plan_survives_its_file(trace, tmp_path):
     with pytest.raises(OutOfRange, match="--batch-size"):
         loaded.entry()
     entry = loaded.entries[0]
-    chosen = [path for path, _ in entry.growth_order[: entry.size - 1]]
+    chosen = [list(path) for path, _ in entry.growth_order[: entry.size - 1]]
     assert sorted(chosen, key=lambda p: (len(p), p)) == entry.medusa_choices
 
 
@@ -239,7 +239,7 @@ def test_a_plan_survives_its_file(trace, tmp_path):
         ({"size": 5}, "size and depth"),
         ({"medusa_choices": None}, "entries.0.medusa_choices"),
         ({"tokens_per_step": "x"}, "entries.0.tokens_per_step: Input should be a valid number"),
-        ({"growth_order": [[0]]}, "pairs"),
+        ({"growth_order": [[0]]}, "entries.0.growth_order.0"),
         ({"growth_order": 3}, "entries.0.growth_order"),
     ],
 )

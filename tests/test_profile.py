@@ -170,7 +170,7 @@ def flat_profile(sizes, depth, batch_sizes=(1,), context=9):
 
 def test_what_a_plan_would_choose_between_is_timed_for_itself():
     entry = plan_trees(CALIBRATION, flat_profile(range(5, 33), 4), budget=32).entries[0]
-    curve = {point["size"]: point["depth"] for point in entry.curve}
+    curve = {point.size: point.depth for point in entry.curve}
     found = candidates(entry, set())
     assert {entry.size} | ({entry.size - 1, entry.size + 1} & set(curve)) <= {size for size, _ in found}
     assert 3 <= len(found) <= 5

@@ -75,13 +75,13 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
         odd = Answer(id="x", steps=3, tokens=9, identical=False, group=names[0], logit_gap=0.01)
         contenders = [replace(c, sequences=[odd]) for c in bench.contenders[:-1]]
         contenders.append(replace(bench.contenders[-1], name=f"mine {text}"))
-        info = {
-            **bench.info,
-            "provenance": {**source, "command": f"treeopt bench {text}"},
-            "inputs": inputs_of(run.plan, run.trace),
-            "loop_share": 0.25,
-        }
-        replace(bench, contenders=tuple(contenders), info=info).save(run.bench_of(batch_size))
+        replace(
+            bench,
+            contenders=tuple(contenders),
+            provenance={**source, "command": f"treeopt bench {text}"},
+            inputs=inputs_of(run.plan, run.trace),
+            loop_share=0.25,
+        ).save(run.bench_of(batch_size))
     return run
 
 

@@ -46,12 +46,12 @@ def test_ranges_are_the_fewest_that_tied_trees_allow(cases):
     found = schedule_of(options, selections)
     chosen = [s.chosen for s in selections]
     allowed = [{i for i, key in enumerate(chosen) if key in s.tied} for s in selections]  # entries by option
-    assert [part["from"] for part in found] == sorted({1, *(part["from"] for part in found)})
+    assert [part.first for part in found] == sorted({1, *(part.first for part in found)})
     for c, s, serving in zip(options, selections, allowed, strict=True):
-        part = next(p for p in found if p["from"] <= c.batch_size and (p["to"] or 1e9) >= c.batch_size)
-        assert part["entry"] in serving
-        cost = 1 - c.throughput[chosen[part["entry"]]] / c.throughput[s.chosen]
-        assert part["loss"] >= cost - 1e-12
+        part = next(p for p in found if p.first <= c.batch_size and (p.last or 1e9) >= c.batch_size)
+        assert part.entry in serving
+        cost = 1 - c.throughput[chosen[part.entry]] / c.throughput[s.chosen]
+        assert part.loss >= cost - 1e-12
     fewest = next(
         n
         for n in range(1, len(cases) + 1)
@@ -82,15 +82,15 @@ def calibration() -> Calibration:
 def test_chains_shorten_with_the_batch_until_none_pays():
     profile = hardware()
     plan = plan_trees(calibration(), profile, batch_sizes=profile.batch_sizes, shape="chain")
-    lengths = [plan.entries[part["entry"]].depth for part in plan.schedule]
+    lengths = [plan.entries[part.entry].depth for part in plan.schedule]
     assert lengths == sorted(lengths, reverse=True)
     assert (lengths[0], lengths[-1]) == (3, 0)
     assert all(entry.size == entry.depth + 1 for entry in plan.entries)
-    assert plan.schedule[-1]["to"] is None
+    assert plan.schedule[-1].last is None
     assert "chain of 3" in schedule(plan)
     for entry in plan.entries:
-        assert entry.unconstrained["tokens_per_s"] >= entry.tokens_per_s * 0.995
-    assert f"best tree {plan.entries[0].unconstrained['tokens_per_step']:.2f}" in price(plan)
+        assert entry.unconstrained.tokens_per_s >= entry.tokens_per_s * 0.995
+    assert f"best tree {plan.entries[0].unconstrained.tokens_per_step:.2f}" in price(plan)
     plan_table(plan)
 
 
@@ -106,7 +106,7 @@ def test_a_plan_keeps_its_schedule(tmp_path):
         Plan.load(tmp_path / "plan.json")
     del document["schedule"]
     (tmp_path / "plan.json").write_text(json.dumps(document))
-    assert [part["entry"] for part in Plan.load(tmp_path / "plan.json").schedule] == list(range(7))
+    assert [part.entry for part in Plan.load(tmp_path / "plan.json").schedule] == list(range(7))
 
 
 def test_without_a_limit_no_price_is_named():
@@ -173,11 +173,11 @@ def test_search_for_an_engine_and_its_export_agree(tmp_path, monkeypatch):
         assert found.exit_code == 0, found.output
         assert "chain" in found.stdout
         plan = Plan.load(run / "plan.json")
-        assert plan.constraint["engine"]["name"] == engine
+        assert plan.constraint.engine.name == engine
         written = CliRunner().invoke(cli, ["export", "--to", engine, "--json"])
         assert written.exit_code == 0, written.output
         files = {Path(name).name: Path(name).read_text() for name in json.loads(written.stdout)["files"]}
-        wanted = tuple((p["from"], p["to"], plan.entries[p["entry"]].depth) for p in plan.schedule)
+        wanted = tuple((p.first, p.last, plan.entries[p.entry].depth) for p in plan.schedule)
         assert merged(method_of(engine, "eagle3").parse(files)) == merged(wanted)
     refused = CliRunner().invoke(cli, ["export", "--to", "tgi"])
     assert refused.exit_code == 1

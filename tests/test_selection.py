@@ -56,7 +56,7 @@ def recorded(ms_of, *, rng=None, noise=0.05, batch_sizes=(1, 4)) -> LatencyProfi
 def regrets(trace, trials: int, **noise) -> np.ndarray:
     """Throughput lost, by the truth, with the choice from each noisy recording of it."""
     exact = plan_trees(trace, recorded(truth), batch_sizes=(1, 4), budget=32)
-    best = [{point["size"]: point for point in entry.curve} for entry in exact.entries]
+    best = [{point.size: point for point in entry.curve} for entry in exact.entries]
     found = []
     for seed in range(trials):
         plan = plan_trees(
@@ -65,7 +65,7 @@ def regrets(trace, trials: int, **noise) -> np.ndarray:
         for entry, curve in zip(plan.entries, best, strict=True):
             rate = 1e3 * entry.batch_size * entry.tokens_per_step
             cost = truth(entry.batch_size, entry.size, entry.depth)
-            found.append(1 - rate / cost / max(point["tokens_per_s"] for point in curve.values()))
+            found.append(1 - rate / cost / max(point.tokens_per_s for point in curve.values()))
     return np.array(found)
 
 
@@ -108,8 +108,8 @@ def test_more_conversations_tie_fewer_sizes(trace):
     few = plan_trees(trace.select(np.arange(20)), recorded(truth), budget=32).entries[0]
     many = plan_trees(trace, recorded(truth), budget=32).entries[0]
     assert len(many.tied_sizes) <= len(few.tied_sizes)
-    assert many.interval95["tokens_per_s"][1] - many.interval95["tokens_per_s"][0] < (
-        few.interval95["tokens_per_s"][1] - few.interval95["tokens_per_s"][0]
+    assert many.interval95.tokens_per_s[1] - many.interval95.tokens_per_s[0] < (
+        few.interval95.tokens_per_s[1] - few.interval95.tokens_per_s[0]
     )
 
 
@@ -130,9 +130,9 @@ def test_prompts_to_separate_are_what_it_takes():
     points = tuple(StepTiming(1, 100, n, 1, (cost(1, n, 1),)) for n in (2, 3))
     profile = LatencyProfile(points, (StepTiming(1, 100, 1, 0, (2.0,)),))
     first = plan_trees(sample(30), profile, budget=3).entries[0]
-    assert first.runner_up["prompts_to_separate"] > 30
+    assert first.runner_up.prompts_to_separate > 30
     assert {2, 3} <= set(first.tied_sizes)
-    needed = first.runner_up["prompts_to_separate"]
+    needed = first.runner_up.prompts_to_separate
     later = plan_trees(sample(2 * needed), profile, budget=3).entries[0]
     assert later.tied_sizes == [later.size]
 
@@ -143,7 +143,7 @@ def test_a_mix_of_loads_has_one_tree_with_the_most_tokens(trace):
     plan = plan_trees(trace, profile, batch_sizes=mix, budget=32)
     alone = plan_trees(trace, profile, batch_sizes=tuple(mix), budget=32)
     assert len({tuple(map(tuple, entry.medusa_choices)) for entry in plan.entries}) == 1
-    curves = [{point["size"]: point["tokens_per_s"] for point in entry.curve} for entry in alone.entries]
+    curves = [{point.size: point.tokens_per_s for point in entry.curve} for entry in alone.entries]
     totals = {n: sum(w * curve[n] for w, curve in zip(mix.values(), curves, strict=True)) for n in curves[0]}
     chosen = sum(w * entry.tokens_per_s for w, entry in zip(mix.values(), plan.entries, strict=True))
     assert chosen >= (1 - NEGLIGIBLE) * max(totals.values()) * 0.999
@@ -195,7 +195,7 @@ def test_the_choice_from_recorded_latencies_drawn_again_is_nearly_the_best():
         for entry, truth in zip(plan.entries, exact.entries, strict=True):
             step = StepCosts(recorded, entry.batch_size, truth.context_tokens).step(entry.size, entry.depth)
             reached = 1e3 * entry.batch_size * entry.tokens_per_step / step.ms
-            lost.append(1 - reached / max(point["tokens_per_s"] for point in truth.curve))
+            lost.append(1 - reached / max(point.tokens_per_s for point in truth.curve))
     assert np.median(lost) <= 0.005
     assert np.quantile(lost, 0.95) <= 0.02
 
@@ -206,7 +206,7 @@ def test_only_measured_sizes_of_the_shipped_profile_can_be_chosen():
     calibration = Calibration.load(shipped("calibration")["demo"])
     entry = plan_trees(calibration, profile, batch_sizes=(4,), budget=20, measured_only=True).entries[0]
     timed = {(point.size, point.depth) for point in profile.points if point.batch_size == 4}
-    assert {point["size"] for point in entry.curve} <= {1, *(size for size, _ in timed)}
+    assert {point.size for point in entry.curve} <= {1, *(size for size, _ in timed)}
 
 
 def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hardly_known():

@@ -140,7 +140,7 @@ def test_a_plan_from_a_trace_adds_up_in_every_shape(shape, objective):
     plan = plan_trees(trace, budget=16, shape=shape, objective=objective, max_rank=3)
     (entry,) = plan.entries
     assert SHAPES[shape](entry.tree)
-    steps = entry.predicted["steps"]
+    steps = entry.predicted.steps
     assert steps * entry.tokens_per_step == pytest.approx((trace.lengths - 1).sum())
     assert len(entry.growth_order) >= entry.size - 1
     assert {tuple(path) for path, _ in entry.growth_order[: entry.size - 1]} == set(entry.tree.paths[1:])

@@ -72,7 +72,7 @@ def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: b
     else:
         plan = run.read_plan()
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-        tree, gains = entry.tree, {tuple(path): gain for path, gain in entry.growth_order}
+        tree, gains = entry.tree, dict(entry.growth_order)
     show_result(
         {"size": len(tree), "depth": tree.depth, "medusa_choices": tree.choices}, tree_view(tree, gains), as_json
     )

@@ -10,6 +10,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export.chains import merged
 from treeopt.export.engine import Method, Request, Written
 from treeopt.export.table import ENGINES
+from treeopt.records.origins import Drafter
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of, rule_of
 from treeopt.trees.shapes import SHAPES
@@ -108,9 +109,9 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
 
 def way_of(plan: Plan, engine: str, method: str | None = None) -> Method:
     """The method that a plan goes to an engine by: the one named, planned for, or usual for its drafter."""
-    planned = (plan.constraint or {}).get("engine") or {}
-    if method is None and planned.get("name") == engine:
-        method = planned.get("method")
+    planned = plan.constraint.engine if plan.constraint else None
+    if method is None and planned is not None and planned.name == engine:
+        method = planned.method
     return method_of(engine, (plan.drafter or {}).get("kind"), method)
 
 
@@ -127,9 +128,9 @@ def export_plan(
 
     Raises InvalidInput for a plan of trees and an engine of chains: the best chain is no path of the best tree.
     """
-    drafter = plan.drafter or {}
+    drafter = plan.drafter or Drafter()
     num_heads = drafter.get("num_heads")
-    if not isinstance(num_heads, int):
+    if num_heads is None:
         raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
     way = way_of(plan, engine, method)
     request = Request(
@@ -147,10 +148,10 @@ def export_plan(
     elif way.shape == "chain":
         for entry in plan.entries:
             check_shape_of(entry.tree, way, engine)
-        lengths = ((part["from"], part["to"], plan.entries[part["entry"]].depth) for part in plan.schedule)
+        lengths = ((part.first, part.last, plan.entries[part.entry].depth) for part in plan.schedule)
         request = replace(request, lengths=tuple(lengths))
     else:
-        request = replace(request, tree=plan.entries[plan.schedule[0]["entry"]].tree)
+        request = replace(request, tree=plan.entries[plan.schedule[0].entry].tree)
     return export_request(request, engine, method=way.name)
 
 

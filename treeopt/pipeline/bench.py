@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from treeopt.growth.heldout import crossfit, crossfit_probe, rate_tree
 from treeopt.growth.replay import accepted_counts
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.pipeline.export import STALE, named_tree
+from treeopt.records.benchmark import Predicted, Quality
 from treeopt.records.inputs import changed, inputs_of
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.probe import Probe
@@ -25,7 +26,8 @@ from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import PUBLISHED
 from treeopt.report.terminal import note, progress
 from treeopt.trees.published import published_tree
-from treeopt.trees.tree import MAX_RANK, Tree
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
@@ -97,10 +99,11 @@ def bench(
         reference=reference,
         predicted=predicted,
         predicted_accepted=accepted,
-        info={
-            "prompts": "trace" if on_trace else "held out",
-            "inputs": inputs_of(run.plan, run.probe if isinstance(source, Probe) else run.trace),
-        },
+    )
+    result = replace(
+        result,
+        prompts="trace" if on_trace else "held out",
+        inputs=inputs_of(run.plan, run.probe if isinstance(source, Probe) else run.trace),
     )
     if result.contender("plain").tokens_per_s is None:
         rows = result.contender("plain").batch_size
@@ -126,9 +129,8 @@ def decode(
     folder: Path,
     max_new_tokens: int | None = None,
     reference: RankTrace | None = None,
-    predicted: Mapping[str, dict[str, Any]] | None = None,
+    predicted: Mapping[str, Predicted] | None = None,
     predicted_accepted: Mapping[str, list[float]] | None = None,
-    info: Mapping[str, Any] | None = None,
 ) -> Benchmark:
     """Answers of all contenders to some conversations, block by block through journals in ``folder``.
 
@@ -184,28 +186,26 @@ def decode(
             )
 
     visits, rows = with_less_memory(attempt, batch_size, note)
-    quality = {}
+    quality: dict[str, Quality] | None = None
     if not has_one_text:
 
-        def judge(rows: int) -> dict[str, dict[str, float]]:
+        def judge(rows: int) -> dict[str, Quality]:
             return _quality(session, visits, contenders, prompts, reference, batch_size=rows)
 
-        quality = {"quality": with_less_memory(judge, rows, note)[0]}
+        quality = with_less_memory(judge, rows, note)[0]
     known_rates, known_shares = predicted or {}, predicted_accepted or {}
     entrants = {
-        name: Entrant(tree, known_rates.get(name, {}), known_shares.get(name, [])) for name, tree in contenders.items()
+        name: Entrant(tree, known_rates.get(name, Predicted()), known_shares.get(name, []))
+        for name, tree in contenders.items()
     }
-    return Contest(session.target, prompts, reference, rows, has_one_text).result(
-        visits,
-        entrants,
-        info={
-            **(info or {}),
-            **quality,
-            "max_new_tokens": limit,
-            "loop_share": reference.loop_share(),
-            "skipped": reference.meta.get("skipped", []),
-            "provenance": session.provenance(seed=0).record(),
-        },
+    result = Contest(session.target, prompts, reference, rows, has_one_text).result(visits, entrants)
+    return replace(
+        result,
+        quality=quality,
+        max_new_tokens=limit,
+        loop_share=reference.loop_share(),
+        skipped=reference.meta.get("skipped", []),
+        provenance=session.provenance(seed=0).record(),
     )
 
 
@@ -233,7 +233,7 @@ def _quality(
     reference: RankTrace,
     *,
     batch_size: int,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Quality]:
     """What the target thinks of every contender's texts, and how far they are from the plain ones."""
     from treeopt.runtime.measure.quality import measure_quality
 
@@ -244,7 +244,7 @@ def _quality(
         for name in contenders:
             rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"][name]["rows"]]
             texts = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
-            found[name] = measure_quality(
+            quality = measure_quality(
                 session.target,
                 [prompt.tokens for prompt in prompts],
                 texts,
@@ -252,6 +252,7 @@ def _quality(
                 conversations=clusters,
                 batch_size=batch_size,
             )
+            found[name] = Quality(**quality)  # type: ignore[arg-type]  # one of the figures is a number of answers
     return found
 
 
@@ -269,22 +270,21 @@ def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversati
 
 def _contenders(
     plan: Plan, entry: PlanEntry, source: RankTrace | Probe, drafter: Drafter
-) -> tuple[dict[str, Tree | None], dict[str, dict[str, Any]], dict[str, list[float]]]:
+) -> tuple[dict[str, Tree | None], dict[str, Predicted], dict[str, list[float]]]:
     """Who is decoded, and what the calibration predicts for each: tokens per step in three ways, and the
     share of the steps that emit 0, 1, ... guesses.
 
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
     num_heads = drafter.num_heads
-    limits = {"budget": entry.size, "max_rank": MAX_RANK, "max_depth": num_heads, "shape": "sibling-closed"}
-    limits |= {name: value for name, value in (plan.constraint or {}).items() if name in limits}
+    limits = asdict(plan.limits(Limits(budget=entry.size, max_depth=num_heads)))
     published = published_tree().cut(max_depth=num_heads)
     if isinstance(source, Probe):
         whole = crossfit_probe(source, **limits)
     else:
         whole = crossfit(source, objective=plan.objective or "replay", **limits)
     most = len(whole.family)
-    chain = Tree.chain((entry.best_chain or {}).get("depth", num_heads))
+    chain = Tree.chain(entry.best_chain.depth if entry.best_chain else num_heads)
     trees: dict[str, Tree | None] = {
         "plain": None,
         "chosen": entry.tree if entry.size > 1 else None,
@@ -292,13 +292,16 @@ def _contenders(
         "chain": chain,
         "budget": whole.family.tree(most),
     }
-    predicted: dict[str, dict[str, Any]] = {
-        "plain": {"product": 1.0, "joint": 1.0, "replayed": 1.0, "replayed_stderr": 0.0},
-        "chosen": {
-            **{name: entry.predicted.get(name) for name in ("product", "joint", "replayed")},
-            "replayed_stderr": entry.tokens_per_step_stderr,
-        },
-        "budget": whole.rates(most).document(),
+    expected = entry.predicted
+    predicted = {
+        "plain": Predicted(product=1.0, joint=1.0, replayed=1.0, replayed_stderr=0.0),
+        "chosen": Predicted(
+            product=expected.product,
+            joint=expected.joint,
+            replayed=expected.replayed,
+            replayed_stderr=entry.tokens_per_step_stderr,
+        ),
+        "budget": Predicted(**whole.rates(most).document()),
     }
     accepted = {"chosen": entry.accepted, "budget": whole.accepted(most, source).tolist()}
     for name, tree in ((PUBLISHED, published), ("chain", chain)):
@@ -309,15 +312,15 @@ def _contenders(
     return trees, predicted, accepted
 
 
-def _fixed(source: RankTrace | Probe, tree: Tree) -> tuple[dict[str, Any], list[float]]:
+def _fixed(source: RankTrace | Probe, tree: Tree) -> tuple[Predicted, list[float]]:
     """Predictions of a tree that was not grown here; none where it has nodes that the source does not tell apart."""
     if isinstance(source, Probe):
         if not set(tree.paths) <= set(source.tree.paths):
-            return {}, []
+            return Predicted(), []
         counts = guess_counts(source, tree.paths)
-        rates: dict[str, Any] = {"replayed": replay_probe(source, tree).tokens_per_step}
+        rates = Predicted(replayed=replay_probe(source, tree).tokens_per_step)
     else:
         if tree.max_rank >= source.top_k:
-            return {}, []
-        counts, rates = accepted_counts(source, tree.paths), rate_tree(source, tree).document()
+            return Predicted(), []
+        counts, rates = accepted_counts(source, tree.paths), Predicted(**rate_tree(source, tree).document())
     return rates, (counts / max(counts.sum(), 1)).tolist()

@@ -13,14 +13,14 @@ from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.planning.planner import plan_trees
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import find_latencies, inputs_of, read_planned
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.plan import Decoded, DecodedAfresh, Plan, PlanEntry, Verified
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import check_rule, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
-from treeopt.trees.shapes import SHAPES, check_shape
+from treeopt.trees.shapes import SHAPES, Limits, check_shape
 from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def search(
                 "and batch sizes without shares."
             )
         proofs = {entry.batch_size: _verified(run, session, plan, entry, source, verify) for entry in plan.entries}
-        take = {batch: (proof["size"], proof["depth"]) for batch, proof in proofs.items()}
+        take = {batch: (proof.size, proof.depth) for batch, proof in proofs.items()}
         plan = plan_trees(source, latencies, batch_sizes=batch_sizes, take=take, **options)
         proven = tuple(replace(entry, verified=proofs[entry.batch_size]) for entry in plan.entries)
         plan = replace(plan, entries=proven)
@@ -170,15 +170,15 @@ def upper_bound(latencies: LatencyProfile) -> str | None:
 
 def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
     """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
-    curve = {point["size"]: point for point in entry.curve if point["size"] > 1}
-    best = sorted(curve.values(), key=lambda p: -(p["tokens_per_s"] or p["tokens_per_step"]))[:count]
+    curve = {point.size: point for point in entry.curve if point.size > 1}
+    best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
     near = [curve[size] for size in (entry.size - 1, entry.size, entry.size + 1) if size in curve]
-    return sorted({(int(p["size"]), int(p["depth"])) for p in (*best, *near)})
+    return sorted({(point.size, point.depth) for point in (*best, *near)})
 
 
 def _verified(
     run: RunDirectory, session: Session, plan: Plan, entry: PlanEntry, trace: RankTrace, count: int
-) -> dict[str, Any]:
+) -> Verified:
     """The fastest of the finalists by real decoding, and its speed measured afresh on other prompts.
 
     What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
@@ -186,11 +186,10 @@ def _verified(
     """
     from treeopt.pipeline.bench import decode, held_out_conversations
 
-    constraint = plan.constraint or {}
-    limits = {name: constraint[name] for name in ("budget", "max_rank", "shape")}
+    limits = plan.limits(Limits())
     trees: dict[str, Tree | None] = {"plain": None}
     for size, depth in finalists(entry, count):
-        family = grow(trace, objective=plan.objective or "replay", **limits, max_depth=depth)
+        family = grow(trace, objective=plan.objective or "replay", **asdict(replace(limits, max_depth=depth)))
         trees[f"{size} rows, depth {depth}"] = family.tree(size)
     conversations = held_out_conversations(run, session, trace, len(session.prompts.conversations))
     half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
@@ -206,23 +205,23 @@ def _verified(
     tree = trees[winner]
     afresh: dict[str, Tree | None] = {"plain": None, winner: tree}
     proof = decode(run, session, trace, afresh, conversations[:half], folder=folder / "afresh", **decoding)
-    return {
-        "size": len(tree) if tree else 1,
-        "depth": tree.depth if tree else 0,
-        "finalists": [_result(contest, name) for name in trees],
-        "prompts": half,
-        "afresh": {**_result(proof, winner), "prompts": half},
-    }
+    return Verified(
+        size=len(tree) if tree else 1,
+        depth=tree.depth if tree else 0,
+        finalists=[Decoded(**_result(contest, name)) for name in trees],
+        prompts=half,
+        afresh=DecodedAfresh(**_result(proof, winner), prompts=half),
+    )
 
 
 def _result(bench: Benchmark, name: str) -> dict[str, Any]:
-    contender, ratio = bench.contender(name), bench.speedup(name)
+    contender = bench.contender(name)
     return {
         "name": name,
         "size": contender.size,
         "tokens_per_step": contender.tokens_per_step,
         "tokens_per_s": contender.tokens_per_s,
-        "speedup": asdict(ratio) if ratio else None,
+        "speedup": bench.speedup(name),
     }
 
 

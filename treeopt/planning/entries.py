@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from treeopt.growth.coverage import replay_probe
@@ -15,7 +13,7 @@ from treeopt.planning.candidates import Candidates
 from treeopt.planning.select import Selection, runner_up, select
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.calibration import Calibration
-from treeopt.records.plan import PlanEntry
+from treeopt.records.plan import BestChain, CurvePoint, GroupFigures, Interval95, PlanEntry, PlanPredicted, TreeFigures
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Tree
@@ -68,14 +66,14 @@ def entry_of(
         tokens_per_s_stderr=stderr(c.throughput_draws[i], n) if throughput and noisy else None,
         speedup=speedup,
         speedup_stderr=stderr(speedup_draws, n) if speedup_draws is not None and noisy else None,
-        growth_order=[[list(path), float(gain)] for path, gain in growth],
-        predicted={
+        growth_order=[(path, float(gain)) for path, gain in growth],
+        predicted=PlanPredicted(
             **best.rates(size).document(),
-            "sequences": None if trace is None else trace.num_sequences,
-            "conversations": best.conversations or None,
-            "steps": None if steps is None else int(steps[best.family.index(size)].sum()),
-        },
-        interval95=intervals or None,
+            sequences=None if trace is None else trace.num_sequences,
+            conversations=best.conversations or None,
+            steps=None if steps is None else int(steps[best.family.index(size)].sum()),
+        ),
+        interval95=Interval95(**intervals) if intervals else None,
         tied_sizes=sorted({int(s) for s in c.sizes[selection.tied]}),
         runner_up=runner_up(c, selection),
         accepted=best.accepted(size, trace).tolist(),
@@ -142,41 +140,39 @@ def _probe_warnings(probe: Probe, tree: Tree, budget: int, best: HeldOut) -> lis
     return warnings
 
 
-def _groups(
-    held_out: HeldOut, size: int, trace: RankTrace | Probe | None, faster: float
-) -> dict[str, dict[str, float | None]]:
+def _groups(held_out: HeldOut, size: int, trace: RankTrace | Probe | None, faster: float) -> dict[str, GroupFigures]:
     """What the chosen tree is expected to reach on each group."""
     rates = held_out.by_group(size, trace) if trace else {}
     return {
-        name: {"tokens_per_step": rate, "tokens_per_step_stderr": error, "speedup": rate * faster or None}
+        name: GroupFigures(tokens_per_step=rate, tokens_per_step_stderr=error, speedup=rate * faster or None)
         for name, (rate, error) in rates.items()
     }
 
 
-def _curve(c: Candidates) -> list[dict[str, Any]]:
+def _curve(c: Candidates) -> list[CurvePoint]:
     """The best candidate of every size."""
     points = []
     for size in np.unique(c.sizes).tolist():
         here = np.flatnonzero(c.sizes == size)
         i = here[c.throughput[here].argmax()]
         points.append(
-            {
-                "size": size,
-                "depth": int(c.depths[i]),
-                "tokens_per_step": float(c.rates[i]),
-                "step_ms": None if c.ms is None else float(c.ms[i]),
-                "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
-                "tokens_per_s_stderr": None if c.ms is None else float(c.throughput_draws[i].std()),
-            }
+            CurvePoint(
+                size=size,
+                depth=int(c.depths[i]),
+                tokens_per_step=float(c.rates[i]),
+                step_ms=None if c.ms is None else float(c.ms[i]),
+                tokens_per_s=None if c.ms is None else float(c.throughput[i]),
+                tokens_per_s_stderr=None if c.ms is None else float(c.throughput_draws[i].std()),
+            )
         )
     return points
 
 
 def _best_chain(
     source: RankTrace | Calibration | Probe, longest: int, costs: StepCosts | None, batch_size: int
-) -> dict[str, Any] | None:
+) -> BestChain | None:
     """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
-    chains: list[dict[str, Any]] = []
+    chains = []
     for depth in range(1, longest + 1):
         latency = costs.step(depth + 1, depth) if costs else None
         if costs and latency is None:
@@ -188,23 +184,23 @@ def _best_chain(
         else:
             rate = float(product_values(source.accept, Tree.chain(depth).paths).sum())
         chains.append(
-            {
-                "size": depth + 1,
-                "depth": depth,
-                "tokens_per_step": rate,
-                "step_ms": latency.ms if latency else None,
-                "tokens_per_s": 1e3 * batch_size * rate / latency.ms if latency else None,
-            }
+            BestChain(
+                size=depth + 1,
+                depth=depth,
+                tokens_per_step=rate,
+                step_ms=latency.ms if latency else None,
+                tokens_per_s=1e3 * batch_size * rate / latency.ms if latency else None,
+            )
         )
-    return max(chains, key=lambda chain: chain["tokens_per_s"] or chain["tokens_per_step"], default=None)
+    return max(chains, key=lambda chain: chain.rate, default=None)
 
 
-def unconstrained(c: Candidates) -> dict[str, Any]:
+def unconstrained(c: Candidates) -> TreeFigures:
     """What the best tree of all would reach."""
     i = select([c], [1.0]).chosen
-    return {
-        "size": int(c.sizes[i]),
-        "depth": int(c.depths[i]),
-        "tokens_per_step": float(c.rates[i]),
-        "tokens_per_s": None if c.ms is None else float(c.throughput[i]),
-    }
+    return TreeFigures(
+        size=int(c.sizes[i]),
+        depth=int(c.depths[i]),
+        tokens_per_step=float(c.rates[i]),
+        tokens_per_s=None if c.ms is None else float(c.throughput[i]),
+    )

@@ -20,7 +20,8 @@ from treeopt.planning.entries import entry_of, unconstrained
 from treeopt.planning.schedule import one_for_all, schedule_of
 from treeopt.planning.select import select
 from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan
+from treeopt.records.origins import Drafter
+from treeopt.records.plan import Constraint, Plan, PlannedEngine
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
@@ -96,7 +97,13 @@ def plan_trees(
         selections = [select(options, shares)] * len(options)
     else:
         selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
-    constraint = {**limits, "max_depth": depth_limit, "measured_only": measured_only, "mix": mix, "engine": engine}
+    constraint = Constraint(
+        **limits,
+        max_depth=depth_limit,
+        measured_only=measured_only,
+        mix=mix,
+        engine=PlannedEngine(**engine) if engine else None,
+    )
     entries = [
         entry_of(c, selection, families, source, costs.get(c.batch_size), budget, context)
         for c, selection in zip(options, selections, strict=True)
@@ -107,11 +114,13 @@ def plan_trees(
     if mix is None and (unbound, deepest) != (limits, depth_limit):
         _, free_options = grown(unbound, deepest)
         entries = [replace(e, unconstrained=unconstrained(c)) for e, c in zip(entries, free_options, strict=True)]
+    drafter: Drafter = meta.get("drafter") or Drafter()
+    drafter = {**drafter, "num_heads": source.num_heads}
     return Plan(
         entries=tuple(entries),
         schedule=schedule_of(options, selections) if mix is None else one_for_all(),
         objective=objective,
-        drafter={**(meta.get("drafter") or {}), "num_heads": source.num_heads},
+        drafter=drafter,
         acceptance=meta.get("acceptance"),
         constraint=constraint,
         runtime=profile.runtime if profile else None,

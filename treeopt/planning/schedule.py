@@ -6,14 +6,13 @@ is tied with it there; what it costs by the estimates is the range's loss.
 
 from __future__ import annotations
 
-from typing import Any
-
 from treeopt.planning.candidates import Candidates, Key
 from treeopt.planning.select import Selection
+from treeopt.records.plan import BatchRange
 
 
-def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[dict[str, Any]]:
-    """The fewest ranges {"from", "to", "entry", "loss"}; entry i is what was selected for options[i].
+def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[BatchRange]:
+    """The fewest ranges of batch sizes; entry i is what was selected for options[i].
 
     A batch size that was not asked for belongs with the next smaller one that was.
     """
@@ -36,14 +35,14 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
     begins = [1, *(options[first].batch_size for first, _, _ in starts[1:])]
     ends = [*(begin - 1 for begin in begins[1:]), None]
     return [
-        {"from": begin, "to": end, "entry": entry, "loss": None if options[0].ms is None else loss}
+        BatchRange(first=begin, last=end, entry=entry, loss=None if options[0].ms is None else loss)
         for begin, end, (_, entry, loss) in zip(begins, ends, starts, strict=True)
     ]
 
 
-def one_for_all() -> list[dict[str, Any]]:
+def one_for_all() -> list[BatchRange]:
     """The schedule of a single tree, whatever it costs at each batch size."""
-    return [{"from": 1, "to": None, "entry": 0, "loss": None}]
+    return [BatchRange(first=1, last=None, entry=0)]
 
 
 def _losses(c: Candidates, selection: Selection, chosen: list[Key]) -> dict[int, float]:

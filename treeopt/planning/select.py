@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from treeopt.planning.candidates import Candidates
+from treeopt.records.plan import RunnerUp
 from treeopt.trees.tree import IntArray
 
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
@@ -69,7 +69,7 @@ def _place(c: Candidates, wanted: tuple[int, int]) -> int:
     return int(found[c.throughput[found].argmax()])
 
 
-def runner_up(c: Candidates, selection: Selection) -> dict[str, Any] | None:
+def runner_up(c: Candidates, selection: Selection) -> RunnerUp | None:
     """The fastest tree of another size, how far behind it is, and how many conversations would tell.
 
     So many tell two trees apart in four of five cases. None where there are as many already: more would make
@@ -83,11 +83,11 @@ def runner_up(c: Candidates, selection: Selection) -> dict[str, Any] | None:
     of_prompts = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
     n = c.held_out[i].conversations
     needed = n * (POWER * of_prompts / behind) ** 2 if behind else np.inf
-    return {
-        "size": int(c.sizes[j]),
-        "depth": int(c.depths[j]),
-        "tokens_per_s": float(c.throughput[j]),
-        "behind": behind,
-        "behind_stderr": float(noise.std()),
-        "prompts_to_separate": int(np.ceil(needed)) if n and n < needed <= ASKED else None,
-    }
+    return RunnerUp(
+        size=int(c.sizes[j]),
+        depth=int(c.depths[j]),
+        tokens_per_s=float(c.throughput[j]),
+        behind=behind,
+        behind_stderr=float(noise.std()),
+        prompts_to_separate=int(np.ceil(needed)) if n and n < needed <= ASKED else None,
+    )

@@ -16,6 +16,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95, stderr
+from treeopt.records.origins import Acceptance
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 
@@ -47,6 +48,38 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """Tokens per step, predicted in three ways; None where unknown.
+
+    product  : as if guesses were right or wrong independently of each other
+    joint    : averaged over all states
+    replayed : as decoding goes, with its standard error
+    """
+
+    product: float | None = None
+    joint: float | None = None
+    replayed: float | None = None
+    replayed_stderr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """What the target thinks of a contender's texts, and how far they are from the reference: plain answers."""
+
+    log_likelihood_nats_per_token: float
+    log_likelihood_nats_per_token_stderr: float
+    difference_nats_per_token: float
+    difference_nats_per_token_stderr: float
+    changed_answers_share: float
+    changed_tokens_share: float
+    answers: int | None = None
+    tokens: int | None = None
+    reference_tokens: int | None = None
+    reference_log_likelihood_nats_per_token: float | None = None
+    reference_log_likelihood_nats_per_token_stderr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contender:
     """One tree, or plain decoding (size 1), on all prompts."""
 
@@ -63,7 +96,7 @@ class Contender:
     compared: int
     decode_s: list[float] = field(default_factory=list)  # per round
     prefill_s: float | None = None
-    predicted: dict[str, float | None] = field(default_factory=dict)  # product, joint, replayed, its stderr
+    predicted: Predicted = field(default_factory=Predicted)
     predicted_tokens_per_step: float | None = None  # the replayed one
     replayed_steps: int | None = None
     replayed_tokens_per_step: float | None = None
@@ -100,12 +133,25 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """All contenders of one run; they decoded the same prompts, interleaved."""
+    """All contenders of one run; they decoded the same prompts, interleaved.
+
+    prompts    : "held out", or "trace" for those of the calibration
+    inputs     : file -> sha256 of what the contenders were predicted from
+    quality    : contender -> its texts as judged by the target, where they depend on the tree
+    loop_share : share of the plain answers that ended in a loop
+    skipped    : prompts or turns that were left out, and why
+    """
 
     contenders: tuple[Contender, ...]
-    dtype: str
-    rounds: int
-    info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
+    dtype: str = "unknown"
+    rounds: int = 1
+    prompts: str | None = None
+    inputs: dict[str, str] | None = None
+    quality: dict[str, Quality] | None = None
+    max_new_tokens: int | None = None
+    loop_share: float | None = None
+    skipped: list[dict[str, Any]] | None = None
+    provenance: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.contenders:
@@ -165,26 +211,25 @@ class Benchmark:
                 row[2 * place + 1] += block.decode_s
         return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
 
+    @property
+    def acceptance(self) -> Acceptance:
+        """The rule that was decoded by; empty where the file does not say."""
+        known: Acceptance = (self.provenance or {}).get("acceptance") or Acceptance()
+        return known
+
     def document(self) -> dict[str, Any]:
-        """What ``bench.json`` says."""
-        contenders = [asdict(contender) for contender in self.contenders]
-        return {
-            "schema": storage.schema("bench"),
-            "contenders": contenders,
-            "dtype": self.dtype,
-            "rounds": self.rounds,
-            **self.info,
-        }
+        """What ``bench.json`` says; keys of the run that are not known are left out."""
+        known = {key: value for key, value in asdict(self).items() if value is not None}
+        for contender in known["contenders"]:
+            contender["predicted"] = contender["predicted"] if any(contender["predicted"].values()) else {}
+        return {"schema": storage.schema("bench"), **known}
 
     def save(self, path: Path) -> None:
         storage.write_json(path, "bench", self.document())
 
     @classmethod
     def load(cls, path: Path) -> Benchmark:
-        document = storage.read_json(path, "bench", required=("contenders",))
-        rest = ("schema", "contenders", "dtype", "rounds")
-        info = {k: v for k, v in document.items() if k not in rest}
-        return storage.typed(cls, {"dtype": "unknown", "rounds": 1, **document, "info": info}, path)
+        return storage.typed(cls, storage.read_json(path, "bench", required=("contenders",)), path)
 
 
 def _over_blocks(pairs: Any) -> Ratio | None:

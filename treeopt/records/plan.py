@@ -1,14 +1,123 @@
-"""The result of a search, one entry per batch size and context: ``plan.json``."""
+"""The result of a search, one entry per batch size and context: ``plan.json``.
+
+Each class below is an object of the file, its fields are the object's keys; None stands for unknown.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage
-from treeopt.trees.tree import Tree
+from treeopt.records.benchmark import Predicted, Ratio
+from treeopt.records.origins import Acceptance, Drafter, Runtime
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Choice, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPredicted(Predicted):
+    """The predictions of an entry, and how many sequences, conversations and steps they rest on."""
+
+    sequences: int | None = None
+    conversations: int | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval95:
+    """95 % intervals, [low, high], of an entry's figures and of the size that would be fastest."""
+
+    tokens_per_step: list[float] | None = None
+    tokens_per_s: list[float] | None = None
+    speedup: list[float] | None = None
+    size: list[float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeFigures:
+    """What a tree is expected to reach; tokens_per_s is None where there was no profile."""
+
+    size: int
+    depth: int
+    tokens_per_step: float
+    tokens_per_s: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """What trees are compared by: tokens per second, or per step where no latency is known."""
+        return self.tokens_per_s or self.tokens_per_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestChain(TreeFigures):
+    """The fastest chain of top-1 guesses."""
+
+    step_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint(TreeFigures):
+    """The best tree of one size."""
+
+    step_ms: float | None = None
+    tokens_per_s_stderr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerUp:
+    """The fastest tree of another size.
+
+    behind : log of the chosen tree's tokens per second over this one's, with its standard error
+    prompts_to_separate : conversations that would tell the two apart; None where more would not
+    """
+
+    size: int
+    depth: int
+    tokens_per_s: float
+    behind: float
+    behind_stderr: float
+    prompts_to_separate: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """What real decoding with a tree reached; speedup is over plain decoding, None where nothing was timed."""
+
+    name: str
+    size: int
+    tokens_per_step: float
+    tokens_per_s: float | None
+    speedup: Ratio | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedAfresh(Decoded):
+    """What the winner reached on prompts that it was not chosen by."""
+
+    prompts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """A choice by real decoding: all that decoded the same ``prompts``, plain decoding among them, and the winner."""
+
+    size: int
+    depth: int
+    finalists: list[Decoded]
+    prompts: int
+    afresh: DecodedAfresh
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFigures:
+    """What the chosen tree is expected to reach on a group of prompts."""
+
+    tokens_per_step: float | None = None
+    tokens_per_step_stderr: float | None = None
+    speedup: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +126,13 @@ class PlanEntry:
 
     tokens_per_step is held-out (cross-fitted replay) where the plan was made from a trace; step_ms,
     tokens_per_s and speedup are None where there was no profile. ``*_stderr`` are standard errors.
-    growth_order begins with the chosen tree, size - 1 paths, and goes on to the whole budget where trees are nested.
+
+    growth_order  : (path, gain [tokens per step]), first those of the chosen tree, size - 1 of them; then on to
+                    the whole budget where trees are nested
+    tied_sizes    : sizes that the data cannot tell from the fastest
+    accepted      : share of the steps that emit 0, 1, ... guesses
+    unconstrained : what the best tree without the limits reaches
+    curve         : the best tree of every size
     """
 
     batch_size: int
@@ -33,22 +148,20 @@ class PlanEntry:
     step_ms_stderr: float | None = None
     tokens_per_s_stderr: float | None = None
     speedup_stderr: float | None = None
-    growth_order: list[list[Any]] = field(default_factory=list)
-    predicted: dict[str, Any] = field(default_factory=dict)
-    interval95: dict[str, list[float]] | None = None
-    tied_sizes: list[int] = field(default_factory=list)  # sizes that the data cannot tell from the fastest
-    runner_up: dict[str, Any] | None = None
-    accepted: list[float] = field(default_factory=list)  # share of the steps that emit 0, 1, ... guesses
-    verified: dict[str, Any] | None = None
-    best_chain: dict[str, Any] | None = None
-    unconstrained: dict[str, Any] | None = None  # what the best tree without the limits reaches
+    growth_order: list[tuple[Choice, float]] = field(default_factory=list)
+    predicted: PlanPredicted = field(default_factory=PlanPredicted)
+    interval95: Interval95 | None = None
+    tied_sizes: list[int] = field(default_factory=list)
+    runner_up: RunnerUp | None = None
+    accepted: list[float] = field(default_factory=list)
+    verified: Verified | None = None
+    best_chain: BestChain | None = None
+    unconstrained: TreeFigures | None = None
     warnings: list[str] = field(default_factory=list)
-    groups: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    curve: list[dict[str, Any]] = field(default_factory=list)
+    groups: dict[str, GroupFigures] = field(default_factory=dict)
+    curve: list[CurvePoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if any(len(item) != 2 or not isinstance(item[0], list) for item in self.growth_order):
-            raise InvalidInput("growth_order must list [path, gain] pairs.")
         tree = self.tree
         if (len(tree), tree.depth) != (self.size, self.depth):
             raise InvalidInput(
@@ -60,24 +173,67 @@ class PlanEntry:
     def tree(self) -> Tree:
         return Tree.from_choices(self.medusa_choices)
 
+    @property
+    def rate(self) -> float:
+        """What trees are compared by: tokens per second, or per step where no latency is known."""
+        return self.tokens_per_s or self.tokens_per_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedEngine:
+    """The engine and its method that a plan's limits are."""
+
+    name: str
+    method: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """The limits of a search; ``mix`` is the share of the time that each batch size has, where one tree was asked for."""
+
+    budget: int | None = None
+    max_rank: int | None = None
+    shape: str | None = None
+    max_depth: int | None = None
+    measured_only: bool = False
+    mix: dict[int, float] | None = None
+    engine: PlannedEngine | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRange:
+    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the tree of ``entries[entry]``.
+
+    ``loss`` is the largest share of the throughput that it costs at a batch size of the range, None where there is
+    no profile. In the file ``first`` and ``last`` are "from" and "to".
+    """
+
+    first: int
+    last: int | None
+    entry: int
+    loss: float | None = None
+
+    def __str__(self) -> str:
+        return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The trees that a search chose, and what it knew when it did.
 
-    schedule : ranges {"from", "to", "entry", "loss"} of batch sizes, from 1 on without a gap; the last has
-               "to" None. A range's tree is that of entries[entry]; loss is the largest share of the
-               throughput that it costs at a batch size of the range, None where there is no profile
+    runtime  : whose latencies these are
+    inputs   : file -> sha256 of what it was made from
+    schedule : ranges of batch sizes, from 1 on without a gap, the last one open
     """
 
     entries: tuple[PlanEntry, ...]
     objective: str | None = None
-    drafter: dict[str, Any] | None = None
-    acceptance: dict[str, Any] | None = None
-    constraint: dict[str, Any] | None = None
-    runtime: dict[str, Any] | None = None  # whose latencies these are
-    inputs: dict[str, str] = field(default_factory=dict)  # file: sha256
-    schedule: list[dict[str, Any]] = field(default_factory=list)
+    drafter: Drafter | None = None
+    acceptance: Acceptance | None = None
+    constraint: Constraint | None = None
+    runtime: Runtime | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    schedule: list[BatchRange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.entries:
@@ -104,42 +260,65 @@ class Plan:
             f"--batch-size {batch_size}."
         )
 
+    def limits(self, default: Limits) -> Limits:
+        """The limits of the search; where the plan does not say, those of ``default``."""
+        known = {name: getattr(self.constraint, name, None) for name in Limits.__dataclass_fields__}
+        return replace(default, **{name: limit for name, limit in known.items() if limit is not None})
+
+    @property
+    def mix(self) -> dict[int, float] | None:
+        """Batch size -> share of the time, where one tree was chosen for all."""
+        return self.constraint.mix if self.constraint else None
+
     def document(self) -> dict[str, Any]:
         """What ``plan.json`` says."""
-        return {"schema": storage.schema("plan"), **asdict(self)}
+        document = {"schema": storage.schema("plan"), **asdict(self)}
+        document["schedule"] = [
+            {"from": part.first, "to": part.last, "entry": part.entry, "loss": part.loss} for part in self.schedule
+        ]
+        for entry in document["entries"]:
+            if entry["interval95"]:
+                entry["interval95"] = {name: ends for name, ends in entry["interval95"].items() if ends}
+        return document
 
     def save(self, path: Path) -> None:
         storage.write_json(path, "plan", self.document())
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        return storage.typed(cls, storage.read_json(path, "plan", required=("entries",)), path)
+        document = storage.read_json(path, "plan", required=("entries",))
+        if isinstance(document.get("schedule"), list):
+            names = {"from": "first", "to": "last"}
+            document["schedule"] = [
+                {names.get(key, key): value for key, value in part.items()} if isinstance(part, dict) else part
+                for part in document["schedule"]
+            ]
+        return storage.typed(cls, document, path)
 
 
-def each_its_own(batch_sizes: list[int]) -> list[dict[str, Any]]:
+def each_its_own(batch_sizes: list[int]) -> list[BatchRange]:
     """The schedule in which every entry serves the batch sizes from its own up to the next one's.
 
-    >>> each_its_own([2, 8])
-    [{'from': 1, 'to': 7, 'entry': 0, 'loss': None}, {'from': 8, 'to': None, 'entry': 1, 'loss': None}]
+    >>> print(*each_its_own([2, 8]), sep="; ")
+    from 1 to 7: entry 0; from 8 to the end: entry 1
     """
     first = {size: i for i, size in reversed(list(enumerate(batch_sizes)))}
     begins = [1, *sorted(first)[1:]]
     ends = [*(begin - 1 for begin in begins[1:]), None]
     return [
-        {"from": begin, "to": end, "entry": first[size], "loss": None}
+        BatchRange(first=begin, last=end, entry=first[size])
         for size, begin, end in zip(sorted(first), begins, ends, strict=True)
     ]
 
 
-def check_schedule(schedule: list[dict[str, Any]], n_entries: int) -> None:
+def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
     """Raise InvalidInput where ranges overlap, leave a gap, or name no entry."""
     begin: int | None = 1
     for part in schedule:
-        first, last, entry = part.get("from"), part.get("to"), part.get("entry")
-        if first != begin or not isinstance(first, int) or not (last is None or (type(last) is int and last >= first)):
-            raise InvalidInput(f"A schedule must have ranges from 1 on that follow each other, but has {part!r}.")
-        if type(entry) is not int or not 0 <= entry < n_entries:
-            raise InvalidInput(f"A schedule must name entries 0 to {n_entries - 1}, but has {part!r}.")
-        begin = None if last is None else last + 1
+        if part.first != begin or (part.last is not None and part.last < part.first):
+            raise InvalidInput(f"A schedule must have ranges from 1 on that follow each other, but has '{part}'.")
+        if not 0 <= part.entry < n_entries:
+            raise InvalidInput(f"A schedule must name entries 0 to {n_entries - 1}, but has '{part}'.")
+        begin = None if part.last is None else part.last + 1
     if begin is not None:
         raise InvalidInput("The last range of a schedule must be open: its 'to' is null.")

@@ -23,6 +23,7 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
+from treeopt.records.origins import Runtime
 
 LEVEL = "draft "  # in parts_ms: "draft 0", "draft 1", ... are the levels
 
@@ -116,7 +117,7 @@ class LatencyProfile:
 
     points: tuple[StepTiming, ...]
     autoregressive: tuple[StepTiming, ...]
-    runtime: dict[str, Any] = field(default_factory=dict)
+    runtime: Runtime = field(default_factory=Runtime)
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
     draft: tuple[DraftTiming, ...] = ()  # by default what the points' parts say
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.files import storage
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, option_of, rule_of
@@ -40,23 +37,11 @@ QUALITY_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quality:
-    """What the target thinks of a contender's texts, and how far they are from plain answers."""
-
-    log_likelihood_nats_per_token: float
-    log_likelihood_nats_per_token_stderr: float
-    difference_nats_per_token: float
-    difference_nats_per_token_stderr: float
-    changed_answers_share: float
-    changed_tokens_share: float
-
-
 def bench_table(bench: Benchmark) -> RenderableType:
     """Predicted, replayed and measured, contender by contender."""
     from rich.table import Table
 
-    has_text = has_one_text(acceptance_of(bench))
+    has_text = has_one_text(bench.acceptance)
     table = Table(title=bench_title(bench), title_justify="left")
     table.add_column("contender")
     table.columns[0].no_wrap = True
@@ -72,7 +57,7 @@ def bench_table(bench: Benchmark) -> RenderableType:
         table.add_column(name, justify="right")
     for c in bench.contenders:
         ratio = bench.speedup(c.name)
-        predicted = [c.predicted.get(name) for name in ("product", "joint", "replayed")]
+        predicted = (c.predicted.product, c.predicted.joint, c.predicted.replayed)
         table.add_row(
             CONTENDERS.get(c.name, c.name),
             str(c.size),
@@ -86,23 +71,18 @@ def bench_table(bench: Benchmark) -> RenderableType:
         )
     groups = bench.groups
     more = [_bench_group_table(bench, groups)] if groups else []
-    more += [_quality_table(bench)] if bench.info.get("quality") else []
+    more += [_quality_table(bench)] if bench.quality else []
     return together(table, *more) if more else table
 
 
 def bench_title(bench: Benchmark) -> str:
     """Of the table of contenders; a rule that is not the default is named."""
-    first, rule = bench.contenders[0], acceptance_of(bench)
-    which = "held-out" if bench.info.get("prompts") == "held out" else "calibration"
+    first, rule = bench.contenders[0], bench.acceptance
+    which = "held-out" if bench.prompts == "held out" else "calibration"
     title = (
         f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
     )
     return title if rule_of(rule) == "greedy" else f"{title}, {option_of(rule)}"
-
-
-def acceptance_of(bench: Benchmark) -> Mapping[str, Any]:
-    """Record of the rule that the benchmark decoded by; empty where it does not say."""
-    return (bench.info.get("provenance") or {}).get("acceptance") or {}
 
 
 def has_one_text(acceptance: Mapping[str, Any] | None) -> bool:
@@ -132,13 +112,13 @@ def quality_rows(bench: Benchmark) -> list[tuple[str, ...]]:
             f"{of.changed_answers_share:.0%}",
             f"{of.changed_tokens_share:.0%}",
         )
-        for name, of in _quality(bench).items()
+        for name, of in (bench.quality or {}).items()
     ]
 
 
 def quality_note(bench: Benchmark) -> str:
     """What the table of the texts compares with, and what a change means under the rule."""
-    rule = rule_of(acceptance_of(bench))
+    rule = rule_of(bench.acceptance)
     meaning = {
         "reject": " The rule keeps the distribution of the texts, not the texts: a changed answer is another sample, "
         "as good as the plain one.",
@@ -154,7 +134,7 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
     """What a rule that does not keep the target's distribution costs the chosen tree's texts; empty for the others."""
     if rule_of(acceptance) != "typical":
         return ""
-    of = _quality(bench).get("chosen") if bench else None
+    of = (bench.quality or {}).get("chosen") if bench else None
     if of is None:
         return "What the rule costs in text is not measured yet."
     by, error = of.difference_nats_per_token, of.difference_nats_per_token_stderr
@@ -163,10 +143,6 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
         f"likely than plain answers; {of.changed_answers_share:.0%} of the answers and {of.changed_tokens_share:.0%} of "
         "the tokens changed."
     )
-
-
-def _quality(bench: Benchmark) -> dict[str, Quality]:
-    return storage.typed(dict[str, Quality], bench.info.get("quality") or {}, Path("bench.json"))
 
 
 def _quality_table(bench: Benchmark) -> RenderableType:

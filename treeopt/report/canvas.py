@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treeopt.errors import OutOfRange
-from treeopt.files import storage
 from treeopt.records.plan import PlanEntry
-from treeopt.records.rundir import RunDirectory
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.figures.style import SEQUENTIAL, Z95
 from treeopt.report.figures.tree import RAREST, columns, node_gid, tree_data
@@ -76,17 +74,6 @@ class Canvas:
     error: tuple[float, float, float] | None = None
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """What is drawn of a point of a plan's curve."""
-
-    size: int
-    depth: int
-    tokens_per_step: float
-    step_ms: float | None = None
-    tokens_per_s: float | None = None
-
-
 def tree_canvas(
     inputs: Inputs, entry: PlanEntry, examples: Mapping[Choice, list[tuple[str, str]]], prefix: str
 ) -> Canvas | None:
@@ -94,8 +81,7 @@ def tree_canvas(
     tree = entry.tree
     if len(tree) == 1:
         return None
-    order = storage.typed(list[tuple[Choice, float]], entry.growth_order, inputs.run.plan)
-    gains: dict[Choice, float] = {(): 1.0, **dict(order)}
+    gains: dict[Choice, float] = {(): 1.0, **dict(entry.growth_order)}
     data, shades = None, []
     try:
         data = tree_data(tree, inputs.source, in_sample=inputs.grown_on is not None)
@@ -168,16 +154,15 @@ def _shade(p: float) -> str:
     return ";".join(found)
 
 
-def curve_canvas(run: RunDirectory, entry: PlanEntry, prefix: str) -> Canvas | None:
+def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     """Throughput over size, or tokens per step where no latency was measured; None without a curve."""
     from matplotlib.ticker import MaxNLocator
 
-    curve = storage.typed(list[CurvePoint], entry.curve, run.plan)
-    timed = [point for point in curve if point.tokens_per_s]
-    points = [p for _, p in sorted({p.size: p for p in timed or curve if p.size >= 1}.items())]
+    timed = [point for point in entry.curve if point.tokens_per_s]
+    points = [p for _, p in sorted({p.size: p for p in timed or entry.curve if p.size >= 1}.items())]
     if len(points) < 2:
         return None
-    values = [p.tokens_per_s or p.tokens_per_step for p in points]
+    values = [p.rate for p in points]
     spread = Z95 * ((entry.tokens_per_s_stderr if timed else entry.tokens_per_step_stderr) or 0.0)
     left, right, top, bottom = 76.0, 840.0, 16.0, 274.0  # as the template has them
     down = list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0, max(*values, 1e-9) + spread))

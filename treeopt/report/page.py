@@ -10,7 +10,7 @@ import base64
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from treeopt.export import export_plan, runners
 from treeopt.files import storage
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.records.inputs import changed
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.plan import GroupFigures, Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import bench_table, terminal
@@ -88,7 +88,7 @@ def write_report(run: RunDirectory) -> Path:
         run.plan,
         {"inputs": plan.inputs},
         objective=plan.objective,
-        constraint=plan.constraint,
+        constraint=asdict(plan.constraint) if plan.constraint else None,
         drafter=plan.drafter,
         acceptance=plan.acceptance,
         runtime=plan.runtime,
@@ -100,7 +100,12 @@ def write_report(run: RunDirectory) -> Path:
         bench, missing = None, None
         try:
             bench, own = inputs.bench(entry.batch_size), run.bench_of(entry.batch_size)
-            add(own if own.exists() else run.bench, bench.info, dtype=bench.dtype, rounds=bench.rounds)
+            add(
+                own if own.exists() else run.bench,
+                replace(bench, quality=None, contenders=bench.contenders[:1]).document(),
+                dtype=bench.dtype,
+                rounds=bench.rounds,
+            )
         except OutOfRange as reason:
             missing = str(reason)
         speedup = _speedup(bench, "plain")
@@ -114,7 +119,7 @@ def write_report(run: RunDirectory) -> Path:
                 "doubt": doubt(speedup) if speedup and entry.size > 1 else "",
                 "price": text_price(plan.acceptance, bench),
                 "tree": tree_canvas(inputs, entry, examples, f"tree-{i}"),
-                "curve": curve_canvas(run, entry, f"curve-{i}"),
+                "curve": curve_canvas(entry, f"curve-{i}"),
                 "groups": _groups(entry, bench),
                 "exports": list(_exports(run, plan, entry)),
             }
@@ -224,7 +229,7 @@ def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[dict[str, Any]]:
     chosen = bench if bench and "chosen" in {c.name for c in bench.contenders} else None
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*entry.groups, *(chosen.groups if chosen else [])]):
-        rows.append({"name": name or "(no group)", "predicted": entry.groups.get(name, {}), "answers": 0})
+        rows.append({"name": name or "(no group)", "predicted": entry.groups.get(name, GroupFigures()), "answers": 0})
         if chosen:
             rows[-1]["rate"], rows[-1]["answers"] = chosen.tokens_per_step("chosen", name)
             rows[-1]["speedup"] = chosen.speedup("chosen", group=name)

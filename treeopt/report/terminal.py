@@ -219,8 +219,7 @@ def plan_table(plan: Plan) -> RenderableType:
     """One row per batch size: the chosen tree and what to expect of it; then how sure the choice is."""
     from rich.table import Table
 
-    mix = (plan.constraint or {}).get("mix")
-    title = "The best tree for the mix of loads" if mix else "The best tree for each batch size"
+    title = "The best tree for the mix of loads" if plan.mix else "The best tree for each batch size"
     said = [*map(certainty, plan.entries), price(plan), schedule(plan)]
     table = Table(
         title=title, title_justify="left", caption="\n".join(filter(None, said)) or None, caption_justify="left"
@@ -245,9 +244,9 @@ def plan_table(plan: Plan) -> RenderableType:
             str(e.size),
             str(e.depth),
             widths,
-            pm(e.predicted.get("product"), None),
-            pm(e.predicted.get("joint"), None),
-            pm(e.predicted.get("replayed"), e.tokens_per_step_stderr),
+            pm(e.predicted.product, None),
+            pm(e.predicted.joint, None),
+            pm(e.predicted.replayed, e.tokens_per_step_stderr),
             pm(e.step_ms, e.step_ms_stderr),
             pm(e.tokens_per_s, e.tokens_per_s_stderr, 0),
             pm(e.speedup, e.speedup_stderr),
@@ -258,24 +257,22 @@ def plan_table(plan: Plan) -> RenderableType:
 def certainty(entry: PlanEntry) -> str:
     """Which sizes are as good as the chosen one, and what it would take to tell; empty where nothing is known."""
     runner, tied = entry.runner_up, entry.tied_sizes
-    if runner is None or "tokens_per_step" not in (entry.interval95 or {}):
+    if runner is None or entry.interval95 is None or entry.interval95.tokens_per_step is None:
         return ""
     said = f"Batch size {entry.batch_size}: "
     others = [size for size in tied if size != entry.size]
     said += f"sizes {_ranges(tied)} are tied" if others else "no other size is tied"
-    ahead, error = 100 * runner["behind"], 100 * runner["behind_stderr"]
+    ahead, error = 100 * runner.behind, 100 * runner.behind_stderr
     which = "behind" if ahead >= 0 else "ahead"
-    said += f"; the next best, {count(runner['size'], 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
-    prompts = runner.get("prompts_to_separate")
-    if others and prompts:
-        said += f", which some {prompts:,} prompts would settle, latencies aside"
+    said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
+    if others and runner.prompts_to_separate:
+        said += f", which some {runner.prompts_to_separate:,} prompts would settle, latencies aside"
     elif others:
         said += ", which more prompts would not settle; a longer profile may"
     verified = entry.verified
-    if verified and verified["afresh"]["speedup"]:
-        fresh = verified["afresh"]["speedup"]
-        said += f". Verified by decoding: fastest of {len(verified['finalists']) - 1}, and on fresh prompts "
-        said += f"{fresh['value']:.2f} times as fast as plain"
+    if verified and verified.afresh.speedup:
+        said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
+        said += f"{verified.afresh.speedup.value:.2f} times as fast as plain"
     return said + "."
 
 
@@ -287,29 +284,28 @@ def price(plan: Plan) -> str:
     for e in plan.entries:
         if (free := e.unconstrained) is None:
             continue
-        ours, best = e.tokens_per_s or e.tokens_per_step, free["tokens_per_s"] or free["tokens_per_step"]
-        if (less := 1 - ours / best) >= NEGLIGIBLE:
-            kind = "chain" if e.size == e.depth + 1 else f"{(plan.constraint or {}).get('shape')} tree"
+        if (less := 1 - e.rate / free.rate) >= NEGLIGIBLE:
+            kind = "chain" if e.size == e.depth + 1 else f"{plan.constraint.shape if plan.constraint else None} tree"
             kind = "choice is not to speculate," if e.size == 1 else kind
             parts.append(
-                f"best {kind} {e.tokens_per_step:.2f} tokens per step, best tree {free['tokens_per_step']:.2f} "
-                f"({count(free['size'], 'row')}) at batch size {e.batch_size}, {less:.0%} {'slower' if e.tokens_per_s else 'fewer'}"
+                f"best {kind} {e.tokens_per_step:.2f} tokens per step, best tree {free.tokens_per_step:.2f} "
+                f"({count(free.size, 'row')}) at batch size {e.batch_size}, {less:.0%} {'slower' if e.tokens_per_s else 'fewer'}"
             )
     return f"The limits cost: {'; '.join(parts)}." if parts else ""
 
 
 def schedule(plan: Plan) -> str:
     """Which batch sizes get which tree, and what it costs to give several the same; empty for a single range."""
-    if len(plan.schedule) < 2 or (plan.constraint or {}).get("mix"):
+    if len(plan.schedule) < 2 or plan.mix:
         return ""
     parts = []
     for part in plan.schedule:
-        entry, first, last = plan.entries[part["entry"]], part["from"], part["to"]
+        entry, first, last = plan.entries[part.entry], part.first, part.last
         which = f"{first} on" if last is None else str(first) if last == first else f"{first}–{last}"
         chain = entry.size == entry.depth + 1
         tree = f"chain of {entry.depth}" if chain else f"{entry.size} rows, {entry.depth} deep"
         parts.append(f"{which}: {'do not speculate' if entry.size == 1 else tree}")
-    most = max(part["loss"] or 0.0 for part in plan.schedule)
+    most = max(part.loss or 0.0 for part in plan.schedule)
     shared = f" Sharing trees costs at most {most:.1%}, within the noise." if most else ""
     between = " A batch size between those asked for gets what the next smaller one gets."
     return f"Schedule by batch size: {'; '.join(parts)}.{shared}{between}"

@@ -8,6 +8,7 @@ from typing import Any
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
+from treeopt.records.origins import Runtime
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.decode import Setup
@@ -51,19 +52,21 @@ class Session:
             seed=seed,
         )
 
-    def runtime(self) -> dict[str, Any]:
+    def runtime(self) -> Runtime:
         """Whose latencies a profile holds."""
         from treeopt import __version__
         from treeopt.runtime.compiled import uses_cuda_graphs
 
-        return {
+        known: Runtime = {
             "name": "treeopt",
             "version": __version__,
             "attention": self.target.config._attn_implementation,
             "compiled": self.target.compiled,
             "cuda_graphs": uses_cuda_graphs(self.target),
-            **({} if self.weights == "checkpoint" else {"weights": self.weights}),
         }
+        if self.weights != "checkpoint":
+            known["weights"] = self.weights
+        return known
 
 
 def open_session(settings: SessionSettings = DEMO) -> Session:

@@ -119,10 +119,10 @@ def candidates(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[
 
     Those that were ``measured`` already are left out.
     """
-    curve = {point["size"]: point for point in entry.curve if point["size"] > 1}
-    others = sorted((s for s in curve if abs(s - entry.size) > 1), key=lambda s: -curve[s]["tokens_per_s"])
+    curve = {point.size: point for point in entry.curve if point.size > 1}
+    others = sorted((s for s in curve if abs(s - entry.size) > 1), key=lambda s: -(curve[s].tokens_per_s or 0.0))
     wanted = [size for size in (entry.size - 1, entry.size + 1, *others[:2]) if size in curve]
-    found = {(size, int(curve[size]["depth"])) for size in wanted}
+    found = {(size, curve[size].depth) for size in wanted}
     if entry.size > 1:
         found.add((entry.size, entry.depth))
     return sorted(found - set(measured))

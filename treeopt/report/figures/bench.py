@@ -13,7 +13,7 @@ import numpy as np
 
 from treeopt.errors import OutOfRange
 from treeopt.records.benchmark import Benchmark, Ratio
-from treeopt.report.bench_table import CONTENDERS, acceptance_of
+from treeopt.report.bench_table import CONTENDERS
 from treeopt.report.figures.style import (
     BLUE,
     GREY,
@@ -91,14 +91,14 @@ def _counted(counts: Sequence[int], *, exact: bool) -> Shares:
 
 def _about(bench: Benchmark) -> str:
     first = bench.contenders[0]
-    prompts = "held-out prompt" if bench.info.get("prompts") == "held out" else "calibration prompt"
-    source = {**(bench.info.get("provenance") or {}), "dtype": bench.dtype}
+    prompts = "held-out prompt" if bench.prompts == "held out" else "calibration prompt"
+    source = {**(bench.provenance or {}), "dtype": bench.dtype}
     return sentence(
         count(first.compared, prompts),
         count(bench.rounds, "round"),
         f"batch size {first.batch_size}",
         origin(source),
-        rule(acceptance_of(bench)),
+        rule(bench.acceptance),
     )
 
 
@@ -167,8 +167,8 @@ def contenders_data(bench: Benchmark, *, chosen: str = "chosen", baseline: str =
         tuple(c.size for c in cs),
         tuple(bench.speedup(c.name, baseline) for c in cs),
         {
-            "predicted, product": tuple(c.predicted.get("product") for c in cs),
-            "predicted, joint": tuple(c.predicted.get("joint") for c in cs),
+            "predicted, product": tuple(c.predicted.product for c in cs),
+            "predicted, joint": tuple(c.predicted.joint for c in cs),
             "predicted": tuple(c.predicted_tokens_per_step for c in cs),
             "replayed": tuple(c.replayed_tokens_per_step for c in cs),
             "measured": tuple(c.tokens_per_step for c in cs),

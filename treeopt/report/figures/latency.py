@@ -141,7 +141,7 @@ def _caption(profile: LatencyProfile) -> str:
     return sentence(
         f"{span(n)} steps timed per point",
         f"context {span(contexts)} tokens",
-        " ".join(str(runtime[key]) for key in ("name", "version", "attention") if runtime.get(key)) or None,
+        " ".join(filter(None, (runtime.get("name"), runtime.get("version"), runtime.get("attention")))) or None,
         origin(profile.info.get("provenance")),
     )
 

@@ -17,6 +17,7 @@ from treeopt.growth.coverage import COVERAGE, tokens_of_trees
 from treeopt.growth.heldout import crossfit, crossfit_probe
 from treeopt.growth.objectives import OBJECTIVES
 from treeopt.growth.replay import replay, tokens_per_step
+from treeopt.records.origins import Runtime
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
@@ -244,14 +245,14 @@ def throughput_data(plan: Plan) -> ThroughputData:
     curves = tuple(curve for entry in plan.entries if (curve := _throughput(entry)) is not None)
     if not curves:
         raise OutOfRange("The plan has no latencies. Make them with: treeopt profile, then treeopt search")
-    runtime = plan.runtime or {}
-    sequences = plan.entries[0].predicted.get("sequences")
+    runtime: Runtime = plan.runtime or {}
+    sequences = plan.entries[0].predicted.sequences
     contexts = [c.context_tokens for c in curves if c.context_tokens is not None]
     caption = sentence(
         "Predicted: held-out tokens per step over measured latency",
-        count(sequences, "sequence") if isinstance(sequences, int) else "from accuracies alone",
+        count(sequences, "sequence") if sequences is not None else "from accuracies alone",
         f"context {span(contexts)} tokens" if contexts else None,
-        " ".join(str(runtime[key]) for key in ("name", "version") if runtime.get(key)) or None,
+        " ".join(filter(None, (runtime.get("name"), runtime.get("version")))) or None,
         f"objective {plan.objective}" if plan.objective else None,
         rule(plan.acceptance),
     )
@@ -259,11 +260,11 @@ def throughput_data(plan: Plan) -> ThroughputData:
 
 
 def _throughput(entry: PlanEntry) -> Throughput | None:
-    points = sorted((p for p in entry.curve if p.get("tokens_per_s")), key=lambda p: int(p["size"]))
-    sizes = [int(point["size"]) for point in points]
+    points = sorted((point for point in entry.curve if point.tokens_per_s), key=lambda point: point.size)
+    sizes = [point.size for point in points]
     if entry.size not in sizes:
         return None
-    rates = np.array([point["tokens_per_s"] for point in points], dtype=float)
+    rates = np.array([point.tokens_per_s for point in points], dtype=float)
     return Throughput(
         entry.batch_size,
         entry.context_tokens,

@@ -138,7 +138,7 @@ def _sizes(inputs: Inputs) -> Drawing:
     source = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
     assert not isinstance(source, Calibration), "coverage is of probes"
     known = ("budget", "max_rank", "max_depth")  # objectives are compared on trees, whatever an engine takes
-    limits = {k: v for k, v in ((plan and plan.constraint) or {}).items() if k in known}
+    limits = {k: v for k in known if plan and (v := getattr(plan.constraint, k, None)) is not None}
     objective = (plan and plan.objective) or "replay"
     return planning.draw_sizes(planning.sizes_data(source, objective=objective, **limits))
 

@@ -19,7 +19,7 @@ import torch
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.replay import accepted_counts, replay, tokens_per_step
-from treeopt.records.benchmark import Answer, Benchmark, Block, Contender
+from treeopt.records.benchmark import Answer, Benchmark, Block, Contender, Predicted
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.decode import Decoder, Setup, synchronize
 from treeopt.runtime.measure.ranks import Prompt
@@ -35,12 +35,12 @@ class Entrant:
     """What is decoded, and what the calibration predicts for it.
 
     tree               : None is plain decoding
-    predicted          : tokens per step by several estimates: product, joint, replayed, ...
+    predicted          : tokens per step by several estimates
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
     """
 
     tree: Tree | None
-    predicted: dict[str, Any] = field(default_factory=dict)
+    predicted: Predicted = field(default_factory=Predicted)
     predicted_accepted: list[float] = field(default_factory=list)
 
 
@@ -151,13 +151,12 @@ class Contest:
         assert self.reference.tokens is not None
         return [answer.tolist() for answer in np.split(self.reference.tokens, self.reference.starts[1:-1])]
 
-    def result(self, visits: Sequence[Visit], entrants: Mapping[str, Entrant], info: dict[str, Any]) -> Benchmark:
+    def result(self, visits: Sequence[Visit], entrants: Mapping[str, Entrant]) -> Benchmark:
         """The benchmark of all visits."""
         return Benchmark(
             contenders=tuple(self._contender(name, entrant, visits) for name, entrant in entrants.items()),
             dtype=str(self.target.dtype).removeprefix("torch."),
             rounds=1 + max(visit["round"] for visit in visits),
-            info=info,
         )
 
     def _contender(self, name: str, entrant: Entrant, visits: Sequence[Visit]) -> Contender:
@@ -186,7 +185,7 @@ class Contest:
             decode_s=[sum(block.decode_s for block in same) for same in by_round(blocks)],
             prefill_s=sum(run["prefill_s"] for run in runs),
             predicted=entrant.predicted,
-            predicted_tokens_per_step=entrant.predicted.get("replayed"),
+            predicted_tokens_per_step=entrant.predicted.replayed,
             replayed_steps=int(replayed.steps.sum()) if replayed else None,
             replayed_tokens_per_step=replayed.tokens_per_step if replayed else None,
             accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
