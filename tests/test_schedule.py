@@ -115,6 +115,16 @@ def test_without_a_limit_no_price_is_named():
     assert price(plan) == ""
 
 
+def test_plans_of_older_releases_load_without_what_is_gone(tmp_path):
+    plan = plan_trees(calibration(), hardware(), batch_sizes=[1])
+    plan.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    document["entries"][0]["rebuilds"] = {"trees": [{"size": 8}], "mean_loss": 0.1, "worst_loss": 0.2}
+    document["constraint"]["shape"] = "level-uniform"
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    assert Plan.load(tmp_path / "plan.json").entries[0].tree == plan.entries[0].tree
+
+
 def engine_log(kind: str | None = "eagle3") -> Calibration:
     """Survival .8, .6, .42, as an engine's counters of 1,000 steps have it."""
     info = {"source": "engine log", "drafter": {"kind": kind}, "survival": [0.8, 0.6, 0.42]}

@@ -25,7 +25,7 @@ LENGTH_FLAG = re.compile(
 # Triton's paths in braces: in config.pbtxt, as an argument of fill_template.py (with its other pairs), and alone.
 PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*,?\s*value:\s*\{\s*string_value:\s*"([^"]*)"')
 ARGUMENT = re.compile(r"((?:[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
-BARE = re.compile(r"\A\s*(\{\s*\{?\s*-?\d[^\"':]*)\Z")
+BARE = re.compile(r"\A\s*(\{\s*\{?\s*-?\d[^\"]*)\Z")
 PLAIN = ("# No tree pays", "# No chain pays")  # begin files for serving without speculation
 
 Choices = list[Any]  # of lists or tuples of ranks, or of anything else

@@ -50,7 +50,7 @@ class Printed:
         for drafts in filter(self._fits, self._numbers_of_drafts()):
             fitting = fitting or drafts
             # Rounding may move the sum, also of the right number, but seldom of few drafts.
-            if self.is_full(drafts) or sum(self._reached(drafts)) == self.accepted:
+            if not self.beyond(drafts) or sum(self._reached(drafts)) == self.accepted:
                 fitting = drafts
                 break
         if fitting is None:
@@ -62,17 +62,9 @@ class Printed:
         check_counts(fitting, reached, None, where)
         return fitting, reached
 
-    def is_full(self, drafts: int) -> bool:
-        """Whether all drafts had as many tokens as there are positions."""
-        return self.drafted == drafts * len(self.rates)
-
-    def is_mixed(self, drafts: int) -> bool:
-        """Whether drafts were shorter than there are positions."""
-        return self.drafted < drafts * len(self.rates)
-
-    def is_cut(self, drafts: int) -> bool:
-        """Whether drafts were longer than there are positions."""
-        return self.drafted > drafts * len(self.rates)
+    def beyond(self, drafts: int) -> int:
+        """Guesses beyond the printed positions, if so many drafts had them all; below zero where drafts were shorter."""
+        return self.drafted - drafts * len(self.rates)
 
     def _reached(self, drafts: int) -> list[int]:
         return [round(rate * drafts) for rate in self.rates]
@@ -100,7 +92,7 @@ class Printed:
         close = all(abs(c / drafts - rate) <= RATE for c, rate in zip(reached, rates, strict=True))
         off = sum(reached) - self.accepted
         slack = RATE * len(rates) * drafts + 1e-6
-        return close and (off <= slack if self.may_be_cut and self.is_cut(drafts) else abs(off) <= slack)
+        return close and (off <= slack if self.may_be_cut and self.beyond(drafts) > 0 else abs(off) <= slack)
 
 
 def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Histograms], list[str]]:
@@ -109,7 +101,7 @@ def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Histograms], list
     notes: list[str] = []
     for where, line in lines:
         drafts, reached = line.counts(where)
-        notes += [BIASED] * line.is_mixed(drafts) + [CUT] * (line.may_be_cut and line.is_cut(drafts))
+        notes += [BIASED] * (line.beyond(drafts) < 0) + [CUT] * (line.may_be_cut and line.beyond(drafts) > 0)
         groups.append({len(reached): histogram_of(drafts, reached)})
     return groups, notes
 
