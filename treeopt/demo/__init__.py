@@ -7,3 +7,4 @@ HEADS = Path(__file__).parent / "heads"
 # What --drafter calls them with the demo model.
 DRAFTERS = {"medusa": HEADS, "hydra": Path(__file__).parent / "hydra", "draft": Path(__file__).parent / "draft"}
 NAME = "demo"  # what --model and --drafter call it
+TITLE = "treeopt demo model"  # what records call it

@@ -17,7 +17,7 @@ from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.settings import DEMO, SessionSettings
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.target import Target, open_target
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
         settings.acceptance, settings.temperature, given=settings.responses is not None, **settings.rule()
     )
     name = _prompts_name(settings)
-    target = load_target(
-        str(demo.MODEL) if settings.is_demo else settings.model,
+    target = open_target(
+        settings.model,
         dtype=settings.dtype,
         device=settings.device,
         device_map=settings.device_map,
@@ -86,7 +86,6 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
     opened = open_drafter(
         settings.drafter,
         target,
-        is_demo=settings.is_demo,
         depth=settings.draft_depth,
         revision=settings.revision,
         trust_remote_code=settings.trust_remote_code,
@@ -94,8 +93,6 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
     drafter: Drafter = opened.drafter
     if settings.acceptance == "reject":
         drafter, rules = by_rejection(drafter, target, rules)
-    if settings.is_demo:
-        target.name = "treeopt demo model"
     prompts = _open_prompts(target, name, settings)
     return Session(
         target,
@@ -111,7 +108,7 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
 
 def _prompts_name(settings: SessionSettings) -> str:
     """A file, a folder, a datasets id or "demo"; InvalidInput where prompts are missing."""
-    if not settings.is_demo and settings.prompts is None:
+    if settings.model != demo.NAME and settings.prompts is None:
         raise InvalidInput(
             "--prompts is needed with a model of your own, since a tree is only as good as the prompts it "
             "was measured on: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."

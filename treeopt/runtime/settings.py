@@ -47,10 +47,6 @@ class SessionSettings:
     epsilon: float | None = None
     delta: float | None = None
 
-    @property
-    def is_demo(self) -> bool:
-        return self.model == demo.NAME
-
     def rule(self) -> dict[str, Any]:
         """Those settings of the rule, but for its temperature, that are given."""
         return {name: value for name in RULE_SETTINGS if (value := getattr(self, name)) is not None}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.cache import TreeCache, tree_mask
 
@@ -107,6 +108,15 @@ def padded(texts: Sequence[Sequence[int]]) -> Tensor:
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = torch.tensor(text)
     return tokens
+
+
+def open_target(model: str, **options: Any) -> Target:
+    """The target that --model names: `load_target`, or the embedded model for "demo"."""
+    if model != demo.NAME:
+        return load_target(model, **options)
+    target = load_target(str(demo.MODEL), **options)
+    target.name = demo.TITLE
+    return target
 
 
 def load_target(

@@ -25,6 +25,20 @@ Heads = MedusaHeads | HydraHeads | EagleHeads
 
 
 @dataclass(frozen=True)
+class Base:
+    """The model that heads belong to, as far as it is at hand.
+
+    lm_head   : (V, d) weight, which heads without a projection of their own share
+    embedding : (V, d) input embeddings, which Hydra and EAGLE read; without it their own copy
+    config    : for what a layer's tensors do not say (Hydra++; EAGLE without a config.json)
+    """
+
+    lm_head: Tensor | None = None
+    embedding: Tensor | None = None
+    config: Any = None
+
+
+@dataclass(frozen=True)
 class LoadedHeads:
     """Heads with what is to be known of where they came from."""
 

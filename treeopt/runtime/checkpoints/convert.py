@@ -10,7 +10,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.files.shipped import LAYOUTS
-from treeopt.runtime.checkpoints.checks import LoadedHeads
+from treeopt.runtime.checkpoints.checks import Base, LoadedHeads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.checkpoints.load import build_heads, open_checkpoint
 from treeopt.runtime.checkpoints.save import check_kind, kind_of, read_lm_head, save_heads
@@ -62,7 +62,7 @@ def convert(
                 "share the base's lm_head: pass it with --model."
             )
         lm_head = read_lm_head(base_folder)
-    loaded = build_heads(checkpoint, lm_head=lm_head, dtype=dtype, device="cpu")
+    loaded = build_heads(checkpoint, Base(lm_head), dtype=dtype, device="cpu")
     name = base or (str(base_folder) if base_folder else None) or loaded.base
     if name is None and layout.startswith(("medusa", "hydra")):
         raise InvalidInput(

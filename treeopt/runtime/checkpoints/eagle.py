@@ -11,6 +11,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.checkpoints.checks import (
+    Base,
     LoadedHeads,
     check_names,
     check_shapes,
@@ -72,10 +73,8 @@ def build_eagle(
     stored: StoredTensors,
     config: dict[str, Any],
     found: RecognisedEagle,
+    base: Base,
     *,
-    lm_head: Tensor | None,
-    embedding: Tensor | None,
-    target_config: Any,
     dtype: torch.dtype | None,
     device: torch.device | str,
     num_heads: int | None,
@@ -84,7 +83,7 @@ def build_eagle(
     notes = [*stored.notes, NOTE]
     tensors, dtype = read_floats(stored, found.names, dtype)
     width = size_of(tensors, ("o_proj.weight", "down_proj.weight", "norm.weight", "fc.weight", "fc.bias"), 0)
-    lm_head = targets_lm_head(stored, lm_head, width)
+    lm_head = targets_lm_head(stored, base.lm_head, width)
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (width, 2 * width)}
     if found.bias:
         shapes["fc.bias"] = (width,)
@@ -92,7 +91,7 @@ def build_eagle(
         shapes[EMBEDDING] = (len(lm_head), width)
     what = f"a layer of width {width} for {len(lm_head)} tokens"
     check_shapes(stored, tensors, shapes, what)
-    layer = build_layer_config(stored, tensors, "", width, like=_described(stored, config, width, target_config))
+    layer = build_layer_config(stored, tensors, "", width, like=_described(stored, config, width, base.config))
     check_shapes(stored, tensors, layer_shapes(layer, ""), what)
     for key, size, name in (
         ("hidden_size", width, "fc.weight"),
@@ -108,7 +107,7 @@ def build_eagle(
     if "bias" not in config and not found.bias:
         notes.append("config.json lacks bias, which means true in EAGLE, but fc has none in the file, which decides.")
 
-    own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), embedding, dtype, notes)
+    own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), base.embedding, dtype, notes)
     heads = EagleHeads(
         layer,
         embedding=own,

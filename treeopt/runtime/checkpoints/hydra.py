@@ -20,6 +20,7 @@ from torch import Tensor
 from treeopt.errors import Unsupported
 from treeopt.runtime.checkpoints.checks import (
     ROUNDING,
+    Base,
     LoadedHeads,
     check_names,
     check_shapes,
@@ -133,9 +134,8 @@ def build_hydra(
     stored: StoredTensors,
     config: dict[str, Any],
     found: RecognisedHydra,
+    base: Base,
     *,
-    embedding: Tensor | None,
-    target_config: Any,
     dtype: torch.dtype | None,
     device: torch.device | str,
 ) -> LoadedHeads:
@@ -159,14 +159,14 @@ def build_hydra(
         frequencies = unused.get(FREQUENCIES)
         head_width = 2 * len(frequencies) if frequencies is not None and frequencies.ndim == 1 else None
         prefix = build_layer_config(
-            stored, tensors, PREFIX, width, like=target_config, head_width=head_width, told_by=FREQUENCIES
+            stored, tensors, PREFIX, width, like=base.config, head_width=head_width, told_by=FREQUENCIES
         )
         norms = {PREFIX + name: (width,) for name in NORMS}
         check_shapes(stored, tensors | unused, layer_shapes(prefix, PREFIX) | norms, what + " and a prefix layer")
-        if target_config is None:
+        if base.config is None:
             notes.append("Without the target's config the prefix layer has Llama's usual rotary base and norm epsilon.")
     _note_shared_storage(found, tensors, notes)
-    own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), embedding, dtype, notes)
+    own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), base.embedding, dtype, notes)
     heads = HydraHeads(num_heads, num_layers, vocab_size, embedding=own, prefix=prefix, dtype=dtype, device=device)
     with torch.no_grad():
         for i, head in enumerate(heads.heads):
@@ -176,7 +176,7 @@ def build_hydra(
         if heads.prefix_layer is not None:
             for name, weight in heads.prefix_layer.weights.items():
                 weight.copy_(tensors[PREFIX + name])
-            _check_frequencies(stored, heads, unused.get(FREQUENCIES), notes, has_config=target_config is not None)
+            _check_frequencies(stored, heads, unused.get(FREQUENCIES), notes, has_config=base.config is not None)
     copy = unused.get(PREFIX_EMBEDDING)
     if copy is not None and copy.dtype == own.dtype and torch.equal(copy.to(own.device), own):
         del unused[PREFIX_EMBEDDING]

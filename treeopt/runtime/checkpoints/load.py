@@ -19,6 +19,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.checkpoints.checks import (
+    Base,
     LoadedHeads,
     check_shapes,
     check_size,
@@ -58,24 +59,14 @@ def load_heads(
 ) -> LoadedHeads:
     """The heads in a file, a folder or a hub repository, in any published layout (`treeopt.files.shipped.LAYOUTS`).
 
-    lm_head   : the target's (V, d) weight, which heads without a projection of their own share
-    dtype     : None is the stored one
-    embedding : the target's (V, d) input embeddings, which Hydra and EAGLE read; without it their own copy
-    config    : the target's, for what a layer's tensors do not say (Hydra++; EAGLE without a config.json)
-    num_heads : how many guesses in a row EAGLE makes; the heads of other drafters are counted
+    lm_head, embedding, config : the target's, see `Base`
+    dtype                      : None is the stored one
+    num_heads                  : how many guesses in a row EAGLE makes; the heads of other drafters are counted
 
     Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
     """
     checkpoint = open_checkpoint(path_or_id, revision, has_target=embedding is not None)
-    return build_heads(
-        checkpoint,
-        lm_head=lm_head,
-        dtype=dtype,
-        device=device,
-        embedding=embedding,
-        target_config=config,
-        num_heads=num_heads,
-    )
+    return build_heads(checkpoint, Base(lm_head, embedding, config), dtype=dtype, device=device, num_heads=num_heads)
 
 
 def open_checkpoint(path_or_id: str, revision: str | None = None, *, has_target: bool = False) -> Checkpoint:
@@ -95,41 +86,27 @@ def open_checkpoint(path_or_id: str, revision: str | None = None, *, has_target:
 
 def build_heads(
     checkpoint: Checkpoint,
+    base: Base,
     *,
-    lm_head: Tensor | None,
     dtype: torch.dtype | None,
     device: torch.device | str,
-    embedding: Tensor | None = None,
-    target_config: Any = None,
     num_heads: int | None = None,
 ) -> LoadedHeads:
     """Read the tensors of a recognised checkpoint and check them."""
     stored, config, found = checkpoint.stored, checkpoint.config, checkpoint.recognised
     if isinstance(found, RecognisedHydra):
-        return build_hydra(
-            stored, config, found, embedding=embedding, target_config=target_config, dtype=dtype, device=device
-        )
+        return build_hydra(stored, config, found, base, dtype=dtype, device=device)
     if isinstance(found, RecognisedEagle):
-        return build_eagle(
-            stored,
-            config,
-            found,
-            lm_head=lm_head,
-            embedding=embedding,
-            target_config=target_config,
-            dtype=dtype,
-            device=device,
-            num_heads=num_heads,
-        )
-    return _build_medusa(stored, config, found, lm_head=lm_head, dtype=dtype, device=device)
+        return build_eagle(stored, config, found, base, dtype=dtype, device=device, num_heads=num_heads)
+    return _build_medusa(stored, config, found, base.lm_head, dtype=dtype, device=device)
 
 
 def _build_medusa(
     stored: StoredTensors,
     config: dict[str, Any],
     found: Recognised,
-    *,
     lm_head: Tensor | None,
+    *,
     dtype: torch.dtype | None,
     device: torch.device | str,
 ) -> LoadedHeads:

@@ -36,7 +36,6 @@ def open_drafter(
     name: str | None,
     target: Target,
     *,
-    is_demo: bool = False,
     depth: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -58,7 +57,7 @@ def open_drafter(
     if name is not None and name.partition(":")[0] == EARLY_EXIT:
         exit_ = early_exit(target, _exit_layer(name, target), num_heads=depth or DRAFT_DEPTH)
         return OpenDrafter(exit_, _record(exit_, name))
-    if is_demo:
+    if target.name == demo.TITLE:
         name = "medusa" if name in (None, demo.NAME) else name
         if name in demo.DRAFTERS:
             where = str(demo.DRAFTERS[name])

@@ -13,7 +13,7 @@ import torch
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.target import Target, open_target
 from treeopt.runtime.training.recipe import MEDUSA_2
 
 LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
@@ -68,17 +68,13 @@ def wanted_precision(given: str | None, device: str | None, dtype: str | None) -
 
 def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **options: Any) -> Target:
     """The target that heads are trained for, on this process's device."""
-    is_demo = model == demo.NAME
     if options.get("device_map") is None and options.get("device") is None:
         options["device"] = str(accelerator.device)
     if load_in_8bit:
         from transformers import BitsAndBytesConfig
 
         options["quantization"] = BitsAndBytesConfig(load_in_8bit=True)
-    target = load_target(str(demo.MODEL) if is_demo else model, **options)
-    if is_demo:
-        target.name = "treeopt demo model"
-    return target
+    return open_target(model, **options)
 
 
 def open_seeds(target: Target, prompts: str | None, most: int, **options: Any) -> PromptSet:
@@ -88,7 +84,7 @@ def open_seeds(target: Target, prompts: str | None, most: int, **options: Any) -
     bench's are among them.
     """
     if prompts is None or prompts == demo.NAME:
-        if target.name != "treeopt demo model":
+        if target.name != demo.TITLE:
             raise InvalidInput(
                 "--prompts is needed with a model of your own: heads learn from its answers to prompts like "
                 "those that it will be asked."

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,7 @@ def own_texts(
     for number in range(worker.rank, len(blocks), worker.count):
         file, block = journal.block(number), blocks[number]
         if not file.exists():
-
-            def attempt(rows: int, block: Sequence[Conversation] = block) -> list[tuple[int, Tokens, Tokens]]:
-                return answer_block(target, prompts, block, asking, batch_size=rows)
-
+            attempt = partial(answer_block, target, prompts, block, asking)
             answered, batch_size = with_less_memory(attempt, batch_size, say)
             storage.write_npz(file, _arrays(answered))
         advance(len(block) * worker.count)
@@ -111,7 +109,7 @@ def own_texts(
 
 
 def answer_block(
-    target: Target, prompts: PromptSet, conversations: Sequence[Conversation], asking: Asking, *, batch_size: int
+    target: Target, prompts: PromptSet, conversations: Sequence[Conversation], asking: Asking, batch_size: int
 ) -> list[tuple[int, Tokens, Tokens]]:
     """(place of the conversation, prompt, answer) of every turn.
 
@@ -129,18 +127,8 @@ def answer_block(
                 continue
             if len(tokens) < target.context:
                 asked.append((i, tokens))
-        rows = (
-            decode(
-                target,
-                None,
-                [tokens for _, tokens in asked],
-                batch_size=batch_size,
-                stop=asking.stop,
-                acceptance=asking.acceptance,
-            )
-            if asked
-            else []
-        )
+        texts = [tokens for _, tokens in asked]
+        rows = decode(target, None, texts, batch_size=batch_size, stop=asking.stop, acceptance=asking.acceptance)
         for (i, tokens), row in zip(asked, rows, strict=True):
             said[i].append(tuple(row.tokens))
             found.append((i, tokens, said[i][-1]))
