@@ -41,7 +41,7 @@ def uses_cuda_graphs(target: Target) -> bool:
 
 
 def compiled_note(target: Target) -> str:
-    """What compiling came to, in this process."""
+    """A sentence on what torch.compile did in this process."""
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     skipped = target.device.type == "cuda" and not uses_cuda_graphs(target)
     return f"torch.compile made {graphs} graphs of the target" + (

@@ -1,4 +1,4 @@
-"""Go on with half the batch where memory runs out."""
+"""Halve the batch where memory runs out."""
 
 from __future__ import annotations
 

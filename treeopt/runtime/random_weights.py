@@ -114,7 +114,7 @@ def random_heads(target: Target, num_heads: int, *, seed: int = 0) -> MedusaHead
 
 
 class DrawnAcceptance(Greedy):
-    """A verdict by chance, as if heads erred independently of each other; the text is the target's own.
+    """Accepts guesses by chance, as if heads erred independently of each other; the text is the target's own.
 
     A node is the last accepted one with the product of the accuracies along its path, less those of its
     children; so P(d guesses or more are accepted) is the sum of the products of the nodes at depth d.

@@ -1,4 +1,4 @@
-"""What a command works with: a target, its drafter, a rule and prompts, loaded and checked against each other."""
+"""A session: a target, its drafter, a rule and prompts, loaded and checked against each other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Session:
         )
 
     def runtime(self) -> Runtime:
-        """Whose latencies a profile holds."""
+        """The runtime that latencies are measured in, for a profile."""
         from treeopt import __version__
         from treeopt.runtime.compiled import uses_cuda_graphs
 

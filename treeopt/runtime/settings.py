@@ -48,7 +48,7 @@ class SessionSettings:
     delta: float | None = None
 
     def rule(self) -> dict[str, Any]:
-        """Those settings of the rule, but for its temperature, that are given."""
+        """The settings of the rule that are given, without its temperature."""
         return {name: value for name in RULE_SETTINGS if (value := getattr(self, name)) is not None}
 
 

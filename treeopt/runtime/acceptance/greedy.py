@@ -1,4 +1,6 @@
-"""Acceptance rules: what the target says after every node of a tree, and which guesses that accepts.
+"""The interface of acceptance rules, and the greedy rule.
+
+A rule chooses the target's own token after every node of a tree, and decides which guesses are accepted.
 
 A rule is lossless where the text is what plain decoding under the same rule would write, whatever the tree.
 
@@ -19,13 +21,13 @@ from treeopt.trees.tree import BoolArray, IntArray, Tree
 
 
 class Acceptance(Protocol):
-    """A rule of decoding."""
+    """A rule: it chooses the target's own tokens, and decides which guesses are accepted."""
 
     @property
     def record(self) -> dict[str, Any]: ...  # "rule", "temperature" and whatever else it depends on
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """(..., V) logits to the (...) tokens that the target says there.
+        """(..., V) logits to the (...) tokens that the target chooses there.
 
         keys      : (...) int64  of each row's sequence, from its prompt alone
         positions : (...) int64  place in its sequence, prompt included, of the token that is chosen
@@ -37,7 +39,7 @@ class Acceptance(Protocol):
         """The last accepted node of each row (0 for none), and how many guesses that makes.
 
         tokens  : (b, T)  of every node, the root's first; -1 for no guess
-        choices : (b, T)  what the target says after every node; a rule may change it after the last accepted one
+        choices : (b, T)  the target's token after every node; a rule may change that after the last accepted one
         logits  : (b, T, V)
         """
 
@@ -53,7 +55,7 @@ def sequence_key(prompt: Sequence[int]) -> int:
 
 
 class Greedy:
-    """The likeliest token, the first of equal ones; guesses are accepted as far as they are just that."""
+    """The target chooses its likeliest token, of equal ones the smallest id; guesses that equal it are accepted."""
 
     record = {"rule": "greedy", "temperature": 0.0}  # noqa: RUF012  never changed
 

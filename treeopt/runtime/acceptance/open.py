@@ -1,4 +1,4 @@
-"""Which acceptance rule a user means."""
+"""Make the acceptance rule that a user names."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def next_probabilities(p: Tensor, q: Tensor, accepted: Tensor) -> Tensor:
 def reject(
     p: Tensor, q: Tensor, drafted: Tensor, *, seed: int, keys: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The step's verdict: (b,) accepted tokens, and the (b,) token behind them.
+    """(b,) how many drafted tokens each row accepts, and the (b,) token behind them.
 
     keys      : (b,)  of each row's sequence
     positions : (b,)  of the first drafted token in its sequence, prompt included
@@ -83,7 +83,7 @@ def reject(
 
 @dataclass(frozen=True)
 class Proposal:
-    """What the verdict over a step's chains needs to know of their drafting."""
+    """How the chains of a step were drafted: what accepting them needs."""
 
     q: Tensor  # (b, K, V)
     keys: Tensor  # (b,) of each row's sequence
@@ -193,7 +193,7 @@ class ChainDraft(ModelDraft):
 
 @dataclass(frozen=True)
 class Rejection:
-    """The rule: plain steps sample, and chains are accepted or replaced so that the law is that of sampling."""
+    """The rule: plain steps sample, and chains are accepted or replaced so that tokens are distributed as in sampling."""
 
     drafter: SampledChain
 

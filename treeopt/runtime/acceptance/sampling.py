@@ -30,7 +30,7 @@ CHUNK_NUMBERS = 2**22  # logits handled at once; each takes some 50 bytes meanwh
 
 
 class Stream(IntEnum):
-    """What noise is for: streams at the same place of the same text are independent of each other."""
+    """Uses of noise: streams at the same place of the same text are independent of each other."""
 
     TOKEN = 0  # the target's choice
     DRAFT = 1  # the draft model's choice

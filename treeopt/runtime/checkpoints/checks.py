@@ -1,4 +1,4 @@
-"""What is checked of every checkpoint, whatever its layout: types, numbers, shapes, and config.json beside them."""
+"""Checks of every checkpoint, whatever its layout: types, numbers, shapes, and config.json beside them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Base:
 
 @dataclass(frozen=True)
 class LoadedHeads:
-    """Heads with what is to be known of where they came from."""
+    """Heads, and where they came from."""
 
     heads: Heads
     layout: str
@@ -96,7 +96,7 @@ def check_names(
 def read_floats(
     stored: StoredTensors, names: Iterable[str], dtype: torch.dtype | None
 ) -> tuple[dict[str, Tensor], torch.dtype]:
-    """The tensors of these names, and ``dtype`` or else what holds all of them. All are finite in it."""
+    """The tensors of these names, all finite in ``dtype``, which is also returned; by default one that holds all of them."""
     tensors = {name: stored.read(name) for name in names}
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
@@ -154,7 +154,7 @@ def most_common(sizes: Iterable[int]) -> int:
 
 
 def size_of(tensors: dict[str, Tensor], ends: tuple[str, ...], dimension: int) -> int:
-    """The size that most tensors whose names end so have in a dimension."""
+    """The commonest size in a dimension, of the tensors whose names end in one of ``ends``."""
     return most_common(
         t.shape[dimension] for name, t in tensors.items() if name.endswith(ends) and -t.ndim <= dimension < t.ndim
     )
@@ -170,7 +170,7 @@ def check_size(stored: StoredTensors, config: dict[str, Any], key: str, size: in
 
 
 def count_notes(claims: tuple[object, object], num_heads: int, num_layers: int) -> list[str]:
-    """What to say where config.json claims other numbers of heads and blocks."""
+    """Notes where config.json claims other numbers of heads and blocks than the file has."""
     counts = ("heads", num_heads), ("blocks per head", num_layers)
     return [
         f"config.json says {quoted(claim)} {what}, the file has {count}: {count} are used."

@@ -21,7 +21,7 @@ WITHOUT_LM_HEAD = ("medusa-shared", "eagle-1")  # whose heads guess with the bas
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was read, and the files that were written."""
+    """The heads that were read, and the files that were written."""
 
     source: LoadedHeads
     files: tuple[Path, ...]

@@ -124,7 +124,7 @@ def build_eagle(
 
 
 def _described(stored: StoredTensors, config: dict[str, Any], width: int, target_config: Any) -> Any:
-    """The config that says what the tensors do not: the drafter's own, or the target's where it has none."""
+    """The config that the layer takes what its tensors do not tell from: the drafter's own, or else the target's."""
     heads, eps = config.get("num_attention_heads"), config.get("rms_norm_eps", 1e-6)
     if heads is None:
         return target_config

@@ -22,7 +22,7 @@ from treeopt.runtime.target import padded
 
 
 class CausalDraft:
-    """What such drafters share: the cache, and the states that are not yet in it.
+    """The base of such drafters' rows: the cache, and the states that are not yet in it.
 
     A subclass says what `feed` computes, and proposes with `catch_up` and `feed_level`.
     """
@@ -72,7 +72,7 @@ class CausalDraft:
         self._later.append((tokens, hidden, list(counts)))
 
     def _merge(self) -> None:
-        """Put what came in several steps together."""
+        """Join the states that several steps committed."""
         parts = [(self._tokens, self._hidden, self._counts)] if any(self._counts) else []
         parts, self._later = [*parts, *self._later], []
         if len(parts) == 1:
@@ -94,7 +94,7 @@ class CausalDraft:
         self._counts = [len(tokens) for tokens, _ in rows]
 
     def catch_up(self, roots: Tensor) -> Tensor:
-        """Feed what waits, now that the (b,) roots are known: (b, ...) what `feed` made of each row's last state.
+        """Feed the waiting states, now that the (b,) roots are known: (b, ...) output of `feed` at each row's last state.
 
         A pass writes as many places in every row, so after plain steps a long row beside one with more to feed
         may lack the room for all at once: then there are several passes.

@@ -229,7 +229,7 @@ def first_layers(target: Target, layer: int) -> Target:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What `Target` asks of a model."""
+    """A model of fewer layers, with all that `Target` uses of a transformers model."""
 
     config: Any
     decoder: nn.Module

@@ -31,7 +31,7 @@ SEEN_AT_ONCE = 2**24  # most entries of the attention mask of an unrolled pass, 
 
 
 class EagleHeads(nn.Module):
-    """EAGLE-1's layer; it could go on for ever, and ``num_heads`` says how far it does.
+    """EAGLE-1's layer; it guesses ``num_heads`` tokens ahead.
 
     config    : of the layer, see `layer_config`
     embedding : (V, d)  input embeddings     lm_head : (V, d)  the target's
@@ -89,7 +89,7 @@ class EagleHeads(nn.Module):
         return self.layer(self.fc(pairs), positions, cache, mask)
 
     def logits(self, states: Tensor) -> Tensor:
-        """What follows predicted states: (..., d) to (..., V)."""
+        """Logits of the token after predicted states: (..., d) to (..., V)."""
         return F.linear(states, self.lm_head)
 
     def start(self, batch_size: int, capacity: int) -> EagleDraft:

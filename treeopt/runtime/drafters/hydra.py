@@ -156,7 +156,7 @@ class HydraHeads(nn.Module):
         return self.vocab_size
 
     def prefix(self, hidden: Tensor) -> Tensor:
-        """What the heads read instead of the states (b, T, d) of whole texts, padded on the right; plain: the same."""
+        """What heads read at each (b, T, d) state of whole texts, padded on the right; for plain Hydra the states themselves."""
         return hidden if self.prefix_layer is None else self.prefix_layer(hidden)
 
     def logits(self, hidden: Tensor, path: Tensor, i: int) -> Tensor:

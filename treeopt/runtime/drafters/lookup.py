@@ -70,7 +70,7 @@ class PromptLookup:
 
     @property
     def draft_vocab_size(self) -> int:
-        """Most ranks that a node's children have."""
+        """Ranks that the children of a node can have, at most."""
         return self.most_children
 
     def start(self, batch_size: int, capacity: int) -> LookupDraft:

@@ -1,4 +1,4 @@
-"""Which drafter a user means: heads by folder, file or hub id, a draft model, or one without weights by name."""
+"""Open the drafter that a user names: heads or a draft model by folder, file or hub id, or one without weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 @dataclass(frozen=True)
 class OpenDrafter:
-    """A drafter, its record for provenance (kind, id, sha256, num_heads, ...), and what is worth knowing."""
+    """A drafter, its record for provenance (kind, id, sha256, num_heads, ...), and notes for the user."""
 
     drafter: Drafter
     record: dict[str, Any]

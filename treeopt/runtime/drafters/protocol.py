@@ -1,4 +1,4 @@
-"""What a drafter is: it proposes the tokens of a tree, and says at which rank it would have had a given text.
+"""The interface of drafters: they propose the tokens of a tree, and count at which rank they have a given text's.
 
 A state and a step are those of `treeopt.records.trace`: at state t of an answer y1...yN the last committed token is
 y_t (the prompt's last for t = 0), the target's own head gives the root y_{t+1}, and the guess at depth k is for
@@ -77,7 +77,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class TreeTensors:
-    """What a step needs of a tree, on the device."""
+    """The arrays of a tree that a step uses, on the device."""
 
     tree: Tree
     width: int  # candidates taken at each depth
@@ -147,10 +147,10 @@ def take_candidates(tokens: Tensor, level: Level, logits: Tensor) -> None:
 
 
 class Draft(Protocol):
-    """What a drafter keeps of a decoder's live rows, in their order."""
+    """A drafter's state for the live rows of a decoder, in their order."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
-        """New rows behind those at hand. hidden : (rows, longest, d) of the prompts, padded on the right."""
+        """Add rows behind those that are there. hidden : (rows, longest, d) of the prompts, padded on the right."""
 
     def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
         """Tokens that a step has committed, of every live row: ``counts`` of (b, n), and their hidden states (b, n, d).

@@ -1,4 +1,4 @@
-"""What drafters share that read the hidden state of the last committed token: heads.
+"""Shared by the drafters that read the hidden state of the last committed token: heads.
 
 b live rows · N states · K heads · d width
 """

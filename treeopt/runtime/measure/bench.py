@@ -129,7 +129,7 @@ def decode_block(decoder: Decoder, tree: Tree | None, prompts: Sequence[tuple[in
 
 @dataclass(frozen=True)
 class Contest:
-    """What all contenders decode, and their answers are compared with.
+    """The prompts that all contenders decode, and the plain answers that theirs are compared with.
 
     reference    : the trace of these very prompts: plain answers, to compare with and to replay
     has_one_text : whether the text is the same with every tree, so that the reference can be replayed

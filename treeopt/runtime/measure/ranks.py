@@ -134,7 +134,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a sequence answers: its tokens, and the conversation that it is a turn of."""
+    """The prompt of one sequence: its tokens, and the conversation that it is a turn of."""
 
     tokens: tuple[int, ...]
     sha256: str

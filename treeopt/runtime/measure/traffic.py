@@ -1,4 +1,4 @@
-"""What a plain step must read at least: weights, and the keys and values of its rows.
+"""The bytes that a plain step has to read: weights, and the keys and values of its rows.
 
 Decoding few rows is bound by memory, so a step cannot be faster than these bytes over the bandwidth; how
 near a plain step comes tells a fast runtime from a slow one.

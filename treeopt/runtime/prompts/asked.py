@@ -1,4 +1,4 @@
-"""What one record asks: the user's turns, the system text before them, and the answers that are given.
+"""Read one record: the user's turns, the system text before them, and the answers that are given.
 
 A record comes in one of the shapes that people keep prompts in: a text, a list of turns, messages with role
 and content, or ShareGPT's with from and value. Here a ValueError is the reason why its row is skipped.

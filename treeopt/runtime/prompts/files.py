@@ -1,4 +1,4 @@
-"""Rows of the files and datasets that people keep prompts in: .jsonl, .json, .csv, .parquet, .txt, the hub.
+"""Read the rows of files and datasets of prompts: .jsonl, .json, .csv, .parquet, .txt, the hub.
 
 A row that cannot be read is named and left out; a file that cannot be read is one InvalidInput. Nothing
 that a file may hold, cut off or with flipped bits, is a traceback.
@@ -340,7 +340,7 @@ def parse_json(text: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, as part of a sentence."""
+    """The first line of a library's error, as part of a sentence."""
     if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
         error = error.__cause__
     line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

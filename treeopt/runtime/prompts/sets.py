@@ -27,7 +27,7 @@ DEMO_TOKENS = (48, 128)  # shortest and longest demo prompt
 
 @dataclass(frozen=True)
 class Conversation:
-    """What one row asks: one turn of the user's, or several, each after the answer to the one before.
+    """The prompts of one row: one turn of the user's, or several, each after the answer to the one before.
 
     first    tokens of the first prompt
     messages (role, text): the system text if there is one, then the user's turns
@@ -208,7 +208,7 @@ def demo_prompts(
 def _prompt_set(
     found: Sequence[Conversation], name: str, fingerprint: str, chat: ChatFormat, skipped: Sequence[Skipped]
 ) -> PromptSet:
-    """Of conversations that ask the same, the first stays."""
+    """The set of these conversations; of several with the same prompts the first stays."""
     unique: dict[str, Conversation] = {}
     for conversation in found:
         unique.setdefault(conversation.sha256, conversation)

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on where it was, and ends in the same weights.
+"""Checkpoints of training: a run that was stopped goes on where it was, and ends in the same weights.
 
 A checkpoint is two files, named by the step: weights (safetensors, only what is trained) and the optimiser's
 state (torch, loadable without pickles). ``state.json`` names the step whose files are whole; it is written
@@ -106,5 +106,5 @@ class Checkpoints:
 
 
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """What of a module is trained, on the CPU."""
+    """The weights of a module that are trained, on the CPU."""
     return {name: p.detach().cpu().contiguous() for name, p in module.named_parameters() if p.requires_grad}

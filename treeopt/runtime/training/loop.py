@@ -50,7 +50,7 @@ class Counts:
     base_kl: float
 
     def record(self) -> dict[str, Any]:
-        """For files: counts, and the rates that are read off them."""
+        """For files: counts, and the rates that follow from them."""
         trials, tokens = self.trials[1:], max(float(self.trials[0]), 1.0)
 
         def rates(sums: NDArray[np.float64]) -> list[float | None]:  # None for a head without a label
@@ -217,7 +217,7 @@ class Loop:
         return self._counts(self._summed(found), trials)
 
     def _summed(self, found: Sequence[Sums]) -> Sums:
-        """Over passes and processes."""
+        """Sums over passes and processes."""
         parts = []
         for name in Sums._fields:
             values = [getattr(sums, name).detach().double() for sums in found]

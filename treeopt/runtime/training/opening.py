@@ -1,4 +1,4 @@
-"""What a training run works with: devices, the base, the seed prompts."""
+"""Open what a training run needs: devices, the base, the seed prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained and how: the recipe of each kind of heads, and how it changes over a run.
+"""The recipe of each kind of heads: what is trained, how, and how that changes over a run.
 
 A run is as long as its steps or its minutes say; where it stands is a share of that, from 0 to 1, so that a
 run by the clock also ends with a learning rate of zero.

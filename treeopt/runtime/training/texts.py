@@ -38,7 +38,7 @@ FEWEST_ANSWER_TOKENS = 2  # fewer leave no head anything to guess
 
 @dataclass(frozen=True)
 class Asking:
-    """How answers are asked for.
+    """How the model answers: where answers end, the rule that chooses their tokens, and the longest text.
 
     most_tokens : longest text, prompt included; what is longer is cut
     """

@@ -1,4 +1,4 @@
-"""What a step trains: a module that turns a batch into a loss and into counts.
+"""The modules that a step trains: each turns a batch into a loss and into counts.
 
 The base is frozen here: its hidden states are computed without gradients, or kept in memory where several
 epochs read the same ones. Medusa-2, which trains the base too, is in medusa2.py.
@@ -122,7 +122,7 @@ class FrozenStates:
 
     @property
     def bytes_needed(self) -> int:
-        """To keep all of them."""
+        """Memory for the states of all texts."""
         places = sum(len(text.tokens) for text in self.texts)
         return places * self.target.width * self.target.dtype.itemsize
 
