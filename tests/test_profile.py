@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.rounds import drift, margin_of_error, timings
-from treeopt.pipeline.profile.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
+from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -171,11 +171,11 @@ def flat_profile(sizes, depth, batch_sizes=(1,), context=9):
 def test_what_a_plan_would_choose_between_is_timed_for_itself():
     entry = plan_trees(CALIBRATION, flat_profile(range(5, 33), 4), budget=32).entries[0]
     curve = {point.size: point.depth for point in entry.curve}
-    found = candidates(entry, set())
+    found = rivals(entry, set())
     assert {entry.size} | ({entry.size - 1, entry.size + 1} & set(curve)) <= {size for size, _ in found}
     assert 3 <= len(found) <= 5
     assert all(depth == curve[size] for size, depth in found if size != entry.size)
-    assert candidates(entry, set(found)) == []
+    assert rivals(entry, set(found)) == []
 
 
 # The command's function, on a model of 20 lines.

@@ -18,8 +18,8 @@ from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.pipeline.profile.command import Template, deepest_trees, samples_of
-from treeopt.pipeline.profile.placement import tree_families
+from treeopt.pipeline.profile.calls import Template, samples_of
+from treeopt.pipeline.profile.placement import deepest_trees, tree_families
 from treeopt.pipeline.profile.table import Row, ms_of_speed, profile_from_file, profile_of, read_rows
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory

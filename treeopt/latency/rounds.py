@@ -92,6 +92,20 @@ def timings(
     return [timing(i, tree) for i, tree in enumerate(trees)], timing(len(trees), Tree.chain(0))
 
 
+def precision_reached(points: Sequence[StepTiming], plain: Sequence[StepTiming], wanted: float) -> dict[str, Any]:
+    """What a profile says of how well its latencies are known: margins of error, of trees those of their ratios."""
+    plain_at = {p.setting: p for p in plain}
+    margins = [margin_of_error(p, plain_at[p.setting]) for p in (*points, *plain_at.values())]
+    missed = sum(margin > wanted for margin in margins)
+    return {
+        "wanted": wanted,
+        "reached": not missed,
+        "worst": round(max(margins), 5),
+        "missed": missed,
+        "timings": len(margins),
+    }
+
+
 def drifts(plain: Sequence[StepTiming], nominal: Sequence[bool] | None = None) -> list[dict[str, Any]]:
     """What a profile says of the drift of its plain steps; nominal: whether rows were held at a context."""
     return [

@@ -1,1 +1,10 @@
-"""Profiles: timed here, by a command, or read from a table."""
+"""What decoding steps cost -> profile.json: timed here, by a command, read from a table, or computed.
+
+timed.py      real steps of a model that is loaded here, in two stages
+command.py    a user's own benchmark, run for every tree; calls.py, its template and its calls
+table.py      latencies that others timed, from a file
+analytical.py latencies that nobody timed, of a device's roofline
+placement.py  which sizes and trees are timed
+earlier.py    with what the run had measured before, as one
+outcome.py    what is said of a measurement, and the end of it
+"""

@@ -1,4 +1,4 @@
-"""A profile and what the run had measured before, as one; and how well its latencies are known."""
+"""A profile and what the run had measured before, as one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treeopt.errors import TreeoptError
-from treeopt.latency.rounds import margin_of_error
+from treeopt.latency.rounds import precision_reached
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -53,7 +53,7 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     points = sorted([*keep(earlier.points), *later.points], key=lambda p: (_setting(p), p.size, p.depth))
     plain = sorted([*keep(earlier.autoregressive), *later.autoregressive], key=_setting)
     whole = LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
-    info["precision"] = reached(whole, later.info["precision"]["wanted"])
+    info["precision"] = precision_reached(whole.points, whole.autoregressive, later.info["precision"]["wanted"])
     return whole
 
 
@@ -62,17 +62,3 @@ def _setting(record: Any) -> tuple[int, int]:
     if isinstance(record, StepTiming):
         return record.setting
     return record["batch_size"], record["context_tokens"]
-
-
-def reached(result: LatencyProfile, wanted: float) -> dict[str, Any]:
-    """How well the latencies are known: margins of error, of trees those of their ratios to plain."""
-    plain = {p.setting: p for p in result.autoregressive}
-    found = [margin_of_error(p, plain[p.setting]) for p in (*result.points, *plain.values())]
-    missed = sum(margin > wanted for margin in found)
-    return {
-        "wanted": wanted,
-        "reached": not missed,
-        "worst": round(max(found), 5),
-        "missed": missed,
-        "timings": len(found),
-    }

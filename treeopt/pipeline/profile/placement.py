@@ -1,4 +1,4 @@
-"""Which trees a profile times: sizes beside the edges of tiles, every depth, and what is likely to be chosen.
+"""Which steps a profile times: sizes beside the edges of tiles, every depth, and what is likely to be chosen.
 
 What a step costs depends on size and depth, hardly on the shape. Over rows = batch size x size it is a
 staircase whose steps are as wide as the hardware's tiles, so sizes are placed where a tile is just full and
@@ -13,14 +13,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import grow, grow_independent
+from treeopt.latency.rounds import PRECISION
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
+from treeopt.report.terminal import note
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on one machine or another
@@ -29,6 +33,34 @@ TARGETS, MOST_PLACED = 6, 14  # edges wanted, evenly in the logarithm; sizes of 
 NEAR = 1.25  # a larger tile's edge is taken for a smaller one's so near by
 # Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
 TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be timed, and how well it is to be known.
+
+    contexts    lengths [tokens] at which to time; none: whatever they are
+    sizes       exactly these; by default placed up to ``budget`` rows
+    precision   margin of error of every latency at which timing ends
+    """
+
+    batch_sizes: Sequence[int]
+    contexts: Sequence[int] = ()
+    sizes: Sequence[int] | None = None
+    budget: int = 64
+    precision: float = PRECISION
+    time_limit_s: float = 60.0  # of everything together
+
+    def __post_init__(self) -> None:
+        if min([*self.batch_sizes, *(self.sizes or ()), self.budget]) < 1:
+            raise InvalidInput("--batch-size, --sizes and --budget must be at least 1.")
+
+    @property
+    def largest(self) -> int:
+        return max(self.sizes or [self.budget])
+
+    def sizes_at(self, batch_size: int) -> Sequence[int]:
+        return self.sizes or placed_sizes(batch_size, self.budget)
 
 
 def placed_sizes(batch_size: int, budget: int) -> tuple[int, ...]:
@@ -100,6 +132,16 @@ def timing_trees(families: Sequence[TreeFamily], sizes: Collection[int], *, give
     return [shaped(families[depth - 1], size, depth) for size, depth in sorted(found)]
 
 
+def deepest_trees(families: Sequence[TreeFamily], sizes: Sequence[int]) -> list[Tree]:
+    """One tree of each size, as deep as the heads and the size allow: what a command that is told a size runs."""
+    found = []
+    for size in sorted({size for size in sizes if size > 1}):
+        depth = min(size - 1, len(families))
+        if size <= len(families[depth - 1]):
+            found.append(shaped(families[depth - 1], size, depth))
+    return found
+
+
 def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
     """The family's tree of ``size`` rows, with the chain of best guesses down to ``depth`` in it.
 
@@ -114,7 +156,23 @@ def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
     return Tree.from_choices([*chain, *others[: size - 1 - depth]])
 
 
-def candidates(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+def check_sizes(sizes: Sequence[int], families: Sequence[TreeFamily]) -> None:
+    """Name the sizes that no tree has; InvalidInput where none is left."""
+    most = max(map(len, families))
+    beyond = sorted({size for size in sizes if size > most})
+    if beyond and len(beyond) == len(set(sizes)):
+        raise InvalidInput(
+            f"--sizes must be at most {most} with {len(families)} heads and the ranks that are known, but got "
+            f"{', '.join(map(str, beyond))}."
+        )
+    if beyond:
+        note(
+            f"Not timed: sizes {', '.join(map(str, beyond))}, since the largest tree of {len(families)} heads and "
+            f"the ranks that are known has {most} rows."
+        )
+
+
+def rivals(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
     """(size, depth) of what is worth timing for itself: the chosen tree, its neighbours, the two best others.
 
     Those that were ``measured`` already are left out.

@@ -22,9 +22,8 @@ from treeopt.files.provenance import Provenance
 from treeopt.files.rows import Amount, Count, Positive, checked
 from treeopt.files.storage import read_text
 from treeopt.latency.roofline import MEASURES
-from treeopt.latency.rounds import PRECISION, drifts
-from treeopt.pipeline.profile.earlier import reached
-from treeopt.pipeline.profile.timed import tell
+from treeopt.latency.rounds import PRECISION, drifts, precision_reached
+from treeopt.pipeline.profile.outcome import tell
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -151,7 +150,7 @@ def profile_from_file(
             "known is not."
         )
     else:
-        result.info["precision"] = reached(result, PRECISION)
+        result.info["precision"] = precision_reached(result.points, result.autoregressive, PRECISION)
         tell(result, "more rows of them help")
     result.save(run.profile)
     return result

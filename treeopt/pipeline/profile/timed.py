@@ -8,7 +8,7 @@ Every setting and stage has a journal of its rounds, and what is done next depen
 a killed run goes on to what it would have done.
 
 No sample is thrown away. A tree's latency is the plain step's median times the median over rounds of its
-ratio to the plain steps of the same round (`latency.paired_latency`); so neither interruptions nor drift,
+ratio to the plain steps of the same round (`treeopt.latency.paired`); so neither interruptions nor drift,
 which is recorded all the same, reach it.
 """
 
@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treeopt.errors import InvalidInput
-from treeopt.files.journal import Journal, discard
-from treeopt.latency.rounds import drifts, timings
-from treeopt.pipeline.profile.earlier import reached, with_earlier
-from treeopt.pipeline.profile.placement import candidates, placed_sizes, shaped, timing_trees, tree_families
+from treeopt.files.journal import Journal
+from treeopt.latency.rounds import Round, drifts, timings
+from treeopt.pipeline.profile.outcome import finish
+from treeopt.pipeline.profile.placement import Wanted, check_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import find_accuracies, inputs_of
@@ -41,235 +41,205 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 STAGE_ONE = 0.75  # share of the time limit
-TOLD_DRIFT = 0.05
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
 
-Measurable = tuple[int, int | None]  # batch size, nominal context
-
-
-@dataclass
-class Measured:
-    """The rounds of a setting: those of stage one and, on other trees, of stage two."""
-
-    batch_size: int
-    nominal: int | None  # context
-    trees: list[Tree]
-    rounds: list[dict[str, Any]]
-    refined: list[Tree] = field(default_factory=list)
-    more_rounds: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return float(sum(round_["seconds"] for round_ in (*self.rounds, *self.more_rounds)))
-
-    def timings(self) -> tuple[list[StepTiming], StepTiming]:
-        """All trees' timings and the plain one of both stages."""
-        points, plain = timings(self.rounds, self.trees, self.batch_size, context_tokens=self.nominal)
-        if not self.more_rounds:
-            return points, plain
-        more, again = timings(
-            self.more_rounds,
-            self.refined,
-            self.batch_size,
-            context_tokens=plain.context_tokens,
-            first_round=len(self.rounds),
-        )
-        assert plain.parts_ms is not None
-        assert again.parts_ms is not None
-        parts = {part: (*ms, *again.parts_ms[part]) for part, ms in plain.parts_ms.items()}
-        both = replace(
-            plain,
-            step_ms=plain.step_ms + again.step_ms,
-            parts_ms=parts,
-            round=(plain.round or ()) + (again.round or ()),
-        )
-        return [*points, *more], both
+Context = int | None  # tokens that rows are held at; None: as long as the prompts make them
 
 
 def profile(
     run: RunDirectory,
     session: Session,
     *,
-    batch_sizes: Sequence[int],
-    contexts: Sequence[int] = (),
-    sizes: Sequence[int] | None = None,
-    budget: int = 64,
-    precision: float = 0.02,
-    time_limit_s: float = 60.0,
     max_new_tokens: int = 128,
     calibration: str | None = None,
     gb_per_s: float | None = None,
+    **options: Any,
 ) -> LatencyProfile:
-    """Time decoding steps at each batch size and context, until every latency is known to ``precision``.
+    """Time decoding steps at each batch size and context, until every latency is known well enough.
 
-    sizes        exactly these and no second stage; by default placed up to ``budget`` rows
-    contexts     lengths [tokens] that rows are held at; by default rows are as long as the prompts make them
     calibration  what trees are grown on, a path or a name; by default the run's own
     gb_per_s     memory bandwidth to compare a plain step with
+    options      those of `Wanted`: batch_sizes, contexts, sizes (without a second stage), budget, precision,
+                 time_limit_s
 
     A batch size that does not fit into memory is halved, unless that one is measured anyway. What the run's
     profile knows of the same model on the same machine is kept, but for the settings measured again.
     """
-    if min([*batch_sizes, *(sizes or ()), budget]) < 1:
-        raise InvalidInput("--batch-size, --sizes and --budget must be at least 1.")
-    is_random = session.weights != "checkpoint"
-    if not contexts and is_random:
-        contexts = (RANDOM_CONTEXT,)
-    otherwise = RANDOM_CALIBRATION if is_random else None
-    used, source = find_accuracies(run, calibration, otherwise=otherwise) or (None, None)
+    wanted, is_random, drafter = Wanted(**options), session.weights != "checkpoint", session.drafter
+    if is_random and not wanted.contexts:
+        wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
+    used, source = find_accuracies(run, calibration, otherwise=RANDOM_CALIBRATION if is_random else None) or (
+        None,
+        None,
+    )
     if calibration is None and source is not None and used == run.trace:
         check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
-    drafter = session.drafter
-    families = tree_families(source, drafter.num_heads, max(sizes or [budget]), ranks=drafter.draft_vocab_size)
-    check_sizes(sizes or (), families)
-    measure = Stages(run, session, precision, time_limit_s, max_new_tokens, _acceptance(session, source))
-    held: list[int | None] = [*sorted(set(contexts))] or [None]
-    settings = [(batch_size, context) for batch_size in sorted(set(batch_sizes)) for context in held]
-    found = measure.first(settings, families, sizes, budget)
-    if sizes is None and source is not None:
-        measure.second(found, families, source, budget)
-    points, plain = [], []
-    for measured in found:
-        trees, reference = measured.timings()
-        points += trees
-        plain.append(reference)
-    result = LatencyProfile(tuple(points), tuple(plain), session.runtime(), _info(session, found, plain, gb_per_s))
-    result.info["precision"] = reached(result, precision)
-    result.info["inputs"] = inputs_of(used) if used else {}
-    tell(result)
-    whole = with_earlier(run, result)
-    whole.save(run.profile)
-    discard(run.partial("profile"))
-    return whole
+    families = tree_families(source, drafter.num_heads, wanted.largest, ranks=drafter.draft_vocab_size)
+    check_sizes(wanted.sizes or (), families)
+    stages = Stages(run, session, wanted, families, max_new_tokens, _acceptance(session, source))
+    stages.first()
+    if wanted.sizes is None and source is not None:
+        stages.second(source)
+    found = list(stages.found.values())
+    points, plain = all_timings(found)
+    info = _info(session, plain, gb_per_s)
+    info["drift"] = drifts(plain, [measured.context is not None for measured in found])
+    info["inputs"] = inputs_of(used) if used else {}
+    return finish(run, LatencyProfile(points, plain, session.runtime(), info), wanted.precision)
 
 
-def check_sizes(sizes: Sequence[int], families: Sequence[TreeFamily]) -> None:
-    """Name the sizes that no tree has; InvalidInput where none is left."""
-    most = max(map(len, families))
-    beyond = sorted({size for size in sizes if size > most})
-    if beyond and len(beyond) == len(set(sizes)):
-        raise InvalidInput(
-            f"--sizes must be at most {most} with {len(families)} heads and the ranks that are known, but got "
-            f"{', '.join(map(str, beyond))}."
+@dataclass
+class Measured:
+    """The rounds of a setting: of each stage its trees, and the rounds in which they were timed."""
+
+    batch_size: int
+    context: Context
+    stages: list[tuple[list[Tree], list[Round]]] = field(default_factory=list)
+
+    @property
+    def trees(self) -> list[Tree]:
+        return [tree for trees, _ in self.stages for tree in trees]
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(round_["seconds"] for _, rounds in self.stages for round_ in rounds))
+
+    def timings(self) -> tuple[list[StepTiming], StepTiming]:
+        """All trees' timings, and the plain one over the rounds of all stages."""
+        points: list[StepTiming] = []
+        plains: list[StepTiming] = []
+        context, first_round = self.context, 0
+        for trees, rounds in self.stages:
+            timed, plain = timings(rounds, trees, self.batch_size, context_tokens=context, first_round=first_round)
+            points += timed
+            plains.append(plain)
+            context, first_round = plain.context_tokens, first_round + len(rounds)
+        parts = plains[0].parts_ms or {}
+        whole = replace(
+            plains[0],
+            step_ms=tuple(ms for plain in plains for ms in plain.step_ms),
+            round=tuple(number for plain in plains for number in plain.round or ()),
+            parts_ms={part: tuple(ms for plain in plains for ms in (plain.parts_ms or {})[part]) for part in parts},
         )
-    if beyond:
-        note(
-            f"Not timed: sizes {', '.join(map(str, beyond))}, since the largest tree of {len(families)} heads and "
-            f"the ranks that are known has {most} rows."
-        )
+        return points, whole
+
+
+def all_timings(found: Sequence[Measured]) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
+    """The points of several settings, and the plain step of each."""
+    timed = [measured.timings() for measured in found]
+    return tuple(point for points, _ in timed for point in points), tuple(plain for _, plain in timed)
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The two stages of a measurement, and what both need."""
+    """The two stages of a measurement, what both need, and what was measured by batch size and context."""
 
     run: RunDirectory
     session: Session
-    precision: float
-    time_limit_s: float
+    wanted: Wanted
+    families: Sequence[TreeFamily]
     max_new_tokens: int
     acceptance: Acceptance
+    found: dict[tuple[int, Context], Measured] = field(default_factory=dict)
 
-    def first(
-        self, settings: Sequence[Measurable], families: Sequence[TreeFamily], sizes: Sequence[int] | None, budget: int
-    ) -> list[Measured]:
+    def first(self) -> None:
         """Stage one at every setting, or at half its batch size where memory runs out."""
         from treeopt.runtime.memory import with_less_memory
 
-        found: dict[Measurable, Measured] = {}
-        limit = self.time_limit_s * (STAGE_ONE if sizes is None else 1.0)
-        for i, (wanted, context) in enumerate(settings):
-            left = limit - sum(measured.seconds for measured in found.values())
+        limit_s = self.wanted.time_limit_s * (STAGE_ONE if self.wanted.sizes is None else 1.0)
+        contexts: list[Context] = [*sorted(set(self.wanted.contexts))] or [None]
+        settings = [
+            (batch_size, context) for batch_size in sorted(set(self.wanted.batch_sizes)) for context in contexts
+        ]
+        for i, (batch_size, context) in enumerate(settings):
+            share_s = (limit_s - self._seconds()) / (len(settings) - i)
+            with_less_memory(partial(self._first_at, context=context, limit_s=share_s), batch_size, note)
 
-            def attempt(
-                batch_size: int, context: int | None = context, share: float = left / (len(settings) - i)
-            ) -> None:
-                if (batch_size, context) not in found:
-                    trees = timing_trees(families, sizes or placed_sizes(batch_size, budget), given=bool(sizes))
-                    rounds = self._rounds(batch_size, context, trees, share)
-                    found[batch_size, context] = Measured(batch_size, context, trees, rounds)
+    def _first_at(self, batch_size: int, *, context: Context, limit_s: float) -> None:
+        """Stage one at one setting, unless a larger batch was halved to it before."""
+        if (batch_size, context) not in self.found:
+            given = bool(self.wanted.sizes)
+            trees = timing_trees(self.families, self.wanted.sizes_at(batch_size), given=given)
+            measured = Measured(batch_size, context)
+            measured.stages.append((trees, self._rounds(measured, trees, limit_s)))
+            self.found[batch_size, context] = measured
 
-            with_less_memory(attempt, wanted, note)
-        return list(found.values())
-
-    def second(
-        self, found: Sequence[Measured], families: Sequence[TreeFamily], source: RankTrace | Calibration, budget: int
-    ) -> None:
+    def second(self, source: RankTrace | Calibration) -> None:
         """Stage two: at every setting the trees that a plan on stage one would choose between."""
         if isinstance(source, RankTrace) and source.clusters.max() < 1:
             source = Calibration.from_trace(source)  # one conversation: nothing to hold out
-        ranks = min(MAX_RANK + 1, self.session.drafter.draft_vocab_size)
-        limits = {"budget": budget, "max_rank": ranks - 1, "shape": "sibling-closed"}
-        for nominal in dict.fromkeys(measured.nominal for measured in found):
-            here = [measured for measured in found if measured.nominal == nominal]
+        waiting: list[tuple[Measured, list[Tree]]] = []
+        for context in dict.fromkeys(measured.context for measured in self.found.values()):
+            here = [measured for measured in self.found.values() if measured.context == context]
             with progress("Planning", None):
-                entries = planned(here, source, limits)
-            for measured in here:
-                measured.refined = refined(entries[measured.batch_size], measured.trees, families)
-        waiting = [measured for measured in found if measured.refined]
-        for i, measured in enumerate(waiting):
-            left = self.time_limit_s - sum(other.seconds for other in found)
-            measured.more_rounds = self._rounds(
-                measured.batch_size, measured.nominal, measured.refined, left / (len(waiting) - i), stage="-refined"
-            )
+                entries = self._planned(here, source)
+            waiting += [(measured, self._rivals(entries[measured.batch_size], measured.trees)) for measured in here]
+        waiting = [(measured, trees) for measured, trees in waiting if trees]
+        for i, (measured, trees) in enumerate(waiting):
+            share_s = (self.wanted.time_limit_s - self._seconds()) / (len(waiting) - i)
+            measured.stages.append((trees, self._rounds(measured, trees, share_s, stage="-refined")))
 
-    def _rounds(
-        self, batch_size: int, context: int | None, trees: list[Tree], share: float, stage: str = ""
-    ) -> list[dict[str, Any]]:
+    def _planned(self, found: Sequence[Measured], source: RankTrace | Calibration) -> dict[int, PlanEntry]:
+        """Batch size to the entry of a quick plan on what was measured."""
+        ranks = min(MAX_RANK + 1, self.session.drafter.draft_vocab_size)
+        plan = plan_trees(
+            source,
+            LatencyProfile(*all_timings(found)),
+            batch_sizes=[measured.batch_size for measured in found],
+            budget=self.wanted.budget,
+            max_rank=ranks - 1,
+            objective="joint",
+        )
+        return {entry.batch_size: entry for entry in plan.entries}
+
+    def _rivals(self, entry: PlanEntry, measured: Sequence[Tree]) -> list[Tree]:
+        """The trees that a plan would choose between, but for those ``measured``."""
+        return [
+            shaped(self.families[depth - 1], size, depth)
+            for size, depth in rivals(entry, {(len(tree), tree.depth) for tree in measured})
+            if depth <= len(self.families) and size <= len(self.families[depth - 1])
+        ]
+
+    def _seconds(self) -> float:
+        return sum(measured.seconds for measured in self.found.values())
+
+    def _rounds(self, at: Measured, trees: list[Tree], limit_s: float, stage: str = "") -> list[Round]:
         """The rounds of one setting and stage, through its journal."""
         from treeopt.runtime.measure.steps import measure_steps, rows_at
 
         session = self.session
         prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
         setup = replace(session.setup(self.max_new_tokens), acceptance=self.acceptance)
-        if context is not None:
-            prompts, stop = rows_at(context, prompts, session.target)
+        if at.context is not None:
+            prompts, stop = rows_at(at.context, prompts, session.target)
             setup = replace(setup, stop=stop)
         known = {
             **session.provenance(seed=0).record(),
             "time": None,
             "command": None,
             "compiled": session.target.compiled,
-            "batch_size": batch_size,
-            "context": context,
+            "batch_size": at.batch_size,
+            "context": at.context,
             "trees": [tree.choices for tree in trees],
-            "precision": self.precision,
-            "time_limit_s": self.time_limit_s,
+            "precision": self.wanted.precision,
+            "time_limit_s": self.wanted.time_limit_s,
             "max_new_tokens": self.max_new_tokens,
         }
-        held = "" if context is None else f"-context-{context}"
-        journal = Journal(self.run.partial("profile") / f"batch-size-{batch_size}{held}{stage}", known)
-        title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
-        with progress(title, max(share, 0.0)) as advance:
+        held = "" if at.context is None else f"-context-{at.context}"
+        journal = Journal(self.run.partial("profile") / f"batch-size-{at.batch_size}{held}{stage}", known)
+        title = f"Timing {len(trees)} trees, batch size {at.batch_size}" + held.replace("-", " ")
+        with progress(title, max(limit_s, 0.0)) as advance:
             return measure_steps(
                 setup,
                 prompts,
                 trees,
-                batch_size=batch_size,
-                time_limit_s=share,
-                precision=self.precision,
+                batch_size=at.batch_size,
+                time_limit_s=limit_s,
+                precision=self.wanted.precision,
                 journal=journal,
                 progress=advance,
             )
-
-
-def refined(entry: PlanEntry, measured: Sequence[Tree], families: Sequence[TreeFamily]) -> list[Tree]:
-    """The trees that a plan would choose between, but for those ``measured``."""
-    return [
-        shaped(families[depth - 1], size, depth)
-        for size, depth in candidates(entry, {(len(tree), tree.depth) for tree in measured})
-        if depth <= len(families) and size <= len(families[depth - 1])
-    ]
-
-
-def planned(found: Sequence[Measured], source: RankTrace | Calibration, limits: dict[str, Any]) -> dict[int, PlanEntry]:
-    """Batch size to the entry of a quick plan on what was measured."""
-    timed = [measured.timings() for measured in found]
-    latencies = LatencyProfile(tuple(p for points, _ in timed for p in points), tuple(plain for _, plain in timed))
-    batch_sizes = [measured.batch_size for measured in found]
-    plan = plan_trees(source, latencies, batch_sizes=batch_sizes, objective="joint", **limits)
-    return {entry.batch_size: entry for entry in plan.entries}
 
 
 def _acceptance(session: Session, source: RankTrace | Calibration | None) -> Acceptance:
@@ -282,16 +252,13 @@ def _acceptance(session: Session, source: RankTrace | Calibration | None) -> Acc
     return DrawnAcceptance(rates.accept, np.random.default_rng(0))
 
 
-def _info(
-    session: Session, found: Sequence[Measured], plain: Sequence[StepTiming], gb_per_s: float | None
-) -> dict[str, Any]:
-    """What the file says beside the timings."""
+def _info(session: Session, plain: Sequence[StepTiming], gb_per_s: float | None) -> dict[str, Any]:
+    """What the file says of the model and the machine."""
     from treeopt.runtime.measure.traffic import bandwidth_floor, weight_bytes
 
     weights = weight_bytes(session.target, session.drafter)
     info: dict[str, Any] = {
         "measures": "step",
-        "drift": drifts(plain, [measured.nominal is not None for measured in found]),
         "weight_bytes": weights,
         "provenance": session.provenance(seed=0).record(),
     }
@@ -300,29 +267,3 @@ def _info(
             bandwidth_floor(session.target, p, weights=weights["plain_step"], gb_per_s=gb_per_s) for p in plain
         ]
     return info
-
-
-def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") -> None:
-    """Notes on what the reader of the table should know."""
-    known = result.info["precision"]
-    if not known["reached"]:
-        note(
-            f"{known['missed']} of {known['timings']} latencies are not known to {known['wanted']:.1%} yet, the worst "
-            f"to {known['worst']:.1%}: {remedy}."
-        )
-    for place in result.info["drift"]:
-        if abs(place["drift"]) > TOLD_DRIFT:
-            note(
-                f"Plain steps at batch size {place['batch_size']} became {abs(place['drift']):.0%} "
-                f"{'slower' if place['drift'] > 0 else 'faster'} while they were timed. Trees are compared with "
-                "plain steps of their own round, so that this is corrected."
-            )
-    floors = result.info.get("bandwidth_floor") or []
-    if floors or "weights" in result.runtime:
-        weights = result.info["weight_bytes"]
-        note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
-    for floor in floors:
-        note(
-            f"Batch size {floor['batch_size']}: a plain step takes {floor['plain_over_floor']:.2f} times the "
-            f"{floor['floor_ms']:.2f} ms that {floor['gb_per_s']:g} GB/s need for weights and cache."
-        )

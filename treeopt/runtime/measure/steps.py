@@ -6,7 +6,7 @@ a slow minute of the machine falls on all alike. A round visits everything once 
 profile's journal.
 
 The rule for outliers: none is thrown away. A tree's latency is the plain one's median times the median over
-rounds of the ratio of the two within a round (`latency.paired_latency`): an interruption is one sample of a
+rounds of the ratio of the two within a round (`treeopt.latency.paired`): an interruption is one sample of a
 round's median, a slow round one ratio of many. Rounds go on until that is known well enough.
 """
 
