@@ -444,7 +444,8 @@ def test_a_plan_on_a_probe_has_the_sizes_of_the_probe(run):
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
     probe.save(run.probe)
     plan_trees(probe, some_profile((1,)), budget=8, inputs=inputs_of(run.probe)).save(run.plan)
-    text = figures.svg_text(run, "sizes")
+    (picture,) = figures.pictures(run, names=["sizes"])
+    text = figures.to_svg(picture.drawing)
     assert "grown: coverage" in text
     assert "grown: replay" not in text
 
@@ -498,16 +499,8 @@ def test_a_damaged_file_is_an_error_not_a_note(run):
 
 def test_the_svg_of_one_figure_can_go_into_a_page(run):
     plan = fill(run, (1, 4))
-    text = figures.svg_text(run, "tree", batch_size=4, prefix="t-")
+    (picture,) = figures.pictures(run, names=["tree"], batch_size=4)
+    text = figures.to_svg(picture.drawing, "t-")
     svg = ElementTree.fromstring(text)
     assert text.startswith("<svg")
     assert "t-node-0" in {element.get("id") for element in svg.iter()} or plan.entry(4).size == 1
-    with pytest.raises(OutOfRange, match="--batch-size"):
-        figures.svg_text(run, "tree")
-
-
-def test_node_records_say_what_a_page_shows():
-    data = grown(3, 12)
-    records = figures.node_records(data)
-    assert [record["path"] for record in records[1:]] == data.tree.choices
-    assert sum(record["visits"] for record in records) == sum(data.visits)

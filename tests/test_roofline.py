@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,15 +28,16 @@ from treeopt.latency.roofline import (
     step_ms,
     step_operators,
 )
-from treeopt.latency.roofline_tables import CANDIDATES, TFLOPS, operator_of, predicted_tflops
 from treeopt.pipeline import profile_analytical
 from treeopt.pipeline.export import export
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
-from treeopt.report import figures
-from treeopt.report.figures.roofline import Setting
 
 from .conftest import shared_json
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from medusa_tables import CANDIDATES, TFLOPS, operator_of, predicted_tflops
+from roofline_figures import Setting, roofline_data, setting_of, speedup_data, write_figures
 
 A100, LLAMA = DEVICES["A100-80GB-PCIe"], SHAPES["llama-33b"]
 # Medusa (arXiv 2401.10774), Tables 6 to 8: table, row, candidates, operational intensity [FLOP/byte].
@@ -359,7 +361,7 @@ def test_every_known_device_and_architecture_is_in_the_documents(request):
 
 
 def test_the_figures_show_the_paper_where_nothing_was_computed():
-    data = figures.roofline_data()
+    data = roofline_data()
     tables = [8, 6, 7]
     for table, (_, _, curves) in zip(tables, data.panels, strict=True):
         assert [tuple(curve.measured) for curve in curves] == list(TFLOPS[table].values())
@@ -371,7 +373,7 @@ def test_the_figures_show_the_paper_where_nothing_was_computed():
 
 
 def test_the_curves_of_speedup_are_tokens_over_latency():
-    data = figures.speedup_data()
+    data = speedup_data()
     ms = [step_ms(LLAMA, A100, batch_size=8, size=n, context_tokens=1024, num_heads=min(4, n - 1)) for n in (1, 64)]
     assert data.by_batch["8"][63] == pytest.approx(ms[1] / ms[0])
     assert data.speedup(data.by_batch["8"])[63] == pytest.approx(0.477 * 6 * ms[0] / ms[1])
@@ -381,20 +383,17 @@ def test_the_curves_of_speedup_are_tokens_over_latency():
 def test_figures_of_a_computed_profile_show_its_device_and_measure_nothing(tmp_path):
     run = RunDirectory(tmp_path / "run")
     profile_analytical(run, "MI300X", config(tmp_path), batch_sizes=(1,), budget=4)
-    files, notes = figures.draw(run, names=["roofline", "roofline-speedup"], formats=["svg"])
-    assert notes == []
-    for file in files:
-        text = file.read_text(encoding="utf-8")
-        assert "MI300X" in text
-        assert "nothing measured" in text
-    assert figures.roofline_data(Setting(DEVICES["L4"])).panels[0][2][0].measured is None
+    setting = setting_of(run.profile)
+    for data in (roofline_data(setting), speedup_data(setting)):
+        assert "MI300X" in data.caption
+        assert "nothing measured" in data.caption
+    assert [file.name for file in write_figures(setting, tmp_path)] == ["roofline.png", "roofline-speedup.png"]
+    assert roofline_data(Setting(DEVICES["L4"])).panels[0][2][0].measured is None
 
 
-def test_standalone_figures_are_in_the_gallery_and_not_drawn_unasked(request, tmp_path):
+def test_both_pictures_are_in_the_gallery(request):
     text = (request.config.rootpath / "docs" / "gallery.md").read_text(encoding="utf-8")
-    for name in figures.STANDALONE:
+    for name in ("roofline", "roofline-speedup"):
         assert f"## {name}\n" in text
         assert f"](images/{name}.png)" in text
         assert (request.config.rootpath / "docs" / "images" / f"{name}.png").exists()
-    files, _ = figures.draw(RunDirectory(tmp_path / "empty"))
-    assert files == []

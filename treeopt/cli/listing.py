@@ -43,7 +43,7 @@ def list_(topic: str | None, as_json: bool) -> None:
     from treeopt.files.shipped import LAYOUTS, shipped
     from treeopt.growth.objectives import OBJECTIVES
     from treeopt.records.rules import RULES
-    from treeopt.report.figures import FIGURES, STANDALONE
+    from treeopt.report.figures import FIGURES
     from treeopt.trees.published import PUBLISHED_TREES
 
     found = {
@@ -55,7 +55,7 @@ def list_(topic: str | None, as_json: bool) -> None:
         "acceptance": list(RULES),
         "objectives": list(OBJECTIVES),
         "layouts": list(LAYOUTS),
-        "figures": [*FIGURES, *STANDALONE],
+        "figures": list(FIGURES),
     }
     if topic is None:
         show_result(found, "\n".join(f"{k}: {', '.join(v) or 'none'}" for k, v in found.items()), as_json)

@@ -1,4 +1,4 @@
-"""Chains of a draft model under p/q rejection: what they bring, by the acceptance rate and the draft's cost.
+"""Chains of a draft model under p/q rejection: the tokens that they bring by the acceptance rate.
 
 Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML 2023. The rate is
 taken as the same at every token, independently of the others; real texts have easy and hard places, so decoding
@@ -7,7 +7,6 @@ differs somewhat.
 accept : P(a drafted token is accepted | those before it were): the overlap sum min(p, q) of the two models' next-token
          distributions, averaged over the places of a text (their alpha)
 chain  : K, tokens drafted in every step (their gamma)
-cost   : time of a pass of the draft model over that of a pass of the target (their c)
 """
 
 from __future__ import annotations
@@ -26,23 +25,3 @@ def chain_tokens_per_step(accept: float, chain: int) -> float:
     if chain < 0:
         raise InvalidInput(f"A chain must have at least 0 tokens, but got {chain}.")
     return float(sum(accept**k for k in range(chain + 1)))  # holds where accept is 1, too
-
-
-def chain_speedup(accept: float, cost: float, chain: int) -> float:
-    """Speedup over plain decoding where verifying a chain takes as long as a plain step: their theorem 3.8.
-
-    >>> chain_speedup(0.5, 0.25, 1)
-    1.2
-    """
-    if not cost >= 0:
-        raise InvalidInput(f"The cost of a draft pass must be at least 0, but got {cost}.")
-    return chain_tokens_per_step(accept, chain) / (chain * cost + 1)
-
-
-def best_chain(accept: float, cost: float, longest: int) -> int:
-    """The chain of at most ``longest`` tokens with the best speedup, the shortest of equal ones; 0: do not speculate.
-
-    >>> best_chain(0.8, 0.05, 20), best_chain(0.3, 0.3, 20)
-    (8, 0)
-    """
-    return max(range(longest + 1), key=lambda chain: chain_speedup(accept, cost, chain))

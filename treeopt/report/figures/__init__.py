@@ -8,7 +8,6 @@ accuracy.py   the guesses: by rank, by group of prompts, along the answer
 planning.py   tokens per step and throughput over tree size
 latency.py    what a step costs and what it is made of
 bench.py      what real decoding measured
-roofline.py   what was computed before there is hardware
 style.py      one look for all, PNG and SVG
 registry.py   all of them by name, drawn from a run directory
 page.py       drawings of the report that answer to the pointer
@@ -25,14 +24,12 @@ from treeopt.report.figures.accuracy import (
 from treeopt.report.figures.bench import accepted_data, contenders_data, draw_accepted, draw_contenders
 from treeopt.report.figures.latency import draw_latency, draw_parts, latency_data, parts_data
 from treeopt.report.figures.planning import draw_sizes, draw_throughput, sizes_data, throughput_data
-from treeopt.report.figures.registry import FIGURES, STANDALONE, Figure, Picture, draw, pictures, svg_text
-from treeopt.report.figures.roofline import draw_roofline, draw_speedup, roofline_data, speedup_data
+from treeopt.report.figures.registry import FIGURES, Figure, Picture, draw, pictures
 from treeopt.report.figures.style import to_bytes, to_svg
-from treeopt.report.figures.tree import draw_tree, node_records, tree_data
+from treeopt.report.figures.tree import draw_tree, tree_data
 
 __all__ = [
     "FIGURES",
-    "STANDALONE",
     "Figure",
     "Picture",
     "accepted_data",
@@ -46,21 +43,15 @@ __all__ = [
     "draw_latency",
     "draw_parts",
     "draw_positions",
-    "draw_roofline",
     "draw_sizes",
-    "draw_speedup",
     "draw_throughput",
     "draw_tree",
     "groups_data",
     "latency_data",
-    "node_records",
     "parts_data",
     "pictures",
     "positions_data",
-    "roofline_data",
     "sizes_data",
-    "speedup_data",
-    "svg_text",
     "throughput_data",
     "to_bytes",
     "to_svg",

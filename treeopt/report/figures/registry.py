@@ -18,7 +18,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.figures import accuracy, bench, latency, planning, roofline, style, tree
+from treeopt.report.figures import accuracy, bench, latency, planning, style, tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -173,23 +173,6 @@ FIGURES: dict[str, Figure] = {
 }  # fmt: skip
 
 
-def _setting(inputs: Inputs) -> roofline.Setting:
-    file = inputs.run.profile
-    return roofline.setting_of(inputs.profile if file.exists() else None, file)
-
-
-# Drawn where they are asked for by name: they show what was computed or published, not what a run measured.
-STANDALONE: dict[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        Figure("roofline", "What operators reach below a device's roofs, computed and as the Medusa paper measured", (),
-               lambda i, b: roofline.draw_roofline(roofline.roofline_data(_setting(i)))),
-        Figure("roofline-speedup", "Computed latency and speedup over tree size, by batch size and context", (),
-               lambda i, b: roofline.draw_speedup(roofline.speedup_data(_setting(i)))),
-    )
-}  # fmt: skip
-
-
 def pictures(
     run: RunDirectory, *, names: Sequence[str] | None = None, batch_size: int | None = None
 ) -> Iterator[Picture | str]:
@@ -245,18 +228,10 @@ def draw(
     return files, notes
 
 
-def svg_text(run: RunDirectory, name: str, *, batch_size: int | None = None, prefix: str = "") -> str:
-    """One figure as an <svg> element; ``prefix`` goes before its ids. OutOfRange where it cannot be drawn."""
-    if batch_size is None and _figure(name).per_batch_size and run.plan.exists():
-        batch_size = run.read_plan().entry().batch_size
-    return style.to_svg(_figure(name).draw(Inputs(run), batch_size), prefix)
-
-
 def _figure(name: str) -> Figure:
-    known = FIGURES | STANDALONE
-    if name not in known:
-        raise InvalidInput(f"A figure must be one of {', '.join(known)}, but got {name!r}.")
-    return known[name]
+    if name not in FIGURES:
+        raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.")
+    return FIGURES[name]
 
 
 def _require(file: Path, command: str) -> None:

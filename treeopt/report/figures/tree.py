@@ -9,7 +9,6 @@ n nodes of the tree
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -221,23 +220,3 @@ def _draw_nodes(axes: Axes, data: TreeData, shade: Any, diameter: float) -> bool
             axes.text(x, len(path), label, size=size, color=ink, ha="center", va="center_baseline", zorder=3)
             labelled = True
     return labelled
-
-
-def node_records(data: TreeData) -> list[Mapping[str, Any]]:
-    """What a page needs to say about each node, in the tree's own order.
-
-    >>> trace = RankTrace(np.array([[0], [1], [3], [-2]]), np.array([0, 4]))
-    >>> node_records(tree_data(Tree.chain(1), trace))[1]
-    {'id': 'node-0', 'path': [0], 'column': 0.0, 'depth': 1, 'probability': 0.5, 'visits': 1}
-    """
-    return [
-        {
-            "id": node_gid(path),
-            "path": list(path),
-            "column": float(data.columns[i]),
-            "depth": len(path),
-            "probability": float(data.probabilities[i]),
-            "visits": None if data.visits is None else int(data.visits[i]),
-        }
-        for i, path in enumerate(data.tree.paths)
-    ]

@@ -1,7 +1,9 @@
 """A device's roofs, what operators reach below them, and what speculation would bring: computed, not measured.
 
-The Medusa paper's figures 18 to 23 (arXiv 2401.10774, appendix G) drawn anew. Without a computed profile they are
-the paper's own: Llama-33B on an A100-80GB PCIe, with the points that it measured (Tables 6 to 8).
+The Medusa paper's figures 18 to 23 (arXiv 2401.10774, appendix G) drawn anew: Llama-33B on an A100-80GB PCIe, with the
+points that it measured (Tables 6 to 8). `python benchmarks/roofline_figures.py` writes docs/images/roofline.png and
+roofline-speedup.png; with `PROFILE FOLDER`, a profile of `treeopt profile --analytical` gives model and device, and
+the pictures go to the folder.
 
 N numbers of candidates, a tree's rows
 """
@@ -11,28 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from sys import argv
 from typing import TYPE_CHECKING
 
 import numpy as np
+from medusa_tables import BATCH_SIZE, CANDIDATES, CONTEXT, DEVICE, SHAPE, SOURCE, TFLOPS, predicted_tflops
 from numpy.typing import NDArray
 
+from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.latency.devices import Device
 from treeopt.latency.model_shape import ITEMSIZE, ModelShape
 from treeopt.latency.roofline import Operator, attention_product, linear, operator_us, step_operators
-from treeopt.latency.roofline_tables import (
-    BATCH_SIZE,
-    CANDIDATES,
-    CONTEXT,
-    DEVICE,
-    SHAPE,
-    SOURCE,
-    TFLOPS,
-    predicted_tflops,
-)
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures.style import (
     COLOURS,
+    DPI,
     GREY,
     LINES,
     MARKERS,
@@ -43,6 +39,7 @@ from treeopt.report.figures.style import (
     look,
     sentence,
     size_axis,
+    to_bytes,
     wrap,
 )
 
@@ -76,11 +73,11 @@ class Setting:
         return f"{self.shape.name} in {self.dtype} on {self.device.name}"
 
 
-def setting_of(profile: LatencyProfile | None, file: Path) -> Setting:
-    """What a computed profile was computed for; the paper's own setting where nothing was computed."""
-    known = (profile.info if profile else {}).get("roofline")
+def setting_of(file: Path) -> Setting:
+    """What a computed profile was computed for."""
+    known = LatencyProfile.load(file).info.get("roofline")
     if not isinstance(known, dict):
-        return Setting()
+        raise InvalidInput(f"{file} must be a profile of treeopt profile --analytical, but nothing in it was computed.")
     return storage.typed(Setting, {**known, "shape": known.get("model")}, file)
 
 
@@ -347,3 +344,24 @@ def draw_speedup(data: SpeedupData, figure: Figure | None = None) -> Figure:
         axes.set_xlabel("candidates (rows of the tree)")
     heading(figure, "What speculation would bring, by the roofline", data.caption)
     return figure
+
+
+def write_figures(setting: Setting, folder: Path) -> list[Path]:
+    """Both pictures as PNG files in a folder."""
+    drawings = {
+        "roofline": draw_roofline(roofline_data(setting)),
+        "roofline-speedup": draw_speedup(speedup_data(setting)),
+    }
+    files = [folder / f"{name}.png" for name in drawings]
+    for file, drawing in zip(files, drawings.values(), strict=True):
+        with storage.atomic_writer(file) as stream:
+            stream.write(to_bytes(drawing, "png", DPI))
+    return files
+
+
+if __name__ == "__main__":
+    images = Path(__file__).parent.parent / "docs" / "images"
+    for path in (
+        write_figures(setting_of(Path(argv[1])), Path(argv[2])) if argv[1:] else write_figures(Setting(), images)
+    ):
+        print(path)
