@@ -32,9 +32,7 @@ def train(work: Path, steps: int, num_prompts: int) -> None:
     for kind in KINDS:
         if not (work / kind / "training" / "training.json").exists():
             recipe = Recipe(kind=kind, num_heads=HEADS, steps=steps)
-            pipeline.train(
-                work / kind, {}, recipe, num_prompts=num_prompts, max_new_tokens=128, answers=work / "answers"
-            )
+            pipeline.train(work / kind, {}, recipe, pipeline.TextOptions(num_prompts, 128, answers=work / "answers"))
 
 
 def source_of(work: Path, kind: str) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
     session = open_session(source)
     with run.writing():
         if not run.trace.exists():
-            pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=128, source=source)
+            pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=128)
         if not run.profile.exists():
             pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=time_limit_s)
         plan = pipeline.search(run, batch_sizes=BATCH_SIZES, budget=64)

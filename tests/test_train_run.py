@@ -15,7 +15,7 @@ import torch
 
 from treeopt.cli.train import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
-from treeopt.pipeline.train import _by_heart
+from treeopt.pipeline.training_job import by_heart
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.checkpoints import load_heads
@@ -545,7 +545,7 @@ def test_heads_that_no_answer_can_teach_are_refused(tmp_path):
 )
 def test_heads_that_know_their_texts_by_heart_are_told(learned, held_out, figures):
     log = [{"accuracy": [0.0] * len(learned)}] * 36 + [{"accuracy": learned}] * 4
-    said = _by_heart(log, {"accuracy": held_out})
+    said = by_heart(log, {"accuracy": held_out})
     assert said is None if figures is None else re.findall(r"0\.\d\d", said) == list(figures)
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import model_options, positive, run_directory, show_result
+import treeopt
+from treeopt.cli.options import default_of, model_options, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 @click.option("--batch-size", **positive(), help="Which of the plan's.  [default: its first]")
 @click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
-@click.option("--rounds", **positive(2), help="Times that every contender decodes every prompt.")
+@click.option(
+    "--rounds", **positive(default_of(treeopt.bench, "rounds")), help="Times that every contender decodes every prompt."
+)
 @click.option("--tree", "trees", multiple=True, help="Add a tree: a file, or the name of a published one.")
-def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, trees: tuple[str, ...], **options: Any) -> None:
+def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Decode held-out prompts for real: the chosen tree against plain decoding and others.
 
     --prompts trace decodes the prompts of the run's own trace instead.
@@ -30,12 +33,7 @@ def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, trees: tuple
         treeopt bench --num-prompts 16 --rounds 3
         treeopt bench --prompts trace --tree my_tree.json --dtype float64
     """
-    from treeopt import pipeline
     from treeopt.report.bench_table import bench_table
 
-    on_trace = source.get("prompts") == "trace"
-    if on_trace:
-        del source["prompts"]
-    session = pipeline.open_session(pipeline.resolve(run, source))
-    result = pipeline.bench(run, session, trees=trees, on_trace=on_trace, **options)
+    result = treeopt.bench(run=run, **options, **source)
     show_result(result.document(), bench_table(result), as_json)

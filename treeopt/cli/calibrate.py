@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import model_options, positive, run_directory, show_result
+import treeopt
+from treeopt.cli.options import default_of, model_options, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -15,11 +16,19 @@ if TYPE_CHECKING:
 @click.command()
 @model_options
 @run_directory
-@click.option("--num-prompts", **positive(192), help="Prompts to answer.")
-@click.option("--max-new-tokens", **positive(128), help="Longest answer.")
-@click.option("--batch-size", **positive(16), help="Sequences decoded at once.")
-@click.option("--ranks", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Ranks to tell apart.")
-def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, ranks: int, **options: Any) -> None:
+@click.option("--num-prompts", **positive(default_of(treeopt.calibrate, "num_prompts")), help="Prompts to answer.")
+@click.option("--max-new-tokens", **positive(default_of(treeopt.calibrate, "max_new_tokens")), help="Longest answer.")
+@click.option(
+    "--batch-size", **positive(default_of(treeopt.calibrate, "batch_size")), help="Sequences decoded at once."
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, 10_000),
+    default=default_of(treeopt.calibrate, "ranks"),
+    show_default=True,
+    help="Ranks to tell apart.",
+)
+def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Measure at which rank the drafter has the token that really comes.
 
     The target answers the prompts by the rule of --acceptance, conversations turn by turn. With --responses
@@ -32,10 +41,8 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, ranks: i
         treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
     """
-    from treeopt import pipeline
     from treeopt.report.terminal import calibration_table
 
-    source = pipeline.resolve(run, source)
-    session = pipeline.open_session(source)
-    result = pipeline.calibrate(run, session, source=source, top_k=ranks, **options)
+    treeopt.calibrate(run=run, **options, **source)
+    result = run.read_calibration()
     show_result(result.document(), calibration_table(result), as_json)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
+
 if TYPE_CHECKING:
-    from treeopt.records.plan import Plan
     from treeopt.runtime.session import Session
 
 Command = Callable[..., Any]
@@ -65,6 +67,11 @@ class Words(click.ParamType):  # type: ignore[type-arg]
         return tuple(word.strip() for word in str(value).split(",") if word.strip())
 
 
+def default_of(function: Callable[..., Any], name: str) -> Any:
+    """The default of an option, which stands in the function of `treeopt` that the command calls."""
+    return inspect.signature(function).parameters[name].default
+
+
 def positive(default: int | None = None) -> dict[str, Any]:
     return {"type": click.IntRange(min=1), "default": default, "show_default": default is not None}
 
@@ -73,7 +80,7 @@ BATCH_SIZES = click.option(
     "--batch-size",
     "batch_sizes",
     type=Integers(),
-    default="1",
+    default=",".join(map(str, default_of(treeopt.profile, "batch_sizes"))),
     show_default=True,
     help="Sequences decoded at once: 1,4,8.",
 )
@@ -88,7 +95,7 @@ def run_directory(command: Command | None = None, *, writes: bool = True) -> Com
     if command is None:
         return functools.partial(run_directory, writes=writes)
 
-    @click.option("--run", "folder", default="treeopt-run", show_default=True, help="Run directory.")
+    @click.option("--run", "folder", default=treeopt.RUN, show_default=True, help="Run directory.")
     @AS_JSON
     @functools.wraps(command)
     def wrapped(folder: str, **options: Any) -> Any:
@@ -179,15 +186,6 @@ def open_random_session(config: str, source: dict[str, Any], num_heads: int | No
         )
     with progress("Making random weights", None):
         return open_random_session(config, num_heads=num_heads or NUM_HEADS, **source)
-
-
-def note_warnings(plan: Plan) -> None:
-    """Each of the plan's warnings once, with the batch sizes that it is for."""
-    from treeopt.report.terminal import note
-
-    for warning in dict.fromkeys(warning for entry in plan.entries for warning in entry.warnings):
-        which = [str(entry.batch_size) for entry in plan.entries if warning in entry.warnings]
-        note(warning if len(which) == len(plan.entries) else f"Batch size {', '.join(which)}: {warning}")
 
 
 def show_result(document: Any, table: Any, as_json: bool) -> None:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+import treeopt
 from treeopt.cli.options import (
     BATCH_SIZES,
     Integers,
+    default_of,
     model_options,
     open_random_session,
     positive,
@@ -30,7 +32,17 @@ ELSEWHERE = {
                 "calibration"),
     "analytical": ("contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget", "overwrite"),
 }  # fmt: skip
-TIMED = ("contexts", "batch_sizes", "sizes", "budget", "precision", "time_limit_s", "calibration", "gb_per_s")
+TIMED = (
+    "contexts",
+    "batch_sizes",
+    "sizes",
+    "budget",
+    "precision",
+    "time_limit_s",
+    "calibration",
+    "gb_per_s",
+    "compiled",
+)
 
 
 @click.command()
@@ -45,15 +57,22 @@ TIMED = ("contexts", "batch_sizes", "sizes", "budget", "precision", "time_limit_
     help="Hold rows at these lengths: 512,4096.  [default: the prompts']",
 )
 @click.option("--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]")
-@click.option("--budget", **positive(64), help="Largest size to place, root included.")
+@click.option(
+    "--budget", **positive(default_of(treeopt.profile, "budget")), help="Largest size to place, root included."
+)
 @click.option(
     "--precision",
     type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
+    default=100 * default_of(treeopt.profile, "precision"),
     show_default=True,
     help="Percent to know every latency to (95 % interval).",
 )
-@click.option("--time-limit", "time_limit_s", **positive(60), help="Seconds for all batch sizes and contexts together.")
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    **positive(default_of(treeopt.profile, "time_limit_s")),
+    help="Seconds for all batch sizes and contexts together.",
+)
 @click.option("--calibration", help="What timed trees are grown on, a file or a name.  [default: the run's]")
 @click.option("--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights.")
 @click.option(
@@ -132,30 +151,18 @@ def _timed(
     *,
     random_weights: str | None,
     num_heads: int | None,
-    compiled: bool,
     overwrite: bool,
     **options: Any,
 ) -> LatencyProfile:
     """Time steps here, of the model that the options name or of one of random weights."""
-    from treeopt import pipeline
-    from treeopt.report.terminal import note
-
     if num_heads is not None and random_weights is None:
         raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
     if overwrite:
         raise click.UsageError("--overwrite is for --from-csv and --analytical; timed steps are added to the profile.")
+    session, timed = None, {name: options[name] for name in TIMED}
     if random_weights is not None:
-        session = open_random_session(random_weights, source, num_heads)
-    else:
-        session = pipeline.open_session(pipeline.resolve(run, source))
-    if compiled:
-        from treeopt.runtime.compiled import compile_target, compiled_note
-
-        compile_target(session.target)
-    result = pipeline.profile(run, session, **{name: options[name] for name in TIMED})
-    if compiled:
-        note(compiled_note(session.target))
-    return result
+        session, source = open_random_session(random_weights, source, num_heads), {}
+    return treeopt.profile(session or source.pop("model", None), run=run, **timed, **source)
 
 
 def _elsewhere() -> str | None:

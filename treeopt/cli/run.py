@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import BATCH_SIZES, model_options, note_warnings, positive, run_directory, show_result
+import treeopt
+from treeopt.cli.options import BATCH_SIZES, default_of, model_options, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -16,11 +17,17 @@ if TYPE_CHECKING:
 @model_options
 @run_directory
 @BATCH_SIZES
-@click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
-@click.option("--num-prompts", **positive(192), help="Prompts to calibrate on.")
+@click.option(
+    "--budget",
+    **positive(default_of(treeopt.search, "budget")),
+    help="Most rows verified per sequence and step, root included.",
+)
+@click.option(
+    "--num-prompts", **positive(default_of(treeopt.calibrate, "num_prompts")), help="Prompts to calibrate on."
+)
 @click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
-@click.option("--max-new-tokens", **positive(128), help="Longest answer.")
-@click.option("--time-limit", **positive(60), help="Seconds for timing steps.")
+@click.option("--max-new-tokens", **positive(default_of(treeopt.calibrate, "max_new_tokens")), help="Longest answer.")
+@click.option("--time-limit", **positive(default_of(treeopt.profile, "time_limit_s")), help="Seconds for timing steps.")
 def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
 
@@ -39,12 +46,10 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     source = pipeline.resolve(run, source)
     if not {"model", "dtype", "device"} & source.keys():
         source["dtype"] = pipeline.demo_dtype()
-    session = pipeline.open_session(source)
-    plan, results, engines = pipeline.run_line(run, session, source=source, **options)
+    plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), **options)
     if as_json:
         show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
         return
-    note_warnings(plan)
     out(plan_table(plan))
     for entry, result in zip(plan.entries, results, strict=True):
         out(bench_table(result))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import Loads, note_warnings, positive, run_directory, show_result
+import treeopt
+from treeopt.cli.options import Loads, default_of, positive, run_directory, show_result
 from treeopt.records.rules import RULES
 
 if TYPE_CHECKING:
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @run_directory
-@click.option("--budget", **positive(64), help="Most rows verified per sequence and step, root included.")
+@click.option(
+    "--budget",
+    **positive(default_of(treeopt.search, "budget")),
+    help="Most rows verified per sequence and step, root included.",
+)
 @click.option(
     "--batch-size",
+    "batch_sizes",
     type=Loads(),
     help="Sequences decoded at once: 1,4,8; or one tree for a mix of loads, "
     "1:0.5,4:0.3,8:0.2.  [default: the profile's]",
@@ -30,7 +36,12 @@ if TYPE_CHECKING:
 )
 @click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank of a node.  [default: 9, or the engine's]")
 @click.option("--max-depth", **positive(), help="Deepest node.  [default: the number of heads]")
-@click.option("--objective", default="replay", show_default=True, help="independent, joint or replay.")
+@click.option(
+    "--objective",
+    default=default_of(treeopt.search, "objective"),
+    show_default=True,
+    help="independent, joint or replay.",
+)
 @click.option("--measured-only", is_flag=True, help="Choose among sizes that were timed, without estimates between.")
 @click.option(
     "--verify",
@@ -40,18 +51,10 @@ if TYPE_CHECKING:
     help="Decode for real with the N best sizes and the chosen one's neighbours, and take the fastest.",
 )
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
-@click.option("--profile", "profile_path", help="A profile, or the name of a shipped one.")
+@click.option("--profile", help="A profile, or the name of a shipped one.")
 @click.option("--acceptance", type=click.Choice(list(RULES)), help="Refuse a calibration that is of another rule.")
 @click.option("--temperature", type=click.FloatRange(min=0), help="Of that rule.")
-def search(
-    run: RunDirectory,
-    as_json: bool,
-    batch_size: tuple[int, ...] | dict[int, float] | None,
-    verify: int,
-    acceptance: str | None,
-    temperature: float | None,
-    **options: Any,
-) -> None:
+def search(run: RunDirectory, as_json: bool, calibration: str | None, profile: str | None, **options: Any) -> None:
     """Choose the tree with the best throughput for each batch size.
 
     Figures are held out, with error bars over conversations and over rounds of timing. Sizes that the
@@ -65,15 +68,9 @@ def search(
         treeopt search --for vllm --batch-size 1,8,32
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
-    from treeopt import pipeline
     from treeopt.report.terminal import plan_table
 
-    session = pipeline.open_session(pipeline.resolve(run, {})) if verify else None
-    if temperature is not None and acceptance is None:
+    if options["temperature"] is not None and options["acceptance"] is None:
         raise click.UsageError("--temperature goes with --acceptance.")
-    rule: dict[str, Any] | None = {"rule": RULES[acceptance]} if acceptance else None
-    if rule is not None and temperature is not None:
-        rule["temperature"] = temperature
-    plan = pipeline.search(run, batch_sizes=batch_size, session=session, verify=verify, acceptance=rule, **options)
-    note_warnings(plan)
+    plan = treeopt.search(calibration, profile, run=run, **options)
     show_result(plan.document(), plan_table(plan), as_json)

@@ -65,6 +65,7 @@ def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -
             raise click.UsageError(f"treeopt train {reason}: leave out --{name.replace('_', '-')}.")
     chosen = {name: options.pop(name) for name in RECIPE if name in options}
     recipe = Recipe(**chosen, seed=source.get("seed", Recipe.seed))
-    done = pipeline.train(output, source, recipe, **options)
+    texts = {name: options.pop(name) for name in ("num_prompts", "max_new_tokens", "tokens", "answers")}
+    done = pipeline.train(output, source, recipe, pipeline.TextOptions(**texts), **options)
     if done is not None:
         show_result(done.document(), training_table(done.record, done.command), as_json)

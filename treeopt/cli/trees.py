@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import treeopt
 from treeopt.cli.options import AS_JSON, positive, run_directory, show_result
 
 if TYPE_CHECKING:
@@ -29,12 +30,11 @@ def score(run: RunDirectory, tree: str, calibration: str | None, batch_size: int
         treeopt score mc_sim_7b_63
         treeopt score my_tree.json --calibration vicuna-7b-medusa1
     """
-    from treeopt import pipeline
     from treeopt.files.storage import schema
     from treeopt.report.score_table import score_table
     from treeopt.report.terminal import note
 
-    found = pipeline.score(run, tree, calibration=calibration, batch_size=batch_size)
+    found = treeopt.score(tree, calibration, run=run, batch_size=batch_size)
     for text in found.notes:
         note(text)
     document = {"schema": schema("score"), "tree": tree, **found.document()}

@@ -21,6 +21,7 @@ from treeopt.growth.heldout import HeldOut, crossfit, from_calibration, rate_tre
 from treeopt.growth.objectives import product_values
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.calibration import Calibration
+from treeopt.records.display import Displayed
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import sibling_closed
 from treeopt.trees.tree import MAX_RANK, Tree
@@ -60,7 +61,7 @@ class Rated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(Displayed):
     """A tree beside the best of its size and the smallest one that reaches as much.
 
     smallest is None where none up to the tree's size does; distance_stderr is paired by conversation,

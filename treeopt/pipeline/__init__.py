@@ -1,20 +1,23 @@
 """The steps of the line, each reading the run directory and writing one file to it; named as their commands.
 
+given.py     results that are given in memory instead of files
 session.py   what loads a model: options given, on top of those of the run
 calibrate.py -> trace.npz, calibration.json; probe.py, under typical acceptance -> probe.npz
 profile/     -> profile.json, timed here, by a command, or read from a table
 search.py    -> plan.json
-bench.py     -> bench.json
+bench.py     -> bench.json, with decoding.py, who decodes and how
 export.py    -> export/; convert -> a checkpoint
 importing.py -> trace.npz, calibration.json
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
+notebook.py  what results look like in a notebook
 run.py       the whole line
-train.py     -> heads, and how they were made
+train.py     -> heads, and how they were made; training_job.py may be stopped and continued
 """
 
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
-from treeopt.pipeline.export import convert, export, export_all, named_tree, read_tree
+from treeopt.pipeline.export import convert, export, export_all
+from treeopt.pipeline.given import search_on, wanted_rule
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.analytical import profile_analytical
@@ -23,13 +26,15 @@ from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.run import run_line
 from treeopt.pipeline.search import search
-from treeopt.pipeline.session import demo_dtype, open_session, resolve
-from treeopt.pipeline.train import train
-from treeopt.pipeline.trees import import_tree, score
+from treeopt.pipeline.session import compiled, demo_dtype, open_session, resolve, session_of
+from treeopt.pipeline.train import TextOptions, train
+from treeopt.pipeline.trees import import_tree, named_tree, read_tree, score
 
 __all__ = [
+    "TextOptions",
     "bench",
     "calibrate",
+    "compiled",
     "convert",
     "demo_dtype",
     "export",
@@ -48,5 +53,8 @@ __all__ = [
     "run_line",
     "score",
     "search",
+    "search_on",
+    "session_of",
     "train",
+    "wanted_rule",
 ]

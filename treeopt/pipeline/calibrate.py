@@ -45,7 +45,6 @@ def calibrate(
     batch_size: int = 16,
     top_k: int = 32,
     probe_rounds: int = ROUNDS,
-    source: dict[str, Any] | None = None,
 ) -> Calibration:
     """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too.
 
@@ -68,7 +67,6 @@ def calibrate(
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         top_k=top_k,
-        source=source,
         title="Calibrating",
     )
     record = asking.provenance().record()
@@ -133,7 +131,6 @@ def collect(
     batch_size: int,
     top_k: int,
     title: str,
-    source: dict[str, Any] | None = None,
 ) -> RankTrace:
     """The trace of some conversations, block by block through a journal in ``folder``.
 
@@ -143,7 +140,7 @@ def collect(
 
     if max_new_tokens < 1:
         raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
-    meta = _trace_meta(session, source)
+    meta = _trace_meta(session)
     top_k = min(top_k, session.drafter.draft_vocab_size)
     names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
     options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "top_k": top_k}
@@ -183,7 +180,7 @@ def _attempt(
     )
 
 
-def _trace_meta(session: Session, source: dict[str, Any] | None) -> dict[str, Any]:
+def _trace_meta(session: Session) -> dict[str, Any]:
     """What a trace says of the session that it was measured in."""
     return {
         "drafter": session.drafter_record,
@@ -195,7 +192,7 @@ def _trace_meta(session: Session, source: dict[str, Any] | None) -> dict[str, An
         },
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
         "provenance": {**session.provenance().record(), "time": None, "command": None},
-        "source": source,
+        "source": session.source,
     }
 
 

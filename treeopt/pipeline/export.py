@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files.storage import load_json, read_text, write_text
-from treeopt.records.inputs import changed
+from treeopt.files.storage import read_text, write_text
+from treeopt.pipeline.trees import named_tree
+from treeopt.records.inputs import STALE, changed
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
-from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import SHAPES
-from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.export import Written
 
 WRITTEN = ".written"  # lists the files of an export in its folder
-STALE = "The plan was made before the run's trace or profile was measured anew: run treeopt search again."
 
 
 def export(
@@ -39,7 +37,7 @@ def export(
 
     Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one.
     """
-    from treeopt.export import Request, export_plan, export_request
+    from treeopt.export import Request, export_request
 
     folder = run.export / engine
     if tree is not None:
@@ -53,10 +51,29 @@ def export(
     plan = run.read_plan()
     if changed(run, plan.inputs, or_gone=True):
         note(STALE)
-    options = {"method": method, "version": version, "max_draft_len": max_draft_len}
-    written = export_plan(plan, engine, batch_size=batch_size, **options)  # type: ignore[arg-type]
     if len(plan.entries) > 1 and batch_size is not None:
         folder /= f"batch-size-{batch_size}"
+    return export_to(
+        folder, plan, engine, batch_size=batch_size, method=method, version=version, max_draft_len=max_draft_len
+    )
+
+
+def export_to(
+    folder: Path,
+    plan: Plan,
+    engine: str,
+    *,
+    batch_size: int | None = None,
+    method: str | None = None,
+    version: str | None = None,
+    max_draft_len: int | None = None,
+) -> tuple[list[Path], Written]:
+    """Write a plan's tree of ``batch_size``, or its schedule where the engine takes one: (files, what was written)."""
+    from treeopt.export import export_plan
+
+    written = export_plan(
+        plan, engine, batch_size=batch_size, method=method, version=version, max_draft_len=max_draft_len
+    )
     return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
 
 
@@ -121,53 +138,6 @@ def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
         f"What was chosen rests on step latencies of {name}; a step costs otherwise in {engine}, where another size "
         "may be faster.",
     )
-
-
-def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
-    """A tree by file, or by the name of a published one."""
-    if Path(tree).is_file():
-        return read_tree(Path(tree), batch_size=batch_size)
-    if tree not in PUBLISHED_TREES:
-        raise InvalidInput(
-            f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED_TREES)})."
-        )
-    if batch_size is not None:
-        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {tree} is one tree: leave it out.")
-    return published_tree(tree)
-
-
-def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
-    """A tree from a file: a list of paths, an object with ``medusa_choices``, or what an export wrote.
-
-    Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
-    """
-    from treeopt.export import read_choices
-
-    plan = read_plan(path)
-    if plan is not None:
-        return plan.entry(batch_size).tree
-    if batch_size is not None:
-        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {path} is no plan: leave it out.")
-    try:
-        choices = read_choices(read_text(path))
-        if choices is None or not all(isinstance(choice, list | tuple) for choice in choices):
-            raise InvalidInput(
-                "it must hold a list of paths, an object with 'medusa_choices', a plan, or an engine's "
-                "configuration that treeopt export writes."
-            )
-        if len({type(choice) for choice in choices}) > 1:
-            raise InvalidInput("it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it.")
-        return Tree.from_choices(choices)
-    except InvalidInput as error:
-        said = str(error)
-        raise InvalidInput(said if said.startswith(str(path)) else f"{path}: {said}") from None
-
-
-def read_plan(path: Path) -> Plan | None:
-    """The plan in a file; None where it holds something else."""
-    document = load_json(path) if path.suffix == ".json" else None
-    is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
-    return Plan.load(path) if is_plan else None
 
 
 def convert(

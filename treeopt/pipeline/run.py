@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from treeopt.files.journal import Journal, discard
 from treeopt.pipeline.bench import bench
@@ -27,7 +27,6 @@ def run_line(
     run: RunDirectory,
     session: Session,
     *,
-    source: dict[str, Any],
     batch_sizes: Sequence[int],
     budget: int,
     num_prompts: int,
@@ -37,7 +36,7 @@ def run_line(
 ) -> tuple[Plan, list[Benchmark], list[str]]:
     """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to)."""
     options = {
-        "source": source,
+        "source": session.source,
         "num_prompts": num_prompts,
         "max_new_tokens": max_new_tokens,
         "budget": budget,
@@ -47,7 +46,7 @@ def run_line(
     }
     steps = Journal(run.partial("run"), options)  # those that a killed run had finished
     if steps.finished() < 1:
-        calibrate(run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, probe_rounds=1, source=source)
+        calibrate(run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, probe_rounds=1)
         steps.append({"step": "calibrate"})
     if steps.finished() < 2:
         profile(run, session, batch_sizes=batch_sizes, budget=budget, time_limit_s=time_limit)

@@ -99,7 +99,15 @@ def search(
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries)
     plan.save(run.plan)
+    note_warnings(plan)
     return plan
+
+
+def note_warnings(plan: Plan) -> None:
+    """Each of the plan's warnings once, with the batch sizes that it is for."""
+    for warning in dict.fromkeys(warning for entry in plan.entries for warning in entry.warnings):
+        which = [str(entry.batch_size) for entry in plan.entries if warning in entry.warnings]
+        note(warning if len(which) == len(plan.entries) else f"Batch size {', '.join(which)}: {warning}")
 
 
 def within_engine(
@@ -184,7 +192,8 @@ def _verified(
     What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
     Neither half of the prompts was calibrated on.
     """
-    from treeopt.pipeline.bench import decode, held_out_conversations
+    from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations
+    from treeopt.runtime.measure.bench import Entrant
 
     limits = plan.limits(Limits())
     trees: dict[str, Tree | None] = {"plain": None}
@@ -195,16 +204,24 @@ def _verified(
     half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
     if half < 1:
         raise InvalidInput("--verify needs at least 2 held-out prompts, one to choose by and one to measure on.")
-    decoding: dict[str, Any] = {"batch_size": entry.batch_size, "rounds": VERIFY_ROUNDS, "reference": None}
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
-    contest = decode(run, session, trace, trees, conversations[-half:], folder=folder / "contest", **decoding)
+    first = Decoding(
+        session,
+        trace,
+        {name: Entrant(tree) for name, tree in trees.items()},
+        batch_size=entry.batch_size,
+        rounds=VERIFY_ROUNDS,
+        max_new_tokens=trace.meta.get("max_new_tokens", 128),
+        folder=folder / "contest",
+    )
+    contest = decode(first, conversations[-half:])
     ranking = [(ratio.value, name) for name in trees if (ratio := contest.speedup(name)) is not None]
     if not ranking:
         raise InvalidInput("--verify timed nothing: the held-out prompts never fill a batch of this size.")
     winner = max(ranking)[1]
     tree = trees[winner]
-    afresh: dict[str, Tree | None] = {"plain": None, winner: tree}
-    proof = decode(run, session, trace, afresh, conversations[:half], folder=folder / "afresh", **decoding)
+    afresh = {name: first.entrants[name] for name in ("plain", winner)}
+    proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), conversations[:half])
     return Verified(
         size=len(tree) if tree else 1,
         depth=tree.depth if tree else 0,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from treeopt.errors import InvalidInput
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 
@@ -25,9 +30,8 @@ class RuleOptions(TypedDict, total=False):
 
 
 class ModelOptions(RuleOptions, total=False):
-    """What loads a model with its drafter and prompts; `calibrate` puts it into the trace."""
+    """What is loaded with a model, and how; `calibrate` puts it into the trace."""
 
-    model: str
     drafter: str
     dtype: str
     device: str
@@ -43,7 +47,7 @@ class ModelOptions(RuleOptions, total=False):
 
 
 RULE_OPTIONS = frozenset(RuleOptions.__annotations__)
-NAMES = frozenset(ModelOptions.__annotations__) - RULE_OPTIONS - {"chat_template", "trust_remote_code"}
+NAMES = {"model", *ModelOptions.__annotations__} - RULE_OPTIONS - {"chat_template", "trust_remote_code"}
 
 
 def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
@@ -72,13 +76,38 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
     return {**known, **source}
 
 
+def session_of(run: RunDirectory, model: str | Path | Session | None, options: ModelOptions) -> Session:
+    """A loaded session as it is, or the session of a model and its options on top of those of the run."""
+    if strange := sorted(options.keys() - ModelOptions.__annotations__.keys()):
+        raise TypeError(f"unexpected keyword argument {strange[0]!r}")
+    if model is not None and not isinstance(model, str | Path):
+        if options:
+            raise InvalidInput(f"A session is loaded with its options: pass {sorted(options)[0]} to treeopt.open.")
+        return model
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return open_session(resolve(run, {"model": str(model), **given} if model is not None else given))
+
+
+@contextmanager
+def compiled(session: Session, wanted: bool) -> Iterator[None]:
+    """Compile the session's target where it is wanted, and note in the end how that went."""
+    if not wanted:
+        yield
+        return
+    from treeopt.runtime.compiled import compile_target, compiled_note
+
+    compile_target(session.target)
+    yield
+    note(compiled_note(session.target))
+
+
 def open_session(source: dict[str, Any]) -> Session:
     """Load a model, its drafter and prompts, and note what was found strange."""
     from treeopt.runtime.session import open_session
     from treeopt.runtime.settings import SessionSettings
 
     with progress("Loading", None):
-        session = open_session(SessionSettings(**source))
+        session = replace(open_session(SessionSettings(**source)), source=source)
     for text in session.notes:
         note(text)
     return session

@@ -7,9 +7,7 @@ curves.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,8 @@ from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.provenance import Provenance
-from treeopt.report.terminal import Advance, note, progress
+from treeopt.pipeline.training_job import TrainingJob, bar
+from treeopt.report.terminal import note
 
 if TYPE_CHECKING:
     from treeopt.runtime.prompts.sets import PromptSet
@@ -31,7 +30,6 @@ PROMPT_OPTIONS = ("column", "responses", "split", "chat_template")
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
 WEIGHTS = (".safetensors", ".pt", ".bin")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
-BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts exceeds that on others
 
 
 @dataclass(frozen=True)
@@ -47,199 +45,103 @@ class Training:
         return {**self.record, "files": [str(file) for file in self.files], "command": self.command}
 
 
+@dataclass(frozen=True)
+class TextOptions:
+    """The texts to learn from.
+
+    tokens  : longest text, prompt included; the model's context by default
+    answers : folder to keep the model's own answers in; by default beside the heads
+    """
+
+    num_prompts: int
+    max_new_tokens: int
+    tokens: int | None = None
+    answers: Path | None = None
+
+
 def train(
     folder: Path,
     source: dict[str, Any],
     recipe: Recipe,
+    wanted: TextOptions,
     *,
-    num_prompts: int,
-    max_new_tokens: int,
-    tokens: int | None = None,
-    answers: Path | None = None,
     mixed_precision: str | None = None,
     load_in_8bit: bool = False,
     checkpoint_steps: int = 100,
 ) -> Training | None:
     """Train heads into ``folder``; None in all but the first process of several.
 
-    source  : what loads the model and its prompts, and the rule that its answers are written by
-    tokens  : longest text, prompt included
-    answers : folder to keep the model's own answers in; by default beside the heads
+    source : what loads the model and its prompts, and the rule that its answers are written by
     """
     from treeopt.runtime.training import opening
     from treeopt.runtime.training.batches import split_texts
     from treeopt.runtime.training.heads import size_of_heads
 
-    kind = recipe.kind
     if source.get("acceptance") not in (None, "greedy", "sample"):
         raise InvalidInput(
             "Answers to learn from are written plainly, greedily or with --acceptance sample, but got "
             f"--acceptance {source['acceptance']}: leave it out."
         )
-    _check_folder(folder, kind)
-    opening.check_packages(kind, load_in_8bit=load_in_8bit)
-    model = source.get("model", demo.NAME)
+    _check_folder(folder, recipe.kind)
+    opening.check_packages(recipe.kind, load_in_8bit=load_in_8bit)
     accelerator = opening.open_accelerator(
-        kind, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
+        recipe.kind, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
     is_main = accelerator.is_main_process
-    loading = {
-        name: value
-        for name, value in source.items()
-        if name not in (*PROMPT_OPTIONS, *RULE_OPTIONS, "model", "prompts", "seed")
-    }
-    asked = {name: source[name] for name in PROMPT_OPTIONS if name in source}
-    with _bar("Loading", None, is_main):
-        target = opening.open_base(model, accelerator, load_in_8bit=load_in_8bit, **loading)
-        prompts = opening.open_seeds(target, source.get("prompts"), num_prompts, **asked)
-    size = size_of_heads(target, recipe)
+    target, prompts = _open(source, accelerator, wanted.num_prompts, load_in_8bit=load_in_8bit)
     if is_main:
-        note(f"{kind} heads: {size}")
+        note(f"{recipe.kind} heads: {size_of_heads(target, recipe)}")
     own = "responses" not in source
-    asking = _asking(target, source, max_new_tokens, tokens)
-    texts = _texts(target, prompts, asking, own, answers or folder / "training", accelerator)
+    asking = _asking(target, source, wanted)
+    texts = _texts(target, prompts, asking, own, wanted.answers or folder / "training", accelerator)
     learned, held_out = split_texts(texts)
     _check_heads(recipe.num_heads, learned)
-    recipe = recipe.over(len(learned))
     if is_main:
         answered = sum(text.answer_tokens for text in learned)
         few = ", too few to tell how good the heads are: use more prompts" * (len(held_out) < FEW_HELD_OUT)
         note(f"{len(learned):,} texts to learn from, {answered:,} tokens; {len(held_out):,} held out{few}.")
-    job = _Job(folder, accelerator, target, recipe, learned, held_out, own, checkpoint_steps)
-    record = {
-        "recipe": recipe.record(),
-        "heads": {"parameters": size.parameters, "bytes": size.total * size.bytes_each},
-        "texts": {
-            "own_answers": own,
-            "max_new_tokens": max_new_tokens,
-            "learned": len(learned),
-            "held_out": len(held_out),
-            "answer_tokens": sum(t.answer_tokens for t in learned),
-            "prompt_sha256": [c.sha256 for c in prompts.conversations],
-        },
-        "provenance": _provenance(target, recipe, prompts, asking if own else None).record(),
-    }
+    job = TrainingJob(folder, accelerator, target, recipe.over(len(learned)), learned, held_out, own, checkpoint_steps)
+    record = _record(job, prompts, asking, wanted.max_new_tokens)
     files, reached = job.run()
     if is_main:
         record |= reached
         job.write_record(record)
     accelerator.end_training()
-    return Training(folder, files, record, _command(source, model, folder, kind)) if is_main else None
+    return Training(folder, files, record, _command(source, folder, recipe.kind)) if is_main else None
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What is trained, on what, and where to."""
+def _open(
+    source: dict[str, Any], accelerator: Any, num_prompts: int, *, load_in_8bit: bool
+) -> tuple[Target, PromptSet]:
+    """The base and the prompts that it is to answer."""
+    from treeopt.runtime.training import opening
 
-    folder: Path
-    accelerator: Any
-    target: Target
-    recipe: Recipe
-    learned: list[Text]
-    held_out: list[Text]
-    own: bool
-    checkpoint_steps: int
+    elsewhere = (*PROMPT_OPTIONS, *RULE_OPTIONS, "model", "prompts", "seed")
+    loading = {name: value for name, value in source.items() if name not in elsewhere}
+    asked = {name: source[name] for name in PROMPT_OPTIONS if name in source}
+    with bar("Loading", None, accelerator.is_main_process):
+        target = opening.open_base(source.get("model", demo.NAME), accelerator, load_in_8bit=load_in_8bit, **loading)
+        return target, opening.open_seeds(target, source.get("prompts"), num_prompts, **asked)
 
-    @property
-    def work(self) -> Path:
-        return self.folder / "training"
 
-    def run(self) -> tuple[tuple[Path, ...], dict[str, Any]]:
-        """Count, train, count again, write the heads: their files, and what was reached."""
-        from treeopt.runtime.training.checkpoint import Checkpoints
-        from treeopt.runtime.training.loop import Loop
-        from treeopt.runtime.training.saving import save_result
-        from treeopt.runtime.training.trainees import FrozenStates
+def _record(job: TrainingJob, prompts: PromptSet, asking: Asking, max_new_tokens: int) -> dict[str, Any]:
+    """What training.json says, but for what was reached."""
+    from treeopt.runtime.training.heads import size_of_heads
 
-        is_main, recipe = self.accelerator.is_main_process, self.recipe
-        states, held_states = (FrozenStates(self.target, part) for part in (self.learned, self.held_out))
-        trainee = self._trainee(states)
-        checkpoints = Checkpoints(self.work / "checkpoint.partial", self._key())
-        checkpoints.check()
-        loop = Loop(
-            self.accelerator,
-            trainee,
-            recipe,
-            self.learned,
-            states if trainee.needs_states else None,
-            checkpoints=checkpoints,
-            log=self.work / "log.jsonl",
-            checkpoint_steps=self.checkpoint_steps,
-        )
-        counted = held_states if trainee.needs_states else None
-        with _bar("Counting before", None, is_main):
-            before = loop.count(self.held_out, counted)
-        begun = loop.resume()
-        if begun.step and is_main:
-            note(f"Continuing after {begun.step:,} steps.")
-        try:
-            with _bar("Training", 1.0, is_main) as advance:
-                shown = 0.0
-                for position in loop.run():
-                    share = recipe.share(position.step - 1, position.seconds)
-                    advance(share - shown)
-                    shown = share
-            with _bar("Counting after", None, is_main):
-                after = loop.count(self.held_out, counted)
-        except KeyboardInterrupt:
-            kept = loop.keep()
-            if is_main and loop.position.step:
-                note(f"Stopped after step {loop.position.step:,}; training goes on after step {kept.step:,}.")
-            raise
-        files: list[Path] = []
-        if is_main:
-            with _bar("Writing", None, is_main):
-                files = save_result(trainee, self.target, recipe.kind, self.folder)
-            checkpoints.discard()
-        self.accelerator.wait_for_everyone()
-        return tuple(files), {
-            "steps": loop.position.step,
-            "seconds": round(loop.position.seconds, 3),
-            "held_out": {"before": before.record(), "after": after.record()},
-        }
-
-    def _trainee(self, states: Any) -> Any:
-        from treeopt.runtime.training.heads import make_heads
-        from treeopt.runtime.training.recipe import HYDRA_PLUS, MEDUSA_2
-        from treeopt.runtime.training.trainees import HeadsTrainee
-
-        target, recipe = self.target, self.recipe
-        rms = states.usual_rms() if recipe.kind == HYDRA_PLUS else 1.0
-        heads = make_heads(target, recipe, hidden_rms=rms)
-        if recipe.kind != MEDUSA_2:
-            return HeadsTrainee(heads, recipe, lambda hidden: target.scores(target.logits(hidden)))
-        from treeopt.runtime.training.medusa2 import JointTrainee
-
-        return JointTrainee(heads, recipe, target, own_answers=self.own)
-
-    def _key(self) -> dict[str, Any]:
-        """All that the weights of a run depend on."""
-        from treeopt.runtime.training.batches import digest_of
-        from treeopt.runtime.training.texts import weights_digest
-
-        return {
-            **self.recipe.record(),
-            "texts": digest_of(self.learned),
-            "own_answers": self.own,
-            "weights": weights_digest(self.target.model),
-            "dtype": str(self.target.dtype),
-            "mixed_precision": self.accelerator.mixed_precision,
-            "processes": self.accelerator.num_processes,
-        }
-
-    def write_record(self, record: dict[str, Any]) -> None:
-        """training.json and the curves of the log; says where heads learned their texts by heart."""
-        from treeopt.report.figures.style import to_bytes
-        from treeopt.report.figures.training import draw_training, training_caption, training_data
-
-        storage.write_json(self.work / "training.json", "training", record)
-        log = [json.loads(line) for line in storage.read_text(self.work / "log.jsonl").splitlines()]
-        if said := _by_heart(log, record["held_out"]["after"]):
-            note(said)
-        if log:
-            data = training_data(log, record["held_out"], caption=training_caption(record))
-            with storage.atomic_writer(self.work / "curves.png") as stream:
-                stream.write(to_bytes(draw_training(data), "png"))
+    size = size_of_heads(job.target, job.recipe)
+    return {
+        "recipe": job.recipe.record(),
+        "heads": {"parameters": size.parameters, "bytes": size.total * size.bytes_each},
+        "texts": {
+            "own_answers": job.own,
+            "max_new_tokens": max_new_tokens,
+            "learned": len(job.learned),
+            "held_out": len(job.held_out),
+            "answer_tokens": sum(text.answer_tokens for text in job.learned),
+            "prompt_sha256": [conversation.sha256 for conversation in prompts.conversations],
+        },
+        "provenance": _provenance(job.target, job.recipe, prompts, asking if job.own else None).record(),
+    }
 
 
 def _check_folder(folder: Path, kind: str) -> None:
@@ -267,27 +169,7 @@ def _check_heads(num_heads: int, learned: Sequence[Text]) -> None:
         )
 
 
-def _by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:
-    """Says so where heads are right on the texts they learn from far more often than on held-out ones."""
-    last = log[-max(1, len(log) // 10) :]
-    pairs = [
-        (sum(seen) / len(seen), held_out)
-        for k, held_out in enumerate(after["accuracy"])
-        if held_out is not None and (seen := [a for line in last if (a := line["accuracy"][k]) is not None])
-    ]
-    if not pairs:
-        return None
-    learned, held_out = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    ratio, difference = BY_HEART
-    if learned <= ratio * held_out or learned <= held_out + difference:
-        return None
-    return (
-        f"At the end first choices are right in {learned:.2f} of the states of texts learned from, but in "
-        f"{held_out:.2f} of held-out ones: the heads know these texts by heart. Use more prompts, or train for less long."
-    )
-
-
-def _asking(target: Target, source: dict[str, Any], max_new_tokens: int, tokens: int | None) -> Asking:
+def _asking(target: Target, source: dict[str, Any], wanted: TextOptions) -> Asking:
     from treeopt.runtime.acceptance.open import open_acceptance
     from treeopt.runtime.stop import StopRule
     from treeopt.runtime.training.texts import Asking
@@ -302,8 +184,8 @@ def _asking(target: Target, source: dict[str, Any], max_new_tokens: int, tokens:
     if name == "sample" and "seed" in source:
         rule["seed"] = source["seed"]
     acceptance = open_acceptance(name, rule.pop("temperature", None), **rule)
-    stop, context = StopRule(target.eos_ids, max_new_tokens), target.context
-    return Asking(stop, acceptance, min(tokens or context, context))
+    stop, context = StopRule(target.eos_ids, wanted.max_new_tokens), target.context
+    return Asking(stop, acceptance, min(wanted.tokens or context, context))
 
 
 def _texts(target: Target, prompts: PromptSet, asking: Asking, own: bool, folder: Path, accelerator: Any) -> list[Text]:
@@ -312,7 +194,7 @@ def _texts(target: Target, prompts: PromptSet, asking: Asking, own: bool, folder
     if not own:
         return given_texts(target, prompts, asking)
     worker = Worker(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
-    with _bar("Answering", len(prompts.conversations), accelerator.is_main_process) as advance:
+    with bar("Answering", len(prompts.conversations), accelerator.is_main_process) as advance:
         return own_texts(target, prompts, folder, asking, worker=worker, advance=advance, say=note)
 
 
@@ -330,21 +212,12 @@ def _provenance(target: Target, recipe: Recipe, prompts: PromptSet, asking: Aski
     )
 
 
-def _command(source: dict[str, Any], model: str, folder: Path, kind: str) -> str:
+def _command(source: dict[str, Any], folder: Path, kind: str) -> str:
     """The line that uses the result."""
+    model = source.get("model", demo.NAME)
     others = demo.NAME if "prompts" not in source else "OTHER_PROMPTS"
     if kind == "medusa-2":
         return f"treeopt run --model {folder} --prompts {others}"
     if model == demo.NAME:
         return f"treeopt run --drafter {folder}"
     return f"treeopt run --model {model} --drafter {folder} --prompts {others}"
-
-
-@contextmanager
-def _bar(title: str, total: float | None, is_main: bool) -> Iterator[Advance]:
-    """A progress bar of the first process."""
-    if not is_main:
-        yield lambda amount: None
-        return
-    with progress(title, total) as advance:
-        yield advance

@@ -1,4 +1,4 @@
-"""Trees from elsewhere: what a given one is worth here, and what is wrong with its file."""
+"""Trees by file or name: reading one, what it is worth here, and what is wrong with its file."""
 
 from __future__ import annotations
 
@@ -6,20 +6,80 @@ from pathlib import Path
 
 from treeopt.errors import InvalidInput
 from treeopt.export.diagnosis import Diagnosis, diagnose
-from treeopt.files.storage import read_text, sha256_of
+from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
-from treeopt.pipeline.export import named_tree, read_plan
+from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import read_accuracies
+from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
+from treeopt.trees.published import PUBLISHED_TREES, published_tree
+from treeopt.trees.tree import Tree
 
 
-def score(run: RunDirectory, tree: str, *, calibration: str | None = None, batch_size: int | None = None) -> Score:
-    """Score a tree by file or published name on the run's trace, or on a calibration by path or name."""
-    plan = read_plan(Path(tree)) if Path(tree).is_file() else None
+def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
+    """A tree by file, or by the name of a published one."""
+    if Path(tree).is_file():
+        return read_tree(Path(tree), batch_size=batch_size)
+    if tree not in PUBLISHED_TREES:
+        raise InvalidInput(
+            f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED_TREES)})."
+        )
+    if batch_size is not None:
+        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {tree} is one tree: leave it out.")
+    return published_tree(tree)
+
+
+def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
+    """A tree from a file: a list of paths, an object with ``medusa_choices``, or what an export wrote.
+
+    Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
+    """
+    from treeopt.export import read_choices
+
+    plan = read_plan(path)
+    if plan is not None:
+        return plan.entry(batch_size).tree
+    if batch_size is not None:
+        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {path} is no plan: leave it out.")
+    try:
+        choices = read_choices(read_text(path))
+        if choices is None or not all(isinstance(choice, list | tuple) for choice in choices):
+            raise InvalidInput(
+                "it must hold a list of paths, an object with 'medusa_choices', a plan, or an engine's "
+                "configuration that treeopt export writes."
+            )
+        if len({type(choice) for choice in choices}) > 1:
+            raise InvalidInput("it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it.")
+        return Tree.from_choices(choices)
+    except InvalidInput as error:
+        said = str(error)
+        raise InvalidInput(said if said.startswith(str(path)) else f"{path}: {said}") from None
+
+
+def read_plan(path: Path) -> Plan | None:
+    """The plan in a file; None where it holds something else."""
+    document = load_json(path) if path.suffix == ".json" else None
+    is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
+    return Plan.load(path) if is_plan else None
+
+
+def score(
+    run: RunDirectory,
+    tree: Tree | str | Path,
+    *,
+    calibration: RankTrace | Calibration | str | Path | None = None,
+    batch_size: int | None = None,
+) -> Score:
+    """Score a tree, given or by file or published name, on the run's trace, or on a calibration, likewise."""
+    if calibration is not None and not isinstance(calibration, str | Path):
+        with RunDirectory.holding(calibration) as held:
+            return score(held, tree, batch_size=batch_size)
+    plan = read_plan(Path(tree)) if not isinstance(tree, Tree) and Path(tree).is_file() else None
     grown_on = set(plan.inputs.values()) if plan else set()
-    asked = named_tree(tree, batch_size=batch_size)
-    path, source = read_accuracies(run, calibration)
+    asked = tree if isinstance(tree, Tree) else named_tree(str(tree), batch_size=batch_size)
+    path, source = read_accuracies(run, None if calibration is None else str(calibration))
     if calibration is None and run.probe.exists():
         note("Scored by greedy decoding: what a tree reaches under typical acceptance, treeopt bench --tree measures.")
     with progress("Scoring", None):

@@ -16,6 +16,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95, stderr
+from treeopt.records.display import Drawn
 from treeopt.records.origins import Acceptance
 
 FEWEST_BLOCKS = 5  # below it no interval is given
@@ -132,7 +133,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Benchmark:
+class Benchmark(Drawn):
     """All contenders of one run; they decoded the same prompts, interleaved.
 
     prompts    : "held out", or "trace" for those of the calibration

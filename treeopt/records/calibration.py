@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
+from treeopt.records.display import Drawn
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Choice, IntArray, read_only
 
@@ -24,7 +25,7 @@ KEPT_PREFIXES = 1024  # most frequent rank prefixes that calibration.json lists
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Calibration(Drawn):
     """Marginal counts of a drafter on a data set: ``calibration.json``.
 
     Raises InvalidInput for counts that cannot be: negative, more hits than trials, no trials.

@@ -20,6 +20,8 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
+STALE = "The plan was made before the run's trace or profile was measured anew: run treeopt search again."
+
 Accuracies = RankTrace | Probe | Calibration
 
 

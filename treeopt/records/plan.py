@@ -5,6 +5,7 @@ Each class below is an object of the file, its fields are the object's keys; Non
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage
 from treeopt.records.benchmark import Predicted, Ratio
+from treeopt.records.display import Drawn, Exported, viewer
 from treeopt.records.origins import Acceptance, Drafter, Runtime
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
@@ -218,7 +220,7 @@ class BatchRange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Drawn):
     """The trees that a search chose, and what it knew when it did.
 
     runtime  : whose latencies these are
@@ -269,6 +271,35 @@ class Plan:
     def mix(self) -> dict[int, float] | None:
         """Batch size -> share of the time, where one tree was chosen for all."""
         return self.constraint.mix if self.constraint else None
+
+    def __getitem__(self, batch_size: int) -> PlanEntry:
+        """The entry of a batch size."""
+        return self.entry(batch_size)
+
+    def __iter__(self) -> Iterator[PlanEntry]:
+        return iter(self.entries)
+
+    def export(
+        self,
+        engine: str,
+        folder: str | Path,
+        *,
+        batch_size: int | None = None,
+        method: str | None = None,
+        version: str | None = None,
+        max_draft_len: int | None = None,
+    ) -> Exported:
+        """Write the plan as an engine's own files (``treeopt list engines``) into ``folder``.
+
+        batch_size    : which of the plan's trees; by default its schedule, where the engine takes one
+        method        : one of the engine's ways to speculate; by default the drafter's
+        version       : its release, where its files differ by release
+        max_draft_len : of a TensorRT-LLM engine that is built already
+
+        Raises InvalidInput for what the engine would refuse or misread.
+        """
+        options = {"batch_size": batch_size, "method": method, "version": version, "max_draft_len": max_draft_len}
+        return viewer().write_export(self, engine, Path(folder), options)
 
     def document(self) -> dict[str, Any]:
         """What ``plan.json`` says."""

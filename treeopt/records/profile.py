@@ -23,6 +23,7 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
+from treeopt.records.display import Drawn
 from treeopt.records.origins import Runtime
 
 LEVEL = "draft "  # in parts_ms: "draft 0", "draft 1", ... are the levels
@@ -106,7 +107,7 @@ class DraftTiming:
 
 
 @dataclass(frozen=True, eq=False)
-class LatencyProfile:
+class LatencyProfile(Drawn):
     """Measured step latencies: ``profile.json``.
 
     >>> point = StepTiming(1, 128, size=8, depth=2, step_ms=(3.0,))

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import UNFINISHED
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 T = TypeVar("T")
 
@@ -36,6 +41,31 @@ class RunDirectory:
         self.export = self.path / "export"  # export
         self.figures = self.path / "figures"  # plot
         self.report = self.path / "report.html"  # report
+        self._lock: BaseFileLock | None = None
+
+    @classmethod
+    def of(cls, path: str | Path | RunDirectory) -> RunDirectory:
+        """The run directory of a path, or the one that is given."""
+        return path if isinstance(path, RunDirectory) else cls(path)
+
+    @classmethod
+    @contextmanager
+    def holding(cls, *records: Any) -> Iterator[RunDirectory]:
+        """A directory that holds these results as long as it is used."""
+        with TemporaryDirectory(prefix="treeopt-") as folder:
+            run = cls(folder)
+            for record in records:
+                record.save(run._file_of(record))
+            yield run
+
+    def _file_of(self, record: Any) -> Path:
+        """Under which name a result is kept."""
+        files = {RankTrace: self.trace, Probe: self.probe, Calibration: self.calibration}
+        files |= {LatencyProfile: self.profile, Plan: self.plan, Benchmark: self.bench}
+        for kind, file in files.items():
+            if isinstance(record, kind):
+                return file
+        raise TypeError(f"a result of treeopt is wanted, but this is a {type(record).__name__}")
 
     def bench_of(self, batch_size: int) -> Path:
         """The benchmark of one batch size, where the plan has several."""
@@ -49,12 +79,17 @@ class RunDirectory:
     def writing(self) -> Iterator[None]:
         """Be the only writer; the operating system lifts the lock when the process ends, however it does.
 
+        Within it the same object may be asked again.
+
         Files that a killed writer left half-written are deleted. Raises InvalidInput where another
         process is writing, or nothing can be written.
         """
         from filelock import FileLock, Timeout
 
-        lock = FileLock(self.path / ".lock", timeout=0)
+        if self._lock is not None and self._lock.is_locked:
+            yield
+            return
+        lock = self._lock = FileLock(self.path / ".lock", timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire()

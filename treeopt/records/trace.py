@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
+from treeopt.records.display import Drawn
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
@@ -39,7 +40,7 @@ class End(IntEnum):
     LOOP = 3
 
 
-class Answers:
+class Answers(Drawn):
     """What every record of answers says of them: where each begins, and whose turn it is.
 
     starts  : (S+1,)  where the states (or steps) of each sequence begin, and the end

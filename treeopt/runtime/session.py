@@ -33,6 +33,7 @@ class Session:
     weights: str = "checkpoint"  # or "random weights"
     acceptance: Acceptance = field(default_factory=Greedy)
     temperature: float | None = None  # at which given answers were sampled
+    source: dict[str, Any] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
 
     def setup(self, max_new_tokens: int) -> Setup:
         """What the session's answers are decoded with, each of at most so many tokens."""

@@ -134,6 +134,11 @@ class Tree:
         return tuple(paths)
 
     @property
+    def medusa_choices(self) -> list[list[int]]:
+        """The same as `choices`, by the name that Medusa gave them."""
+        return self.choices
+
+    @property
     def choices(self) -> list[list[int]]:
         """``medusa_choices``: all paths but the root's, by (depth, path)."""
         return [list(path) for path in self.paths[1:]]

@@ -1,0 +1,210 @@
+"""The Python API gives what the commands give, shows itself in a notebook, and is light to import."""
+
+import inspect
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import treeopt
+from treeopt import pipeline
+from treeopt.records.plan import Plan
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree
+
+from .conftest import treeopt as command
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+QUICK = {"num_prompts": 6, "max_new_tokens": 16, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def session():
+    return treeopt.open("demo", drafter="medusa")
+
+
+@pytest.fixture(scope="module")
+def run(session, tmp_path_factory):
+    """A run directory with a trace, and a profile written by hand."""
+    folder = tmp_path_factory.mktemp("api") / "run"
+    treeopt.calibrate(session, run=folder, **QUICK)
+    steps = [StepTiming(b, 64, n, d, (ms,)) for b in (1, 2) for n, d, ms in ((4, 2, 11.0), (16, 4, 12.0 + b))]
+    plain = [StepTiming(b, 64, 1, 0, (10.0,)) for b in (1, 2)]
+    LatencyProfile(tuple(steps), tuple(plain)).save(folder / "profile.json")
+    return folder
+
+
+def test_the_command_measures_the_same_trace_byte_for_byte(run, tmp_path):
+    options = [word for name, value in QUICK.items() for word in (f"--{name.replace('_', '-')}", value)]
+    command("calibrate", "--run", tmp_path / "run", "--model", "demo", "--drafter", "medusa", *options)
+    assert (tmp_path / "run" / "trace.npz").read_bytes() == (run / "trace.npz").read_bytes()
+
+
+def test_a_search_on_files_on_records_and_by_the_command_is_one_plan(run, tmp_path):
+    trace, profile = treeopt.load(run / "trace.npz"), treeopt.load(run / "profile.json")
+    document = json.loads(command("search", "--run", run, "--budget", 12, "--batch-size", "1,2", "--json"))
+    options = {"budget": 12, "batch_sizes": (1, 2)}
+    given = treeopt.search(trace, profile, **options)
+    assert json.loads(json.dumps(given.document())) == document
+    assert not (tmp_path / "treeopt-run").exists()
+    assert treeopt.search(run=run, **options).document() == given.document()
+    assert treeopt.search(run / "trace.npz", run / "profile.json", **options).document() == given.document()
+    kept = tmp_path / "kept"
+    treeopt.search(trace, profile, run=kept, **options)
+    assert Plan.load(kept / "plan.json").document() == given.document()
+
+
+def test_a_profile_goes_with_a_named_calibration_or_the_run_s(run):
+    profile = treeopt.load(run / "profile.json")
+    assert treeopt.search("vicuna-7b-medusa1", profile, budget=8)[1].step_ms is not None
+    assert set(treeopt.search(profile=profile, run=run, budget=8).inputs) == {"trace.npz", "profile.json"}
+
+
+def test_a_plan_is_asked_by_batch_size(run):
+    plan = treeopt.search(run=run, budget=12, batch_sizes=(1, 2))
+    assert plan[2] is plan.entry(2)
+    assert [entry.batch_size for entry in plan] == [1, 2]
+    assert plan[1].tree.medusa_choices == plan[1].medusa_choices
+    with pytest.raises(treeopt.OutOfRange, match="batch sizes 1, 2, but 3"):
+        plan[3]
+
+
+def test_bench_decodes_with_the_plan_that_it_gets(run, session):
+    plan = treeopt.search(run=run, budget=8, batch_sizes=(1,))
+    result = treeopt.bench(plan, session, run=run, num_prompts=2, max_new_tokens=8, rounds=1)
+    assert result.contender("chosen").medusa_choices == plan[1].medusa_choices
+    assert Plan.load(run / "plan.json").document() == plan.document()
+    assert result.document() == treeopt.load(run / "bench.json").document()
+    assert "Real decoding" in result._repr_html_()
+    assert result.plot("contenders").axes
+
+
+def test_score_takes_trees_and_records(run):
+    trace = treeopt.load(run / "trace.npz")
+    by_name = treeopt.score("mc_sim_7b_63", run=run)
+    assert treeopt.score(published_tree("mc_sim_7b_63"), trace).document() == by_name.document()
+
+
+def test_export_writes_what_the_command_writes(tmp_path):
+    plan = treeopt.search("vicuna-7b-medusa1", budget=16, run=tmp_path)
+    written = plan.export("medusa", tmp_path / "out")
+    command("export", "--run", tmp_path, "--to", "medusa")
+    for file in written.files:
+        assert file.read_text() == (tmp_path / "export" / "medusa" / file.name).read_text()
+    with pytest.raises(treeopt.Unsupported, match="nowhere"):
+        plan.export("nowhere", tmp_path / "other")
+
+
+def test_every_result_is_a_table_in_a_notebook_and_draws_itself(run):
+    trace, profile = treeopt.load(run / "trace.npz"), treeopt.load(run / "profile.json")
+    plan = treeopt.search(trace, profile, budget=8, batch_sizes=(1,))
+    calibration = treeopt.load(run / "calibration.json")
+    for record, title in [(trace, "Head accuracy"), (calibration, "Head accuracy"), (profile, "Latency"),
+                          (plan, "The best tree"), (treeopt.score(Tree.chain(2), trace), "Tokens per step")]:  # fmt: skip
+        assert title in record._repr_html_()
+    for record, name in [(trace, "accuracy"), (trace, "positions"), (profile, "latency"), (plan, "throughput")]:
+        assert record.plot(name).axes
+    assert plan.plot("tree", trace, batch_size=1).axes
+    with pytest.raises(treeopt.OutOfRange, match=r"needs plan.json"):
+        profile.plot("tree")
+    with pytest.raises(treeopt.InvalidInput, match="throughput"):
+        plan.plot("no-such")
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def handle_starttag(self, tag, attributes):
+        self.found.add((tag, *(name for name, _ in attributes)))
+
+
+HOSTILE = "<img src=x onerror=alert(1)> [link=javascript:alert(1)]x[/link] & 'b'"
+
+
+def test_hostile_names_are_text_in_a_notebook(run):
+    trace = treeopt.load(run / "trace.npz")
+    named = replace(trace, meta={**trace.meta, "group_names": [HOSTILE, *trace.meta["group_names"][1:]]})
+    plan = treeopt.search(trace, budget=8)
+    html = [named._repr_html_(), treeopt.Calibration.from_trace(named)._repr_html_()]
+    html.append(replace(plan, entries=(replace(plan[1], warnings=[HOSTILE]),))._repr_html_())
+    for text in html:
+        tags = Tags()
+        tags.feed(text)
+        assert tags.found <= {("pre", "style"), ("b",)}
+    assert "&lt;img src=x" in html[0]
+
+
+def test_a_session_has_its_options_already(session):
+    with pytest.raises(treeopt.InvalidInput, match=r"pass dtype to treeopt.open"):
+        treeopt.calibrate(session, dtype="float64")
+    with pytest.raises(TypeError, match="drafters"):
+        treeopt.open("demo", drafters="medusa")
+
+
+def test_load_reads_every_file_of_a_run_and_refuses_others(run, tmp_path):
+    for name, kind in [("trace.npz", treeopt.RankTrace), ("calibration.json", treeopt.Calibration),
+                       ("profile.json", treeopt.LatencyProfile)]:  # fmt: skip
+        assert isinstance(treeopt.load(run / name), kind)
+    (tmp_path / "other.json").write_text("[1]")
+    with pytest.raises(treeopt.InvalidInput, match="schema"):
+        treeopt.load(tmp_path / "other.json")
+
+
+def test_defaults_are_the_same_wherever_they_are_written():
+    """The commands read them from these functions; where a step has a default of its own, it is that one."""
+    other = {"ranks": "top_k", "profile": "profile_path"}
+    for name in ("calibrate", "profile", "search", "bench"):
+        step = inspect.signature(getattr(pipeline, name)).parameters
+        for parameter in inspect.signature(getattr(treeopt, name)).parameters.values():
+            inner = step.get(other.get(parameter.name, parameter.name))
+            if inner is not None and inspect.Parameter.empty not in (inner.default, parameter.default):
+                assert inner.default == parameter.default, (name, parameter.name)
+
+
+def test_model_options_are_those_of_the_commands():
+    from treeopt.cli.options import FLAGS, MODEL_OPTIONS, RULE_OPTIONS
+    from treeopt.pipeline.session import ModelOptions
+
+    assert {"model", *ModelOptions.__annotations__} == {*MODEL_OPTIONS, *RULE_OPTIONS, *FLAGS}
+
+
+def test_importing_is_light_and_every_name_is_there():
+    code = (
+        "import sys, treeopt\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'matplotlib', 'scipy', 'rich', 'click', 'pydantic'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "assert set(treeopt.__all__) <= set(dir(treeopt))\n"
+        "[getattr(treeopt, name) for name in treeopt.__all__]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_notebook_runs_cell_by_cell(tmp_path, monkeypatch):
+    """Each cell is run, and its last expression shown, as a notebook does."""
+    text = (DOCS / "notebook.py").read_text(encoding="utf-8")
+    sizes = "PROMPTS, TOKENS, SECONDS = 64, 64, 30"
+    assert sizes in text
+    text = text.replace(sizes, "PROMPTS, TOKENS, SECONDS = 8, 12, 1")
+    text = text.replace("time_limit_s=SECONDS)", "time_limit_s=SECONDS, sizes=[8])").replace("budget=64", "budget=8")
+    text = text.replace("run=RUN, batch_size=1)", "run=RUN, batch_size=1, num_prompts=2, rounds=1)")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for cell in text.split("# %%")[1:]:
+        code = cell.partition("\n")[2]
+        if not cell.startswith(" [markdown]"):
+            exec(compile(code, "notebook.py", "exec"), names)
+    assert names["result"].contender("plain").compared
+    assert names["plan"]._repr_html_()
+
+
+def test_the_page_lists_all_that_is_public():
+    page = (DOCS / "python.md").read_text(encoding="utf-8")
+    assert [name for name in treeopt.__all__ if name not in page] == []

@@ -1,0 +1,183 @@
+"""Real decoding: contenders decode the same prompts, interleaved, block by block through journals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treeopt.errors import InvalidInput
+from treeopt.files.journal import Journal
+from treeopt.pipeline.calibrate import collect, first_conversations
+from treeopt.records.benchmark import Quality
+from treeopt.records.probe import Probe
+from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+from treeopt.report.terminal import note, progress
+from treeopt.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.records.benchmark import Benchmark
+    from treeopt.runtime.measure.bench import Entrant
+    from treeopt.runtime.measure.ranks import Prompt
+    from treeopt.runtime.prompts.sets import Conversation
+    from treeopt.runtime.session import Session
+
+ANSWERED_AT_ONCE = 16  # prompts, where plain answers are wanted alone
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Who decodes, and how.
+
+    source   : what the entrants were predicted from
+    entrants : name to its tree, and what is predicted of it
+    folder   : of the journals
+    """
+
+    session: Session
+    source: RankTrace | Probe
+    entrants: Mapping[str, Entrant]
+    batch_size: int
+    rounds: int
+    max_new_tokens: int
+    folder: Path
+
+    def __post_init__(self) -> None:
+        check_drafter(self.source.meta.get("drafter"), self.session.drafter_record, "Bench decodes")
+        check_rule(self.source.meta.get("acceptance"), self.rule, "the run's calibration holds")
+
+    @property
+    def rule(self) -> Mapping[str, Any]:
+        return self.session.acceptance.record
+
+    @property
+    def trees(self) -> dict[str, Tree | None]:
+        return {name: entrant.tree for name, entrant in self.entrants.items()}
+
+    @property
+    def ranks(self) -> int:
+        """Ranks to tell apart: those beyond would be misses in replay, but decoding accepts them."""
+        trees = [tree for tree in self.trees.values() if tree]
+        return max([self.source.meta.get("top_k") or 1, *(1 + tree.max_rank for tree in trees)])
+
+
+def decode(
+    decoding: Decoding, conversations: Sequence[Conversation], *, reference: RankTrace | None = None
+) -> Benchmark:
+    """What all contenders answer to some conversations.
+
+    reference  the trace of the conversations' plain answers; they are answered where it is missing
+    """
+    from treeopt.runtime.measure.bench import Contest
+    from treeopt.runtime.measure.ranks import turn_prompts
+    from treeopt.runtime.memory import with_less_memory
+
+    session = decoding.session
+    reference = reference or _plain_answers(decoding, conversations)
+    prompts = turn_prompts(session.prompts, reference)
+    visits, rows = with_less_memory(lambda rows: _visits(decoding, prompts, rows), decoding.batch_size, note)
+    has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
+    if not has_one_text:
+        quality, _ = with_less_memory(
+            lambda rows: _quality(session, visits, decoding.trees, prompts, reference, batch_size=rows), rows, note
+        )
+    return replace(
+        Contest(session.target, prompts, reference, rows, has_one_text).result(visits, decoding.entrants),
+        quality=quality,
+        max_new_tokens=decoding.max_new_tokens,
+        loop_share=reference.loop_share(),
+        skipped=reference.meta.get("skipped", []),
+        provenance=session.provenance(seed=0).record(),
+    )
+
+
+def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) -> RankTrace:
+    """The trace of what the target answers without speculation."""
+    from treeopt.runtime.acceptance.greedy import Greedy
+
+    session = replace(decoding.session, given=False)
+    if decoding.rule["rule"] == "typical":
+        session = replace(session, acceptance=Greedy())
+    return collect(
+        session,
+        conversations,
+        decoding.folder / "answers",
+        max_new_tokens=decoding.max_new_tokens,
+        batch_size=ANSWERED_AT_ONCE,
+        top_k=decoding.ranks,
+        title="Plain answers of the bench prompts",
+    )
+
+
+def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[dict[str, Any]]:
+    """Every block of prompts decoded by every contender in every round, ``rows`` at once, through a journal."""
+    from treeopt.runtime.measure.bench import decode_contenders
+
+    session, trees = decoding.session, decoding.trees
+    key = {
+        **session.provenance(seed=0).record(),
+        "time": None,
+        "command": None,
+        "rounds": decoding.rounds,
+        "trees": {name: tree.choices if tree else None for name, tree in trees.items()},
+        "prompts": [prompt.sha256 for prompt in prompts],
+        "max_new_tokens": decoding.max_new_tokens,
+        "batch_size": rows,
+    }
+    journal = Journal(decoding.folder / f"batch-size-{rows}", key)
+    with progress(f"Decoding with {len(trees)} contenders", len(prompts) * len(trees) * decoding.rounds) as advance:
+        return decode_contenders(
+            session.setup(decoding.max_new_tokens),
+            prompts,
+            trees,
+            batch_size=rows,
+            rounds=decoding.rounds,
+            journal=journal,
+            progress=advance,
+        )
+
+
+def _quality(
+    session: Session,
+    visits: Sequence[dict[str, Any]],
+    contenders: Iterable[str],
+    prompts: Sequence[Prompt],
+    reference: RankTrace,
+    *,
+    batch_size: int,
+) -> dict[str, Quality]:
+    """What the target thinks of every contender's texts, and how far they are from the plain ones."""
+    from treeopt.runtime.measure.quality import measure_quality
+
+    assert reference.tokens is not None
+    plain = [answer.tolist() for answer in np.split(reference.tokens, reference.starts[1:-1])]
+    clusters, found = [prompt.cluster for prompt in prompts], {}
+    with progress("Judging the texts", None):
+        for name in contenders:
+            rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"][name]["rows"]]
+            texts = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
+            quality = measure_quality(
+                session.target,
+                [prompt.tokens for prompt in prompts],
+                texts,
+                plain,
+                conversations=clusters,
+                batch_size=batch_size,
+            )
+            found[name] = Quality(**quality)  # type: ignore[arg-type]  # one of the figures is a number of answers
+    return found
+
+
+def held_out_conversations(
+    run: RunDirectory, session: Session, trace: RankTrace, wanted: int
+) -> tuple[Conversation, ...]:
+    """The first of the session's conversations that the trace was not measured on."""
+    hashes = trace.meta.get("prompt_sha256")
+    if hashes is None:
+        raise InvalidInput(f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256.")
+    return first_conversations(replace(session, prompts=session.prompts.without(hashes)), wanted)

@@ -1,0 +1,70 @@
+"""Results that are given in memory: they are laid out as files, so that a step does with them what its command does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import InvalidInput
+from treeopt.pipeline.search import search
+from treeopt.pipeline.session import open_session, resolve
+from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import read_planned
+from treeopt.records.plan import Plan
+from treeopt.records.probe import Probe
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rules import RULES
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+
+DEFAULT = "treeopt-run"
+
+
+def search_on(
+    calibration: RankTrace | Calibration | Probe | str | Path | None,
+    profile: LatencyProfile | str | Path | None,
+    run: str | Path | RunDirectory | None,
+    *,
+    verify: int,
+    **options: Any,
+) -> Plan:
+    """Search in the run directory, or beside it on what is given; a plan beside it is kept only where ``run`` is said."""
+    records = [given for given in (calibration, profile) if given is not None and not isinstance(given, str | Path)]
+    names = {"calibration": _name(calibration), "profile_path": _name(profile)}
+    if not records and (run is not None or calibration is None):
+        directory = RunDirectory.of(run or DEFAULT)
+        with directory.writing():
+            return _search(directory, verify, **names, **options)
+    if calibration is None:
+        names["calibration"] = str(read_planned(RunDirectory.of(run or DEFAULT))[0])
+    with RunDirectory.holding(*records) as directory:
+        if (
+            any(given is profile for given in records) and names["calibration"]
+        ):  # a profile of its own goes with a trace of its own
+            names["profile_path"] = str(directory.profile)
+        plan = _search(directory, verify, **names, **options)
+    if run is not None:
+        kept = RunDirectory.of(run)
+        with kept.writing():
+            plan.save(kept.plan)
+    return plan
+
+
+def _search(directory: RunDirectory, verify: int, **options: Any) -> Plan:
+    session = open_session(resolve(directory, {})) if verify else None
+    return search(directory, session=session, verify=verify, **options)
+
+
+def _name(given: Any) -> str | None:
+    return str(given) if isinstance(given, str | Path) else None
+
+
+def wanted_rule(acceptance: str | None, temperature: float | None) -> dict[str, Any] | None:
+    """The record of a rule that is asked for; None where none is."""
+    if acceptance is None:
+        if temperature is not None:
+            raise InvalidInput("--temperature goes with --acceptance.")
+        return None
+    if acceptance not in RULES:
+        raise InvalidInput(f"--acceptance must be one of {', '.join(RULES)}, but got {acceptance!r}.")
+    return {"rule": RULES[acceptance], **({} if temperature is None else {"temperature": temperature})}

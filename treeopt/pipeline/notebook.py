@@ -1,0 +1,91 @@
+"""What results look like in a notebook: the tables of the terminal as HTML, and pictures as matplotlib figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.errors import OutOfRange
+from treeopt.growth.score import Score
+from treeopt.pipeline.export import export_to
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.calibration import Calibration
+from treeopt.records.display import Exported
+from treeopt.records.plan import Plan
+from treeopt.records.probe import Probe
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+from treeopt.report import figures
+from treeopt.report.bench_table import bench_table
+from treeopt.report.score_table import score_table
+from treeopt.report.terminal import calibration_table, plan_table, profile_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+WIDTH = 120  # characters
+STYLE = "overflow-x:auto;white-space:pre;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',Consolas,monospace"
+
+
+@singledispatch
+def table(record: Any) -> RenderableType:
+    """The table of a result, as the command that makes it prints it."""
+    raise TypeError(f"there is no table of a {type(record).__name__}")
+
+
+table.register(Calibration, calibration_table)
+table.register(LatencyProfile, profile_table)
+table.register(Plan, plan_table)
+table.register(Benchmark, bench_table)
+
+
+@table.register(RankTrace)
+def _(record: RankTrace) -> RenderableType:
+    return calibration_table(Calibration.from_trace(record))
+
+
+@table.register(Probe)
+def _(record: Probe) -> RenderableType:
+    return (
+        f"What {len(record.accepted):,} steps of {record.num_sequences:,} answers would have accepted, "
+        f"of a tree of {len(record.tree)} rows"
+    )
+
+
+@table.register(Score)
+def _(record: Score) -> RenderableType:
+    return score_table(record, "the tree")
+
+
+def html(record: Any) -> str:
+    """The table as an HTML element: every text escaped, whatever a file brought in; bold is all that is kept of style."""
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=WIDTH, highlight=False, force_jupyter=False)
+    parts = []
+    for segment in console.render(table(record)):
+        bold = segment.style is not None and segment.style.bold and segment.text.strip()
+        parts.append(f"<b>{escape(segment.text)}</b>" if bold else escape(segment.text))
+    return f'<pre style="{STYLE}">{"".join(parts)}</pre>'
+
+
+def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
+    """The picture of that name; OutOfRange names the results that it needs."""
+    with RunDirectory.holding(*records) as run:
+        picture = next(figures.pictures(run, names=[name], batch_size=batch_size))
+    if isinstance(picture, str):
+        needs = ", ".join(figures.FIGURES[name].needs)
+        raise OutOfRange(f"The figure {name} needs {needs}: pass such results too, as in plan.plot('tree', trace).")
+    return picture.drawing
+
+
+def write_export(plan: Plan, engine: str, folder: Path, options: dict[str, Any]) -> Exported:
+    """Write a plan as an engine's own files into ``folder``."""
+    files, written = export_to(folder, plan, engine, **options)
+    return Exported(tuple(files), written.notes, written.command)

@@ -1,0 +1,165 @@
+"""The part of train that may be stopped and continued: count, train, count again, write the heads and what was reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.files import storage
+from treeopt.report.terminal import Advance, note, progress
+
+if TYPE_CHECKING:
+    from treeopt.runtime.target import Target
+    from treeopt.runtime.training.batches import Text
+    from treeopt.runtime.training.recipe import Recipe
+
+BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts exceeds that on others
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What is trained, on what, and where to."""
+
+    folder: Path
+    accelerator: Any
+    target: Target
+    recipe: Recipe
+    learned: list[Text]
+    held_out: list[Text]
+    own: bool
+    checkpoint_steps: int
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "training"
+
+    def run(self) -> tuple[tuple[Path, ...], dict[str, Any]]:
+        """Count, train, count again, write the heads: their files, and what was reached."""
+        from treeopt.runtime.training.checkpoint import Checkpoints
+        from treeopt.runtime.training.loop import Loop
+        from treeopt.runtime.training.saving import save_result
+        from treeopt.runtime.training.trainees import FrozenStates
+
+        is_main, recipe = self.accelerator.is_main_process, self.recipe
+        states, held_states = (FrozenStates(self.target, part) for part in (self.learned, self.held_out))
+        trainee = self._trainee(states)
+        checkpoints = Checkpoints(self.work / "checkpoint.partial", self._key())
+        checkpoints.check()
+        loop = Loop(
+            self.accelerator,
+            trainee,
+            recipe,
+            self.learned,
+            states if trainee.needs_states else None,
+            checkpoints=checkpoints,
+            log=self.work / "log.jsonl",
+            checkpoint_steps=self.checkpoint_steps,
+        )
+        counted = held_states if trainee.needs_states else None
+        with bar("Counting before", None, is_main):
+            before = loop.count(self.held_out, counted)
+        begun = loop.resume()
+        if begun.step and is_main:
+            note(f"Continuing after {begun.step:,} steps.")
+        try:
+            with bar("Training", 1.0, is_main) as advance:
+                shown = 0.0
+                for position in loop.run():
+                    share = recipe.share(position.step - 1, position.seconds)
+                    advance(share - shown)
+                    shown = share
+            with bar("Counting after", None, is_main):
+                after = loop.count(self.held_out, counted)
+        except KeyboardInterrupt:
+            kept = loop.keep()
+            if is_main and loop.position.step:
+                note(f"Stopped after step {loop.position.step:,}; training goes on after step {kept.step:,}.")
+            raise
+        files: list[Path] = []
+        if is_main:
+            with bar("Writing", None, is_main):
+                files = save_result(trainee, self.target, recipe.kind, self.folder)
+            checkpoints.discard()
+        self.accelerator.wait_for_everyone()
+        return tuple(files), {
+            "steps": loop.position.step,
+            "seconds": round(loop.position.seconds, 3),
+            "held_out": {"before": before.record(), "after": after.record()},
+        }
+
+    def _trainee(self, states: Any) -> Any:
+        from treeopt.runtime.training.heads import make_heads
+        from treeopt.runtime.training.recipe import HYDRA_PLUS, MEDUSA_2
+        from treeopt.runtime.training.trainees import HeadsTrainee
+
+        target, recipe = self.target, self.recipe
+        rms = states.usual_rms() if recipe.kind == HYDRA_PLUS else 1.0
+        heads = make_heads(target, recipe, hidden_rms=rms)
+        if recipe.kind != MEDUSA_2:
+            return HeadsTrainee(heads, recipe, lambda hidden: target.scores(target.logits(hidden)))
+        from treeopt.runtime.training.medusa2 import JointTrainee
+
+        return JointTrainee(heads, recipe, target, own_answers=self.own)
+
+    def _key(self) -> dict[str, Any]:
+        """All that the weights of a run depend on."""
+        from treeopt.runtime.training.batches import digest_of
+        from treeopt.runtime.training.texts import weights_digest
+
+        return {
+            **self.recipe.record(),
+            "texts": digest_of(self.learned),
+            "own_answers": self.own,
+            "weights": weights_digest(self.target.model),
+            "dtype": str(self.target.dtype),
+            "mixed_precision": self.accelerator.mixed_precision,
+            "processes": self.accelerator.num_processes,
+        }
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """training.json and the curves of the log; says where heads learned their texts by heart."""
+        from treeopt.report.figures.style import to_bytes
+        from treeopt.report.figures.training import draw_training, training_caption, training_data
+
+        storage.write_json(self.work / "training.json", "training", record)
+        log = [json.loads(line) for line in storage.read_text(self.work / "log.jsonl").splitlines()]
+        if said := by_heart(log, record["held_out"]["after"]):
+            note(said)
+        if log:
+            data = training_data(log, record["held_out"], caption=training_caption(record))
+            with storage.atomic_writer(self.work / "curves.png") as stream:
+                stream.write(to_bytes(draw_training(data), "png"))
+
+
+def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:
+    """Says so where heads are right on the texts they learn from far more often than on held-out ones."""
+    last = log[-max(1, len(log) // 10) :]
+    pairs = [
+        (sum(seen) / len(seen), held_out)
+        for k, held_out in enumerate(after["accuracy"])
+        if held_out is not None and (seen := [a for line in last if (a := line["accuracy"][k]) is not None])
+    ]
+    if not pairs:
+        return None
+    learned, held_out = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    ratio, difference = BY_HEART
+    if learned <= ratio * held_out or learned <= held_out + difference:
+        return None
+    return (
+        f"At the end first choices are right in {learned:.2f} of the states of texts learned from, but in "
+        f"{held_out:.2f} of held-out ones: the heads know these texts by heart. Use more prompts, or train for less long."
+    )
+
+
+@contextmanager
+def bar(title: str, total: float | None, is_main: bool) -> Iterator[Advance]:
+    """A progress bar of the first process."""
+    if not is_main:
+        yield lambda amount: None
+        return
+    with progress(title, total) as advance:
+        yield advance

@@ -1,0 +1,71 @@
+"""How results show themselves in a notebook, and how they are drawn.
+
+Records lie below the rooms that make tables, pictures and an engine's files, and import none of them. The package's
+front, `treeopt`, registers where they are; they are imported when something is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written for an engine, what is worth knowing of it, and the command that uses it."""
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+    command: str | None
+
+
+class Viewer(Protocol):
+    """What shows results, by a module of functions."""
+
+    def html(self, record: Any, /) -> str:
+        """The result as an HTML element, all its text escaped."""
+
+    def figure(self, records: Sequence[Any], name: str, batch_size: int | None, /) -> Figure:
+        """The named picture of one or more results."""
+
+    def write_export(self, plan: Any, engine: str, folder: Path, options: dict[str, Any], /) -> Exported:
+        """Write a plan as an engine's own files."""
+
+
+_viewers: list[Callable[[], Viewer]] = []
+
+
+def register(load: Callable[[], Viewer]) -> None:
+    """Say where the viewer is; ``load`` imports it."""
+    _viewers[:] = [load]
+
+
+def viewer() -> Viewer:
+    return _viewers[0]()
+
+
+class Displayed:
+    """A result that shows itself in a notebook."""
+
+    def _repr_html_(self) -> str:
+        return viewer().html(self)
+
+
+class Drawn(Displayed):
+    """A result that there are pictures of."""
+
+    def plot(self, name: str, *others: Drawn, batch_size: int | None = None) -> Figure:
+        """The picture of that name (``treeopt list figures``) as a matplotlib figure.
+
+        others     : results that the picture needs too: ``plan.plot("tree", trace)``
+        batch_size : which one of a plan's trees; by default its first
+
+        Raises InvalidInput for a name that there is not, OutOfRange where a result is missing.
+        """
+        return viewer().figure((self, *others), name, batch_size)
