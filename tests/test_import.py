@@ -294,7 +294,7 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.jsonl", RANKS + '\n{"ranks": [[0]]}', {}, "sequence 2, must have one rank a head"),
         ("x.jsonl", RANKS + "\n{broken", {}, "valid JSON"),
         ("x.jsonl", '{"ranks": [[0, 1], [0, 1], [null, null]]}', {}, "head 2 has a rank for token 4"),
-        ("x.jsonl", '{"ranks": [[0, -3], [null, null]]}', {}, "ranks from 0 to"),
+        ("x.jsonl", '{"ranks": [[0, -3], [null, null]]}', {}, "ranks.0.1: Input should be greater than or equal to -2"),
         ("x.jsonl", '{"ranks": [[0, null], [null, null]]}', {}, "head 2 has not"),
         ("x.jsonl", '{"ranks": []}', {}, "one rank a head"),
         ("x.jsonl", '{"ranks": [["a"]]}', {}, "is not as it should be"),

@@ -107,7 +107,7 @@ def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Histograms], list
 
 
 def whole(digits: str) -> int:
-    """The count of a log line; one that cannot be is kept as one too many."""
+    """The count of a log line; one above `MOST_DRAFTS` becomes the next above it, which `Printed.counts` refuses."""
     return min(int(digits[:20]), MOST_DRAFTS + 1)
 
 

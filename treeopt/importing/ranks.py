@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import typed
@@ -35,8 +36,8 @@ ENDS = {end.name.lower(): end for end in End}
 class Logged:
     """A line of the file."""
 
-    ranks: list[list[int | None]]
-    tokens: list[int] | None = None
+    ranks: list[list[Annotated[int, Field(ge=NO_TRIAL, le=MOST_RANK)] | None]]
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     id: str | int | None = None
     group: str | None = None
     end: str | int | None = None
@@ -86,8 +87,6 @@ def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
     """
     if heads < 1 or not line.ranks or any(len(row) != heads for row in line.ranks):
         raise InvalidInput(f"{where} must have one rank a head in every row, {heads} as in the file's first.")
-    if any(rank is not None and not NO_TRIAL <= rank <= MOST_RANK for row in line.ranks for rank in row):
-        raise InvalidInput(f"{where} must have ranks from 0 to {MOST_RANK}, null, -1 or -2, but has others.")
     ranks = np.array([[MISS if rank is None else rank for rank in row] for row in line.ranks])
     state, head = np.indices(ranks.shape)
     past = state + head + 2 > len(ranks)
@@ -122,7 +121,4 @@ def _tokens(lines: list[Logged], path: Path) -> NDArray[np.int32] | None:
                 f"{path} must have a token for every row of ranks, in all lines or in none, but sequence {s + 1} "
                 f"has {len(line.tokens or [])} for {len(line.ranks)}."
             )
-    tokens = [token for line in lines for token in line.tokens or []]
-    if min(tokens) < 0 or max(tokens) >= 2**31:
-        raise InvalidInput(f"{path} must have tokens from 0 to {2**31 - 1}, but has others.")
-    return np.array(tokens, dtype=np.int32)
+    return np.array([token for line in lines for token in line.tokens or []], dtype=np.int32)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import typed
@@ -37,7 +39,7 @@ class Request:
     num_spec_steps: int | None = None
     num_accepted_draft_tokens: int | None = None
     num_draft_tokens: int | None = None
-    num_spec_tokens: int | None = None
+    num_spec_tokens: Annotated[int, Field(ge=0, le=MOST_LENGTH)] | None = None
     mean_acceptance_length: float | None = None
     per_step_accepted: list[int] | None = None
     per_step_drafted: list[int] | None = None
@@ -108,8 +110,6 @@ def check_request(one: Request, where: str, *, is_sparse: bool) -> None:
     steps = sum(histogram)
     taken = sum(a * n for a, n in enumerate(histogram))
     length = one.num_spec_tokens
-    if length is not None and not 0 <= length <= MOST_LENGTH:
-        raise InvalidInput(f"{where} must draft 1 to {MOST_LENGTH} tokens, but drafts {length}.")
     for name, said, counted in (
         ("steps", one.num_spec_steps, steps),
         ("accepted tokens", one.num_accepted_draft_tokens, taken),

@@ -54,7 +54,7 @@ BIASED = (
 
 @dataclass(frozen=True)
 class Drafts:
-    """Who was tried and who passed, request by request or in one sum.
+    """How many drafts reached each depth and how many passed it, a row for each request or one for all.
 
     >>> drafts = Drafts.of([{3: [200, 200, 180, 420]}])
     >>> drafts.tried.tolist(), drafts.passed.tolist()
@@ -68,7 +68,7 @@ class Drafts:
 
     @classmethod
     def of(cls, groups: Sequence[Histograms], *, are_requests: bool = False) -> Drafts:
-        """Those at risk in histograms by draft length, a row for each group."""
+        """The counts of histograms by draft length, a row for each group."""
         depth = max((k for group in groups for k in group), default=0)
         tried = np.zeros((len(groups), depth), dtype=np.int64)
         passed = np.zeros_like(tried)
