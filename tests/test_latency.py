@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
@@ -47,6 +47,47 @@ def straight_ms(known: LatencyProfile) -> float:
     costs, larger = StepCosts(known, 4), min(p.size for p in known.points if p.size > 16)
     low, high = costs.ms([16, larger], [4, 4])
     return float(low + (high - low) / (larger - 16))
+
+
+@given(st.integers(0, 10**6), st.booleans())
+@settings(max_examples=30)
+def test_latencies_asked_for_together_are_those_of_each_alone(seed, measured_only):
+    """Against the definition, straight from the points: one batch size, whose staircase goes through all of them."""
+    rng = np.random.default_rng(seed)
+    measured = {(int(n), int(d)) for n, d in zip(rng.integers(2, 20, 12), rng.integers(1, 5, 12), strict=True) if n > d}
+    ms = {key: float(10 + key[1] + rng.random()) for key in measured}
+    points = tuple(StepTiming(1, 100, n, d, (ms[n, d],)) for n, d in sorted(measured))
+    costs = StepCosts(LatencyProfile(points, (StepTiming(1, 100, 1, 0, (9.0,)),)), 1, measured_only=measured_only)
+    asked = [(1, 0), *((n, d) for n in range(2, 21) for d in range(1, min(n, 6)))]
+    together, stderr_ms = costs.latencies(*zip(*asked, strict=True))
+    for (n, d), found, error in zip(asked, together, stderr_ms, strict=True):
+        alone = costs.step(n, d)
+        assert (alone is None) == np.isnan(found) == np.isnan(error)
+        if alone is None:
+            continue
+        assert (alone.ms, alone.stderr_ms) == (pytest.approx(found), pytest.approx(error))
+        if n == 1:
+            assert found == 9.0
+            continue
+        depths = sorted({depth for _, depth in measured if depth >= d})
+        about = [[(m, depth) for m, at in measured if at == depth] for depth in depths]
+        kept = [sizes for sizes in about if min(sizes)[0] <= n <= max(sizes)[0]]
+        kept = [sizes for sizes in kept if n in dict(sizes)] if measured_only else kept
+        if kept:
+            low, high = max(key for key in kept[0] if key[0] <= n), min(key for key in kept[0] if key[0] >= n)
+            assert min(ms[low], ms[high]) - 1e-9 <= found <= max(ms[low], ms[high]) + 1e-9
+        else:
+            assert n == d + 1  # a chain between two others
+            assert not measured_only
+
+
+def test_between_two_contexts_latencies_are_between_and_only_what_both_know():
+    points = [StepTiming(1, 100, n, 2, (10.0 + n,)) for n in (4, 8)]
+    points += [StepTiming(1, 500, n, 2, (14.0 + n,)) for n in (4, 6)]
+    plain = StepTiming(1, 100, 1, 0, (9.0,)), StepTiming(1, 500, 1, 0, (13.0,))
+    costs = StepCosts(LatencyProfile(tuple(points), plain), 1, 200)
+    assert costs.ms([1, 4, 6, 8], [0, 2, 2, 2]) == pytest.approx([10.0, 15.0, 17.0, np.nan], nan_ok=True, rel=1e-5)
+    assert (costs.plain.ms, costs.reach) == (10.0, (6, 2))
 
 
 def test_what_a_row_costs_besides_is_no_stair():
