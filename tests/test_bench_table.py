@@ -12,7 +12,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.records.benchmark import Benchmark, Quality, Ratio
 from treeopt.records.plan import RunnerUp
 from treeopt.report.bench_table import about_rule, bench_table, closing, doubt, quality_rows, text_price
-from treeopt.report.terminal import plan_table, tree_view
+from treeopt.report.plan_table import plan_table, tree_view
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 

@@ -382,7 +382,7 @@ def test_help_imports_nothing_heavy():
 
 def test_the_core_imports_no_torch():
     code = (
-        "import sys, treeopt.pipeline, treeopt.export, treeopt.report.terminal, treeopt.files.shipped\n"
+        "import sys, treeopt.pipeline, treeopt.export, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.shipped\n"
         "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx'}\n"
         "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
     )

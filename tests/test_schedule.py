@@ -22,7 +22,7 @@ from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.report.terminal import plan_table, price, schedule
+from treeopt.report.plan_table import plan_table, price, schedule
 
 SIZES = (1, 2, 4, 8)
 

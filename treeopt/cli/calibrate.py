@@ -41,7 +41,7 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
         treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
     """
-    from treeopt.report.terminal import calibration_table
+    from treeopt.report.calibration_table import calibration_table
 
     treeopt.calibrate(run=run, **options, **source)
     result = run.read_calibration()

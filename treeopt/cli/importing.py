@@ -48,7 +48,8 @@ def import_(run: RunDirectory, files: tuple[Path, ...], as_json: bool, **options
         treeopt import before.txt after.txt --drafter eagle3
     """
     from treeopt import pipeline
-    from treeopt.report.terminal import calibration_table, note
+    from treeopt.report.calibration_table import calibration_table
+    from treeopt.report.terminal import note
 
     calibration = pipeline.import_file(run, files, **options)
     for text in calibration.meta["notes"]:

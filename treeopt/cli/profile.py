@@ -128,7 +128,7 @@ def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options:
         treeopt profile --analytical H100-SXM --model config.json --batch-size 1,8 --context 2048
     """
     from treeopt import pipeline
-    from treeopt.report.terminal import profile_table
+    from treeopt.report.profile_table import profile_table
 
     elsewhere = _elsewhere()
     options["precision"] /= 100

@@ -41,7 +41,8 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     """
     from treeopt import pipeline
     from treeopt.report.bench_table import bench_table, closing
-    from treeopt.report.terminal import note, out, plan_table
+    from treeopt.report.plan_table import plan_table
+    from treeopt.report.terminal import note, out
 
     source = pipeline.resolve(run, source)
     if not {"model", "dtype", "device"} & source.keys():

@@ -68,7 +68,7 @@ def search(run: RunDirectory, as_json: bool, calibration: str | None, profile: s
         treeopt search --for vllm --batch-size 1,8,32
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
-    from treeopt.report.terminal import plan_table
+    from treeopt.report.plan_table import plan_table
 
     if options["temperature"] is not None and options["acceptance"] is None:
         raise click.UsageError("--temperature goes with --acceptance.")

@@ -65,7 +65,7 @@ def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: b
         treeopt show --batch-size 4
     """
     from treeopt import pipeline
-    from treeopt.report.terminal import tree_view
+    from treeopt.report.plan_table import tree_view
 
     if name is not None:
         tree, gains = pipeline.named_tree(name, batch_size=batch_size), None

@@ -22,8 +22,10 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.report.bench_table import bench_table
+from treeopt.report.calibration_table import calibration_table
+from treeopt.report.plan_table import plan_table
+from treeopt.report.profile_table import profile_table
 from treeopt.report.score_table import score_table
-from treeopt.report.terminal import calibration_table, plan_table, profile_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, option_of, rule_of
-from treeopt.report.terminal import count, pm, together
+from treeopt.report.calibration_table import together
+from treeopt.report.wording import count, pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -24,11 +24,13 @@ from treeopt.records.inputs import changed
 from treeopt.records.plan import GroupFigures, Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory
-from treeopt.report import bench_table, terminal
+from treeopt.report import bench_table
 from treeopt.report.bench_table import PUBLISHED, about_rule, doubt, has_one_text, text_price
 from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, pictures, to_svg
 from treeopt.report.figures.registry import Inputs
+from treeopt.report.plan_table import certainty
+from treeopt.report.wording import pm
 
 INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
 SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
@@ -160,8 +162,8 @@ def render(*, marks: list[Mark], **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["pm"] = terminal.pm
-    environment.globals.update(certainty=terminal.certainty, bench_table=bench_table)
+    environment.filters["pm"] = pm
+    environment.globals.update(certainty=certainty, bench_table=bench_table)
     return environment.get_template("report.html.j2").render(
         tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
         style=Markup(style),

@@ -16,7 +16,7 @@ def score_table(score: Score, name: str) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
-    from treeopt.report.terminal import pm
+    from treeopt.report.wording import pm
 
     table = Table(title="Tokens per step", title_justify="left")
     for column in ("tree", "rows", "depth", "product", "joint", "replayed"):
@@ -42,7 +42,7 @@ def score_table(score: Score, name: str) -> RenderableType:
 
 def verdict(score: Score, name: str) -> str:
     """What the table comes to."""
-    from treeopt.report.terminal import pm
+    from treeopt.report.wording import pm
 
     error = score.distance_stderr
     size, best = len(score.given.tree), len(score.best.tree)

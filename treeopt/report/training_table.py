@@ -15,7 +15,7 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
-    from treeopt.report.terminal import pm
+    from treeopt.report.wording import pm
 
     before, after = (record["held_out"][when] for when in ("before", "after"))
     texts = record["texts"]["held_out"]

@@ -34,7 +34,7 @@ from treeopt.report.figures.style import (
     short,
     wilson,
 )
-from treeopt.report.terminal import count
+from treeopt.report.wording import count
 from treeopt.trees.tree import MAX_RANK, IntArray
 
 if TYPE_CHECKING:

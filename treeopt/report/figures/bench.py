@@ -30,7 +30,7 @@ from treeopt.report.figures.style import (
     short,
     wilson,
 )
-from treeopt.report.terminal import count
+from treeopt.report.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -36,7 +36,7 @@ from treeopt.report.figures.style import (
     size_axis,
     span,
 )
-from treeopt.report.terminal import count
+from treeopt.report.wording import count
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import MAX_RANK, Choice, IntArray, Tree
 

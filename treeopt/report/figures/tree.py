@@ -24,7 +24,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.rules import guesser
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures.style import SEQUENTIAL, SIZE_INCHES, blank, heading, look, origin, rule, sentence
-from treeopt.report.terminal import count
+from treeopt.report.wording import count
 from treeopt.trees.tree import IntArray, Tree, read_only
 
 if TYPE_CHECKING:

@@ -1,0 +1,40 @@
+"""Words of figures: a value with its error, a number with its noun, ranges of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def pm(value: float | None, error: float | None, digits: int = 2) -> str:
+    """A figure with its standard error.
+
+    >>> pm(1.5, 0.02), pm(None, None)
+    ('1.50 ±0.02', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}" + ("" if error is None else f" ±{error:.{digits}f}")
+
+
+def count(n: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> count(1, "sequence"), count(4228, "state")
+    ('1 sequence', '4,228 states')
+    """
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, with those that follow each other as a range.
+
+    >>> ranges([1, 2, 3, 7])
+    '1–3, 7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
