@@ -14,6 +14,8 @@ import treeopt
 from treeopt import pipeline
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.report.calibration_table import calibration_table
+from treeopt.report.terminal import out
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
@@ -125,20 +127,21 @@ class Tags(HTMLParser):
         self.found.add((tag, *(name for name, _ in attributes)))
 
 
-HOSTILE = "<img src=x onerror=alert(1)> [link=javascript:alert(1)]x[/link] & 'b'"
+HOSTILE = "<img src=x onerror=alert(1)> [link=javascript:alert(1)]x[/link] [/x] & 'b'"
 
 
-def test_hostile_names_are_text_in_a_notebook(run):
-    trace = treeopt.load(run / "trace.npz")
-    named = replace(trace, meta={**trace.meta, "group_names": [HOSTILE, *trace.meta["group_names"][1:]]})
-    plan = treeopt.search(trace, budget=8)
-    html = [named._repr_html_(), treeopt.Calibration.from_trace(named)._repr_html_()]
-    html.append(replace(plan, entries=(replace(plan[1], warnings=[HOSTILE]),))._repr_html_())
-    for text in html:
+def test_hostile_names_are_text_in_a_notebook_and_in_the_terminal(run, capsys):
+    calibration = treeopt.load(run / "calibration.json")
+    group = {"sequences": 1, "hits": [[1]] * calibration.num_heads, "trials": [2] * calibration.num_heads}
+    named = replace(calibration, meta={**calibration.meta, "groups": {HOSTILE: group}})
+    plan = treeopt.search(calibration, budget=8)
+    for text in (named._repr_html_(), replace(plan, runtime=None)._repr_html_()):
         tags = Tags()
         tags.feed(text)
         assert tags.found <= {("pre", "style"), ("b",)}
-    assert "&lt;img src=x" in html[0]
+    assert "&lt;img src=x" in named._repr_html_()
+    out(calibration_table(named))
+    assert "[/x]" in capsys.readouterr().out
 
 
 def test_a_session_has_its_options_already(session):

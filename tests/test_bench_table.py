@@ -46,7 +46,7 @@ def at_speed(bench, speed):
 
 def shown(renderable) -> str:
     """What the terminal shows, without its line breaks."""
-    console = Console(width=160)
+    console = Console(width=160, markup=False)
     with console.capture() as capture:
         console.print(renderable)
     return " ".join(capture.get().split())

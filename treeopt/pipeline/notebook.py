@@ -69,7 +69,7 @@ def html(record: Any) -> str:
     """The table as an HTML element: every text escaped, whatever a file brought in; bold is all that is kept of style."""
     from rich.console import Console
 
-    console = Console(file=StringIO(), width=WIDTH, highlight=False, force_jupyter=False)
+    console = Console(file=StringIO(), width=WIDTH, highlight=False, markup=False, force_jupyter=False)
     parts = []
     for segment in console.render(table(record)):
         bold = segment.style is not None and segment.style.bold and segment.text.strip()

@@ -148,12 +148,11 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
 
 def _quality_table(bench: Benchmark) -> RenderableType:
     """What the rule of acceptance does to the text."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=QUALITY_TITLE, title_justify="left", caption=quality_note(bench), caption_justify="left")
     for name in QUALITY_COLUMNS:
-        table.add_column(escape(name), justify="left" if name == "contender" else "right")
+        table.add_column(name, justify="left" if name == "contender" else "right")
     for row in quality_rows(bench):
         table.add_row(*row)
     return table

@@ -111,6 +111,7 @@ def schedule(plan: Plan) -> str:
 
 def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:
     """The tree as indented lines; a node shows its rank, and the tokens per step that it adds."""
+    from rich.text import Text
     from rich.tree import Tree as View
 
     rows, choices = count(len(tree), "row"), count(len(tree) - 1, "choice")
@@ -119,6 +120,7 @@ def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> Renderabl
     for node in range(1, len(tree)):
         path = tree.paths[node]
         gain = (gains or {}).get(path)
-        label = f"[bold]{path[-1]}[/] [dim]{list(path)}[/]" + ("" if gain is None else f"  {gain:+.4f}")
+        adds = "" if gain is None else f"  {gain:+.4f}"
+        label = Text.assemble((str(path[-1]), "bold"), " ", (str(list(path)), "dim"), adds)
         views.append(views[tree.parents[node]].add(label))
     return views[0]

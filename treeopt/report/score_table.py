@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 def score_table(score: Score, name: str) -> RenderableType:
     """The tree, the best of its size and the smallest that reaches as much; what it comes to, in sentences."""
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
 
     from treeopt.report.wording import pm
@@ -30,14 +29,14 @@ def score_table(score: Score, name: str) -> RenderableType:
     for label, rated in rows.items():
         if rated is not None:
             table.add_row(
-                escape(label),
+                label,
                 str(len(rated.tree)),
                 str(rated.tree.depth),
                 pm(rated.product, None, 3),
                 pm(rated.joint, None, 3),
                 pm(rated.replayed, rated.replayed_stderr, 3),
             )
-    return Group(table, escape(verdict(score, name)))
+    return Group(table, verdict(score, name))
 
 
 def verdict(score: Score, name: str) -> str:

@@ -17,9 +17,9 @@ def out(renderable: RenderableType | str) -> None:
     """Print a result to stdout; plain text where it is no terminal."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names in brackets are names
     if not console.is_terminal:
-        console = Console(highlight=False, width=120)
+        console = Console(highlight=False, markup=False, width=120)
     console.print(renderable)
 
 

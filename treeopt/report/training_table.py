@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
     """Accuracy of each head on the held-out texts, before and after; then the line that uses them."""
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
 
     from treeopt.report.wording import pm
@@ -32,4 +31,4 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
             f"{after['base_nats_per_token']:.4f}; KL to what it was: {after['base_kl_nats_per_token']:.4f}."
         )
     said.append("Calibrate on other prompts than these heads learned from:")
-    return Group(table, *said, escape(command))
+    return Group(table, *said, command)
