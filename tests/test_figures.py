@@ -18,6 +18,7 @@ from treeopt.growth.coverage import replay_probe
 from treeopt.growth.heldout import crossfit, crossfit_probe
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
+from treeopt.planning.comparison import dense_widths
 from treeopt.planning.planner import plan_trees
 from treeopt.records.benchmark import Benchmark, Block, Contender
 from treeopt.records.calibration import Calibration
@@ -27,7 +28,7 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
-from treeopt.report.figures import planning, style
+from treeopt.report.figures import style
 from treeopt.report.figures.tree import columns
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
@@ -289,7 +290,7 @@ def test_dense_widths_are_all_within_the_budget():
         for widths in itertools.product(range(1, 6), repeat=depth)
         if len(Tree.dense(widths)) <= 17
     }
-    found = planning.dense_widths(17, 3, 5)
+    found = dense_widths(17, 3, 5)
     assert len(found) == len(set(found))
     assert set(found) == brute
 

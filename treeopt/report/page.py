@@ -10,7 +10,7 @@ import base64
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from treeopt.export import export_plan, runners
 from treeopt.files import storage
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.records.inputs import changed
+from treeopt.records.origins import Drafter
 from treeopt.records.plan import GroupFigures, Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -31,22 +32,24 @@ from treeopt.report.figures import FIGURES, pictures, to_svg
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty
 from treeopt.report.wording import pm
+from treeopt.trees.tree import Choice
 
 INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
 SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
+BENCH_NOTES = ("prompts", "max_new_tokens", "inputs", "loop_share", "skipped", "provenance")
 
 
 @dataclass(frozen=True)
 class Example:
     """Real texts in which a path was accepted: (what came before, accepted guesses)."""
 
-    path: tuple[int, ...]
+    path: Choice
     texts: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a file tells beside its figures."""
+class FileNotes:
+    """What a file says beside its figures."""
 
     examples: list[Example] | None = None
     skipped: list[dict[str, Any]] | None = None
@@ -56,83 +59,62 @@ class Told:
     loop_share: float | None = None
 
 
+class Origins:
+    """Where the report's figures come from, file by file.
+
+    notes   : file -> what it says beside its figures
+    records : file -> {what: value}, for the table of origins
+    """
+
+    def __init__(self) -> None:
+        self.notes: dict[str, FileNotes] = {}
+        self.records: dict[str, dict[str, Any]] = {}
+
+    def add(self, file: Path, info: Mapping[str, Any], **more: Any) -> None:
+        """Add a file that was read; ``info`` is what it holds beside its figures."""
+        self.notes[file.name] = notes = storage.typed(FileNotes, info, file)
+        record = {**(notes.provenance or {}), **{key: info.get(key) for key in SHOWN}, **more}
+        if isinstance(rule := record.get("acceptance"), Mapping):
+            record["acceptance"] = option_of(rule)
+        if notes.answers:
+            record["answers"] = _answers(notes.answers)
+        if notes.loop_share is not None:
+            record["ended in a loop"] = f"{notes.loop_share:.0%} of the answers, cut there"
+        self.records[file.name] = record
+
+    def examples(self) -> dict[Choice, list[tuple[str, str]]]:
+        """Path -> real texts in which it was accepted."""
+        return {example.path: example.texts for notes in self.notes.values() for example in notes.examples or ()}
+
+    def skipped(self) -> list[str]:
+        """Prompts and turns that were left out, each once."""
+        return list(dict.fromkeys(_text(row) for notes in self.notes.values() for row in notes.skipped or ()))
+
+
 def write_report(run: RunDirectory) -> Path:
     """Write ``report.html`` from whatever files the run has, and return its path.
 
     Raises InvalidInput where the run has no plan.
     """
-    plan, inputs = run.read_plan(), Inputs(run)
-    told: dict[str, Told] = {}
-    records: dict[str, dict[str, Any]] = {}
-
-    def add(file: Path, info: dict[str, Any], **more: Any) -> None:
-        told[file.name] = this = storage.typed(Told, info, file)
-        records[file.name] = {**(this.provenance or {}), **{key: info.get(key) for key in SHOWN}, **more}
-        if isinstance(rule := records[file.name].get("acceptance"), Mapping):
-            records[file.name]["acceptance"] = option_of(rule)
-        if this.answers:
-            records[file.name]["answers"] = _answers(this.answers)
-        if this.loop_share is not None:
-            records[file.name]["ended in a loop"] = f"{this.loop_share:.0%} of the answers, cut there"
-
-    num_heads = (plan.drafter or {}).get("num_heads")
+    plan, inputs, origins = run.read_plan(), Inputs(run), Origins()
     try:
         file = run.calibration if run.calibration.exists() else run.path / "calibration"
-        add(file, inputs.calibration.meta)
-        num_heads = num_heads if isinstance(num_heads, int) else inputs.calibration.num_heads
+        origins.add(file, inputs.calibration.meta)
+        plan = _with_num_heads(plan, inputs.calibration.num_heads)
     except OutOfRange:
         pass  # what the plan was made from is not at hand
-    if isinstance(num_heads, int):
-        plan = replace(plan, drafter={**(plan.drafter or {}), "num_heads": num_heads})
     if run.profile.exists():
-        add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
-    add(
-        run.plan,
-        {"inputs": plan.inputs},
-        objective=plan.objective,
-        constraint=asdict(plan.constraint) if plan.constraint else None,
-        drafter=plan.drafter,
-        acceptance=plan.acceptance,
-        runtime=plan.runtime,
-        inputs=plan.inputs,
-    )
-    examples = {e.path: e.texts for t in told.values() for e in t.examples or ()}
-    sections: list[dict[str, Any]] = []
-    for i, entry in enumerate(plan.entries):
-        bench, missing = None, None
-        try:
-            bench, own = inputs.bench(entry.batch_size), run.bench_of(entry.batch_size)
-            add(
-                own if own.exists() else run.bench,
-                replace(bench, quality=None, contenders=bench.contenders[:1]).document(),
-                dtype=bench.dtype,
-                rounds=bench.rounds,
-            )
-        except OutOfRange as reason:
-            missing = str(reason)
-        speedup = _speedup(bench, "plain")
-        sections.append(
-            {
-                "entry": entry,
-                "bench": bench,
-                "missing": missing,
-                "speedup": speedup,
-                "over_published": _speedup(bench, PUBLISHED),
-                "doubt": doubt(speedup) if speedup and entry.size > 1 else "",
-                "price": text_price(plan.acceptance, bench),
-                "tree": tree_canvas(inputs, entry, examples, f"tree-{i}"),
-                "curve": curve_canvas(entry, f"curve-{i}"),
-                "groups": _groups(entry, bench),
-                "exports": list(_exports(run, plan, entry)),
-            }
-        )
-    origin, rule = origin_rows(records), rule_of(plan.acceptance)
+        origins.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
+    searched = {key: value for key, value in plan.document().items() if key not in ("schema", "entries", "schedule")}
+    origins.add(run.plan, {"inputs": plan.inputs}, **searched)
+    sections = [_section(i, plan, inputs, origins) for i in range(len(plan.entries))]
+    origin, rule = origin_rows(origins.records), rule_of(plan.acceptance)
     drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
     page = render(
         plan=plan,
         sections=sections,
         origin=origin,
-        stale=list(_stale(run, told)),
+        stale=list(_stale(run, origins.notes)),
         about_rule=about_rule(plan.acceptance),
         one_text=has_one_text(plan.acceptance),
         rule=rule,
@@ -140,11 +122,43 @@ def write_report(run: RunDirectory) -> Path:
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
         pictures=[(p, to_svg(p.drawing, f"figure-{i}-")) for i, p in enumerate(drawn) if not isinstance(p, str)],
         left_out=[p for p in drawn if isinstance(p, str)],
-        skipped=list(dict.fromkeys(_text(s) for t in told.values() for s in t.skipped or ())),
+        skipped=origins.skipped(),
         marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
     )
     storage.write_text(run.report, page)
     return run.report
+
+
+def _with_num_heads(plan: Plan, num_heads: int) -> Plan:
+    """The plan, whose drafter has as many heads as were calibrated where the plan does not say."""
+    drafter = plan.drafter or Drafter()
+    return plan if drafter.get("num_heads") else replace(plan, drafter={**drafter, "num_heads": num_heads})
+
+
+def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, Any]:
+    """What the template shows of an entry; its benchmark is added to the origins."""
+    run, entry = inputs.run, plan.entries[i]
+    bench, missing = None, None
+    try:
+        bench, own = inputs.bench(entry.batch_size), run.bench_of(entry.batch_size)
+        info = {name: getattr(bench, name) for name in BENCH_NOTES}
+        origins.add(own if own.exists() else run.bench, info, dtype=bench.dtype, rounds=bench.rounds)
+    except OutOfRange as reason:
+        missing = str(reason)
+    speedup = _speedup(bench, "plain")
+    return {
+        "entry": entry,
+        "bench": bench,
+        "missing": missing,
+        "speedup": speedup,
+        "over_published": _speedup(bench, PUBLISHED),
+        "doubt": doubt(speedup) if speedup and entry.size > 1 else "",
+        "price": text_price(plan.acceptance, bench),
+        "tree": tree_canvas(inputs, entry, origins.examples(), f"tree-{i}"),
+        "curve": curve_canvas(entry, f"curve-{i}"),
+        "groups": _groups(entry, bench),
+        "exports": list(_exports(run, plan, entry)),
+    }
 
 
 def render(*, marks: list[Mark], **content: Any) -> str:
@@ -218,9 +232,9 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _stale(run: RunDirectory, told: Mapping[str, Told]) -> Iterator[str]:
+def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> Iterator[str]:
     """Files that were made from others than those that are here now."""
-    for file, this in told.items():
+    for file, this in notes.items():
         command = "search" if file == run.plan.name else "bench"
         for name in changed(run, this.inputs or {}):
             yield f"{file} was made from another {name} than the one here now: run treeopt {command} again."

@@ -5,18 +5,16 @@ N sizes (1 ... budget)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.coverage import COVERAGE, tokens_of_trees
-from treeopt.growth.heldout import crossfit, crossfit_probe
-from treeopt.growth.objectives import OBJECTIVES
-from treeopt.growth.replay import replay, tokens_per_step
+from treeopt.growth.coverage import COVERAGE
+from treeopt.planning.comparison import MOST_DENSE, compare
 from treeopt.records.origins import Runtime
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.probe import Probe
@@ -37,13 +35,11 @@ from treeopt.report.figures.style import (
     span,
 )
 from treeopt.report.wording import count
-from treeopt.trees.published import published_tree
-from treeopt.trees.tree import MAX_RANK, Choice, IntArray, Tree
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import MAX_RANK, IntArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MOST_DENSE = 200  # dense trees that are replayed
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,59 +67,29 @@ def sizes_data(
     max_rank: int = MAX_RANK,
     max_depth: int | None = None,
     most_dense: int = MOST_DENSE,
-    seed: int = 0,
 ) -> SizesData:
     """Cross-fitted curves of all objectives, and replays of dense trees (a sample, where they are many).
 
     A probe has one objective, coverage; of the other trees those are shown that were probed.
     Raises OutOfRange for a source with a single sequence, which has nothing to hold out.
     """
-    depth = min(max_depth or source.num_heads, source.num_heads)
-    limits: dict[str, Any] = {"budget": budget, "max_rank": max_rank, "max_depth": depth, "shape": "sibling-closed"}
-    probed: set[Choice] | None = None
+    found = compare(source, Limits(budget, max_depth, max_rank), most_dense=most_dense)
     near: str | None = None
     if isinstance(source, Probe):
-        objective, held = COVERAGE, {COVERAGE: crossfit_probe(source, **limits)}
-        ranks, about = 1 + source.tree.max_rank, count(len(source.accepted), "probed step")
-        probed = set(source.tree.paths)
+        objective, about = COVERAGE, count(len(source.accepted), "probed step")
         near = f"approximate but for the tree that was probed with ({count(len(source.policy), 'row')})"
     else:
-        held = {name: crossfit(source, objective=name, **limits) for name in OBJECTIVES}
-        ranks, about = source.top_k, count(int(source.has_step.sum()), "state")
-
-    def is_known(tree: Tree) -> bool:
-        return probed is None or probed.issuperset(tree.paths)
-
+        about = count(int(source.has_step.sum()), "state")
     curves = {}
-    for name, held_out in held.items():
+    for name, held_out in found.held_out.items():
         low, high = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
         curves[name] = Shares(held_out.tokens_per_step, low, high)
-    every = dense_widths(budget, depth, min(max_rank + 1, ranks))
-    if probed is not None:  # the last corner of a tree tells most of those that were not
-        every = [
-            widths
-            for widths in every
-            if tuple(width - 1 for width in widths) in probed and is_known(Tree.dense(widths))
-        ]
-    picked = np.arange(len(every))
-    if len(every) > most_dense:  # about as many of every size, though most dense trees are large
-        sizes = np.array([1 + np.cumprod(widths).sum() for widths in every])
-        share = 1 / np.bincount(sizes)[sizes]
-        rng = np.random.default_rng(seed)
-        picked = np.sort(rng.choice(len(every), most_dense, replace=False, p=share / share.sum()))
-    dense = [(every[i], Tree.dense(every[i])) for i in picked]
-    fixed = {f"chain of {d}": Tree.chain(d) for d in range(1, depth + 1) if d < budget}
-    published = published_tree().cut(max_depth=depth)
-    if published.max_rank < ranks and len(published) <= budget:
-        fixed["mc_sim_7b_63"] = published
-    fixed = {name: tree for name, tree in fixed.items() if is_known(tree)}
-    rates = _rates([*(tree for _, tree in dense), *fixed.values()], source)
     return SizesData(
         curves,
         objective,
-        tuple((widths, len(tree), rate) for (widths, tree), rate in zip(dense, rates, strict=False)),
-        len(every),
-        tuple((name, len(tree), rate) for (name, tree), rate in zip(fixed.items(), rates[len(dense) :], strict=True)),
+        found.dense,
+        found.n_dense,
+        found.fixed,
         sentence(
             f"{count(source.num_sequences, 'sequence')}, {about}",
             origin(source.meta.get("provenance")),
@@ -133,36 +99,6 @@ def sizes_data(
             f"shaded: 95 % interval of {objective}",
         ),
     )
-
-
-def _rates(trees: Sequence[Tree], source: RankTrace | Probe) -> list[float]:
-    """Tokens per step of each tree."""
-    if not isinstance(source, Probe):
-        return [replay(source, tree).tokens_per_step for tree in trees]
-    paths = source.tree.paths
-    members = np.array([[path in nodes for path in paths] for nodes in (set(tree.paths) for tree in trees)])
-    tokens = tokens_of_trees(source, paths, members.reshape(-1, len(paths))).sum(1)
-    return [tokens_per_step(float(n), len(source.accepted)) for n in tokens]
-
-
-def dense_widths(budget: int, max_depth: int, max_width: int) -> list[tuple[int, ...]]:
-    """The widths [s1 ... sd] of every dense tree of 2 to ``budget`` rows.
-
-    >>> dense_widths(4, 2, 3)
-    [(1,), (1, 1), (1, 2), (2,), (3,)]
-    """
-    found: list[tuple[int, ...]] = []
-
-    def extend(widths: tuple[int, ...], size: int, leaves: int) -> None:
-        for width in range(1, max_width + 1):
-            if size + leaves * width > budget:
-                return
-            found.append((*widths, width))
-            if len(widths) + 1 < max_depth:
-                extend((*widths, width), size + leaves * width, leaves * width)
-
-    extend((), 1, 1)
-    return found
 
 
 @look()
