@@ -6,20 +6,12 @@ import click
 
 from treeopt.cli.options import AS_JSON, show_result
 
-DESCRIPTIONS = {
-    "drafters": {
-        "medusa": "the demo model's Medusa-1 heads; of your own: their folder, file or hub id",
-        "hydra": "the demo model's Hydra heads; of your own: as above",
-        "draft": "the demo model's draft model; of your own: a folder of a small causal LM with the same tokenizer",
-        "ngram": "what came in the text before behind its last tokens; no weights",
-        "early-exit": "the target's own first layers, early-exit:LAYER; no weights, and no engine that runs it",
-    },
-    "acceptance": {
-        "greedy": "the target's likeliest token; the default",
-        "sample": "what the target samples at --temperature; lossless, with every drafter and tree",
-        "reject": "the same distribution by p/q rejection, with chains of a draft model",
-        "typical": "Medusa's: whatever is likely enough passes; faster, with another text",
-    },
+DRAFTERS = {
+    "medusa": "the demo model's Medusa-1 heads; of your own: their folder, file or hub id",
+    "hydra": "the demo model's Hydra heads; of your own: as above",
+    "draft": "the demo model's draft model; of your own: a folder of a small causal LM with the same tokenizer",
+    "ngram": "what came in the text before behind its last tokens; no weights",
+    "early-exit": "the target's own first layers, early-exit:LAYER; no weights, and no engine that runs it",
 }
 
 
@@ -42,7 +34,7 @@ def list_(topic: str | None, as_json: bool) -> None:
     from treeopt.export.table import ENGINES
     from treeopt.files.shipped import LAYOUTS, shipped
     from treeopt.growth.objectives import OBJECTIVES
-    from treeopt.records.rules import RULES
+    from treeopt.records.rules import MEANINGS, RULES
     from treeopt.report.figures import FIGURES
     from treeopt.trees.published import PUBLISHED_TREES
 
@@ -62,7 +54,7 @@ def list_(topic: str | None, as_json: bool) -> None:
     elif topic == "engines":
         show_result({"engines": listing.records(ENGINES)}, listing.table(ENGINES), as_json)
     elif topic in found:
-        said = DESCRIPTIONS.get(topic, {})
+        said = {"drafters": DRAFTERS, "acceptance": MEANINGS}.get(topic, {})
         lines = [f"{name:<12}{said[name]}" if said else name for name in found[topic]]
         show_result({topic: found[topic]}, "\n".join(lines), as_json)
     else:

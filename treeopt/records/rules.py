@@ -1,4 +1,4 @@
-"""Names of the acceptance rules, and whether what was measured with one rule or drafter holds for another."""
+"""Names and meaning of the acceptance rules, and whether what was measured with one rule or drafter holds for another."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ OPTIONS = {
     "sample": ("top_p", "top_k", "seed"),
     "reject": ("top_p", "top_k", "seed"),
     "typical": ("epsilon", "delta"),
+}
+MEANINGS = {
+    "greedy": "the target's likeliest token; the default",
+    "sample": "what the target samples at --temperature; lossless, with every drafter and tree",
+    "reject": "the same distribution by p/q rejection, with chains of a draft model",
+    "typical": "Medusa's: whatever is likely enough passes; faster, with another text",
+}
+TEXTS = {  # what a tree's texts are
+    "greedy": "the target's own, whatever the tree",
+    "sample": "samples of the target's own, the same with every tree",
+    "reject": "samples of the target's own distribution, and differ from tree to tree",
+    "typical": "not the target's own, and differ from tree to tree",
 }
 SAME_TEXT = ("greedy", "sample-then-match")  # the text does not depend on the tree
 

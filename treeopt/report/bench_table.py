@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.records.plan import PlanEntry
-from treeopt.records.rules import RULES, SAME_TEXT, option_of, rule_of
+from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
 from treeopt.report.calibration_table import together
 from treeopt.report.wording import count, pm
 
@@ -21,12 +21,6 @@ CONTENDERS = {
     "mc_sim_7b_63": "published mc_sim_7b_63",
     "chain": "best top-1 chain",
     "budget": "best of full budget",
-}
-TEXTS = {  # what a tree's texts are under each rule
-    "greedy": "the target's own, whatever the tree",
-    "sample": "samples of the target's own, the same with every tree",
-    "reject": "samples of the target's own distribution, and differ from tree to tree",
-    "typical": "not the target's own, and differ from tree to tree",
 }
 QUALITY_TITLE = "The texts, judged by the target itself at temperature 1"
 QUALITY_COLUMNS = (
