@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treeopt.errors import OutOfRange
-from treeopt.records.plan import PlanEntry
+from treeopt.records.plan import CurvePoint, PlanEntry
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.figures.style import SEQUENTIAL, Z95
-from treeopt.report.figures.tree import RAREST, columns, node_gid, tree_data
+from treeopt.report.figures.tree import RAREST, TreeData, columns, node_gid, tree_data
 from treeopt.trees.tree import Choice
 
 COLUMN, MOST_COLUMN, TREE_WIDTH, LEVEL = 20.0, 64.0, 1040.0, 60.0  # pixels of the tree's layout
@@ -96,23 +96,17 @@ def tree_canvas(
     marks, lines = [], []
     for i, path in enumerate(tree.paths):
         name, parent = f"{prefix}-{node_gid(path)}", int(tree.parents[i])
-        rows: list[tuple[str, str]] = []
         look, kind, thick = "", "" if path else "root", 1.0
         if data is not None:
             p = float(data.probabilities[i])
-            rows.append(("accepted in", f"{p:.2%} of steps"))
             look, kind, thick = _shade(p), kind if p else "never", 0.6 + 5 * math.sqrt(p)
-            if data.visits is not None:
-                rows.append(("visits", f"{data.visits[i]:,} of {data.steps:,} steps"))
-        if path in gains:
-            rows.append(("gain", f"{gains[path]:+.4f} tokens per step"))
         marks.append(
             Mark(
                 name,
                 x[i],
                 y[i],
                 f"path {list(path)}" if path else "root: the target's own token",
-                rows,
+                _node_rows(data, i, gains.get(path)),
                 examples.get(path, []),
                 str(path[-1]) if path else "",
                 kind,
@@ -138,6 +132,16 @@ def tree_canvas(
         shades=shades,
         radius=min(11, 0.43 * step),
     )
+
+
+def _node_rows(data: TreeData | None, node: int, gain: float | None) -> list[tuple[str, str]]:
+    """What a node of the tree says."""
+    rows = []
+    if data is not None:
+        rows.append(("accepted in", f"{data.probabilities[node]:.2%} of steps"))
+        if data.visits is not None:
+            rows.append(("visits", f"{data.visits[node]:,} of {data.steps:,} steps"))
+    return rows if gain is None else [*rows, ("gain", f"{gain:+.4f} tokens per step")]
 
 
 def _shade(p: float) -> str:
@@ -180,11 +184,6 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
         kind = "tied" if point.size in entry.tied_sizes else ""
         if point.size == entry.size:
             kind, error = "chosen", (x[i], at(value + spread), at(value - spread))
-        rows = [("tokens/step", f"{point.tokens_per_step:.3f}")]
-        if point.step_ms is not None:
-            rows.append(("step ms", f"{point.step_ms:.3f}"))
-        if timed:
-            rows += [("tokens/s", f"{value:,.1f}"), *([("over plain", f"{value / plain:.2f}")] if plain else [])]
         said = {"chosen": "; chosen", "tied": "; as good, inside the noise", "": ""}[kind]
         marks.append(
             Mark(
@@ -192,7 +191,7 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
                 x[i],
                 at(value),
                 f"size {point.size}, depth {point.depth}{said}",
-                rows,
+                _point_rows(point, plain),
                 kind=kind,
                 hit=(edges[i], edges[i + 1] - edges[i]),
             )
@@ -217,3 +216,14 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
         plain=at(plain) if plain else None,
         error=error if spread else None,
     )
+
+
+def _point_rows(point: CurvePoint, plain: float | None) -> list[tuple[str, str]]:
+    """What a point of the curve says; ``plain`` is the rate of plain decoding."""
+    rows = [("tokens/step", f"{point.tokens_per_step:.3f}")]
+    if point.step_ms is not None:
+        rows.append(("step ms", f"{point.step_ms:.3f}"))
+    if point.tokens_per_s:
+        rows.append(("tokens/s", f"{point.tokens_per_s:,.1f}"))
+        rows += [("over plain", f"{point.tokens_per_s / plain:.2f}")] if plain else []
+    return rows
