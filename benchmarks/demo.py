@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
+from treeopt.growth.source import source_of
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup, decode
@@ -180,7 +181,7 @@ def speedups(session: Session) -> dict[int, Tree]:
     run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-benchmark-"))
     pipeline.calibrate(run, session, num_prompts=192, max_new_tokens=128)
     pipeline.profile(run, session, batch_sizes=(1,), time_limit_s=60)
-    entry = pipeline.search(run, batch_sizes=(1,), budget=64).entries[0]
+    entry = pipeline.search(run, pipeline.SearchOptions(batch_sizes=(1,))).entries[0]
     result = pipeline.bench(run, session, num_prompts=32, rounds=3)
     print(
         f"chosen: {entry.size} rows, depth {entry.depth}; {entry.tokens_per_step:.3f} tokens per step predicted, "
@@ -190,7 +191,9 @@ def speedups(session: Session) -> dict[int, Tree]:
         ratio = result.speedup("chosen", baseline)
         assert ratio is not None
         report(f"chosen tree / {baseline}, tokens/s  [{ratio.low:.2f}, {ratio.high:.2f}]", ratio.value, bar)
-    trees = timing_trees(tree_families(run.read_trace(), session.drafter.num_heads, 64), (16, 64), given=True)
+    trees = timing_trees(
+        tree_families(source_of(run.read_trace()), session.drafter.num_heads, 64), (16, 64), given=True
+    )
     return {n: next(t for t in reversed(trees) if len(t) == n) for n in (16, 64)}
 
 

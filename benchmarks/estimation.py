@@ -22,7 +22,7 @@ from treeopt.growth.objectives import OBJECTIVES
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.trees.tree import MAX_RANK
+from treeopt.trees.shapes import Limits
 
 SIZES = (8, 16, 32, 64, 128)
 FEWEST = 40  # conversations of a group
@@ -65,8 +65,8 @@ def domains(folder: Path, book: Path | None) -> dict[str, RankTrace]:
 
 def compare(name: str, trace: RankTrace) -> float:
     """Print a row for each size; the least lower bound of replay against independent [%]."""
-    limits = {"budget": max(SIZES), "max_rank": MAX_RANK, "max_depth": trace.num_heads, "shape": "sibling-closed"}
-    grown = {objective: crossfit(trace, objective=objective, **limits) for objective in OBJECTIVES}
+    limits = Limits(max(SIZES))
+    grown = {objective: crossfit(trace, limits, objective=objective) for objective in OBJECTIVES}
     base, n = grown["independent"], grown["independent"].conversations
     draws, worst = conversation_draws(n), np.inf
     for size in SIZES:

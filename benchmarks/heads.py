@@ -19,8 +19,10 @@ from treeopt.files.provenance import cpu
 from treeopt.growth.heldout import crossfit
 from treeopt.pipeline import demo_dtype, open_session
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.training.recipe import KINDS, Recipe
+from treeopt.trees.shapes import Limits
 
 BATCH_SIZES = (1, 2, 4, 8)
 HEADS = 4
@@ -52,12 +54,13 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
             pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=128)
         if not run.profile.exists():
             pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=time_limit_s)
-        plan = pipeline.search(run, batch_sizes=BATCH_SIZES, budget=64)
+        plan = pipeline.search(run, pipeline.SearchOptions(batch_sizes=BATCH_SIZES))
         calibration, profile, trace = run.read_calibration(), run.read_profile(), run.read_trace()
         by_depth = [
-            plan_trees(trace, profile, batch_sizes=(1,), max_depth=depth).entries[0] for depth in range(1, HEADS + 1)
+            plan_trees(trace, profile, PlanRequest(Limits(max_depth=depth), batch_sizes=(1,))).entries[0]
+            for depth in range(1, HEADS + 1)
         ]
-        at_sizes = crossfit(trace, objective="replay", budget=max(SIZES), shape="sibling-closed", max_depth=HEADS)
+        at_sizes = crossfit(trace, Limits(max(SIZES), max_depth=HEADS, shape="sibling-closed"), objective="replay")
         measured = []
         for entry in plan.entries:
             file = run.bench_of(entry.batch_size)

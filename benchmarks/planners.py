@@ -21,6 +21,7 @@ from treeopt.files.provenance import cpu
 from treeopt.files.shipped import shipped
 from treeopt.growth.objectives import grow_independent
 from treeopt.records.calibration import Calibration
+from treeopt.trees.shapes import Limits
 
 SIZES = (64, 128, 256, 512)
 ROUNDS, SLOW_S = 7, 1.0
@@ -38,7 +39,7 @@ class Case:
 
 
 def ours(accept: Table, size: int, *, shape: str = "any") -> Result:
-    family = grow_independent(accept, budget=size, max_rank=accept.shape[1] - 1, shape=shape)
+    family = grow_independent(accept, Limits(size, max_rank=accept.shape[1] - 1, shape=shape))
     return list(family.tree(size).paths[1:])
 
 

@@ -12,6 +12,7 @@ from treeopt.files.provenance import cpu
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import replay_trees
 from treeopt.records.trace import RankTrace
+from treeopt.trees.shapes import Limits
 
 
 def milliseconds(work, repeats: int = 20) -> float:
@@ -40,18 +41,17 @@ def main() -> None:
     print(f"planner on {cpu()}")
     accept = np.sort(np.random.default_rng(0).dirichlet(np.ones(12), 5)[:, :10], axis=1)[:, ::-1]
     for nodes in (64, 512):
-        ms = milliseconds(lambda n=nodes: grow_independent(accept, budget=n).tree(n))
+        ms = milliseconds(lambda n=nodes: grow_independent(accept, Limits(n, shape="any")).tree(n))
         print(f"best {nodes}-node tree from a 5 x 10 table: {ms:.2f} ms")
     trace = synthetic_trace(1000, 100, 5)
     for objective in OBJECTIVES:
-        limits = {"objective": objective, "budget": 64, "max_depth": 5, "max_rank": 9}
-        ms = milliseconds(functools.partial(grow, trace, **limits), 3)
+        ms = milliseconds(functools.partial(grow, trace, Limits(64, shape="any"), objective=objective), 3)
         print(f"{objective} family to 64 rows, 10^5 states: {ms:.0f} ms")
     large = synthetic_trace(10_000, 100, 5)
-    limits = {"objective": "joint", "budget": 256, "max_depth": 5, "max_rank": 9}
-    ms = milliseconds(lambda: grow(large, **limits), 1)
+    limits = Limits(256, shape="any")
+    ms = milliseconds(lambda: grow(large, limits, objective="joint"), 1)
     print(f"joint family to 256 rows, 10^6 states: {ms / 1e3:.1f} s")
-    family = grow(large, **limits)
+    family = grow(large, limits, objective="joint")
     members = family.members_of(family.sizes)
     ms = milliseconds(lambda: replay_trees(large, family.paths, members), 1)
     print(f"replay of all 256 sizes, 10^6 states: {ms / 1e3:.1f} s")

@@ -38,7 +38,7 @@ def main() -> None:
     run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-predictions-"))
     pipeline.calibrate(run, session, num_prompts=CALIBRATION, max_new_tokens=128)
     pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=SECONDS)
-    plan = pipeline.search(run, batch_sizes=BATCH_SIZES, budget=64)
+    plan = pipeline.search(run, pipeline.SearchOptions(batch_sizes=BATCH_SIZES))
     print(f"Demo model, {dtype}, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, {cpu()}.\n")
     print(
         "| batch | contender | rows | product | joint | replay | measured | difference % | in standard errors "

@@ -20,6 +20,7 @@ from treeopt.growth.coverage import grow_coverage, probe_tree
 from treeopt.growth.heldout import crossfit_probe
 from treeopt.growth.objectives import grow
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.records.calibration import Calibration
 from treeopt.runtime.acceptance.typical import Typical
 from treeopt.runtime.decode import Row, decode
 from treeopt.runtime.measure.probe import collect_probe
@@ -27,6 +28,7 @@ from treeopt.runtime.measure.quality import measure_quality
 from treeopt.runtime.measure.ranks import collect_trace, turn_prompts
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.settings import SessionSettings
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 EPSILONS = (0.01, 0.02, 0.05, 0.09, 0.15, 0.25)
@@ -70,7 +72,7 @@ def sweep(
     halves = [replace(session.prompts, conversations=conversations[i::2]) for i in (0, 1)]
     traces = [collect_trace(setup, half) for half in halves]
     asked, others = (turn_prompts(half, trace) for half, trace in zip(halves, traces, strict=True))
-    greedy_tree = grow(traces[0], objective="replay", budget=size, shape=SHAPE).tree(size)
+    greedy_tree = grow(traces[0], Limits(size, shape=SHAPE), objective="replay").tree(size)
     prompts, of = [prompt.tokens for prompt in others], [prompt.cluster for prompt in others]
     assert traces[1].tokens is not None
     greedy_texts = [text.tolist() for text in np.split(traces[1].tokens, traces[1].starts[1:-1])]
@@ -86,11 +88,11 @@ def sweep(
                 asked,
                 policy=policy,
                 batch_size=batch_size,
-                tree=probe_tree(traces[0], size=probe_size, policy=policy),
+                tree=probe_tree(Calibration.from_trace(traces[0]), size=probe_size, policy=policy),
             )
-            rates = crossfit_probe(probe, budget=size, shape=SHAPE).rates(size)
+            rates = crossfit_probe(probe, Limits(size, shape=SHAPE)).rates(size)
             predicted.append((rates.replayed, rates.stderr))
-            policy = grow_coverage(probe, budget=size, shape=SHAPE).tree(size)
+            policy = grow_coverage(probe, Limits(size, shape=SHAPE)).tree(size)
         rows = measured(policy, rule)
         quality = measure_quality(target, prompts, [row.tokens for row in rows], greedy_texts, conversations=of)
         yield {

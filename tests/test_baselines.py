@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.growth.objectives import grow_independent
+from treeopt.trees.shapes import Limits
 
 from .test_growth import all_trees
 
@@ -27,14 +28,14 @@ def table(seed: int, depth: int = 3, ranks: int = 4, *, falling: bool = False):
 
 
 def ours(accept, size: int, **limits):
-    family = grow_independent(accept, budget=size, **limits)
+    family = grow_independent(accept, Limits(size, **{"shape": "any", **limits}))
     return family.tokens_per_step(len(family))
 
 
 @given(SEEDS, st.integers(2, 40))
 def test_medusas_growth_is_ours_on_falling_tables_node_by_node(seed, size):
     accept = table(seed, falling=True)
-    assert list(grow_independent(accept, budget=size).paths[1:]) == explore_graph(accept, size)
+    assert list(grow_independent(accept, Limits(size, shape="any")).paths[1:]) == explore_graph(accept, size)
 
 
 @given(SEEDS, st.integers(2, 40))
@@ -46,7 +47,7 @@ def test_medusas_growth_never_beats_ours(seed, size):
 def test_medusas_growth_misses_what_lies_behind_an_unlikely_sibling():
     accept = np.array([[0.1, 0.0, 0.6], [0.5, 0.3, 0.0]])
     assert explore_graph(accept, 3) == [(0,), (0, 0)]
-    assert grow_independent(accept, budget=3).paths[1:] == ((2,), (2, 0))
+    assert grow_independent(accept, Limits(3, shape="any")).paths[1:] == ((2,), (2, 0))
 
 
 @given(SEEDS, st.integers(1, 25))

@@ -9,11 +9,13 @@ from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark, Quality, Ratio
 from treeopt.records.plan import RunnerUp
 from treeopt.report.bench_table import about_rule, bench_table, closing, doubt, quality_rows, text_price
 from treeopt.report.plan_table import plan_table, tree_view
 from treeopt.trees.published import published_tree
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 REJECT = {"rule": "rejection", "temperature": 0.7}
@@ -69,7 +71,7 @@ def test_a_speedup_is_a_gain_only_where_its_interval_is_above_1(low, high, says)
 
 
 def test_the_closing_sentence_begins_with_what_speaks_against_speculation():
-    entry = plan_trees(long_trace(3), some_profile((1,)), budget=16).entries[0]
+    entry = plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16))).entries[0]
     assert entry.size > 1
     assert closing(entry, at_speed(some_bench(), 1.5)).startswith("With the chosen tree")
     assert closing(entry, at_speed(some_bench(), 0.9)).startswith("Speculation loses here")
@@ -79,7 +81,7 @@ def test_the_closing_sentence_begins_with_what_speaks_against_speculation():
 
 
 def test_the_published_tree_is_named_by_the_rows_that_were_decoded():
-    entry = plan_trees(long_trace(3), some_profile((1,)), budget=16).entries[0]
+    entry = plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16))).entries[0]
     bench, cut = some_bench(), published_tree().cut(max_depth=3)
     contenders = [replace(c, size=len(cut)) if c.name == "mc_sim_7b_63" else c for c in bench.contenders]
     assert "published tree of 62 rows" in closing(entry, replace(bench, contenders=tuple(contenders)))
@@ -129,7 +131,7 @@ def test_damaged_judgements_are_refused(tmp_path):
 
 def test_a_single_row_is_singular():
     assert "root: 1 row, 0 choices, depth 0" in shown(tree_view(Tree.chain(0)))
-    plan = plan_trees(long_trace(3), some_profile((1,)), budget=16)
+    plan = plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16)))
     runner = RunnerUp(size=1, depth=0, tokens_per_s=100.0, behind=0.01, behind_stderr=0.01)
     entries = (replace(plan.entries[0], runner_up=runner),)
     assert "the next best, 1 row, is" in shown(plan_table(replace(plan, entries=entries)))

@@ -310,10 +310,6 @@ def wrong(tmp_path):
             ),
             "leave --responses out",
         ),
-        (
-            ("search", "--calibration", "vicuna-7b-medusa1", "--acceptance", "typical", *run),
-            "treeopt calibrate --acceptance typical",
-        ),
         (("calibrate", "--device", "cpu", "--device-map", "auto", *run), "exclude each other"),
         (("plot", *run), "treeopt"),
         (("plot", "no-such-figure", *run), "throughput"),

@@ -14,6 +14,7 @@ from treeopt.runtime.measure.bench import blocks_of
 from treeopt.runtime.measure.ranks import Prompt, collect_trace, turn_prompts
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.stop import StopRule
+from treeopt.trees.shapes import Limits
 
 from .conftest import CONTEXT, asked, random_trace
 
@@ -130,7 +131,7 @@ def test_groups_add_up_to_the_whole():
     groups = calibration.meta["groups"]
     assert (sum(g["hits"] for g in groups.values()) == calibration.hits).all()
     assert (sum(g["trials"] for g in groups.values()) == calibration.trials).all()
-    held_out = crossfit(trace, objective="joint", budget=6)
+    held_out = crossfit(trace, Limits(6, shape="any"), objective="joint")
     rates = held_out.by_group(6, trace)
     even = trace.clusters % 2 == 0
     tokens, steps = (trace.lengths - 1)[even].sum(), held_out.steps[5][::2].sum()

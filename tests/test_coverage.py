@@ -10,19 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.coverage import (
-    coverage,
-    grow_coverage,
-    guess_counts,
-    independent_tokens,
-    replay_probe,
-    tokens_of_trees,
-)
+from treeopt.growth.coverage import grow_coverage
 from treeopt.growth.heldout import crossfit_probe
+from treeopt.growth.probed import coverage, guess_counts, independent_tokens, replay_probe, tokens_of_trees
+from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.probe import Probe
 from treeopt.records.trace import FOLDS, fold_numbers
-from treeopt.trees.shapes import SHAPES
+from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Tree, TreeFamily
 
 from .conftest import trees
@@ -138,7 +134,7 @@ def test_without_ends_coverage_is_what_is_emitted(probe, tree):
 
 @given(probes(), st.sampled_from(["any", "sibling-closed", "chain"]), st.integers(1, 4), st.integers(0, 3))
 def test_grown_trees_have_the_shape_and_the_gains_that_they_claim(probe, shape, max_depth, max_rank):
-    family = grow_coverage(probe, budget=15, max_depth=max_depth, max_rank=max_rank, shape=shape)
+    family = grow_coverage(probe, Limits(15, max_depth=max_depth, max_rank=max_rank, shape=shape))
     for size in family.sizes.tolist():
         tree = family.tree(size)
         assert tree.depth <= max_depth
@@ -175,7 +171,7 @@ def losses() -> tuple[np.ndarray, np.ndarray]:
     for seed in range(12):
         rng = np.random.default_rng(seed)
         probe = random_probe(rng, Tree.dense([3, 2, 1]) if seed % 2 else Tree.dense([2, 2, 2]), 60)
-        family, greedy = grow_coverage(probe, budget=9), plain_greedy(probe, 9)
+        family, greedy = grow_coverage(probe, Limits(9, shape="any")), plain_greedy(probe, 9)
         for size in (3, 5, 7):
             best = best_of_all(probe, size)
             ours.append(1 - family.tokens_per_step(size) / best)
@@ -200,8 +196,8 @@ def test_growth_looks_past_a_node_that_gains_nothing():
     accepted[9:11, 3] = True
     likelihood = np.full(accepted[:, 1:].sum(), -1.0)
     probe = Probe(tree, tree, accepted, np.zeros_like(accepted), likelihood, np.array([0, 20]), np.array([41]))
-    assert grow_coverage(probe, budget=5).tree(5) == Tree.from_choices([[0], [1], [1, 0], [1, 0, 0]])
-    assert plain_greedy(probe, 5)[-1] < coverage(probe, grow_coverage(probe, budget=5).tree(5))
+    assert grow_coverage(probe, Limits(5, shape="any")).tree(5) == Tree.from_choices([[0], [1], [1, 0], [1, 0, 0]])
+    assert plain_greedy(probe, 5)[-1] < coverage(probe, grow_coverage(probe, Limits(5, shape="any")).tree(5))
 
 
 def test_siblings_that_pass_together_count_once():
@@ -209,7 +205,7 @@ def test_siblings_that_pass_together_count_once():
     accepted = np.ones((4, 4), dtype=bool)
     accepted[3, 1:] = [False, False, True]
     probe = Probe(tree, tree, accepted, np.zeros_like(accepted), -np.ones(10), np.array([0, 4]), np.array([9]))
-    family = grow_coverage(probe, budget=4)
+    family = grow_coverage(probe, Limits(4, shape="any"))
     assert family.paths[:3] == ((), (2,), (0,))
     assert family.gains.tolist() == [1.0, 1.0, 0.0, 0.0]
 
@@ -244,20 +240,20 @@ def probe():
 
 
 def test_figures_of_a_probe_are_held_out(probe):
-    limits = {"budget": 12, "max_depth": 2, "max_rank": 3, "shape": "sibling-closed"}
-    held_out = crossfit_probe(probe, **limits)
+    limits = Limits(12, max_depth=2, max_rank=3)
+    held_out = crossfit_probe(probe, limits)
     fold = fold_numbers(probe)
     for f in range(FOLDS):
-        tree = grow_coverage(probe.select(np.flatnonzero(fold != f)), **limits).tree(12)
+        tree = grow_coverage(probe.select(np.flatnonzero(fold != f)), limits).tree(12)
         test = np.flatnonzero(fold == f)
         assert held_out.tokens[11, test].tolist() == replay_probe(probe, tree).tokens[test].tolist()
     assert held_out.steps[11].tolist() == np.diff(probe.starts).tolist()
-    assert held_out.family.paths == grow_coverage(probe, **limits).paths
+    assert held_out.family.paths == grow_coverage(probe, limits).paths
     rates = held_out.rates(12)
     assert rates.replayed == pytest.approx(held_out.tokens[11].sum() / len(probe.accepted))
     assert rates.stderr > 0
     assert held_out.draws[11].mean() == pytest.approx(rates.replayed, rel=0.01)
-    guesses = held_out.accepted(12, probe)
+    guesses = source_of(probe).held_out_shares(held_out, 12)
     assert guesses.sum() == pytest.approx(1)
     assert 1 + guesses @ np.arange(len(guesses)) >= rates.replayed
     groups = held_out.by_group(12, probe)
@@ -271,11 +267,11 @@ def test_a_plan_can_be_made_of_a_probe(probe):
     def cost(rows):
         return 2.0 + np.ceil(rows / 8)
 
-    plan = plan_trees(probe, staircase(cost), budget=24)
+    plan = plan_trees(probe, staircase(cost), PlanRequest(Limits(24)))
     entry = plan.entries[0]
     best = 0.0
     for depth in (1, 2, 3):
-        held_out = crossfit_probe(probe, budget=24, max_depth=depth, shape="sibling-closed")
+        held_out = crossfit_probe(probe, Limits(24, max_depth=depth, shape="sibling-closed"))
         for size, rate in zip(held_out.family.sizes, held_out.tokens_per_step, strict=True):
             best = max(best, 1e3 * rate / cost(size))
     assert plan.objective == "coverage"
@@ -291,18 +287,20 @@ def test_a_plan_can_be_made_of_a_probe(probe):
 
 
 def test_a_plan_for_the_policy_itself_has_no_warning_that_it_is_approximate(probe):
-    chosen = plan_trees(probe, budget=4).entries[0].tree
+    chosen = plan_trees(probe, request=PlanRequest(Limits(4))).entries[0].tree
     same = replace(probe, policy=chosen)
-    assert not any("approximate" in warning for warning in plan_trees(same, budget=4).entries[0].warnings)
+    assert not any(
+        "approximate" in warning for warning in plan_trees(same, request=PlanRequest(Limits(4))).entries[0].warnings
+    )
 
 
 def test_what_cannot_be_grown_is_said(probe):
     with pytest.raises(InvalidInput, match="sibling-closed"):
-        grow_coverage(probe, budget=4, shape="low-rank-expands")
+        grow_coverage(probe, Limits(4, shape="low-rank-expands"))
     with pytest.raises(InvalidInput, match="at least 1"):
-        grow_coverage(probe, budget=0)
+        grow_coverage(probe, Limits(0, shape="any"))
     with pytest.raises(OutOfRange, match="at least 2 sequences"):
-        crossfit_probe(probe.select(np.array([0])), budget=4)
+        crossfit_probe(probe.select(np.array([0])), Limits(4, shape="any"))
     empty = np.flatnonzero(np.diff(probe.starts) == 0)
     with pytest.raises(OutOfRange, match="more than one token"):
-        grow_coverage(probe.select(empty), budget=4)
+        grow_coverage(probe.select(empty), Limits(4, shape="any"))

@@ -32,13 +32,14 @@ from treeopt.export import (
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.pipeline import export_all
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
-from treeopt.trees.shapes import SHAPES
+from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import shared_json, trees
@@ -457,7 +458,8 @@ def test_options_that_make_no_difference_are_refused():
 def plan_of(kind="medusa", **options) -> Plan:
     accept = np.outer([0.6, 0.5, 0.4], [1.0, 0.3, 0.2])
     calibration = Calibration((1000 * accept).round().astype(int), np.full(3, 1000), meta={"drafter": {"kind": kind}})
-    return plan_trees(calibration, budget=16, **options)
+    limits = {name: options.pop(name) for name in ("shape", "max_depth", "max_rank") if name in options}
+    return plan_trees(calibration, request=PlanRequest(Limits(16, **limits), **options))
 
 
 def test_a_tree_is_no_chain_for_an_engine_of_chains():

@@ -16,11 +16,13 @@ from tests.conftest import traces, trees
 from tests.test_coverage import random_probe
 from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
 from treeopt.report import figures
 from treeopt.report.figures import style
 from treeopt.trees.published import published_tree
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 
@@ -73,7 +75,7 @@ def drawings():
     for heads, budget in ((2, 8), (4, 32)):
         yield (
             f"sizes-{heads}",
-            lambda h=heads, b=budget: figures.draw_sizes(figures.sizes_data(long_trace(h), budget=b)),
+            lambda h=heads, b=budget: figures.draw_sizes(figures.sizes_data(long_trace(h), Limits(b))),
         )
     for batch_sizes in ((1,), (1, 2, 4, 8, 16, 32)):
         profile = some_profile(batch_sizes, largest=256)
@@ -83,7 +85,7 @@ def drawings():
         yield (
             f"throughput-{name}",
             lambda p=profile, b=batch_sizes: figures.draw_throughput(
-                figures.throughput_data(plan_trees(long_trace(3), p, batch_sizes=b, budget=64))
+                figures.throughput_data(plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b)))
             ),
         )
     for groups in ([""], NAMES[:2], NAMES):
@@ -100,7 +102,7 @@ def drawings():
         some = Calibration(hits, np.full(len(hits), 5), meta={"acceptance": {"rule": "rejection"}})
         yield f"accuracy-{name}", lambda c=some: figures.draw_accuracy(figures.accuracy_data(c))
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
-    yield "sizes-probe", lambda: figures.draw_sizes(figures.sizes_data(probe, budget=8))
+    yield "sizes-probe", lambda: figures.draw_sizes(figures.sizes_data(probe, Limits(8)))
     alone = LatencyProfile((), some_profile((1,)).autoregressive)
     yield "latency-plain", lambda: figures.draw_latency(figures.latency_data(alone))
     two = some_profile((1, 4))

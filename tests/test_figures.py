@@ -14,12 +14,13 @@ from tests.conftest import random_trace, traces, trees
 from tests.test_coverage import random_probe
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.coverage import replay_probe
 from treeopt.growth.heldout import crossfit, crossfit_probe
 from treeopt.growth.objectives import grow
+from treeopt.growth.probed import replay_probe
 from treeopt.growth.replay import replay
 from treeopt.planning.comparison import dense_widths
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark, Block, Contender
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
@@ -31,6 +32,7 @@ from treeopt.report import figures
 from treeopt.report.figures import style
 from treeopt.report.figures.tree import columns
 from treeopt.trees.published import published_tree
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 NAMES = [
@@ -130,7 +132,7 @@ def some_groups(heads: int, names) -> dict:
 
 def grown(heads: int, size: int):
     trace = long_trace(heads)
-    family = grow(trace, objective="replay", budget=size)
+    family = grow(trace, Limits(size, shape="any"), objective="replay")
     return figures.tree_data(family.tree(len(family)), trace)
 
 
@@ -246,7 +248,7 @@ def test_captions_name_the_rule():
     trace = long_trace(2)
     trace = replace(trace, meta={**trace.meta, "acceptance": {"rule": "sample-then-match", "temperature": 0.7}})
     data = [figures.tree_data(Tree.chain(1), trace), figures.positions_data(trace)]
-    data += [figures.sizes_data(trace, budget=4), figures.accuracy_data(Calibration.from_trace(trace))]
+    data += [figures.sizes_data(trace, Limits(4)), figures.accuracy_data(Calibration.from_trace(trace))]
     for each in data:
         assert "--acceptance sample --temperature 0.7" in each.caption
 
@@ -297,10 +299,10 @@ def test_dense_widths_are_all_within_the_budget():
 
 def test_sizes_are_cross_fitted_and_dense_trees_replayed():
     trace = long_trace(3)
-    data = figures.sizes_data(trace, budget=12, most_dense=15)
-    limits = {"budget": 12, "max_rank": 9, "max_depth": 3, "shape": "sibling-closed"}
+    data = figures.sizes_data(trace, Limits(12), most_dense=15)
+    limits = Limits(12, max_depth=3)
     for objective, curve in data.curves.items():
-        want = crossfit(trace, objective=objective, **limits).tokens_per_step
+        want = crossfit(trace, limits, objective=objective).tokens_per_step
         assert curve.value == pytest.approx(want)
         assert (curve.low <= curve.value).all()
         assert (curve.value <= curve.high).all()
@@ -315,9 +317,9 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
     rng, policy = np.random.default_rng(3), Tree.chain(2)
     probe = random_probe(rng, Tree.dense([3, 2]), 400, policy=policy)
     probe = replace(probe, meta={**probe.meta, "acceptance": {"rule": "typical", "temperature": 0.7}})
-    data = figures.sizes_data(probe, objective="coverage", budget=8)
+    data = figures.sizes_data(probe, Limits(8), objective="coverage")
     (curve,) = data.curves.values()
-    want = crossfit_probe(probe, budget=8, max_rank=9, max_depth=2, shape="sibling-closed").tokens_per_step
+    want = crossfit_probe(probe, Limits(8, max_depth=2, max_rank=9, shape="sibling-closed")).tokens_per_step
     assert curve.value == pytest.approx(want)
     assert data.objective in data.curves
     assert "--acceptance typical" in data.caption
@@ -331,14 +333,14 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
 
 
 def test_throughput_is_the_plans():
-    plan = plan_trees(long_trace(3), some_profile((1, 4)), batch_sizes=(1, 4), budget=16)
+    plan = plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(16), batch_sizes=(1, 4)))
     data = figures.throughput_data(plan)
     for entry, curve in zip(plan.entries, data.curves, strict=True):
         assert curve.at(entry.size) == pytest.approx(entry.tokens_per_s)
         assert curve.plain == pytest.approx(entry.tokens_per_s / entry.speedup)
         assert {curve.chosen, *curve.tied} == set(entry.tied_sizes)
     with pytest.raises(OutOfRange, match="treeopt profile"):
-        figures.throughput_data(plan_trees(long_trace(3), budget=8))
+        figures.throughput_data(plan_trees(long_trace(3), request=PlanRequest(Limits(8))))
 
 
 def test_latency_is_the_median_at_the_deepest_tree():
@@ -426,7 +428,7 @@ def fill(run: RunDirectory, batch_sizes) -> Plan:
     info = {**calibration.meta, "groups": some_groups(3, NAMES[:2])}
     replace(calibration, meta=info).save(run.calibration)
     profile.save(run.profile)
-    plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=16)
+    plan = plan_trees(trace, profile, PlanRequest(Limits(16), batch_sizes=batch_sizes))
     plan.save(run.plan)
     return plan
 
@@ -444,7 +446,8 @@ def test_a_plan_on_a_probe_has_the_sizes_of_the_probe(run):
     fill(run, (1,))
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
     probe.save(run.probe)
-    plan_trees(probe, some_profile((1,)), budget=8, inputs=inputs_of(run.probe)).save(run.plan)
+    plan = plan_trees(probe, some_profile((1,)), PlanRequest(Limits(8)))
+    replace(plan, inputs=inputs_of(run.probe)).save(run.plan)
     (picture,) = figures.pictures(run, names=["sizes"])
     text = figures.to_svg(picture.drawing)
     assert "grown: coverage" in text
@@ -476,7 +479,7 @@ def test_an_empty_run_says_which_command_makes_each_input(run):
 
 
 def test_a_published_calibration_gives_its_tree_and_accuracy(run):
-    pipeline.search(run, batch_sizes=(1,), budget=64, calibration="vicuna-7b-medusa1")
+    pipeline.search(run, pipeline.SearchOptions(batch_sizes=(1,)), calibration="vicuna-7b-medusa1")
     files, notes = figures.draw(run, formats=["png"])
     assert [file.stem for file in files] == ["tree", "accuracy"]
     assert len(notes) == len(figures.FIGURES) - 2

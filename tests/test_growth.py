@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent, grow_joint, grow_replay, product_values
+from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent, grow_joint, grow_replay
 from treeopt.growth.replay import replay
+from treeopt.growth.worth import product_values
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, traces
@@ -45,7 +47,7 @@ def expected_over_states(trace, tree) -> float:
 @given(st.integers(0, 2**32))
 def test_independent_takes_the_largest_products(seed):
     accept = np.random.default_rng(seed).dirichlet(np.ones(5), 3)[:, :4]  # ranks in any order
-    family = grow_independent(accept, budget=25)
+    family = grow_independent(accept, Limits(25, shape="any"))
     paths = [p for d in (1, 2, 3) for p in itertools.product(range(4), repeat=d)]
     best = np.sort(product_values(accept, tuple(paths)))[::-1][:24]
     np.testing.assert_allclose(family.gains[1:], best)
@@ -56,7 +58,7 @@ def test_independent_takes_the_largest_products(seed):
 def test_joint_is_the_best_tree_of_every_size(trace):
     if not trace.has_step.any() or (trace.ranks[trace.has_step] == -2).all(0).any():
         return  # nothing to grow from; calibration refuses such a trace
-    family = grow_joint(trace, budget=5)
+    family = grow_joint(trace, Limits(5, shape="any"))
     for size in range(1, len(family) + 1):
         best = max(expected_over_states(trace, tree) for tree in all_trees(size, 2, 3))
         assert family.tokens_per_step(size) == pytest.approx(best)
@@ -68,7 +70,7 @@ def test_replay_growth_is_close_to_brute_force_at_every_size():
     for seed in range(40):
         rng = np.random.default_rng(seed)
         trace = random_trace(rng, rng.integers(20, 40, 5), heads=2, ranks=3)
-        family = grow_replay(trace, budget=5)
+        family = grow_replay(trace, Limits(5, shape="any"))
         for size in range(2, 6):
             best = max(replay(trace, tree).tokens_per_step for tree in all_trees(size, 2, 3))
             losses.append(1 - replay(trace, family.tree(size)).tokens_per_step / best)
@@ -82,7 +84,7 @@ def test_replay_growth_is_close_to_brute_force_at_every_size():
 def test_replay_gains_are_those_of_replayed_trees(trace):
     if not trace.has_step.any() or (trace.ranks[trace.has_step] == -2).all(0).any():
         return
-    family = grow_replay(trace, budget=12)
+    family = grow_replay(trace, Limits(12, shape="any"))
     for size in range(1, len(family) + 1):
         assert family.tokens_per_step(size) == pytest.approx(replay(trace, family.tree(size)).tokens_per_step)
 
@@ -91,7 +93,7 @@ def test_replay_gains_are_those_of_replayed_trees(trace):
 def test_families_are_nested_closed_and_within_their_limits(objective):
     rng = np.random.default_rng(1)
     trace = random_trace(rng, rng.integers(10, 30, 20), heads=4, ranks=8)
-    family = grow(trace, objective=objective, budget=64, max_depth=3, max_rank=5)
+    family = grow(trace, Limits(64, max_depth=3, max_rank=5, shape="any"), objective=objective)
     assert len(family) == 64
     assert len(set(family.paths)) == 64
     assert all(p[:-1] in family.paths[: family.paths.index(p)] for p in family.paths[1:])
@@ -105,16 +107,16 @@ def test_counts_do_not_depend_on_how_often_the_data_is_repeated(objective):
     trace = random_trace(rng, rng.integers(10, 30, 12), heads=3, ranks=6)
     trace = replace(trace, cluster=np.arange(12))
     twice = trace.select(np.tile(np.arange(12), 2))
-    limits = {"objective": objective, "budget": 30, "max_depth": 3, "max_rank": 5}
-    assert grow(trace, **limits).paths == grow(twice, **limits).paths
+    limits = Limits(30, max_depth=3, max_rank=5, shape="any")
+    assert grow(trace, limits, objective=objective).paths == grow(twice, limits, objective=objective).paths
 
 
 def test_a_family_ends_where_the_table_does():
-    assert len(grow_independent(np.array([[0.5, 0.2]]), budget=64)) == 3
+    assert len(grow_independent(np.array([[0.5, 0.2]]), Limits(64, shape="any"))) == 3
 
 
 def test_bad_limits_are_refused():
     with pytest.raises(InvalidInput, match="at least 1"):
-        grow_independent(np.array([[0.5]]), budget=0)
+        grow_independent(np.array([[0.5]]), Limits(0, shape="any"))
     with pytest.raises(InvalidInput, match="independent, joint, replay"):
-        grow(None, objective="magic", budget=2, max_depth=1, max_rank=1)
+        grow(None, Limits(2, max_depth=1, max_rank=1, shape="any"), objective="magic")

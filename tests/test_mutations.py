@@ -21,6 +21,7 @@ from treeopt.errors import TreeoptError
 from treeopt.importing import read_measurement
 from treeopt.pipeline import read_tree
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Answer, Benchmark, Block, Contender
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
@@ -30,6 +31,7 @@ from treeopt.runtime.checkpoints import load_heads
 from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.prompts.sets import load_prompts
 from treeopt.runtime.target import load_target
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import SHARED, random_trace
@@ -82,7 +84,7 @@ def write_profile(path):
 
 def write_plan(path):
     trace = random_trace(np.random.default_rng(0), [12] * 8, 3, 4)
-    plan_trees(trace, batch_sizes=(1, 2), budget=6).save(path)
+    plan_trees(trace, request=PlanRequest(Limits(6), batch_sizes=(1, 2))).save(path)
 
 
 def write_bench(path):

@@ -17,9 +17,11 @@ from treeopt.files.shipped import shipped
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import replay
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
@@ -28,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from baselines import expected, explore_graph, literal_table
 
 BUDGET, CONVERSATIONS = 24, 20
-LIMITS = {"budget": BUDGET, "max_depth": 3, "max_rank": 5}
+LIMITS = Limits(BUDGET, max_depth=3, max_rank=5)
 TREE = Tree.dense([3, 2, 1])
 HEADS = ((0, 0, 0, 0, 1, 1, 2, -1), (0, 0, 0, 1, 1, 2, -1, -1), (0, 0, 1, 1, 2, -1, -1, -1))
 
@@ -99,7 +101,7 @@ def test_accuracies_stay(pair):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_families_stay_node_by_node(pair, objective):
-    before, after = (grow(trace, objective=objective, **LIMITS).paths for trace in pair)
+    before, after = (grow(trace, LIMITS, objective=objective).paths for trace in pair)
     assert before == after
 
 
@@ -115,7 +117,7 @@ def staircase() -> LatencyProfile:
 
 
 def test_the_chosen_size_stays(pair):
-    before, after = (plan_trees(trace, staircase(), **LIMITS).entries[0] for trace in pair)
+    before, after = (plan_trees(trace, staircase(), PlanRequest(LIMITS)).entries[0] for trace in pair)
     assert 1 < before.size < BUDGET
     assert before.size == after.size
     assert before.medusa_choices == after.medusa_choices
@@ -135,7 +137,7 @@ def medusa_hits(prompts: int, steps: int) -> np.ndarray:
 def loss(prompts: int, steps: int) -> float:
     """Share of the tokens per step that the tree of 64 rows by the literal divisor forgoes."""
     accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
-    best = grow_independent(accept, budget=64)
+    best = grow_independent(accept, Limits(64, shape="any"))
     return 1 - expected(accept, explore_graph(literal_table(medusa_hits(prompts, steps)), 64)) / best.tokens_per_step(
         64
     )

@@ -12,12 +12,14 @@ from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Benchmark, Block, Contender
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import FOLDS, fold_numbers
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
@@ -43,14 +45,14 @@ def staircase(ms_of_rows, *, batch_sizes=(1,), sizes=range(2, 65), depths=(1, 2,
 
 def test_figures_are_held_out(trace):
     """The cross-fitted steps are those of trees that never saw the sequence."""
-    limits = {"objective": "joint", "budget": 12, "max_depth": 3, "max_rank": 7}
-    held_out = crossfit(trace, **limits)
+    limits = Limits(12, max_depth=3, max_rank=7, shape="any")
+    held_out = crossfit(trace, limits, objective="joint")
     fold = fold_numbers(trace)
     for f in range(FOLDS):
-        tree = grow(trace.select(np.flatnonzero(fold != f)), **limits).tree(12)
+        tree = grow(trace.select(np.flatnonzero(fold != f)), limits, objective="joint").tree(12)
         test = np.flatnonzero(fold == f)
         assert held_out.steps[11, test].tolist() == replay(trace, tree).steps[test].tolist()
-    assert held_out.family.paths == grow(trace, **limits).paths
+    assert held_out.family.paths == grow(trace, limits, objective="joint").paths
 
 
 def test_held_out_figures_do_not_flatter():
@@ -59,7 +61,7 @@ def test_held_out_figures_do_not_flatter():
     ranks = rng.integers(0, 30, (600, 2)).astype(np.int16)
     noise = random_trace(rng, [20] * 30, 2, 30)
     noise = type(noise)(ranks, noise.starts, meta={"top_k": 30})
-    held_out = crossfit(noise, objective="joint", budget=16, max_depth=2, max_rank=29)
+    held_out = crossfit(noise, Limits(16, max_depth=2, max_rank=29, shape="any"), objective="joint")
     in_sample = held_out.family.tokens_per_step(16)
     assert held_out.tokens_per_step[15] < in_sample
     assert held_out.tokens_per_step[15] == pytest.approx(1.5, abs=0.15)  # 15 of 30 ranks at depth 1
@@ -72,8 +74,8 @@ def test_one_sequence_has_nothing_to_hold_out(trace):
 
 @pytest.mark.parametrize("objective", ["independent", "joint", "replay"])
 def test_a_free_step_takes_the_whole_budget_and_a_dear_one_nothing(trace, objective):
-    free = plan_trees(trace, staircase(lambda rows: 1.0), budget=20, objective=objective).entries[0]
-    dear = plan_trees(trace, staircase(lambda rows: float(rows)), budget=20, objective=objective)
+    free = plan_trees(trace, staircase(lambda rows: 1.0), PlanRequest(Limits(20), objective=objective)).entries[0]
+    dear = plan_trees(trace, staircase(lambda rows: float(rows)), PlanRequest(Limits(20), objective=objective))
     best = max(free.curve, key=lambda point: point.tokens_per_step)
     assert free.tokens_per_step == pytest.approx(best.tokens_per_step)
     assert dear.entries[0].size == 1
@@ -85,11 +87,11 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
     def cost(rows):
         return 2.0 + np.ceil(rows / 8)
 
-    plan = plan_trees(trace, staircase(cost, batch_sizes=(1, 4)), batch_sizes=(1, 4), budget=40)
+    plan = plan_trees(trace, staircase(cost, batch_sizes=(1, 4)), PlanRequest(Limits(40), batch_sizes=(1, 4)))
     for entry in plan.entries:
         best = 0.0
         for depth in (1, 2, 3):
-            held_out = crossfit(trace, objective="replay", budget=40, max_depth=depth)
+            held_out = crossfit(trace, Limits(40, max_depth=depth, shape="any"), objective="replay")
             for size, rate in enumerate(held_out.tokens_per_step, 1):
                 best = max(best, 1e3 * entry.batch_size * rate / cost(entry.batch_size * size))
         assert entry.tokens_per_s == pytest.approx(best)
@@ -99,13 +101,13 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
 
 def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
     """Latencies that rise as tokens per step do, so that all sizes are nearly as fast."""
-    rates = crossfit(trace, objective="replay", budget=20).tokens_per_step
+    rates = crossfit(trace, Limits(20, shape="any"), objective="replay").tokens_per_step
 
     def noisy(b, n, d, ms):
         return StepTiming(b, 100, n, d, (ms * 0.8, ms, ms, ms * 1.2))
 
     points = tuple(noisy(1, n, d, rates[n - 1] * (1 - 0.0004 * n)) for n in range(2, 21) for d in (1, 2, 3) if d < n)
-    plan = plan_trees(trace, LatencyProfile(points, (noisy(1, 1, 0, 2.0),)), budget=20)
+    plan = plan_trees(trace, LatencyProfile(points, (noisy(1, 1, 0, 2.0),)), PlanRequest(Limits(20)))
     entry = plan.entries[0]
     fastest = max(point.tokens_per_s for point in entry.curve)
     good = [p.size for p in entry.curve if p.tokens_per_s >= (1 - NEGLIGIBLE) * fastest]
@@ -139,7 +141,7 @@ def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
     for batch in (1, 4, 8, 32):
         measured = [size for size in sizes if size * batch <= 1024]
         profile = staircase(cost, batch_sizes=(batch,), sizes=measured, depths=(5,))
-        entries[batch] = plan_trees(calibration, profile, batch_sizes=(batch,), budget=64).entries[0]
+        entries[batch] = plan_trees(calibration, profile, PlanRequest(Limits(64), batch_sizes=(batch,))).entries[0]
 
     def over_the_default(batch):  # the whole budget is the published trees' 64 rows
         entry = entries[batch]
@@ -155,7 +157,7 @@ def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
 
 
 def test_without_a_profile_the_largest_useful_tree_is_taken_and_said(trace):
-    entry = plan_trees(trace, budget=10).entries[0]
+    entry = plan_trees(trace, request=PlanRequest(Limits(10))).entries[0]
     assert entry.size <= 10
     assert entry.step_ms is None
     assert "No profile" in entry.warnings[0]
@@ -163,12 +165,12 @@ def test_without_a_profile_the_largest_useful_tree_is_taken_and_said(trace):
 
 def test_nothing_is_extrapolated(trace):
     profile = staircase(lambda rows: 1.0, sizes=range(2, 9))
-    entry = plan_trees(trace, profile, budget=20).entries[0]
+    entry = plan_trees(trace, profile, PlanRequest(Limits(20))).entries[0]
     assert entry.size <= 8
     assert any("sizes up to 8" in warning for warning in entry.warnings)
     assert StepCosts(profile, 1, 100).step(9, 3) is None
     with pytest.raises(OutOfRange, match="treeopt profile --batch-size 2"):
-        plan_trees(trace, profile, batch_sizes=(2,), budget=20)
+        plan_trees(trace, profile, PlanRequest(Limits(20), batch_sizes=(2,)))
 
 
 def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():
@@ -182,7 +184,7 @@ def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():
 
 def test_depths_that_were_not_measured_are_left_out_and_said(trace):
     profile = staircase(lambda rows: 1.0, depths=(1,))
-    entry = plan_trees(trace, profile, budget=12).entries[0]
+    entry = plan_trees(trace, profile, PlanRequest(Limits(12))).entries[0]
     assert entry.depth <= 1
     assert any("depths up to 1" in warning for warning in entry.warnings)
 
@@ -198,28 +200,30 @@ def test_a_context_is_moved_into_the_measured_range_and_interpolated():
 
 def test_sequences_without_a_step_have_figures_too():
     trace = random_trace(np.random.default_rng(0), [10, 10, 1, 1, 1, 1, 1, 1], 2, 4)
-    entry = plan_trees(trace, budget=4, objective="joint").entries[0]
+    entry = plan_trees(trace, request=PlanRequest(Limits(4), objective="joint")).entries[0]
     assert entry.tokens_per_step_stderr >= 0
-    assert plan_trees(trace, budget=1).entries[0].tokens_per_step == 1.0
+    assert plan_trees(trace, request=PlanRequest(Limits(1))).entries[0].tokens_per_step == 1.0
 
 
 def test_chosen_trees_have_no_gaps_between_siblings(trace):
     for objective in ("independent", "joint", "replay"):
-        paths = set(plan_trees(trace, budget=40, objective=objective).entries[0].tree.paths)
+        paths = set(plan_trees(trace, request=PlanRequest(Limits(40), objective=objective)).entries[0].tree.paths)
         assert all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in paths for p in paths if p)
 
 
 def test_limits_bind(trace):
-    entry = plan_trees(trace, budget=30, max_rank=1, max_depth=2).entries[0]
+    entry = plan_trees(trace, request=PlanRequest(Limits(30, max_depth=2, max_rank=1))).entries[0]
     assert entry.depth <= 2
     assert max(max(path) for path in entry.medusa_choices) <= 1
     for name, value in (("budget", 0), ("max_rank", -1), ("max_depth", 0)):
         with pytest.raises(InvalidInput, match="must be at least"):
-            plan_trees(trace, **{name: value})
+            Limits(**{name: value})
 
 
 def test_a_plan_survives_its_file(trace, tmp_path):
-    plan = plan_trees(trace, staircase(lambda rows: 2.0 + rows / 8, batch_sizes=(1, 2)), batch_sizes=(1, 2))
+    plan = plan_trees(
+        trace, staircase(lambda rows: 2.0 + rows / 8, batch_sizes=(1, 2)), PlanRequest(batch_sizes=(1, 2))
+    )
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.entries[1].tree == plan.entries[1].tree

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from treeopt import pipeline
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
+from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.rounds import drift, margin_of_error, timings
 from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -24,6 +26,7 @@ from treeopt.runtime.measure.steps import measure_steps, rows_at, step_parts, ti
 from treeopt.runtime.session import Session
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, asked, tiny_heads, tiny_model
@@ -155,7 +158,7 @@ def test_given_sizes_are_exactly_what_is_timed():
 @given(st.integers(0, 50))
 def test_timed_trees_have_their_size_and_depth_and_no_gaps(seed):
     accept = np.random.default_rng(seed).dirichlet(np.ones(6), 4)[:, :5]
-    families = tree_families(Calibration((1000 * accept).astype(int), np.full(4, 1000)), 4, 24)
+    families = tree_families(source_of(Calibration((1000 * accept).astype(int), np.full(4, 1000))), 4, 24)
     for tree in timing_trees(families, placed_sizes(1, 24)):
         known = set(tree.paths)
         assert all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in known for path in tree.paths[1:])
@@ -169,7 +172,7 @@ def flat_profile(sizes, depth, batch_sizes=(1,), context=9):
 
 
 def test_what_a_plan_would_choose_between_is_timed_for_itself():
-    entry = plan_trees(CALIBRATION, flat_profile(range(5, 33), 4), budget=32).entries[0]
+    entry = plan_trees(CALIBRATION, flat_profile(range(5, 33), 4), PlanRequest(Limits(32))).entries[0]
     curve = {point.size: point.depth for point in entry.curve}
     found = rivals(entry, set())
     assert {entry.size} | ({entry.size - 1, entry.size + 1} & set(curve)) <= {size for size, _ in found}

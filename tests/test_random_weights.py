@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth.objectives import product_values
+from treeopt.growth.worth import product_values
 from treeopt.records.profile import StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.acceptance.greedy import Greedy

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from treeopt.growth.objectives import grow_joint
 from treeopt.growth.replay import replay, replay_trees
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, traces, trees
@@ -55,7 +56,7 @@ def test_long_sequences_and_many_sizes():
     """A sum of more than 255 steps does not run over its byte, and sizes beyond 64 need a second word."""
     rng = np.random.default_rng(0)
     trace = random_trace(rng, np.array([1000, 3, 700]), heads=3, ranks=6)
-    family = grow_joint(trace, budget=150)
+    family = grow_joint(trace, Limits(150, shape="any"))
     steps = replay_trees(trace, family.paths, np.tri(len(family), dtype=bool))
     for size in (1, 2, 63, 64, 65, 128, len(family)):
         assert steps[size - 1].tolist() == slow_steps(trace, family.paths[:size])
@@ -63,7 +64,7 @@ def test_long_sequences_and_many_sizes():
 
 @given(traces(sequences=5), st.integers(1, 300))
 def test_portions_change_nothing(trace, at_once):
-    family = grow_joint(trace, budget=8)
+    family = grow_joint(trace, Limits(8, shape="any"))
     nested = np.tri(len(family), dtype=bool)
     whole = replay_trees(trace, family.paths, nested)
     with pytest.MonkeyPatch.context() as patch:

@@ -19,6 +19,7 @@ from treeopt import pipeline
 from treeopt.errors import InvalidInput
 from treeopt.export import export_plan
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Answer, Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
@@ -26,6 +27,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
+from treeopt.trees.shapes import Limits
 
 EVIL = """</script></style></svg><script>document.title='owned'</script><img src=x onerror="document.title='owned'">
 {{ 7 * 7 }}{% raw %}<!-- "quoted" 'quoted' & &amp; \\u003c ]]> </textarea> $x^{2$"""
@@ -67,9 +69,9 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
     trace.save(run.trace)
     calibration.save(run.calibration)
     profile.save(run.profile)
-    plan = plan_trees(trace, profile, batch_sizes=batch_sizes, budget=24, inputs=inputs_of(run.trace, run.profile))
+    plan = plan_trees(trace, profile, PlanRequest(Limits(24), batch_sizes=batch_sizes))
     warned = [replace(entry, warnings=[f"beware {text}"]) for entry in plan.entries]
-    replace(plan, entries=tuple(warned)).save(run.plan)
+    replace(plan, entries=tuple(warned), inputs=inputs_of(run.trace, run.profile)).save(run.plan)
     for batch_size in batch_sizes:
         bench = some_bench(names, batch_size=batch_size)
         odd = Answer(id="x", steps=3, tokens=9, identical=False, group=names[0], logit_gap=0.01)
@@ -95,7 +97,7 @@ def test_without_a_plan_the_command_that_makes_one_is_named(tmp_path):
 
 def test_a_plan_alone_makes_a_report(tmp_path):
     run = RunDirectory(tmp_path)
-    pipeline.search(run, batch_sizes=(1,), budget=16, calibration="vicuna-7b-medusa1")
+    pipeline.search(run, pipeline.SearchOptions(16, (1,)), calibration="vicuna-7b-medusa1")
     page = write_report(run).read_text()
     assert "lmsys/vicuna-7b-v1.3" in page
     assert "treeopt bench" in page

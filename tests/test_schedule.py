@@ -14,15 +14,17 @@ from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.export import method_of
 from treeopt.export.chains import merged
-from treeopt.pipeline.search import within_engine
+from treeopt.pipeline.search import SearchOptions, request_of
 from treeopt.planning.candidates import Candidates
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.planning.schedule import schedule_of
 from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan
+from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.plan_table import plan_table, price, schedule
+from treeopt.trees.shapes import Limits
 
 SIZES = (1, 2, 4, 8)
 
@@ -81,7 +83,7 @@ def calibration() -> Calibration:
 
 def test_chains_shorten_with_the_batch_until_none_pays():
     profile = hardware()
-    plan = plan_trees(calibration(), profile, batch_sizes=profile.batch_sizes, shape="chain")
+    plan = plan_trees(calibration(), profile, PlanRequest(Limits(shape="chain"), batch_sizes=profile.batch_sizes))
     lengths = [plan.entries[part.entry].depth for part in plan.schedule]
     assert lengths == sorted(lengths, reverse=True)
     assert (lengths[0], lengths[-1]) == (3, 0)
@@ -96,7 +98,7 @@ def test_chains_shorten_with_the_batch_until_none_pays():
 
 def test_a_plan_keeps_its_schedule(tmp_path):
     profile = hardware()
-    plan = plan_trees(calibration(), profile, batch_sizes=profile.batch_sizes)
+    plan = plan_trees(calibration(), profile, PlanRequest(batch_sizes=profile.batch_sizes))
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").schedule == plan.schedule
     document = json.loads((tmp_path / "plan.json").read_text())
@@ -110,13 +112,13 @@ def test_a_plan_keeps_its_schedule(tmp_path):
 
 
 def test_without_a_limit_no_price_is_named():
-    plan = plan_trees(calibration(), hardware(), batch_sizes=[1])
+    plan = plan_trees(calibration(), hardware(), PlanRequest(batch_sizes=[1]))
     assert plan.entries[0].unconstrained is None
     assert price(plan) == ""
 
 
 def test_plans_of_older_releases_load_without_what_is_gone(tmp_path):
-    plan = plan_trees(calibration(), hardware(), batch_sizes=[1])
+    plan = plan_trees(calibration(), hardware(), PlanRequest(batch_sizes=[1]))
     plan.save(tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
     document["entries"][0]["rebuilds"] = {"trees": [{"size": 8}], "mean_loss": 0.1, "worst_loss": 0.2}
@@ -132,44 +134,43 @@ def engine_log(kind: str | None = "eagle3") -> Calibration:
 
 
 def test_an_engines_log_plans_chains_and_says_so():
-    plan = plan_trees(engine_log(), budget=16)
+    plan = plan_trees(engine_log(), request=PlanRequest(Limits(16)))
     (entry,) = plan.entries
     assert entry.medusa_choices == [[0], [0, 0], [0, 0, 0]]
     assert entry.tokens_per_step == pytest.approx(2.82)
     assert any("chains only" in warning for warning in entry.warnings)
 
 
-LIMITS = {"budget": 64, "max_rank": None, "max_depth": None, "shape": None}
+def request_for(record=None, **options):
+    return request_of(SearchOptions(**{"batch_sizes": [1], **options}), record or calibration(), None)
 
 
 class TestWithinAnEngine:
     def test_the_engines_limits_and_the_given_ones_hold_together(self):
-        limits, warnings = within_engine({**LIMITS, "max_rank": 3}, calibration(), "hydra", None, [1, 4])
-        assert (limits["shape"], limits["max_rank"]) == ("low-rank-expands", 3)
-        assert limits["engine"] == {"name": "hydra", "method": "choices"}
+        request, warnings = request_for(engine="hydra", max_rank=3, batch_sizes=[1, 4])
+        assert (request.limits.shape, request.limits.max_rank) == ("low-rank-expands", 3)
+        assert request.engine == PlannedEngine(name="hydra", method="choices")
         assert "at most 1 sequence" in warnings[0]
-        limits, _ = within_engine(LIMITS, calibration(), "triton", None, [1])
-        assert (limits["shape"], limits["max_rank"]) == ("sibling-closed", 15)
+        request, _ = request_for(engine="triton")
+        assert (request.limits.shape, request.limits.max_rank) == ("sibling-closed", 15)
 
     def test_without_an_engine_they_are_as_given(self):
-        assert within_engine({**LIMITS, "shape": "chain"}, calibration(), None, None, [1]) == (
-            {"budget": 64, "shape": "chain"},
-            [],
-        )
+        request, warnings = request_for(shape="chain")
+        assert (request.limits, request.engine, warnings) == (Limits(64, shape="chain"), None, [])
         with pytest.raises(InvalidInput, match="--for"):
-            within_engine(LIMITS, calibration(), None, "medusa", [1])
+            request_for(method="medusa")
 
     def test_a_freer_shape_than_the_engines_is_refused(self):
         with pytest.raises(InvalidInput, match="must be chain or stricter for vllm, but got any"):
-            within_engine({**LIMITS, "shape": "any"}, engine_log(), "vllm", None, [1])
+            request_for(engine_log(), engine="vllm", shape="any")
 
     def test_the_drafter_picks_the_method_or_is_refused(self):
-        limits, _ = within_engine(LIMITS, engine_log("eagle3"), "tensorrt-llm", None, [1])
-        assert limits["engine"]["method"] == "draft-len"
+        request, _ = request_for(engine_log("eagle3"), engine="tensorrt-llm")
+        assert request.engine.method == "draft-len"
         with pytest.raises(InvalidInput, match="of eagle3, which tensorrt-llm, vllm"):
-            within_engine(LIMITS, engine_log("eagle3"), "medusa", None, [1])
+            request_for(engine_log("eagle3"), engine="medusa")
         with pytest.raises(InvalidInput, match="vllm with medusa runs drafters"):
-            within_engine(LIMITS, engine_log("eagle3"), "vllm", "medusa", [1])
+            request_for(engine_log("eagle3"), engine="vllm", method="medusa")
 
 
 def test_search_for_an_engine_and_its_export_agree(tmp_path, monkeypatch):

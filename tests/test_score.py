@@ -15,9 +15,11 @@ from treeopt.growth.replay import replay
 from treeopt.growth.score import score_tree
 from treeopt.pipeline import read_tree
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.trees.published import published_tree
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, treeopt, trees
@@ -36,9 +38,9 @@ def trace():
 def test_a_small_score_by_hand():
     calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     score = score_tree(calibration, Tree.from_choices([[0], [1], [1, 0]]))
-    assert score.given.product == pytest.approx(1 + 0.6 + 0.2 + 0.2 * 0.4)
+    assert score.given.rates.product == pytest.approx(1 + 0.6 + 0.2 + 0.2 * 0.4)
     assert score.best.tree.choices == [[0], [1], [0, 0]]
-    assert score.best.product == pytest.approx(2.04)
+    assert score.best.rates.product == pytest.approx(2.04)
     assert score.distance == pytest.approx(1 - 1.88 / 2.04)
     assert len(score.smallest.tree) == 4
 
@@ -52,7 +54,7 @@ def test_a_dense_tree_is_matched_by_a_far_smaller_one(calibration):
 
 
 def test_the_best_tree_of_its_size_is_at_no_distance(calibration):
-    family = grow_independent(calibration.accept, budget=50)
+    family = grow_independent(calibration.accept, Limits(50, shape="any"))
     score = score_tree(calibration, family.tree(50))
     assert score.distance == pytest.approx(0.0, abs=1e-12)
     assert len(score.smallest.tree) == 50
@@ -68,30 +70,33 @@ def test_guesses_that_the_calibration_does_not_know_are_counted_as_never_accepte
     score = score_tree(calibration, published_tree())
     assert score.unknown_nodes == 63 - 38
     assert score.notes[0].startswith("25 of its 63 guesses are beyond rank 4 or depth 5")
-    assert score.given.product == score_tree(calibration, published_tree().cut(max_depth=5, max_rank=4)).given.product
+    assert (
+        score.given.rates.product
+        == score_tree(calibration, published_tree().cut(max_depth=5, max_rank=4)).given.rates.product
+    )
 
 
 def test_a_deeper_tree_than_there_are_heads_is_scored(trace):
     score = score_tree(trace, Tree.chain(7))
     assert score.unknown_nodes == 3
-    assert score.given.replayed == replay(trace, Tree.chain(4)).tokens_per_step
+    assert score.given.rates.replayed == replay(trace, Tree.chain(4)).tokens_per_step
 
 
 def test_a_lone_root_is_its_own_best(calibration, trace):
     for source in (calibration, trace):
         score = score_tree(source, Tree.chain(0))
-        assert score.given.tokens_per_step == 1.0
+        assert score.given.rates.tokens_per_step == 1.0
         assert score.distance == 0.0
 
 
 def test_from_a_trace_the_tree_is_replayed_and_the_best_is_held_out(trace):
     tree = Tree.dense([3, 2])
     score = score_tree(trace, tree)
-    held_out = crossfit(trace, objective="replay", budget=len(tree), max_depth=4, max_rank=9, shape="sibling-closed")
-    assert score.given.replayed == replay(trace, tree).tokens_per_step
-    assert score.best.replayed == held_out.tokens_per_step[-1]
-    assert score.given.replayed_stderr > 0
-    assert score.smallest.replayed >= score.given.replayed
+    held_out = crossfit(trace, Limits(len(tree), max_depth=4, max_rank=9, shape="sibling-closed"), objective="replay")
+    assert score.given.rates.replayed == replay(trace, tree).tokens_per_step
+    assert score.best.rates.replayed == held_out.tokens_per_step[-1]
+    assert score.given.rates.stderr > 0
+    assert score.smallest.rates.replayed >= score.given.rates.replayed
 
 
 def test_joint_is_the_mean_over_all_states(trace):
@@ -99,21 +104,21 @@ def test_joint_is_the_mean_over_all_states(trace):
     states = trace.ranks[trace.has_step].tolist()
     for row in states:
         total += 1 + sum(tuple(row[:d]) in tree.paths for d in (1, 2))
-    assert score_tree(trace, tree).given.joint == pytest.approx(total / len(states))
+    assert score_tree(trace, tree).given.rates.joint == pytest.approx(total / len(states))
 
 
 def test_the_distance_is_paired_by_conversation(trace):
     """Both trees see the same conversations, so their ratio is steadier than two rates apart."""
     score = score_tree(trace, Tree.dense([3, 2]))
-    apart = [rated.replayed_stderr / rated.replayed for rated in (score.given, score.best)]
+    apart = [rated.rates.stderr / rated.rates.replayed for rated in (score.given, score.best)]
     assert 0 < score.distance_stderr < (1 - score.distance) * np.hypot(*apart)
 
 
 def test_the_tree_that_the_search_grows_gets_its_held_out_figure(trace):
-    family = crossfit(trace, objective="replay", budget=9, max_depth=4, max_rank=9, shape="sibling-closed").family
+    family = crossfit(trace, Limits(9, max_depth=4, max_rank=9, shape="sibling-closed"), objective="replay").family
     score = score_tree(trace, family.tree(9))
     assert score.distance == 0.0
-    assert score.given.replayed == score.best.replayed
+    assert score.given.rates.replayed == score.best.rates.replayed
     assert "held-out" in score.notes[0]
 
 
@@ -140,7 +145,7 @@ def test_one_conversation_cannot_be_held_out():
 
 
 def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tmp_path):
-    plan = plan_trees(calibration, budget=1)
+    plan = plan_trees(calibration, request=PlanRequest(Limits(1)))
     written = export_request(Request(tree=plan.entries[0].tree, num_heads=5), "tensorrt-llm")
     for file, text in written.files.items():
         (tmp_path / file).write_text(text)
@@ -148,7 +153,9 @@ def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tm
 
 
 def test_a_plans_tree_is_picked_by_its_batch_size(calibration, tmp_path):
-    small, large = (plan_trees(calibration, budget=n, batch_sizes=(n,)).entries[0] for n in (4, 8))
+    small, large = (
+        plan_trees(calibration, request=PlanRequest(Limits(n), batch_sizes=(n,))).entries[0] for n in (4, 8)
+    )
     path = tmp_path / "plan.json"
     Plan(entries=(small, large)).save(path)
     assert len(read_tree(path, batch_size=8)) == 8

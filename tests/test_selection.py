@@ -9,10 +9,12 @@ from treeopt.files.shipped import shipped
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidates
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE, select
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
+from treeopt.trees.shapes import Limits
 
 ROUNDS, PER_ROUND = 12, 3
 SIZES = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -55,12 +57,14 @@ def recorded(ms_of, *, rng=None, noise=0.05, batch_sizes=(1, 4)) -> LatencyProfi
 
 def regrets(trace, trials: int, **noise) -> np.ndarray:
     """Throughput lost, by the truth, with the choice from each noisy recording of it."""
-    exact = plan_trees(trace, recorded(truth), batch_sizes=(1, 4), budget=32)
+    exact = plan_trees(trace, recorded(truth), PlanRequest(Limits(32), batch_sizes=(1, 4)))
     best = [{point.size: point for point in entry.curve} for entry in exact.entries]
     found = []
     for seed in range(trials):
         plan = plan_trees(
-            trace, recorded(truth, rng=np.random.default_rng(seed), **noise), batch_sizes=(1, 4), budget=32
+            trace,
+            recorded(truth, rng=np.random.default_rng(seed), **noise),
+            PlanRequest(Limits(32), batch_sizes=(1, 4)),
         )
         for entry, curve in zip(plan.entries, best, strict=True):
             rate = 1e3 * entry.batch_size * entry.tokens_per_step
@@ -71,7 +75,7 @@ def regrets(trace, trials: int, **noise) -> np.ndarray:
 
 def test_the_choice_under_noise_is_nearly_the_best(trace, monkeypatch):
     """200 trials: the median loses at most 0.5 %, one in twenty more than 2 %."""
-    monkeypatch.setattr("treeopt.planning.planner.crossfit", _remembered())
+    monkeypatch.setattr("treeopt.growth.source.crossfit", _remembered())
     lost = regrets(trace, 200)
     assert np.median(lost) <= 0.005
     assert np.quantile(lost, 0.95) <= 0.02
@@ -83,10 +87,10 @@ def _remembered():
 
     known: dict = {}
 
-    def once(trace, **limits):
-        key = tuple(sorted(limits.items()))
+    def once(trace, limits, *, objective):
+        key = limits, objective
         if key not in known:
-            known[key] = crossfit(trace, **limits)
+            known[key] = crossfit(trace, limits, objective=objective)
         return known[key]
 
     return once
@@ -94,19 +98,19 @@ def _remembered():
 
 def test_sizes_of_one_stair_are_tied_and_others_are_not(trace):
     """Every 16 rows a stair: only the last sizes before it, which differ by what their tokens do."""
-    exact = plan_trees(trace, recorded(truth), batch_sizes=(1,), budget=32).entries[0]
+    exact = plan_trees(trace, recorded(truth), PlanRequest(Limits(32), batch_sizes=(1,))).entries[0]
     assert exact.size in exact.tied_sizes
     assert set(exact.tied_sizes) <= {14, 15, 16}
 
 
 def test_a_verified_size_is_taken_whatever_the_prediction_says(trace):
-    entry = plan_trees(trace, recorded(truth), budget=20, take={1: (5, 2)}).entries[0]
+    entry = plan_trees(trace, recorded(truth), PlanRequest(Limits(20)), take={1: (5, 2)}).entries[0]
     assert (entry.size, entry.depth) == (5, 2)
 
 
 def test_more_conversations_tie_fewer_sizes(trace):
-    few = plan_trees(trace.select(np.arange(20)), recorded(truth), budget=32).entries[0]
-    many = plan_trees(trace, recorded(truth), budget=32).entries[0]
+    few = plan_trees(trace.select(np.arange(20)), recorded(truth), PlanRequest(Limits(32))).entries[0]
+    many = plan_trees(trace, recorded(truth), PlanRequest(Limits(32))).entries[0]
     assert len(many.tied_sizes) <= len(few.tied_sizes)
     assert many.interval95.tokens_per_s[1] - many.interval95.tokens_per_s[0] < (
         few.interval95.tokens_per_s[1] - few.interval95.tokens_per_s[0]
@@ -129,19 +133,19 @@ def test_prompts_to_separate_are_what_it_takes():
 
     points = tuple(StepTiming(1, 100, n, 1, (cost(1, n, 1),)) for n in (2, 3))
     profile = LatencyProfile(points, (StepTiming(1, 100, 1, 0, (2.0,)),))
-    first = plan_trees(sample(30), profile, budget=3).entries[0]
+    first = plan_trees(sample(30), profile, PlanRequest(Limits(3))).entries[0]
     assert first.runner_up.prompts_to_separate > 30
     assert {2, 3} <= set(first.tied_sizes)
     needed = first.runner_up.prompts_to_separate
-    later = plan_trees(sample(2 * needed), profile, budget=3).entries[0]
+    later = plan_trees(sample(2 * needed), profile, PlanRequest(Limits(3))).entries[0]
     assert later.tied_sizes == [later.size]
 
 
 def test_a_mix_of_loads_has_one_tree_with_the_most_tokens(trace):
     profile = recorded(truth, batch_sizes=(1, 4, 8))
     mix = {1: 0.5, 4: 0.3, 8: 0.2}
-    plan = plan_trees(trace, profile, batch_sizes=mix, budget=32)
-    alone = plan_trees(trace, profile, batch_sizes=tuple(mix), budget=32)
+    plan = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes=mix))
+    alone = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes=tuple(mix)))
     assert len({tuple(map(tuple, entry.medusa_choices)) for entry in plan.entries}) == 1
     curves = [{point.size: point.tokens_per_s for point in entry.curve} for entry in alone.entries]
     totals = {n: sum(w * curve[n] for w, curve in zip(mix.values(), curves, strict=True)) for n in curves[0]}
@@ -151,14 +155,16 @@ def test_a_mix_of_loads_has_one_tree_with_the_most_tokens(trace):
 
 def test_a_mix_of_one_load_is_that_load(trace):
     profile = recorded(truth)
-    mixed = plan_trees(trace, profile, batch_sizes={4: 1.0}, budget=32).entries[0]
-    assert mixed == plan_trees(trace, profile, batch_sizes=(4,), budget=32).entries[0]
+    mixed = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes={4: 1.0})).entries[0]
+    assert mixed == plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes=(4,))).entries[0]
 
 
 def test_a_published_profile_chooses_smaller_trees_for_larger_batches():
     calibration = Calibration.load(shipped("calibration")["vicuna-33b-medusa1"])
     profile = LatencyProfile.load(shipped("profiles")["a100-80gb--llama-33b-linear-layers"])
-    sizes = [e.size for e in plan_trees(calibration, profile, batch_sizes=(1, 4, 8, 32), budget=112).entries]
+    sizes = [
+        e.size for e in plan_trees(calibration, profile, PlanRequest(Limits(112), batch_sizes=(1, 4, 8, 32))).entries
+    ]
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -188,10 +194,10 @@ def test_the_choice_from_recorded_latencies_drawn_again_is_nearly_the_best():
         for kind, name, load in (("profiles", RECORDED, LatencyProfile.load), ("calibration", "demo", Calibration.load))
     )
     batch_sizes = recorded.batch_sizes
-    exact = plan_trees(calibration, recorded, batch_sizes=batch_sizes, budget=32)
+    exact = plan_trees(calibration, recorded, PlanRequest(Limits(32), batch_sizes=batch_sizes))
     lost = []
     for seed in range(200):
-        plan = plan_trees(calibration, again(recorded, seed), batch_sizes=batch_sizes, budget=32)
+        plan = plan_trees(calibration, again(recorded, seed), PlanRequest(Limits(32), batch_sizes=batch_sizes))
         for entry, truth in zip(plan.entries, exact.entries, strict=True):
             step = StepCosts(recorded, entry.batch_size, truth.context_tokens).step(entry.size, entry.depth)
             reached = 1e3 * entry.batch_size * entry.tokens_per_step / step.ms
@@ -204,7 +210,7 @@ def test_only_measured_sizes_of_the_shipped_profile_can_be_chosen():
     """Measured at one depth only: the way between others must not be asked for."""
     profile = LatencyProfile.load(shipped("profiles")[RECORDED])
     calibration = Calibration.load(shipped("calibration")["demo"])
-    entry = plan_trees(calibration, profile, batch_sizes=(4,), budget=20, measured_only=True).entries[0]
+    entry = plan_trees(calibration, profile, PlanRequest(Limits(20), batch_sizes=(4,), measured_only=True)).entries[0]
     timed = {(point.size, point.depth) for point in profile.points if point.batch_size == 4}
     assert {point.size for point in entry.curve} <= {1, *(size for size, _ in timed)}
 

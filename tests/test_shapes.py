@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.objectives import grow_independent, grow_joint, grow_replay, product_values
+from treeopt.growth.objectives import grow_independent, grow_joint, grow_replay
 from treeopt.growth.replay import growth_index, replay, replay_trees
+from treeopt.growth.worth import product_values
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
-from treeopt.trees.shapes import SHAPES
+from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, traces, trees
@@ -54,7 +56,7 @@ def test_products_are_best_for_every_size(shape, seed, zeros):
     accept = rng.dirichlet(np.full(RANKS + 1, 0.5), DEPTH)[:, :RANKS]
     if zeros:
         accept[rng.random(accept.shape) < 0.3] = 0.0
-    family = grow_independent(accept, budget=MOST, shape=shape)
+    family = grow_independent(accept, Limits(MOST, shape=shape))
     wanted = best_values(lambda tree: product_values(accept, tree.paths).sum(), shape)
     compare(family, wanted, shape)
 
@@ -65,7 +67,7 @@ def test_products_are_best_for_every_size(shape, seed, zeros):
 def test_frequencies_are_best_for_every_size(shape, seed):
     trace = random_trace(np.random.default_rng(seed), np.array([9, 14]), heads=DEPTH, ranks=RANKS)
     states = trace.has_step
-    family = grow_joint(trace, budget=MOST, max_rank=RANKS - 1, shape=shape)
+    family = grow_joint(trace, Limits(MOST, max_rank=RANKS - 1, shape=shape))
 
     def value(tree: Tree) -> float:
         return 1 + (growth_index(trace, tree.paths)[states] < len(tree)).sum() / states.sum()
@@ -87,7 +89,7 @@ def compare(family, wanted: dict[int, float], shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPED)
 @given(trace=traces(sequences=4))
 def test_replay_grows_within_the_shape(shape, trace):
-    family = grow_replay(trace, budget=9, shape=shape)
+    family = grow_replay(trace, Limits(9, shape=shape))
     for size in family.sizes.tolist():
         assert SHAPES[shape](family.tree(size))
 
@@ -121,7 +123,7 @@ def test_low_rank_expands_is_counted_per_parent(tree):
 
 def test_a_family_that_is_not_nested_replays_tree_by_tree():
     trace = random_trace(np.random.default_rng(5), np.array([30, 40, 20]), heads=3, ranks=4)
-    family = grow_joint(trace, budget=30, shape="sibling-closed")
+    family = grow_joint(trace, Limits(30, shape="sibling-closed"))
     assert not family.nested
     steps = replay_trees(trace, family.paths, family.members_of(family.sizes))
     for size, found in zip(family.sizes.tolist(), steps, strict=True):
@@ -130,14 +132,14 @@ def test_a_family_that_is_not_nested_replays_tree_by_tree():
 
 def test_an_unknown_shape_is_refused():
     with pytest.raises(InvalidInput, match="--shape must be one of any, sibling-closed"):
-        grow_independent(np.array([[0.5]]), budget=2, shape="bush")
+        grow_independent(np.array([[0.5]]), Limits(2, shape="bush"))
 
 
 @pytest.mark.parametrize("objective", ["joint", "replay", "independent"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_plan_from_a_trace_adds_up_in_every_shape(shape, objective):
     trace = random_trace(np.random.default_rng(8), np.array([40, 25, 30, 35, 28, 50]), heads=3, ranks=4)
-    plan = plan_trees(trace, budget=16, shape=shape, objective=objective, max_rank=3)
+    plan = plan_trees(trace, request=PlanRequest(Limits(16, max_rank=3, shape=shape), objective=objective))
     (entry,) = plan.entries
     assert SHAPES[shape](entry.tree)
     steps = entry.predicted.steps

@@ -9,6 +9,7 @@ from treeopt.growth.objectives import grow_joint, grow_replay
 from treeopt.growth.replay import replay
 from treeopt.growth.shrinkage import NONE, PathCounts, Strengths, fit_strengths, strengths_of
 from treeopt.records.trace import RankTrace
+from treeopt.trees.shapes import Limits
 
 from .conftest import random_trace, traces
 
@@ -75,7 +76,7 @@ def test_shrunk_trees_are_better_on_answers_not_seen(objective):
         train, test = whole.select(np.arange(12)), whole.select(np.arange(40, 440))
         grow = {"joint": grow_joint, "replay": grow_replay}[objective]
         strengths = strengths_of(train, 10)
-        plain, shrunk = (grow(train, budget=128, strengths=s).tree(128) for s in (NONE, strengths))
+        plain, shrunk = (grow(train, Limits(128, shape="any"), strengths=s).tree(128) for s in (NONE, strengths))
         gains.append(replay(test, shrunk).tokens_per_step / replay(test, plain).tokens_per_step - 1)
     assert np.mean(gains) > 0.004
 

@@ -143,7 +143,10 @@ def test_a_plan_can_be_made_of_a_table(run, tmp_path):
     )
     profile_from_file(run, table(tmp_path, text))
     plan = pipeline.search(
-        run, budget=32, calibration="vicuna-7b-medusa1", profile_path=str(run.profile), objective="independent"
+        run,
+        pipeline.SearchOptions(32, objective="independent"),
+        calibration="vicuna-7b-medusa1",
+        profile_path=str(run.profile),
     )
     assert [entry.batch_size for entry in plan.entries] == [1, 8]
     assert all(entry.speedup > 1 for entry in plan.entries)

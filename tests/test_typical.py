@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.coverage import Ballot, replay_probe
+from treeopt.growth.probed import AcceptedNodes, replay_probe
 from treeopt.records.probe import Probe
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance import typical
@@ -181,10 +181,10 @@ def test_replaying_the_policy_gives_exactly_what_was_emitted(target, heads, prom
     assert probe.lengths.tolist() == [len(row.tokens) for row in rows]
     assert np.diff(probe.starts).tolist() == [row.steps for row in rows]
     assert probe.end.tolist() == [row.end for row in rows]
-    ballot = Ballot.cast(probe)
-    winner = ballot.nobody(len(probe.accepted))
-    ballot.add(winner, [TREE.paths.index(path) for path in POLICY.paths])
-    assert ballot.guesses[winner].tolist() == [guesses for row in rows for guesses in row.accepted]
+    accepted = AcceptedNodes.of(probe)
+    winner = accepted.no_guess(len(probe.accepted))
+    accepted.add(winner, [TREE.paths.index(path) for path in POLICY.paths])
+    assert accepted.guesses[winner].tolist() == [guesses for row in rows for guesses in row.accepted]
     assert (probe.first_end > 0).any()
 
 

@@ -186,8 +186,6 @@ def search(
     objective: str = "replay",
     measured_only: bool = False,
     verify: int = 0,
-    acceptance: str | None = None,
-    temperature: float | None = None,
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size.
 
@@ -205,7 +203,6 @@ def search(
     shape, max_rank, max_depth : other limits on trees; objective: "independent", "joint" or "replay"
     measured_only : choose among sizes that were timed, without estimates between
     verify      : decode for real with so many of the best sizes, and take the fastest
-    acceptance, temperature : refuse a calibration that is of another rule
     """
     from treeopt import pipeline
 
@@ -224,7 +221,6 @@ def search(
         objective=objective,
         measured_only=measured_only,
         verify=verify,
-        acceptance=pipeline.wanted_rule(acceptance, temperature),
     )
 
 

@@ -8,7 +8,6 @@ import click
 
 import treeopt
 from treeopt.cli.options import Loads, default_of, positive, run_directory, show_result
-from treeopt.records.rules import RULES
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
 )
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
 @click.option("--profile", help="A profile, or the name of a shipped one.")
-@click.option("--acceptance", type=click.Choice(list(RULES)), help="Refuse a calibration that is of another rule.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Of that rule.")
 def search(run: RunDirectory, as_json: bool, calibration: str | None, profile: str | None, **options: Any) -> None:
     """Choose the tree with the best throughput for each batch size.
 
@@ -70,7 +67,5 @@ def search(run: RunDirectory, as_json: bool, calibration: str | None, profile: s
     """
     from treeopt.report.plan_table import plan_table
 
-    if options["temperature"] is not None and options["acceptance"] is None:
-        raise click.UsageError("--temperature goes with --acceptance.")
     plan = treeopt.search(calibration, profile, run=run, **options)
     show_result(plan.document(), plan_table(plan), as_json)

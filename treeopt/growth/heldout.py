@@ -9,23 +9,27 @@ S sequences · C conversations, of which they are the turns · n sizes of a fami
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.coverage import grow_coverage, guess_counts, independent_tokens, tokens_of_trees
-from treeopt.growth.objectives import grow, grow_independent, product_values
-from treeopt.growth.replay import accepted_counts, growth_index, replay, replay_trees, tokens_per_step
+from treeopt.growth.coverage import grow_coverage
+from treeopt.growth.objectives import grow, grow_independent
+from treeopt.growth.probed import independent_tokens, replay_probe, tokens_of_trees
+from treeopt.growth.replay import growth_index, replay, replay_trees, tokens_per_step
+from treeopt.growth.worth import product_values
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.calibration import Calibration, count_hits
 from treeopt.records.probe import Probe
 from treeopt.records.trace import Answers, RankTrace, fold_numbers
-from treeopt.trees.tree import IntArray, Tree, TreeFamily
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Choice, IntArray, Tree, TreeFamily
+
+Paths = tuple[Choice, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,11 @@ class Rates:
     replayed: float | None
     stderr: float | None
     steps: IntArray | None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The best figure at hand: replayed, or the product where nothing can be replayed."""
+        return self.product if self.replayed is None else self.replayed
 
     def document(self) -> dict[str, float | None]:
         return {"product": self.product, "joint": self.joint, "replayed": self.replayed, "replayed_stderr": self.stderr}
@@ -100,22 +109,21 @@ class HeldOut:
             steps=self.steps[i],
         )
 
-    def accepted(self, size: int, trace: RankTrace | Probe | None) -> NDArray[np.float64]:
-        """(D+1,) share of the held-out steps that emit 0, 1, ... guesses; by the product with neither."""
+    def accepted(self, size: int, count: Callable[[IntArray, Paths], IntArray] | None) -> NDArray[np.float64]:
+        """(D+1,) share of the held-out steps that emit 0, 1, ... guesses.
+
+        count : how many steps of some sequences emit so many with the tree of some nodes; by the product without
+        """
         nodes, gains = self.family.nodes(size), self.family.gains_of(size)
         depth = max(map(len, nodes))
-        if trace is None:
+        if count is None:
             reach = np.bincount([len(path) for path in nodes], gains, minlength=depth + 1)
             shares: NDArray[np.float64] = reach - np.append(reach[1:], 0.0)
             return shares
-        counts = np.zeros(trace.num_heads + 1, dtype=np.int64)
-        for test, family in self.grown:
-            nodes = family.nodes(size)
-            if isinstance(trace, Probe):
-                found = guess_counts(trace.select(test), nodes)
-            else:
-                found = accepted_counts(trace.select(test), nodes)
-            counts[: len(found)] += found
+        found = [count(test, family.nodes(size)) for test, family in self.grown]
+        counts = np.zeros(max([depth + 1, *map(len, found)]), dtype=np.int64)
+        for part in found:
+            counts[: len(part)] += part
         return counts[: 1 + int(np.flatnonzero(counts).max(initial=depth))] / max(int(counts.sum()), 1)
 
     def by_group(self, size: int, trace: Answers) -> dict[str, tuple[float, float | None]]:
@@ -136,18 +144,15 @@ class HeldOut:
         return found
 
 
-def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
-    """Grow on K-1 folds of sequences and replay on the rest, for every size up to the budget.
-
-    ``limits`` are those of `growth`: budget, max_depth, max_rank, shape.
-    """
-    family = grow(trace, objective=objective, **limits)
+def crossfit(trace: RankTrace, limits: Limits, *, objective: str) -> HeldOut:
+    """Grow on K-1 folds of sequences and replay on the rest, for every size up to the budget."""
+    family = grow(trace, limits, objective=objective)
     n, grown = len(family.sizes), []
     steps = np.zeros((n, trace.num_sequences), dtype=np.int64)
     product, joint, n_states = np.zeros(n), np.zeros(n), 0
     for train, test in folds(trace):
         held_out = trace.select(test)
-        trees = grow(trace.select(train), objective=objective, **limits)
+        trees = grow(trace.select(train), limits, objective=objective)
         grown.append((test, trees))
         members = trees.members_of(family.sizes)
         steps[:, test] = replay_trees(held_out, trees.paths, members)
@@ -171,17 +176,17 @@ def crossfit(trace: RankTrace, *, objective: str, **limits: Any) -> HeldOut:
     )
 
 
-def crossfit_probe(probe: Probe, **limits: Any) -> HeldOut:
+def crossfit_probe(probe: Probe, limits: Limits) -> HeldOut:
     """Grow by coverage on K-1 folds of sequences and score on the steps of the rest, for every size.
 
-    ``limits`` are those of `grow_coverage`. Approximate for all trees but the policy (`treeopt.records.probe`).
+    Approximate for all trees but the policy (`treeopt.records.probe`).
     """
     splits = list(folds(probe))
-    family = grow_coverage(probe, **limits)
+    family = grow_coverage(probe, limits)
     tokens = np.zeros((len(family.sizes), probe.num_sequences), dtype=np.int64)
     product, grown = np.zeros(len(family.sizes)), []
     for train, test in splits:
-        held_out, trees = probe.select(test), grow_coverage(probe.select(train), **limits)
+        held_out, trees = probe.select(test), grow_coverage(probe.select(train), limits)
         grown.append((test, trees))
         members = trees.members_of(family.sizes)
         tokens[:, test] = tokens_of_trees(held_out, trees.paths, members)
@@ -208,9 +213,9 @@ def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:
         yield np.flatnonzero(fold != f), np.flatnonzero(fold == f)
 
 
-def from_calibration(calibration: Calibration, **limits: Any) -> HeldOut:
+def from_calibration(calibration: Calibration, limits: Limits) -> HeldOut:
     """The same from marginals alone (a published table): objective `independent`, nothing held out."""
-    family = grow_independent(calibration.accept, **limits)
+    family = grow_independent(calibration.accept, limits)
     return HeldOut(family, None, None, family.members_of(family.sizes) @ family.gains, None)
 
 
@@ -233,6 +238,20 @@ def rate_tree(trace: RankTrace, tree: Tree) -> Rates:
         product=float(product_values(hits / np.maximum(trials, 1)[:, None], known.paths).sum()),
         joint=1 + float(accepted.sum(1).mean()) if len(states) else 1.0,
         replayed=tokens_per_step(tokens.sum(), steps.sum()),
+        stderr=stderr(samples, len(steps)),
+        steps=steps,
+    )
+
+
+def rate_on_probe(probe: Probe, tree: Tree) -> Rates:
+    """What ``tree`` reaches on the steps of a probe; guesses that were not probed are never accepted."""
+    found, all_of_it = replay_probe(probe, tree), np.ones((1, len(tree)), dtype=bool)
+    tokens, steps = (np.bincount(probe.clusters, row).astype(np.int64) for row in (found.tokens, found.steps))
+    samples = drawn_rates(tokens, steps, conversation_draws(len(steps)))
+    return Rates(
+        product=float(independent_tokens(probe, tree.paths, all_of_it)[0]),
+        joint=None,
+        replayed=found.tokens_per_step,
         stderr=stderr(samples, len(steps)),
         steps=steps,
     )

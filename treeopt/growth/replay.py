@@ -70,6 +70,24 @@ def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
     return counts
 
 
+def count_visits(trace: RankTrace, tree: Tree) -> IntArray:
+    """(n,) steps of the replay in which each node is accepted; the root is in all.
+
+    >>> count_visits(RankTrace(np.array([[0], [1], [3], [-2]]), np.array([0, 4])), Tree.chain(1)).tolist()
+    [2, 1]
+    """
+    nodes = growth_index(trace, tree.paths)  # (P, D)
+    accepted = (nodes < len(tree)).sum(1)
+    visits = np.zeros(len(tree) + 1, dtype=np.int64)  # the last is of what is no node
+    t, last = trace.starts[:-1], trace.starts[1:] - 1
+    while (alive := t < last).any():
+        t, last = t[alive], last[alive]
+        visits[0] += len(t)
+        visits += np.bincount(nodes[t].ravel(), minlength=len(visits))
+        t = t + 1 + accepted[t]
+    return visits[:-1]
+
+
 def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray) -> IntArray:
     """(n, S) steps of every sequence with each of n trees over the nodes ``paths``.
 

@@ -64,7 +64,7 @@ def read(content: Any, path: Path) -> Found:
         end=np.full(prompts, End.LIMIT),
         meta=meta,
     )
-    return Found(trace, (NO_EOS,))
+    return Found(notes=(NO_EOS,), trace=trace)
 
 
 def block_shape(rows: list[int]) -> tuple[int, int] | None:

@@ -36,7 +36,7 @@ def from_shares(
     assumed : trials of every head where the file has none (--trials)
 
     >>> found = from_shares([[0.6, 0.8], [0.4, 0.5]], [10, 10], Path("x.json"))
-    >>> found.source.hits.tolist(), found.notes[0][:25]
+    >>> found.calibration.hits.tolist(), found.notes[0][:25]
     ([[6, 2], [4, 1]], 'The shares are cumulative')
     """
     shares = check_shares(rows, path)

@@ -38,7 +38,7 @@ def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
     read_rows = [_row(heads[name], name, path) for name in head_order(heads, path)]
     totals = _totals(content, len(heads), path)
     found = from_shares([row for row, _ in read_rows], totals, path, assumed=trials, cumulative=True)
-    return Found(found.source, (*found.notes, *dict.fromkeys(note for _, note in read_rows if note)))
+    return Found(found.calibration, (*found.notes, *dict.fromkeys(note for _, note in read_rows if note)))
 
 
 def _named_heads(content: dict[str, Any]) -> dict[str, Any]:

@@ -50,4 +50,4 @@ def read(content: Any, path: Path, *, trials: int | None = None, heads: int | No
     children = chances[1:-1] if whole else chances[1:]
     found = from_shares([children] * heads, None, path, assumed=trials, cumulative=False)
     notes = [f"One vector was taken for all {heads} depths.", *([] if whole else [ALL_CHILDREN])]
-    return Found(found.source, (*notes, *found.notes))
+    return Found(found.calibration, (*notes, *found.notes))

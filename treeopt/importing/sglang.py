@@ -64,9 +64,9 @@ def read(files: Sequence[File]) -> Found:
             f"Update it, and {ASK}."
         )
     found_all = read_requests(records, path, skipped=skipped, notes=[ADAPTIVE], is_sparse=True)
-    if isinstance(found_all.source, Calibration):
+    if found_all.calibration is not None:
         seen = max(len(record.get("acceptance_histogram", ())) - 1 for record in records)
-        refuse_trees(found_all.source, seen, path)
+        refuse_trees(found_all.calibration, seen, path)
     return found_all
 
 

@@ -17,7 +17,7 @@ train.py     -> heads, and how they were made; training_job.py may be stopped an
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.export import convert, export, export_all
-from treeopt.pipeline.given import search_on, wanted_rule
+from treeopt.pipeline.given import search_on
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.analytical import profile_analytical
@@ -25,12 +25,13 @@ from treeopt.pipeline.profile.command import profile_command
 from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.run import run_line
-from treeopt.pipeline.search import search
+from treeopt.pipeline.search import SearchOptions, search
 from treeopt.pipeline.session import compiled, demo_dtype, open_session, resolve, session_of
 from treeopt.pipeline.train import TextOptions, train
 from treeopt.pipeline.trees import import_tree, named_tree, read_tree, score
 
 __all__ = [
+    "SearchOptions",
     "TextOptions",
     "bench",
     "calibrate",
@@ -56,5 +57,4 @@ __all__ = [
     "search_on",
     "session_of",
     "train",
-    "wanted_rule",
 ]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import discard
-from treeopt.growth.coverage import COVERAGE, guess_counts, replay_probe
-from treeopt.growth.heldout import crossfit, crossfit_probe, rate_tree
-from treeopt.growth.replay import accepted_counts
+from treeopt.growth.coverage import COVERAGE
+from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Predicted
 from treeopt.records.inputs import STALE, changed, inputs_of
 from treeopt.records.plan import Plan, PlanEntry
-from treeopt.records.probe import Probe
 from treeopt.records.rules import check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -66,7 +64,7 @@ def bench(
     decoding = Decoding(
         session,
         source,
-        _entrants(plan, entry, source, session.drafter, trees),
+        _entrants(plan, entry, source_of(source), session.drafter, trees),
         batch_size=entry.batch_size,
         rounds=rounds,
         max_new_tokens=max_new_tokens or trace.meta.get("max_new_tokens", 128),
@@ -139,7 +137,7 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
 
 
 def _entrants(
-    plan: Plan, entry: PlanEntry, source: RankTrace | Probe, drafter: Drafter, files: Sequence[str | Path]
+    plan: Plan, entry: PlanEntry, source: Source, drafter: Drafter, files: Sequence[str | Path]
 ) -> dict[str, Entrant]:
     """Who is decoded, and what the calibration predicts for each.
 
@@ -148,11 +146,8 @@ def _entrants(
     from treeopt.runtime.measure.bench import Entrant
 
     num_heads = drafter.num_heads
-    limits = asdict(plan.limits(Limits(budget=entry.size, max_depth=num_heads)))
-    if isinstance(source, Probe):
-        whole = crossfit_probe(source, **limits)
-    else:
-        whole = crossfit(source, objective=plan.objective or "replay", **limits)
+    limits = plan.limits(Limits(entry.size, num_heads))
+    whole = source.crossfit(limits, objective_for(source, plan.objective or "replay"))
     most = len(whole.family)
     expected = Predicted(
         product=entry.predicted.product,
@@ -168,7 +163,7 @@ def _entrants(
     if published.max_rank < drafter.draft_vocab_size:  # not of a draft model's chains, nor with very few tokens
         entrants[PUBLISHED] = _fixed(source, published)
     entrants["chain"] = _fixed(source, Tree.chain(entry.best_chain.depth if entry.best_chain else num_heads))
-    accepted = whole.accepted(most, source).tolist()
+    accepted = source.held_out_shares(whole, most).tolist()
     entrants["budget"] = Entrant(whole.family.tree(most), Predicted(**whole.rates(most).document()), accepted)
     for file in files:
         name = Path(file).stem
@@ -178,17 +173,10 @@ def _entrants(
     return entrants
 
 
-def _fixed(source: RankTrace | Probe, tree: Tree) -> Entrant:
+def _fixed(source: Source, tree: Tree) -> Entrant:
     """A tree that was not grown here; without predictions where it has nodes that the source does not tell apart."""
     from treeopt.runtime.measure.bench import Entrant
 
-    if isinstance(source, Probe):
-        if not set(tree.paths) <= set(source.tree.paths):
-            return Entrant(tree)
-        counts = guess_counts(source, tree.paths)
-        rates = Predicted(replayed=replay_probe(source, tree).tokens_per_step)
-    else:
-        if tree.max_rank >= source.top_k:
-            return Entrant(tree)
-        counts, rates = accepted_counts(source, tree.paths), Predicted(**rate_tree(source, tree).document())
-    return Entrant(tree, rates, (counts / max(counts.sum(), 1)).tolist())
+    if not source.knows(tree):
+        return Entrant(tree)
+    return Entrant(tree, Predicted(**source.rate(tree).document()), source.guess_shares(tree).tolist())

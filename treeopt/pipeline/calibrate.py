@@ -22,6 +22,7 @@ from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import Advance, note, progress
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def calibrate(
             f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
         )
     if trace.group_names and trace.clusters.max() > 0:
-        whole = crossfit(trace, objective="joint", budget=GROUP_BUDGET, shape="sibling-closed")
+        whole = crossfit(trace, Limits(GROUP_BUDGET), objective="joint")
         for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     calibration.meta["examples"] = examples(session, trace, calibration)

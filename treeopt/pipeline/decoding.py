@@ -13,10 +13,9 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.records.benchmark import Quality
-from treeopt.records.probe import Probe
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import RankTrace
+from treeopt.records.trace import Answers, RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.tree import Tree
 
@@ -40,7 +39,7 @@ class Decoding:
     """
 
     session: Session
-    source: RankTrace | Probe
+    source: Answers
     entrants: Mapping[str, Entrant]
     batch_size: int
     rounds: int
@@ -174,7 +173,7 @@ def _quality(
 
 
 def held_out_conversations(
-    run: RunDirectory, session: Session, trace: RankTrace, wanted: int
+    run: RunDirectory, session: Session, trace: Answers, wanted: int
 ) -> tuple[Conversation, ...]:
     """The first of the session's conversations that the trace was not measured on."""
     hashes = trace.meta.get("prompt_sha256")

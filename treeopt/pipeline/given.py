@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import InvalidInput
-from treeopt.pipeline.search import search
+from treeopt.pipeline.search import SearchOptions, search
 from treeopt.pipeline.session import open_session, resolve
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import read_planned
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
@@ -50,21 +48,13 @@ def search_on(
     return plan
 
 
-def _search(directory: RunDirectory, verify: int, **options: Any) -> Plan:
+def _search(
+    directory: RunDirectory, verify: int, *, calibration: str | None, profile_path: str | None, **options: Any
+) -> Plan:
     session = open_session(resolve(directory, {})) if verify else None
-    return search(directory, session=session, verify=verify, **options)
+    asked = SearchOptions(**options)
+    return search(directory, asked, calibration=calibration, profile_path=profile_path, session=session, verify=verify)
 
 
 def _name(given: Any) -> str | None:
     return str(given) if isinstance(given, str | Path) else None
-
-
-def wanted_rule(acceptance: str | None, temperature: float | None) -> dict[str, Any] | None:
-    """The record of a rule that is asked for; None where none is."""
-    if acceptance is None:
-        if temperature is not None:
-            raise InvalidInput("--temperature goes with --acceptance.")
-        return None
-    if acceptance not in RULES:
-        raise InvalidInput(f"--acceptance must be one of {', '.join(RULES)}, but got {acceptance!r}.")
-    return {"rule": RULES[acceptance], **({} if temperature is None else {"temperature": temperature})}

@@ -14,7 +14,6 @@ from treeopt.importing import read_measurement
 from treeopt.importing.survival import ENGINE_LOG
 from treeopt.records.calibration import Calibration
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import RankTrace
 
 DRAFTERS = ("medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "ngram", "redrafter")
 
@@ -54,13 +53,13 @@ def import_file(
         "machine": None,
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
-    source, told = found.source, {"kind": drafter} if drafter else None
-    if isinstance(source, RankTrace):
-        source = replace(source, meta={**source.meta, "provenance": record, "drafter": told})
-        calibration = Calibration.from_trace(source)
-        source.save(run.trace)
+    calibration, told = found.calibration, {"kind": drafter} if drafter else None
+    if calibration is None:
+        assert found.trace is not None
+        trace = replace(found.trace, meta={**found.trace.meta, "provenance": record, "drafter": told})
+        calibration = Calibration.from_trace(trace)
+        trace.save(run.trace)
     else:
-        calibration = source
         calibration.meta["provenance"] = record
         calibration.meta["drafter"] = told
         run.trace.unlink(missing_ok=True)

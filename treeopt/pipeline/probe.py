@@ -14,10 +14,13 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.coverage import grow_coverage, probe_tree
 from treeopt.growth.objectives import grow
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
+from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -67,7 +70,7 @@ def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_siz
     from treeopt.runtime.memory import with_less_memory
 
     setup, prompts = session.setup(trace.meta["max_new_tokens"]), turn_prompts(session.prompts, trace)
-    tree, meta = probe_tree(trace, size=PROBE_NODES, policy=policy), _meta(session, trace)
+    tree, meta = probe_tree(Calibration.from_trace(trace), size=PROBE_NODES, policy=policy), _meta(session, trace)
     with progress(title, len(prompts)) as advance:
 
         def attempt(rows: int) -> Probe:
@@ -80,15 +83,15 @@ def next_policy(run: RunDirectory, probe: Probe) -> Tree:
     """The tree that a plan chooses at the first batch size of the run's profile, or one of `POLICY_ROWS` rows."""
     if run.profile.exists():
         profile = run.read_profile()
-        entry = plan_trees(probe, profile, batch_sizes=profile.batch_sizes[:1]).entries[0]
+        entry = plan_trees(probe, profile, PlanRequest(batch_sizes=profile.batch_sizes[:1])).entries[0]
         if entry.size > 1:
             return entry.tree
-    family = grow_coverage(probe, budget=POLICY_ROWS, shape="sibling-closed")
+    family = grow_coverage(probe, Limits(POLICY_ROWS))
     return family.tree(len(family))
 
 
 def _first_policy(trace: RankTrace) -> Tree:
-    family = grow(trace, objective="joint", budget=POLICY_ROWS, max_depth=trace.num_heads, shape="sibling-closed")
+    family = grow(trace, Limits(POLICY_ROWS), objective="joint")
     return family.tree(len(family))
 
 

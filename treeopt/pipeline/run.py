@@ -11,7 +11,7 @@ from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.export import export_all
 from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.timed import profile
-from treeopt.pipeline.search import search
+from treeopt.pipeline.search import SearchOptions, search
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
@@ -54,7 +54,7 @@ def run_line(
     if steps.finished() < 3 and run.probe.exists():
         probe_again(run, session)
         steps.append({"step": "probe"})
-    plan = search(run, batch_sizes=batch_sizes, budget=budget)
+    plan = search(run, SearchOptions(budget, batch_sizes))
     results = [bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts) for entry in plan.entries]
     engines = export_all(run, plan)
     with progress("Drawing", None):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treeopt.growth.coverage import COVERAGE, tokens_of_trees
-from treeopt.growth.heldout import HeldOut, crossfit, crossfit_probe
-from treeopt.growth.objectives import OBJECTIVES
-from treeopt.growth.replay import replay, tokens_per_step
-from treeopt.records.probe import Probe
-from treeopt.records.trace import RankTrace
+from treeopt.growth.heldout import HeldOut
+from treeopt.growth.source import Source
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -38,35 +34,31 @@ class Comparison:
     fixed: tuple[tuple[str, int, float], ...]
 
 
-def compare(source: RankTrace | Probe, limits: Limits, *, most_dense: int = MOST_DENSE) -> Comparison:
-    """Grow by every objective and replay the others; of a probe, only trees whose nodes were probed are replayed."""
+def compare(source: Source, limits: Limits, *, most_dense: int = MOST_DENSE) -> Comparison:
+    """Grow by every objective, and score the others that the source tells apart."""
     depth = limits.depth(source.num_heads)
     limits = replace(limits, max_depth=depth)
-    if isinstance(source, Probe):
-        held_out = {COVERAGE: crossfit_probe(source, **asdict(limits))}
-        ranks = 1 + source.tree.max_rank
-    else:
-        held_out = {name: crossfit(source, objective=name, **asdict(limits)) for name in OBJECTIVES}
-        ranks = source.top_k
-    every = dense_widths(limits.budget, depth, min(limits.max_rank + 1, ranks))
-    if isinstance(source, Probe):  # the last corner of a tree tells most of those that were not
-        known = set(source.tree.paths)
-        corners = [widths for widths in every if tuple(width - 1 for width in widths) in known]
-        every = [widths for widths in corners if known.issuperset(Tree.dense(widths).paths)]
-    dense = {widths: Tree.dense(widths) for widths in _sample(every, most_dense)}
+    widths = dense_widths(limits.budget, depth, min(limits.num_ranks, source.num_ranks))
+    every = [w for w in widths if _is_known(w, source)]
+    dense = {w: Tree.dense(w) for w in _sample(every, most_dense)}
     fixed = {f"chain of {d}": Tree.chain(d) for d in range(1, depth + 1) if d < limits.budget}
     published = published_tree().cut(max_depth=depth)
-    if published.max_rank < ranks and len(published) <= limits.budget:
+    if len(published) <= limits.budget:
         fixed["mc_sim_7b_63"] = published
-    if isinstance(source, Probe):
-        fixed = {name: tree for name, tree in fixed.items() if known.issuperset(tree.paths)}
-    rates = _rates([*dense.values(), *fixed.values()], source)
     return Comparison(
-        held_out,
-        tuple((widths, len(tree), rate) for (widths, tree), rate in zip(dense.items(), rates, strict=False)),
+        {name: source.crossfit(limits, name) for name in source.objectives},
+        tuple((w, len(tree), source.tokens_per_step(tree)) for w, tree in dense.items()),
         len(every),
-        tuple((name, len(tree), rate) for (name, tree), rate in zip(fixed.items(), rates[len(dense) :], strict=True)),
+        tuple((name, len(tree), source.tokens_per_step(tree)) for name, tree in fixed.items() if source.knows(tree)),
     )
+
+
+def _is_known(widths: Widths, source: Source) -> bool:
+    """Whether the source tells a dense tree's nodes apart: its last corner, and of a probe all the others too."""
+    corner = [width - 1 for width in widths]
+    if not source.knows(Tree.from_choices([corner[:depth] for depth in range(1, len(corner) + 1)])):
+        return False
+    return source.is_exact or source.knows(Tree.dense(widths))
 
 
 def _sample(every: list[Widths], most: int) -> list[Widths]:
@@ -77,16 +69,6 @@ def _sample(every: list[Widths], most: int) -> list[Widths]:
     share = 1 / np.bincount(sizes)[sizes]
     picked = np.random.default_rng(0).choice(len(every), most, replace=False, p=share / share.sum())
     return [every[i] for i in np.sort(picked)]
-
-
-def _rates(trees: Sequence[Tree], source: RankTrace | Probe) -> list[float]:
-    """Tokens per step of each tree."""
-    if not isinstance(source, Probe):
-        return [replay(source, tree).tokens_per_step for tree in trees]
-    paths = source.tree.paths
-    members = np.array([[path in nodes for path in paths] for nodes in (set(tree.paths) for tree in trees)])
-    tokens = tokens_of_trees(source, paths, members.reshape(-1, len(paths))).sum(1)
-    return [tokens_per_step(float(n), len(source.accepted)) for n in tokens]
 
 
 def dense_widths(budget: int, max_depth: int, max_width: int) -> list[tuple[int, ...]]:

@@ -4,145 +4,136 @@ from __future__ import annotations
 
 import numpy as np
 
-from treeopt.growth.coverage import replay_probe
 from treeopt.growth.heldout import HeldOut
-from treeopt.growth.objectives import product_values
-from treeopt.growth.replay import replay
+from treeopt.growth.source import Source
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import Candidates
+from treeopt.planning.candidates import Candidates, Floats
+from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, runner_up, select
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
-from treeopt.records.calibration import Calibration
 from treeopt.records.plan import BestChain, CurvePoint, GroupFigures, Interval95, PlanEntry, PlanPredicted, TreeFigures
-from treeopt.records.probe import Probe
-from treeopt.records.trace import RankTrace
-from treeopt.trees.tree import Tree
+from treeopt.trees.tree import Choice, Tree
 
 
 def entry_of(
     c: Candidates,
     selection: Selection,
     families: list[HeldOut],
-    source: RankTrace | Calibration | Probe,
+    source: Source,
     costs: StepCosts | None,
-    budget: int,
-    wanted: float | None,
+    request: PlanRequest,
 ) -> PlanEntry:
     """The chosen candidate and its rivals.
 
-    families : of depth limits 1, 2, ... · wanted : the context asked for
+    families : of depth limits 1, 2, ...
     """
-    trace = None if isinstance(source, Calibration) else source
     i = selection.chosen
-    noisy = trace is not None or (c.ms_stderr is not None and c.ms_stderr.max() > 0)
-    best, size, depth = c.held_out[i], int(c.sizes[i]), int(c.depths[i])
+    best, size = c.held_out[i], int(c.sizes[i])
     tree, n = best.family.tree(size), best.conversations or BOOTSTRAPS
-    rate, throughput = float(c.rates[i]), float(c.throughput[i]) if c.ms is not None else None
-    intervals: dict[str, list[float]] = {}
-    if trace is not None:
-        intervals["tokens_per_step"] = interval95(c.rate_draws[i], n)
-    speedup = speedup_draws = None
-    if c.ms is not None and c.plain_ms is not None and c.ms_draws is not None:
-        speedup = rate * float(c.plain_ms[0] / c.ms[i])
-        speedup_draws = c.rate_draws[i] * c.plain_ms[1:] / c.ms_draws[i]
-        if noisy:
-            intervals["tokens_per_s"] = interval95(c.throughput_draws[i], n)
-            intervals["speedup"] = interval95(speedup_draws, n)
-            intervals["size"] = [float(end) for end in selection.sizes95]
-    steps = best.steps
-    whole = len(best.family) if best.family.nested else size
-    growth = zip(best.family.nodes(whole)[1:], best.family.gains_of(whole)[1:], strict=True)
+    speedups, is_timed = _speedups(c, i), c.ms is not None
+    noisy = best.steps is not None or (c.ms_stderr is not None and c.ms_stderr.max() > 0)
+    speedup = None if speedups is None else float(speedups[0])
+    rate = float(c.rates[i])
     return PlanEntry(
         batch_size=c.batch_size,
         context_tokens=c.context,
         size=size,
-        depth=depth,
+        depth=int(c.depths[i]),
         medusa_choices=tree.choices,
         tokens_per_step=rate,
-        tokens_per_step_stderr=stderr(c.rate_draws[i], n) if steps is not None else None,
+        tokens_per_step_stderr=stderr(c.rate_draws[i], n) if best.steps is not None else None,
         step_ms=float(c.ms[i]) if c.ms is not None else None,
         step_ms_stderr=float(c.ms_stderr[i]) if c.ms_stderr is not None and c.ms_stderr.any() else None,
-        tokens_per_s=throughput,
-        tokens_per_s_stderr=stderr(c.throughput_draws[i], n) if throughput and noisy else None,
+        tokens_per_s=float(c.throughput[i]) if is_timed else None,
+        tokens_per_s_stderr=stderr(c.throughput_draws[i], n) if is_timed and noisy else None,
         speedup=speedup,
-        speedup_stderr=stderr(speedup_draws, n) if speedup_draws is not None and noisy else None,
-        growth_order=[(path, float(gain)) for path, gain in growth],
-        predicted=PlanPredicted(
-            **best.rates(size).document(),
-            sequences=None if trace is None else trace.num_sequences,
-            conversations=best.conversations or None,
-            steps=None if steps is None else int(steps[best.family.index(size)].sum()),
-        ),
-        interval95=Interval95(**intervals) if intervals else None,
+        speedup_stderr=stderr(speedups[1:], n) if speedups is not None and noisy else None,
+        growth_order=_growth_order(best, size),
+        predicted=_predicted(best, size, source),
+        interval95=_intervals(c, selection, speedups if noisy else None),
         tied_sizes=sorted({int(s) for s in c.sizes[selection.tied]}),
         runner_up=runner_up(c, selection),
-        accepted=best.accepted(size, trace).tolist(),
-        verified=None,
-        best_chain=_best_chain(source, min(len(families), budget - 1), costs, c.batch_size),
+        accepted=source.held_out_shares(best, size).tolist(),
+        best_chain=_best_chain(source, min(len(families), request.limits.budget - 1), costs, c.batch_size),
         warnings=[
-            *_warnings(c, families, source, costs, wanted),
-            *(_probe_warnings(source, tree, budget, best) if isinstance(source, Probe) else []),
+            *_profile_warnings(c, families, costs, request.context),
+            *source.caveats(tree, budget=request.limits.budget, most=len(best.family)),
         ],
-        groups=_groups(best, size, trace, (speedup or 0.0) / rate),
+        groups=_groups(best, size, source, (speedup or 0.0) / rate),
         curve=_curve(c),
     )
 
 
-def _warnings(
-    c: Candidates,
-    families: list[HeldOut],
-    source: RankTrace | Calibration | Probe,
-    costs: StepCosts | None,
-    wanted: float | None,
-) -> list[str]:
-    warnings = []
+def _speedups(c: Candidates, i: int) -> Floats | None:
+    """(1 + B,) speedup of a candidate over plain decoding, first the estimate; None without latencies."""
+    if c.ms is None or c.plain_ms is None or c.ms_draws is None:
+        return None
+    return np.append(c.rates[i] * (c.plain_ms[0] / c.ms[i]), c.rate_draws[i] * c.plain_ms[1:] / c.ms_draws[i])
+
+
+def _intervals(c: Candidates, selection: Selection, speedups: Floats | None) -> Interval95 | None:
+    """What is uncertain; ``speedups`` None where latencies are not known, or nothing is noisy."""
+    i = selection.chosen
+    best = c.held_out[i]
+    n = best.conversations or BOOTSTRAPS
+    found: dict[str, list[float]] = {}
+    if best.steps is not None:
+        found["tokens_per_step"] = interval95(c.rate_draws[i], n)
+    if speedups is not None:
+        found["tokens_per_s"] = interval95(c.throughput_draws[i], n)
+        found["speedup"] = interval95(speedups[1:], n)
+        found["size"] = [float(end) for end in selection.sizes95]
+    return Interval95(**found) if found else None
+
+
+def _growth_order(best: HeldOut, size: int) -> list[tuple[Choice, float]]:
+    """The paths of the chosen tree with their gains, and on to the whole budget where trees are nested."""
+    whole = len(best.family) if best.family.nested else size
+    nodes = zip(best.family.nodes(whole)[1:], best.family.gains_of(whole)[1:], strict=True)
+    return [(path, float(gain)) for path, gain in nodes]
+
+
+def _predicted(best: HeldOut, size: int, source: Source) -> PlanPredicted:
+    """Tokens per step in three ways, and what they were counted on."""
+    steps = best.steps
+    return PlanPredicted(
+        **best.rates(size).document(),
+        sequences=None if source.answers is None else source.answers.num_sequences,
+        conversations=best.conversations or None,
+        steps=None if steps is None else int(steps[best.family.index(size)].sum()),
+    )
+
+
+def _profile_warnings(c: Candidates, families: list[HeldOut], costs: StepCosts | None, wanted: int | None) -> list[str]:
+    """What the profile does not tell: sizes and depths that it does not cover, the context that is wanted."""
     if costs is None:
-        warnings.append("No profile was used: this is the largest tree of the budget, whatever a step costs.")
-    else:
-        most = max(len(held_out.family) for held_out in families)
-        largest, deepest = costs.reach
-        known = {int(size) for held_out in families for size in held_out.family.sizes}
-        gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not costs.measured_only)
-        if gaps:
-            warnings.append(
-                f"The profile has nothing about trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
-                "they were left out: time these sizes too."
-            )
-        if wanted is not None and wanted != c.context:
-            warnings.append(
-                f"The profile has no context of {wanted} tokens: this is for {c.context}, the nearest measured."
-            )
-        if largest < most:
-            warnings.append(f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out.")
-        if deepest < len(families):
-            warnings.append(
-                f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
-            )
-    if isinstance(source, Calibration) and source.meta.get("source") == "engine log":
-        warnings.append(
-            f"An engine's log tells of chains only, here up to {source.num_heads} long, and of decoding with that "
-            "length: for other lengths it is an estimate."
-        )
-    elif isinstance(source, Calibration):
-        warnings.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
-    return warnings
-
-
-def _probe_warnings(probe: Probe, tree: Tree, budget: int, best: HeldOut) -> list[str]:
+        return ["No profile was used: this is the largest tree of the budget, whatever a step costs."]
     warnings = []
-    if tree != probe.policy:
+    most = max(len(held_out.family) for held_out in families)
+    largest, deepest = costs.reach
+    known = {int(size) for held_out in families for size in held_out.family.sizes}
+    gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not costs.measured_only)
+    if gaps:
         warnings.append(
-            "These tokens per step are approximate: the probe's steps begin where the tree that it was decoded with led "
-            f"(rows: {len(probe.policy)}; of this one: {len(tree)}). treeopt bench measures them."
+            f"The profile has nothing about trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
+            "they were left out: time these sizes too."
         )
-    if len(probe.tree) == len(best.family) < budget:
-        warnings.append(f"The probe tree has {len(probe.tree)} rows, so larger trees were left out.")
+    if wanted is not None and wanted != c.context:
+        warnings.append(
+            f"The profile has no context of {wanted} tokens: this is for {c.context}, the nearest measured."
+        )
+    if largest < most:
+        warnings.append(f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out.")
+    if deepest < len(families):
+        warnings.append(
+            f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
+        )
     return warnings
 
 
-def _groups(held_out: HeldOut, size: int, trace: RankTrace | Probe | None, faster: float) -> dict[str, GroupFigures]:
+def _groups(held_out: HeldOut, size: int, source: Source, faster: float) -> dict[str, GroupFigures]:
     """What the chosen tree is expected to reach on each group."""
-    rates = held_out.by_group(size, trace) if trace else {}
+    rates = held_out.by_group(size, source.answers) if source.answers else {}
     return {
         name: GroupFigures(tokens_per_step=rate, tokens_per_step_stderr=error, speedup=rate * faster or None)
         for name, (rate, error) in rates.items()
@@ -168,21 +159,14 @@ def _curve(c: Candidates) -> list[CurvePoint]:
     return points
 
 
-def _best_chain(
-    source: RankTrace | Calibration | Probe, longest: int, costs: StepCosts | None, batch_size: int
-) -> BestChain | None:
+def _best_chain(source: Source, longest: int, costs: StepCosts | None, batch_size: int) -> BestChain | None:
     """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
     chains = []
     for depth in range(1, longest + 1):
         latency = costs.step(depth + 1, depth) if costs else None
         if costs and latency is None:
             continue
-        if isinstance(source, RankTrace):
-            rate = replay(source, Tree.chain(depth)).tokens_per_step
-        elif isinstance(source, Probe):
-            rate = replay_probe(source, Tree.chain(depth)).tokens_per_step
-        else:
-            rate = float(product_values(source.accept, Tree.chain(depth).paths).sum())
+        rate = source.tokens_per_step(Tree.chain(depth))
         chains.append(
             BestChain(
                 size=depth + 1,

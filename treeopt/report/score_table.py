@@ -20,7 +20,7 @@ def score_table(score: Score, name: str) -> RenderableType:
     table = Table(title="Tokens per step", title_justify="left")
     for column in ("tree", "rows", "depth", "product", "joint", "replayed"):
         table.add_column(column, justify="left" if column == "tree" else "right")
-    held_out = " (held out)" if score.best.replayed is not None else ""
+    held_out = " (held out)" if score.best.rates.replayed is not None else ""
     rows = {
         name: score.given,
         f"best of its size{held_out}": score.best,
@@ -32,9 +32,9 @@ def score_table(score: Score, name: str) -> RenderableType:
                 label,
                 str(len(rated.tree)),
                 str(rated.tree.depth),
-                pm(rated.product, None, 3),
-                pm(rated.joint, None, 3),
-                pm(rated.replayed, rated.replayed_stderr, 3),
+                pm(rated.rates.product, None, 3),
+                pm(rated.rates.joint, None, 3),
+                pm(rated.rates.replayed, rated.rates.stderr, 3),
             )
     return Group(table, verdict(score, name))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files import storage
-from treeopt.growth.objectives import product_values
+from treeopt.growth.worth import product_values
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.prompts.chat import ChatFormat

@@ -10,6 +10,7 @@ from typing import Any
 
 from treeopt.files.journal import Journal
 from treeopt.files.provenance import Provenance
+from treeopt.growth.source import source_of
 from treeopt.latency.rounds import drifts, timings
 from treeopt.pipeline.profile.calls import Calls, Template
 from treeopt.pipeline.profile.outcome import finish
@@ -37,7 +38,8 @@ def profile_command(
     """
     template, wanted = Template.parse(command), Wanted(**options)
     template.check(wanted)
-    used, source = find_accuracies(run, calibration) or (None, None)
+    used, record = find_accuracies(run, calibration) or (None, None)
+    source = source_of(record) if record else None
     families = tree_families(source, num_heads or (source.num_heads if source else NUM_HEADS), wanted.largest)
     check_sizes(wanted.sizes or (), families)
     shapes = template.has("tree") or template.has("depth")

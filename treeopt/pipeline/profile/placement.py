@@ -14,17 +14,16 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.objectives import grow, grow_independent
+from treeopt.growth.objectives import grow_independent
+from treeopt.growth.source import Source, objective_for
 from treeopt.latency.rounds import PRECISION
-from treeopt.records.calibration import Calibration
 from treeopt.records.plan import PlanEntry
-from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on one machine or another
@@ -97,21 +96,17 @@ def _edges(batch_size: int, budget: int) -> dict[int, int]:
 
 
 def tree_families(
-    source: RankTrace | Calibration | None, num_heads: int, budget: int, *, ranks: int = MAX_RANK + 1
+    source: Source | None, num_heads: int, budget: int, *, ranks: int = MAX_RANK + 1
 ) -> tuple[TreeFamily, ...]:
     """The families of depth limits 1, 2, ...: grown on ``source``, or on typical accuracies without one.
 
     ranks : how many the drafter tells apart
     """
-    known = source.num_heads if source else len(TYPICAL_ACCEPT)
-    limits: list[dict[str, Any]] = [
-        {"budget": budget, "max_depth": depth, "max_rank": min(MAX_RANK, ranks - 1), "shape": "sibling-closed"}
-        for depth in range(1, min(num_heads, known) + 1)
-    ]
-    if isinstance(source, RankTrace):
-        return tuple(grow(source, objective="joint", **limit) for limit in limits)
-    accept = TYPICAL_ACCEPT if source is None else source.accept
-    return tuple(grow_independent(accept, **limit) for limit in limits)
+    known, max_rank = source.num_heads if source else len(TYPICAL_ACCEPT), min(MAX_RANK, ranks - 1)
+    limits = [Limits(budget, depth, max_rank) for depth in range(1, min(num_heads, known) + 1)]
+    if source is None:
+        return tuple(grow_independent(TYPICAL_ACCEPT, limit) for limit in limits)
+    return tuple(source.grow(limit, objective_for(source, "joint")) for limit in limits)
 
 
 def timing_trees(families: Sequence[TreeFamily], sizes: Collection[int], *, given: bool = False) -> list[Tree]:

@@ -22,18 +22,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treeopt.files.journal import Journal
+from treeopt.growth.source import Source, source_of
 from treeopt.latency.rounds import Round, drifts, timings
 from treeopt.pipeline.profile.outcome import finish
 from treeopt.pipeline.profile.placement import Wanted, check_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
-from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import find_accuracies, inputs_of
+from treeopt.planning.request import PlanRequest
+from treeopt.records.inputs import Accuracies, find_accuracies, inputs_of
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 if TYPE_CHECKING:
@@ -69,10 +70,9 @@ def profile(
     wanted, is_random, drafter = Wanted(**options), session.weights != "checkpoint", session.drafter
     if is_random and not wanted.contexts:
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
-    used, source = find_accuracies(run, calibration, otherwise=RANDOM_CALIBRATION if is_random else None) or (
-        None,
-        None,
-    )
+    otherwise = RANDOM_CALIBRATION if is_random else None
+    used, record = find_accuracies(run, calibration, otherwise=otherwise) or (None, None)
+    source = source_of(record) if record else None
     if calibration is None and source is not None and used == run.trace:
         check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
     families = tree_families(source, drafter.num_heads, wanted.largest, ranks=drafter.draft_vocab_size)
@@ -165,32 +165,27 @@ class Stages:
             measured.stages.append((trees, self._rounds(measured, trees, limit_s)))
             self.found[batch_size, context] = measured
 
-    def second(self, source: RankTrace | Calibration) -> None:
+    def second(self, source: Source) -> None:
         """Stage two: at every setting the trees that a plan on stage one would choose between."""
-        if isinstance(source, RankTrace) and source.clusters.max() < 1:
-            source = Calibration.from_trace(source)  # one conversation: nothing to hold out
+        record, answers = source.record, source.answers
+        if answers is not None and answers.clusters.max() < 1:  # one conversation: nothing to hold out
+            record = source.calibration or record
         waiting: list[tuple[Measured, list[Tree]]] = []
         for context in dict.fromkeys(measured.context for measured in self.found.values()):
             here = [measured for measured in self.found.values() if measured.context == context]
             with progress("Planning", None):
-                entries = self._planned(here, source)
+                entries = self._planned(here, record)
             waiting += [(measured, self._rivals(entries[measured.batch_size], measured.trees)) for measured in here]
         waiting = [(measured, trees) for measured, trees in waiting if trees]
         for i, (measured, trees) in enumerate(waiting):
             share_s = (self.wanted.time_limit_s - self._seconds()) / (len(waiting) - i)
             measured.stages.append((trees, self._rounds(measured, trees, share_s, stage="-refined")))
 
-    def _planned(self, found: Sequence[Measured], source: RankTrace | Calibration) -> dict[int, PlanEntry]:
+    def _planned(self, found: Sequence[Measured], record: Accuracies) -> dict[int, PlanEntry]:
         """Batch size to the entry of a quick plan on what was measured."""
-        ranks = min(MAX_RANK + 1, self.session.drafter.draft_vocab_size)
-        plan = plan_trees(
-            source,
-            LatencyProfile(*all_timings(found)),
-            batch_sizes=[measured.batch_size for measured in found],
-            budget=self.wanted.budget,
-            max_rank=ranks - 1,
-            objective="joint",
-        )
+        limits = Limits(self.wanted.budget, max_rank=min(MAX_RANK, self.session.drafter.draft_vocab_size - 1))
+        request = PlanRequest(limits, [measured.batch_size for measured in found], "joint")
+        plan = plan_trees(record, LatencyProfile(*all_timings(found)), request)
         return {entry.batch_size: entry for entry in plan.entries}
 
     def _rivals(self, entry: PlanEntry, measured: Sequence[Tree]) -> list[Tree]:
@@ -242,14 +237,14 @@ class Stages:
             )
 
 
-def _acceptance(session: Session, source: RankTrace | Calibration | None) -> Acceptance:
+def _acceptance(session: Session, source: Source | None) -> Acceptance:
     """The session's rule; random weights accept by chance."""
-    if session.weights == "checkpoint" or source is None:
+    accuracies = source.calibration if source else None
+    if session.weights == "checkpoint" or accuracies is None:
         return session.acceptance
     from treeopt.runtime.random_weights import DrawnAcceptance
 
-    rates = Calibration.from_trace(source) if isinstance(source, RankTrace) else source
-    return DrawnAcceptance(rates.accept, np.random.default_rng(0))
+    return DrawnAcceptance(accuracies.accept, np.random.default_rng(0))
 
 
 def _info(session: Session, plain: Sequence[StepTiming], gb_per_s: float | None) -> dict[str, Any]:

@@ -6,19 +6,18 @@ N sizes (1 ... budget)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.coverage import COVERAGE
+from treeopt.growth.source import objective_for, source_of
 from treeopt.planning.comparison import MOST_DENSE, compare
+from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import Runtime
 from treeopt.records.plan import Plan, PlanEntry
-from treeopt.records.probe import Probe
-from treeopt.records.trace import RankTrace
 from treeopt.report.figures.style import (
     Z95,
     Shares,
@@ -36,10 +35,12 @@ from treeopt.report.figures.style import (
 )
 from treeopt.report.wording import count
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, IntArray
+from treeopt.trees.tree import IntArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,30 +61,23 @@ class SizesData:
 
 
 def sizes_data(
-    source: RankTrace | Probe,
-    *,
-    objective: str = "replay",
-    budget: int = 64,
-    max_rank: int = MAX_RANK,
-    max_depth: int | None = None,
-    most_dense: int = MOST_DENSE,
+    record: Accuracies, limits: Limits = LIMITS, *, objective: str = "replay", most_dense: int = MOST_DENSE
 ) -> SizesData:
     """Cross-fitted curves of all objectives, and replays of dense trees (a sample, where they are many).
 
     A probe has one objective, coverage; of the other trees those are shown that were probed.
-    Raises OutOfRange for a source with a single sequence, which has nothing to hold out.
+    Raises OutOfRange for a record with a single sequence, which has nothing to hold out.
     """
-    found = compare(source, Limits(budget, max_depth, max_rank), most_dense=most_dense)
-    near: str | None = None
-    if isinstance(source, Probe):
-        objective, about = COVERAGE, count(len(source.accepted), "probed step")
-        near = f"approximate but for the tree that was probed with ({count(len(source.policy), 'row')})"
-    else:
-        about = count(int(source.has_step.sum()), "state")
+    source = source_of(record)
+    objective = objective_for(source, objective)
+    found = compare(source, replace(limits, shape="sibling-closed"), most_dense=most_dense)
     curves = {}
     for name, held_out in found.held_out.items():
         low, high = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
         curves[name] = Shares(held_out.tokens_per_step, low, high)
+    about = count(*source.observed)
+    if source.answers is not None:
+        about = f"{count(source.answers.num_sequences, 'sequence')}, {about}"
     return SizesData(
         curves,
         objective,
@@ -91,11 +85,11 @@ def sizes_data(
         found.n_dense,
         found.fixed,
         sentence(
-            f"{count(source.num_sequences, 'sequence')}, {about}",
+            about,
             origin(source.meta.get("provenance")),
             rule(source.meta.get("acceptance")),
             "grown trees are cross-fitted: replayed on sequences that they were not grown on",
-            near,
+            source.approximate,
             f"shaded: 95 % interval of {objective}",
         ),
     )

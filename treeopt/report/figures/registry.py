@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.storage import atomic_writer
 from treeopt.growth.coverage import COVERAGE
+from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies, read_grown_on
@@ -19,6 +20,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import accuracy, bench, latency, planning, style, tree
+from treeopt.trees.shapes import Limits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -53,8 +55,8 @@ class Inputs:
             return self.run.read_calibration()
         if self.run.trace.exists():
             return Calibration.from_trace(self.trace)
-        if self.run.plan.exists() and isinstance(self.source, Calibration):
-            return self.source
+        if self.run.plan.exists() and (found := source_of(self.source).calibration):
+            return found
         raise OutOfRange(f"{self.run.calibration} does not exist yet. Make it with: treeopt calibrate")
 
     @cached_property
@@ -134,13 +136,11 @@ def _groups(inputs: Inputs) -> Drawing:
 
 def _sizes(inputs: Inputs) -> Drawing:
     plan = inputs.plan if inputs.run.plan.exists() else None
-    source: Accuracies
-    source = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
-    assert not isinstance(source, Calibration), "coverage is of probes"
-    known = ("budget", "max_rank", "max_depth")  # objectives are compared on trees, whatever an engine takes
-    limits = {k: v for k in known if plan and (v := getattr(plan.constraint, k, None)) is not None}
+    record = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
+    # Objectives are compared on trees, whatever an engine takes.
+    limits = plan.limits(Limits()) if plan else Limits()
     objective = (plan and plan.objective) or "replay"
-    return planning.draw_sizes(planning.sizes_data(source, objective=objective, **limits))
+    return planning.draw_sizes(planning.sizes_data(record, limits, objective=objective))
 
 
 _MEASURED = ("trace.npz or calibration.json",)

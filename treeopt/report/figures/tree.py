@@ -16,13 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.coverage import node_visits, replay_probe
-from treeopt.growth.objectives import product_values
-from treeopt.growth.replay import growth_index, tokens_per_step
-from treeopt.records.calibration import Calibration
-from treeopt.records.probe import Probe
+from treeopt.growth.source import source_of
+from treeopt.growth.worth import product_values
+from treeopt.records.inputs import Accuracies
 from treeopt.records.rules import guesser
-from treeopt.records.trace import RankTrace
 from treeopt.report.figures.style import SEQUENTIAL, SIZE_INCHES, blank, heading, look, origin, rule, sentence
 from treeopt.report.wording import count
 from treeopt.trees.tree import IntArray, Tree, read_only
@@ -62,62 +59,48 @@ class TreeData:
     guesser: str = "depth"
 
 
-def tree_data(tree: Tree, source: RankTrace | Probe | Calibration, *, in_sample: bool = False) -> TreeData:
+def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> TreeData:
     """Replay the trace or the probe with the tree; from a calibration, the products of its marginals.
 
     ``in_sample`` says that the tree was grown on this trace, which the caption then tells.
     Raises OutOfRange for a calibration that lacks the tree's heads or ranks.
 
+    >>> from treeopt.records.trace import RankTrace
     >>> trace = RankTrace(np.array([[0], [1], [3], [-2]]), np.array([0, 4]))
     >>> data = tree_data(Tree.chain(1), trace)
     >>> data.visits.tolist(), data.steps, data.probabilities.tolist()
     ([2, 1], 2, [1.0, 0.5])
     """
-    if isinstance(source, RankTrace | Probe):
-        visits, steps = count_visits(source, tree)
+    source = source_of(record)
+    who, about = guesser(source.meta.get("drafter")), source.meta
+    where = (origin(about.get("provenance")), rule(about.get("acceptance")))
+    visits = source.visits(tree)
+    if visits is not None and source.answers is not None:
+        steps = int(visits[0])
         probabilities = visits / max(steps, 1) if steps else np.eye(len(tree))[0]
-        caption = sentence(
-            f"{'replay' if isinstance(source, RankTrace) else 'probe'} of "
-            f"{count(source.num_sequences, 'sequence')}, {count(steps, 'step')}" + (", in-sample" if in_sample else ""),
-            origin(source.meta.get("provenance")),
-            rule(source.meta.get("acceptance")),
+        how = "replay" if source.is_exact else source.kind
+        sequences = count(source.answers.num_sequences, "sequence")
+        said = f"{how} of {sequences}, {count(steps, 'step')}" + (", in-sample" if in_sample else "")
+        rate = source.tokens_per_step(tree)
+        drawn = columns(tree, probabilities)
+        return TreeData(
+            tree, drawn, probabilities, rate, read_only(visits, np.int64), steps, sentence(said, *where), who
         )
-        emitted = source.lengths.sum() - source.num_sequences
-        if isinstance(source, Probe):
-            emitted = replay_probe(source, tree).tokens.sum()
-        rate = tokens_per_step(int(emitted), steps)
-        who = guesser(source.meta.get("drafter"))
-        return TreeData(tree, columns(tree, probabilities), probabilities, rate, visits, steps, caption, who)
-    if tree.depth > source.num_heads or tree.max_rank >= source.top_k:
+    if not source.knows(tree):
         raise OutOfRange(
-            f"The calibration has {source.num_heads} heads and {source.top_k} ranks, but the tree needs "
+            f"The calibration has {source.num_heads} heads and {source.num_ranks} ranks, but the tree needs "
             f"{tree.depth} and {1 + tree.max_rank}."
         )
-    probabilities = product_values(source.accept, tree.paths)
-    who, states = guesser(source.meta.get("drafter")), count(int(source.trials.min()), "state")
-    said = f"products of accuracies by {who} over {states}, as if {who}s erred independently"
-    if source.meta.get("source") == "engine log":
-        said = f"survival over {count(int(source.trials[0]), 'draft')} that an engine counted"
-    caption = sentence(said, origin(source.meta.get("provenance")), rule(source.meta.get("acceptance")))
+    assert source.calibration is not None
+    probabilities = product_values(source.calibration.accept, tree.paths)
+    number, what = source.observed
+    said = f"products of accuracies by {who} over {count(number, what)}, as if {who}s erred independently"
+    if about.get("source") == "engine log":
+        said = f"survival over {count(number, what)} that an engine counted"
     rate = float(probabilities.sum())
-    return TreeData(tree, columns(tree, probabilities), probabilities, rate, caption=caption, guesser=who)
-
-
-def count_visits(trace: RankTrace | Probe, tree: Tree) -> tuple[IntArray, int]:
-    """(n,) steps of the replay in which each node is accepted, and all steps (the root's own)."""
-    if isinstance(trace, Probe):
-        accepted = node_visits(trace, tree)
-        return read_only(accepted, np.int64), int(accepted[0])
-    nodes = growth_index(trace, tree.paths)  # (P, D)
-    accepted = (nodes < len(tree)).sum(1)
-    visits = np.zeros(len(tree) + 1, dtype=np.int64)
-    t, last = trace.starts[:-1], trace.starts[1:] - 1
-    while (alive := t < last).any():
-        t, last = t[alive], last[alive]
-        visits[0] += len(t)
-        visits += np.bincount(nodes[t].ravel(), minlength=len(visits))
-        t = t + 1 + accepted[t]
-    return read_only(visits[:-1], np.int64), int(visits[0])
+    return TreeData(
+        tree, columns(tree, probabilities), probabilities, rate, caption=sentence(said, *where), guesser=who
+    )
 
 
 def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:

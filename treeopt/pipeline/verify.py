@@ -1,0 +1,127 @@
+"""Verify: decode for real with the best candidates of a plan, and take the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treeopt.errors import InvalidInput
+from treeopt.files.journal import discard
+from treeopt.growth.source import Source, objective_for, source_of
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
+from treeopt.records.inputs import Accuracies
+from treeopt.records.plan import Decoded, DecodedAfresh, Plan, PlanEntry, Verified
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
+from treeopt.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.records.benchmark import Benchmark
+    from treeopt.runtime.session import Session
+
+ROUNDS = 2
+
+
+def verified(
+    run: RunDirectory,
+    session: Session | None,
+    plan: Plan,
+    *,
+    record: Accuracies,
+    latencies: LatencyProfile | None,
+    request: PlanRequest,
+    count: int,
+) -> Plan:
+    """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size.
+
+    Raises InvalidInput where decoding cannot tell: without a session, a trace or latencies, or for a mix of loads.
+    """
+    source = source_of(record)
+    if source.answers is not None and not source.is_exact:
+        raise InvalidInput(
+            "--verify is for rules under which the text does not depend on the tree: leave it out, and check the "
+            "plan with treeopt bench."
+        )
+    if session is None or latencies is None or request.mix is not None or source.answers is None:
+        raise InvalidInput(
+            "--verify decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
+            "and batch sizes without shares."
+        )
+    proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
+    take = {batch_size: (proof.size, proof.depth) for batch_size, proof in proofs.items()}
+    plan = plan_trees(record, latencies, request, take=take)
+    discard(run.partial("verify"))
+    return replace(plan, entries=tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries))
+
+
+def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
+    """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
+    curve = {point.size: point for point in entry.curve if point.size > 1}
+    best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
+    near = [curve[size] for size in (entry.size - 1, entry.size, entry.size + 1) if size in curve]
+    return sorted({(point.size, point.depth) for point in (*best, *near)})
+
+
+def regrown(source: Source, request: PlanRequest, sizes: Sequence[tuple[int, int]]) -> dict[str, Tree]:
+    """The trees of a plan again, by (size, depth), under names that say both."""
+    objective = objective_for(source, request.objective)
+    families = {depth: source.grow(replace(request.limits, max_depth=depth), objective) for _, depth in sizes}
+    return {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
+
+
+def _proof(
+    run: RunDirectory, session: Session, entry: PlanEntry, source: Source, request: PlanRequest, count: int
+) -> Verified:
+    """The fastest of the finalists by real decoding, and its speed measured afresh on other prompts.
+
+    What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
+    Neither half of the prompts was calibrated on.
+    """
+    from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations
+    from treeopt.runtime.measure.bench import Entrant
+
+    answers = source.answers
+    assert answers is not None
+    trees: dict[str, Tree | None] = {"plain": None, **regrown(source, request, finalists(entry, count))}
+    conversations = held_out_conversations(run, session, answers, len(session.prompts.conversations))
+    half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
+    if half < 1:
+        raise InvalidInput("--verify needs at least 2 held-out prompts, one to choose by and one to measure on.")
+    folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
+    first = Decoding(
+        session,
+        answers,
+        {name: Entrant(tree) for name, tree in trees.items()},
+        batch_size=entry.batch_size,
+        rounds=ROUNDS,
+        max_new_tokens=answers.meta.get("max_new_tokens", 128),
+        folder=folder / "contest",
+    )
+    contest = decode(first, conversations[-half:])
+    ranking = [(ratio.value, name) for name in trees if (ratio := contest.speedup(name)) is not None]
+    if not ranking:
+        raise InvalidInput("--verify timed nothing: the held-out prompts never fill a batch of this size.")
+    winner = max(ranking)[1]
+    tree = trees[winner]
+    afresh = {name: first.entrants[name] for name in ("plain", winner)}
+    proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), conversations[:half])
+    return Verified(
+        size=len(tree) if tree else 1,
+        depth=tree.depth if tree else 0,
+        finalists=[Decoded(**_result(contest, name)) for name in trees],
+        prompts=half,
+        afresh=DecodedAfresh(**_result(proof, winner), prompts=half),
+    )
+
+
+def _result(bench: Benchmark, name: str) -> dict[str, Any]:
+    contender = bench.contender(name)
+    return {
+        "name": name,
+        "size": contender.size,
+        "tokens_per_step": contender.tokens_per_step,
+        "tokens_per_s": contender.tokens_per_s,
+        "speedup": bench.speedup(name),
+    }

@@ -1,0 +1,59 @@
+"""What a plan is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from treeopt.errors import InvalidInput
+from treeopt.growth.objectives import check_objective
+from treeopt.records.plan import PlannedEngine
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import MAX_RANK
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is to be planned, checked once; the names are those of the options.
+
+    limits        what the trees may be
+    batch_sizes   one tree for each; a mapping to shares of the time asks for a single tree, that with the most
+                  tokens in all
+    objective     of `growth.objectives.OBJECTIVES`; a calibration and a probe have only their own
+    context       tokens that a sequence has, of the profile's range (None: as in the trace)
+    measured_only consider only sizes that were timed at that batch size
+    engine        what the limits stand for, for the record
+    wider         the limits that there would be without the engine, to say what its own cost
+    """
+
+    limits: Limits = LIMITS
+    batch_sizes: Sequence[int] | Mapping[int, float] = (1,)
+    objective: str = "replay"
+    context: int | None = None
+    measured_only: bool = False
+    engine: PlannedEngine | None = None
+    wider: Limits | None = None
+
+    def __post_init__(self) -> None:
+        if self.context is not None and self.context < 1:
+            raise InvalidInput(f"--context must be at least 1, but got {self.context}.")
+        check_objective(self.objective)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The batch sizes, ascending."""
+        return sorted(set(self.batch_sizes))
+
+    @property
+    def mix(self) -> dict[int, float] | None:
+        """Batch size -> share of the time, where one tree is asked for."""
+        return dict(self.batch_sizes) if isinstance(self.batch_sizes, Mapping) else None
+
+    def unconstrained(self) -> Limits:
+        """The limits that nobody set: without them the trees may be deeper, and have more ranks and shapes."""
+        wide = (
+            Limits(self.limits.budget, None, max(self.limits.max_rank, MAX_RANK)) if self.wider is None else self.wider
+        )
+        return replace(wide, shape="any" if self.limits.shape == "any" else "sibling-closed")
