@@ -210,6 +210,7 @@ def search(
         calibration,
         profile,
         run,
+        default=RUN,
         batch_sizes=batch_sizes,
         budget=budget,
         context=context,

@@ -15,31 +15,31 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
-DEFAULT = "treeopt-run"
-
 
 def search_on(
     calibration: RankTrace | Calibration | Probe | str | Path | None,
     profile: LatencyProfile | str | Path | None,
     run: str | Path | RunDirectory | None,
     *,
+    default: str,
     verify: int,
     **options: Any,
 ) -> Plan:
-    """Search in the run directory, or beside it on what is given; a plan beside it is kept only where ``run`` is said."""
+    """Search in the run directory, or beside it on what is given; a plan beside it is kept only where ``run`` is said.
+
+    default : the run directory where none is said and nothing is given
+    """
     records = [given for given in (calibration, profile) if given is not None and not isinstance(given, str | Path)]
     names = {"calibration": _name(calibration), "profile_path": _name(profile)}
     if not records and (run is not None or calibration is None):
-        directory = RunDirectory.of(run or DEFAULT)
+        directory = RunDirectory.of(run or default)
         with directory.writing():
             return _search(directory, verify, **names, **options)
     if calibration is None:
-        names["calibration"] = str(read_planned(RunDirectory.of(run or DEFAULT))[0])
+        names["calibration"] = str(read_planned(RunDirectory.of(run or default))[0])
     with RunDirectory.holding(*records) as directory:
-        if (
-            any(given is profile for given in records) and names["calibration"]
-        ):  # a profile of its own goes with a trace of its own
-            names["profile_path"] = str(directory.profile)
+        if names["calibration"] and names["profile_path"] is None and profile is not None:
+            names["profile_path"] = str(directory.profile)  # beside a calibration by name it must be named too
         plan = _search(directory, verify, **names, **options)
     if run is not None:
         kept = RunDirectory.of(run)
