@@ -155,6 +155,9 @@ def test_load_reads_every_file_of_a_run_and_refuses_others(run, tmp_path):
     for name, kind in [("trace.npz", treeopt.RankTrace), ("calibration.json", treeopt.Calibration),
                        ("profile.json", treeopt.LatencyProfile)]:  # fmt: skip
         assert isinstance(treeopt.load(run / name), kind)
+    plan = treeopt.search(run=run, budget=8)
+    plan.save(f"{tmp_path}/mine.json")
+    assert Plan.load(f"{tmp_path}/mine.json").document() == treeopt.load(tmp_path / "mine.json").document()
     (tmp_path / "other.json").write_text("[1]")
     with pytest.raises(treeopt.InvalidInput, match="schema"):
         treeopt.load(tmp_path / "other.json")

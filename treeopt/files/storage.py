@@ -43,8 +43,9 @@ UNFINISHED = ".tmp"  # ends the name of a file while it is written
 
 
 @contextmanager
-def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
+def atomic_writer(path: str | Path) -> Iterator[IO[bytes]]:
     """A file that appears under ``path`` only when everything was written."""
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
@@ -62,7 +63,7 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: str | Path, text: str) -> None:
     with atomic_writer(path) as stream:
         stream.write(text.encode())
 
@@ -76,7 +77,7 @@ def schema(kind: str) -> str:
     return f"treeopt.{kind}/{VERSION}"
 
 
-def write_json(path: Path, kind: str, document: Mapping[str, Any]) -> None:
+def write_json(path: str | Path, kind: str, document: Mapping[str, Any]) -> None:
     """Write ``document`` with its schema name first; NaN and infinities are refused."""
     write_text(path, to_json({"schema": schema(kind), **document}) + "\n")
 
@@ -86,7 +87,7 @@ def to_json(document: Any) -> str:
     return _compact(json.dumps(document, indent=2, allow_nan=False, default=_plain))
 
 
-def read_json(path: Path, kind: str, required: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> dict[str, Any]:
     """The document at ``path`` after checking its schema name and that the keys exist.
 
     Raises InvalidInput for a file that is missing, truncated, of another type, or not finite.
@@ -102,17 +103,17 @@ def read_json(path: Path, kind: str, required: tuple[str, ...] = ()) -> dict[str
     return document
 
 
-def read_text(path: Path) -> str:
+def read_text(path: str | Path) -> str:
     """The text at ``path``, UTF-8; InvalidInput where there is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InvalidInput(f"{path} does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from None
 
 
-def load_json(path: Path) -> Any:
+def load_json(path: str | Path) -> Any:
     """Any JSON at ``path``, NaN and infinities refused."""
     text = read_text(path)
     try:
@@ -123,7 +124,7 @@ def load_json(path: Path) -> Any:
         raise InvalidInput(f"{path} must hold finite numbers, but it has {error}.") from None
 
 
-def typed(kind: type[T], record: Any, source: Path) -> T:
+def typed(kind: type[T], record: Any, source: str | Path) -> T:
     """``record``, read from the JSON file ``source``, as an instance of a dataclass.
 
     Every field is checked against its annotation; keys that are no fields are ignored. Raises InvalidInput
@@ -140,13 +141,13 @@ def typed(kind: type[T], record: Any, source: Path) -> T:
         raise InvalidInput(f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}") from None
 
 
-def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_npz(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Compressed, without pickles."""
     with atomic_writer(path) as stream:
         np.savez_compressed(stream, allow_pickle=False, **arrays)
 
 
-def read_npz(path: Path, required: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def read_npz(path: str | Path, required: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Every array of the file; raises InvalidInput where it is missing, truncated or incomplete."""
     try:
         with np.load(path, allow_pickle=False) as archive:

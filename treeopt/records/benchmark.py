@@ -225,11 +225,11 @@ class Benchmark(Drawn):
             contender["predicted"] = contender["predicted"] if any(contender["predicted"].values()) else {}
         return {"schema": storage.schema("bench"), **known}
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         storage.write_json(path, "bench", self.document())
 
     @classmethod
-    def load(cls, path: Path) -> Benchmark:
+    def load(cls, path: str | Path) -> Benchmark:
         return storage.typed(cls, storage.read_json(path, "bench", required=("contenders",)), path)
 
 

@@ -122,11 +122,11 @@ class Calibration(Drawn):
             "prefix_counts": self.prefix_counts,
         }
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         storage.write_json(path, "calibration", self.document())
 
     @classmethod
-    def load(cls, path: Path) -> Calibration:
+    def load(cls, path: str | Path) -> Calibration:
         required = ("num_heads", "top_k", "hits", "trials")
         document = storage.read_json(path, "calibration", required)
         try:

@@ -312,11 +312,11 @@ class Plan(Drawn):
                 entry["interval95"] = {name: ends for name, ends in entry["interval95"].items() if ends}
         return document
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         storage.write_json(path, "plan", self.document())
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: str | Path) -> Plan:
         document = storage.read_json(path, "plan", required=("entries",))
         if isinstance(document.get("schedule"), list):
             names = {"from": "first", "to": "last"}

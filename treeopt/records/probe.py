@@ -132,7 +132,7 @@ class Probe(Answers):
             meta=self.meta,
         )
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         meta = {**self.meta, "schema": SCHEMA, "tree": self.tree.choices, "policy": self.policy.choices}
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         for name in _BITS:
@@ -141,7 +141,7 @@ class Probe(Answers):
         storage.write_npz(path, {n: a for n, a in arrays.items() if a is not None})
 
     @classmethod
-    def load(cls, path: Path) -> Probe:
+    def load(cls, path: str | Path) -> Probe:
         required = (*_BITS, "log_likelihood", "starts", "lengths", "meta")
         arrays = storage.read_npz(path, required=required)
         meta = read_meta(path, arrays, SCHEMA)
@@ -159,7 +159,7 @@ class Probe(Answers):
             raise InvalidInput(f"{path} is not a probe: {error}") from None
 
 
-def is_probe(path: Path) -> bool:
+def is_probe(path: str | Path) -> bool:
     """Whether an .npz file holds a probe, by the names of its arrays; not where it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as archive:

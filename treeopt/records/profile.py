@@ -163,11 +163,11 @@ class LatencyProfile(Drawn):
             **self.info,
         }
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         storage.write_json(path, "profile", self.document())
 
     @classmethod
-    def load(cls, path: Path) -> LatencyProfile:
+    def load(cls, path: str | Path) -> LatencyProfile:
         document = storage.read_json(path, "profile", required=("points", "autoregressive"))
         alone = document["autoregressive"]
         alone = alone if isinstance(alone, list) else [alone]

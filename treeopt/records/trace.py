@@ -185,7 +185,7 @@ class RankTrace(Answers):
         """Share of the sequences that ended in a loop; None where the file does not say."""
         return None if self.end is None else float(np.mean(self.end == End.LOOP))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
         arrays["weight"] = np.ones(self.num_sequences, np.float32)
@@ -193,7 +193,7 @@ class RankTrace(Answers):
         storage.write_npz(path, {n: a for n, a in arrays.items() if a is not None})
 
     @classmethod
-    def load(cls, path: Path) -> RankTrace:
+    def load(cls, path: str | Path) -> RankTrace:
         arrays = storage.read_npz(path, required=("ranks", "starts"))
         meta = read_meta(path, arrays, SCHEMA)
         if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
@@ -209,7 +209,7 @@ class RankTrace(Answers):
             raise InvalidInput(f"{path} is not a rank trace: {error}") from None
 
 
-def read_meta(path: Path, arrays: dict[str, NDArray[Any]], schema: str) -> dict[str, Any]:
+def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) -> dict[str, Any]:
     """The JSON under "meta" of a file's arrays, after checking its schema name and the kinds of its values."""
     try:
         meta = json.loads(str(arrays.get("meta", "{}")))
