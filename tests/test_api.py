@@ -12,6 +12,7 @@ import pytest
 
 import treeopt
 from treeopt import pipeline
+from treeopt.pipeline.search import SearchOptions
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.calibration_table import calibration_table
@@ -167,7 +168,8 @@ def test_defaults_are_the_same_wherever_they_are_written():
     """The commands read them from these functions; where a step has a default of its own, it is that one."""
     other = {"ranks": "top_k", "profile": "profile_path"}
     for name in ("calibrate", "profile", "search", "bench"):
-        step = inspect.signature(getattr(pipeline, name)).parameters
+        step = dict(inspect.signature(getattr(pipeline, name)).parameters)
+        step |= inspect.signature(SearchOptions).parameters if name == "search" else {}
         for parameter in inspect.signature(getattr(treeopt, name)).parameters.values():
             inner = step.get(other.get(parameter.name, parameter.name))
             if inner is not None and inspect.Parameter.empty not in (inner.default, parameter.default):
