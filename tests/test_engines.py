@@ -24,10 +24,35 @@ def named(pairs):
     return pytest.mark.parametrize(("engine", "method"), pairs, ids=[f"{e}-{m.name}" for e, m in pairs])
 
 
+BEGIN, END = "<!-- table of engines: begin -->", "<!-- table of engines: end -->"
+
+
 def refreshed() -> str:
     """The page with its table made anew."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(listing.BEGIN)
-    return before + listing.markdown(ENGINES) + rest.partition(f"{listing.END}\n")[2]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return before + markdown() + rest.partition(f"{END}\n")[2]
+
+
+def markdown() -> str:
+    """The table of engines for docs/engines.md, with syntax, matching fields and sources, between its two marks."""
+    heads = ["engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions"]
+    details = ["method", "carrier", "syntax", "must match", "source"]
+    lines = [
+        *(BEGIN, "", row_of(heads), row_of(["---"] * len(heads))),
+        *(row_of([f"`{engine}`", *listing.cells(method)]) for engine, method in METHODS),
+        *("", row_of(details), row_of(["---"] * len(details))),
+        *(
+            row_of([f"`{engine}` {m.name}", m.carrier, f"`{m.syntax}`", "; ".join(m.derived) or listing.NONE, m.source])
+            for engine, m in METHODS
+        ),
+        *("", END),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def row_of(cells):
+    escaped = [cell.replace("|", "\\|").replace("<=", "≤") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def test_the_page_has_the_table_as_it_is():

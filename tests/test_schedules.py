@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export import ENGINES, draft_len, export_request, numbers, sglang, tgi, vllm
-from treeopt.export.chains import NO_SPECULATION, merged, ranges_of
+from treeopt.export.chains import NO_SPECULATION, length_at, merged, ranges_of
 from treeopt.export.engine import Request
 
 BATCH_SIZES = range(1, 257)
@@ -143,15 +143,15 @@ def test_tensorrt_llm_gets_the_keys_that_its_release_means(version, schedule):
 def test_the_other_release_of_tensorrt_llm_would_read_another_schedule():
     schedule = {4: 4, 8: 2, 32: 1}
     assert [draft_len.up_to(schedule, n) for n in (4, 8, 32, 33)] == [4, 2, 1, 0]
-    assert [draft_len.from_on(schedule, n) for n in (4, 8, 32, 33)] == [4, 2, 1, 1]
-    assert draft_len.from_on(schedule, 7) == 4 != draft_len.up_to(schedule, 7)
+    assert [length_at(schedule, n) for n in (4, 8, 32, 33)] == [4, 2, 1, 1]
+    assert length_at(schedule, 7) == 4 != draft_len.up_to(schedule, 7)
     with pytest.raises(InvalidInput, match="upper-bound, lower-bound"):
         draft_len.write(request((4, 4), (None, 2), version="newest"))
 
 
 def test_a_first_range_that_is_not_the_longest_is_refused_for_tensorrt_llm():
     with pytest.raises(InvalidInput, match="smallest key"):
-        draft_len.checked({8: 2, 32: 4}, 4, "upper-bound")
+        draft_len.check({8: 2, 32: 4}, 4, "upper-bound")
     with pytest.raises(InvalidInput, match="smallest key of its draft_len_schedule"):
         draft_len.write(request((8, 2), (32, 4), (None, 0)))
 
@@ -168,7 +168,7 @@ def test_a_first_range_that_is_not_the_longest_is_refused_for_tensorrt_llm():
 )
 def test_what_tensorrt_llm_refuses_is_refused(schedule, most, meaning, message):
     with pytest.raises(InvalidInput, match=message):
-        draft_len.checked(schedule, most, meaning)
+        draft_len.check(schedule, most, meaning)
 
 
 def test_tensorrt_llm_stops_above_the_last_key():
@@ -188,8 +188,8 @@ def test_tensorrt_llm_may_draft_where_the_schedule_says_not_to():
 
 
 def test_vllm_carries_lengths_over_gaps_and_clamps_them():
-    schedule = vllm.checked([[32, 64, 1], [1, 8, 5]])
-    assert [vllm.length_at(schedule, 3, n) for n in (8, 20, 32, 999)] == [3, 3, 1, 1]
+    config = {"num_speculative_tokens": 3, vllm.SCHEDULE: [[32, 64, 1], [1, 8, 5]]}
+    assert vllm.parse({vllm.FILE: json.dumps(config)}) == ((1, 31, 3), (32, None, 1))
 
 
 @pytest.mark.parametrize(
@@ -218,14 +218,12 @@ def test_schedules_that_begin_later_overlap_or_end_are_refused_everywhere():
 
 
 def test_sglang_serves_batches_below_its_smallest_key_with_it():
-    assert sglang.steps_at({8: 2}, 1) == 2
+    files = dict(sglang.write_adaptive(request((8, 5), (None, 2))).files)
+    files[sglang.FILE] = '{"8": {"candidate_steps": [5]}}'
+    assert sglang.parse(files) == ((1, None, 5),)
 
 
 def test_sglang_pads_to_a_cuda_graph_before_it_looks():
-    slots = {1: 5, 6: 2}
-    assert sglang.steps_at(slots, 5) == 5
-    assert sglang.steps_at(slots, 5, graph_sizes=[1, 2, 4, 8]) == 2
-    assert sglang.steps_at(slots, 5, graph_sizes=[1, 2, 4, 5, 8]) == 5
     assert any("batch sizes 5." in n for n in sglang.write_adaptive(request((5, 5), (None, 2))).notes)
 
 

@@ -60,6 +60,15 @@ def ranges_of(rule: Callable[[int], int]) -> Lengths:
     return tuple((begin, end, lengths[begin - 1]) for begin, end in zip(begins, ends, strict=True))
 
 
+def length_at(lengths: Mapping[int, int], batch_size: int) -> int:
+    """A look-up by lower bounds: the length of the largest key up to the batch size, below all that of the smallest.
+
+    >>> [length_at({2: 4, 8: 0}, batch_size) for batch_size in (1, 2, 7, 99)]
+    [4, 4, 4, 0]
+    """
+    return lengths[max((key for key in lengths if key <= batch_size), default=min(lengths))]
+
+
 def only_length(request: Request, engine: str) -> int:
     """The one length for all batch sizes; InvalidInput where the schedule has several."""
     lengths = merged(request.lengths)

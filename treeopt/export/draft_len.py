@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from treeopt.errors import InvalidInput
 from treeopt.export import chains
@@ -100,13 +99,14 @@ def parse(files: Mapping[str, str]) -> Lengths:
         keyed = json.loads(re.sub(r"(\d+) *:", r'"\1":', written[1]))
     except json.JSONDecodeError as error:
         raise InvalidInput(f"draft_len_schedule must map batch sizes to lengths: {error}.") from None
-    schedule = checked({int(key): length for key, length in keyed.items()}, int(most[1]), meaning)
-    look_up: Callable[[Mapping[int, int], int], int] = up_to if meaning == UPPER else from_on
+    schedule = {int(key): length for key, length in keyed.items()}
+    check(schedule, int(most[1]), meaning)
+    look_up = up_to if meaning == UPPER else chains.length_at
     return chains.ranges_of(lambda batch_size: look_up(schedule, batch_size))
 
 
-def checked(schedule: Mapping[int, int], most: int, meaning: str) -> dict[int, int]:
-    """The schedule sorted by key; InvalidInput where TensorRT-LLM's own validation raises."""
+def check(schedule: Mapping[int, int], most: int, meaning: str) -> None:
+    """Raise InvalidInput where TensorRT-LLM's own validation raises."""
     if not schedule or min(schedule) < 1 or min(schedule.values()) < 0:
         raise InvalidInput(f"draft_len_schedule needs keys from 1 and lengths from 0 on, but is {schedule}.")
     if meaning == LOWER and 1 not in schedule:
@@ -118,7 +118,6 @@ def checked(schedule: Mapping[int, int], most: int, meaning: str) -> dict[int, i
         )
     if max(schedule.values()) > most:
         raise InvalidInput(f"draft_len_schedule must not exceed max_draft_len, {most}, but is {schedule}.")
-    return dict(sorted(schedule.items()))
 
 
 def up_to(schedule: Mapping[int, int], batch_size: int) -> int:
@@ -127,20 +126,7 @@ def up_to(schedule: Mapping[int, int], batch_size: int) -> int:
     >>> [up_to({4: 4, 8: 2, 32: 1}, batch_size) for batch_size in (1, 4, 5, 32, 33)]
     [4, 4, 2, 1, 0]
     """
-    keys = sorted(schedule)
-    i = bisect_left(keys, batch_size)
-    return schedule[keys[i]] if i < len(keys) else 0
-
-
-def from_on(schedule: Mapping[int, int], batch_size: int) -> int:
-    """The older look-up: the largest key up to the batch size.
-
-    >>> [from_on({1: 4, 4: 2, 8: 0}, batch_size) for batch_size in (1, 3, 4, 8, 99)]
-    [4, 4, 2, 0, 0]
-    """
-    keys = sorted(schedule)
-    i = bisect_right(keys, batch_size)
-    return schedule[keys[i - 1]] if i else 0
+    return schedule[min(key for key in schedule if key >= batch_size)] if batch_size <= max(schedule) else 0
 
 
 def _notes(lengths: Lengths, meaning: str, drafter: str) -> list[str]:

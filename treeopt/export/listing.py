@@ -1,4 +1,4 @@
-"""The table of engines as people read it: in the terminal, as JSON, and on the page of the documentation."""
+"""The table of engines as people read it, in the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ LIMITS = {"max_rank": "rank", "max_depth": "depth", "max_nodes": "choices", "max
 NONE = "–"
 WIDTHS = {"drafters": 2, "shape and limits": 2, "carrier": 4, "versions": 3}  # shares of the line
 LEFT_OUT = ("name", "write", "parse")  # of a method: functions, and what has another name
-BEGIN, END = "<!-- table of engines: begin -->", "<!-- table of engines: end -->"
 
 
 def records(engines: Mapping[str, Engine]) -> list[dict[str, Any]]:
@@ -28,7 +27,7 @@ def records(engines: Mapping[str, Engine]) -> list[dict[str, Any]]:
             "engine": engine.name,
             "title": engine.title,
             "method": method.name,
-            **{f.name: _plain(getattr(method, f.name)) for f in fields(method) if f.name not in LEFT_OUT},
+            **{f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT},
             "reads_back": method.parse is not None,
         }
         for engine in engines.values()
@@ -85,33 +84,6 @@ def table(engines: Mapping[str, Engine]) -> RenderableType:
 
 
 def cells(method: Method) -> list[str]:
-    """What both tables say of a method: name, drafters, shape, limits, acceptance, by batch size, versions."""
+    """What tables say of a method: name, drafters, shape, limits, acceptance, by batch size, versions."""
     drafters, rules = ", ".join(method.drafters), ", ".join(method.rules)
     return [method.name, drafters, method.shape, limits(method), rules, by_batch_size(method), available(method)]
-
-
-def markdown(engines: Mapping[str, Engine]) -> str:
-    """The same for docs/engines.md, with syntax, matching fields and sources, between its two marks."""
-    methods = [(engine.name, method) for engine in engines.values() for method in engine.methods]
-    heads = ["engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions"]
-    details = ["method", "carrier", "syntax", "must match", "source"]
-    lines = [
-        *(BEGIN, "", _row(heads), _row(["---"] * len(heads))),
-        *(_row([f"`{engine}`", *cells(method)]) for engine, method in methods),
-        *("", _row(details), _row(["---"] * len(details))),
-        *(
-            _row([f"`{engine}` {m.name}", m.carrier, f"`{m.syntax}`", "; ".join(m.derived) or NONE, m.source])
-            for engine, m in methods
-        ),
-        *("", END),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _row(cells: list[str]) -> str:
-    escaped = [cell.replace("|", "\\|").replace("<=", "≤") for cell in cells]
-    return f"| {' | '.join(escaped)} |"
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

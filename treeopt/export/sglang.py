@@ -8,8 +8,7 @@ num-draft-tokens   rows verified, the root included; with topk 1 SGLang sets it 
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from treeopt.errors import InvalidInput
 from treeopt.export import chains
@@ -76,7 +75,7 @@ def parse(files: Mapping[str, str]) -> Lengths:
         slots = slots_of(files.get(FILE, ""))
         if steps not in slots.values():
             raise InvalidInput(f"--speculative-num-steps must be one of the candidate_steps, but is {steps}.")
-        return chains.ranges_of(lambda batch_size: steps_at(slots, batch_size))
+        return chains.ranges_of(lambda batch_size: chains.length_at(slots, batch_size))
     if topk != 1:
         raise InvalidInput(f"A chain needs --speculative-eagle-topk 1, but got {topk}.")
     return ((1, None, steps),)
@@ -97,7 +96,7 @@ def slots_of(text: str) -> dict[int, int]:
     """Lower bound of batch sizes to steps; InvalidInput where SGLang refuses, or would choose by itself.
 
     >>> slots_of('{"8": {"candidate_steps": [1]}, "strategy": "ema", "1": {"candidate_steps": [3]}}')
-    {1: 3, 8: 1}
+    {8: 1, 1: 3}
     """
     try:
         config = json.loads(text)
@@ -117,22 +116,7 @@ def slots_of(text: str) -> dict[int, int]:
         slots[int(key)] = steps[0]
     if not slots:
         raise InvalidInput('An adaptive config needs a batch size, as in {"1": {"candidate_steps": [3]}}.')
-    return dict(sorted(slots.items()))
-
-
-def steps_at(slots: Mapping[int, int], batch_size: int, graph_sizes: Sequence[int] = ()) -> int:
-    """SGLang's look-up: the largest key up to the batch size, once that is padded to a CUDA graph's.
-
-    A batch below the smallest key gets that key's steps all the same.
-
-    >>> slots = {1: 5, 8: 2}
-    >>> steps_at(slots, 7), steps_at(slots, 7, graph_sizes=[1, 2, 4, 8]), steps_at({8: 2}, 1)
-    (5, 2, 2)
-    """
-    graph = bisect_left(graph_sizes, batch_size)
-    padded = graph_sizes[graph] if graph < len(graph_sizes) else batch_size
-    keys = sorted(slots)
-    return slots[keys[max(0, bisect_right(keys, padded) - 1)]]
+    return slots
 
 
 def _drafter_flags(drafter: str) -> str:

@@ -142,13 +142,14 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
                write=sglang.write, parse=sglang.parse),
     )),
     Engine(name="lmdeploy", title="LMDeploy", methods=(
-        Method(name="number", drafters=tuple(numbers.LMDEPLOY), shape="chain", carrier="--speculative-num-draft-tokens",
+        Method(name="number", drafters=tuple(numbers.lmdeploy.drafters), shape="chain",
+               carrier="--speculative-num-draft-tokens",
                syntax="--speculative-num-draft-tokens 3",
                source="InternLM/lmdeploy lmdeploy/messages.py, lmdeploy/cli/utils.py",
                write=numbers.lmdeploy),
     )),
     Engine(name="llama-cpp", title="llama.cpp", methods=(
-        Method(name="number", drafters=numbers.LLAMA_CPP, shape="chain", rules=("greedy", "sample"),
+        Method(name="number", drafters=tuple(numbers.llama_cpp.drafters), shape="chain", rules=("greedy", "sample"),
                carrier="--draft-max (newer: --spec-draft-n-max)", syntax="--draft-max 3 --draft-min 0 --draft-p-min 0",
                source="ggml-org/llama.cpp examples/speculative/speculative.cpp, PRs #10455, #23269",
                write=numbers.llama_cpp),
@@ -160,7 +161,7 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
                write=numbers.redrafter),
     )),
     Engine(name="rtp-llm", title="RTP-LLM", methods=(
-        Method(name="number", drafters=tuple(numbers.RTP_LLM), shape="chain", carrier="--gen_num_per_cycle",
+        Method(name="number", drafters=tuple(numbers.rtp_llm.drafters), shape="chain", carrier="--gen_num_per_cycle",
                syntax="--sp_type mtp --gen_num_per_cycle 3",
                versions="current; older ones took medusa_choices up to depth 3",
                source="alibaba/rtp-llm docs/backend/speculative_decoding.md, docs/backend/logits_processor.md",

@@ -63,8 +63,9 @@ def parse(files: Mapping[str, str]) -> Lengths:
         raise InvalidInput(f"vLLM needs num_speculative_tokens of at least 1, but got {most!r}.")
     if config.get(SCHEDULE) is None:
         return ((1, None, most),)
-    schedule = checked(config[SCHEDULE])
-    return chains.ranges_of(lambda batch_size: length_at(schedule, most, batch_size))
+    # A gap and the tail carry the last length forward, and no length exceeds the most.
+    lengths = {begin: min(most, length) for begin, _, length in checked(config[SCHEDULE])}
+    return chains.ranges_of(lambda batch_size: chains.length_at(lengths, batch_size))
 
 
 def checked(schedule: object) -> list[tuple[int, int, int]]:
@@ -83,19 +84,6 @@ def checked(schedule: object) -> list[tuple[int, int, int]]:
         if begin <= end:
             raise InvalidInput(f"{SCHEDULE} must not overlap, but two ranges have batch size {begin}.")
     return ranges
-
-
-def length_at(schedule: list[tuple[int, int, int]], most: int, batch_size: int) -> int:
-    """vLLM's look-up: a gap and the tail carry the last length forward, and no length exceeds ``most``.
-
-    >>> [length_at([(1, 4, 5), (8, 16, 2)], 3, batch_size) for batch_size in (4, 6, 8, 99)]
-    [3, 3, 2, 2]
-    """
-    length = 0
-    for begin, _, ranges_length in schedule:
-        if batch_size >= begin:
-            length = ranges_length
-    return min(most, length)
 
 
 def _written(config: dict[str, Any], notes: Iterable[str]) -> Written:
