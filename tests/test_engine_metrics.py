@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput
 from treeopt.importing import read_measurement
 from treeopt.importing.printed import Printed
-from treeopt.importing.survival import BIASED, CHAIN, MIXED, OPTIMISTIC, Drafts, histogram_of
+from treeopt.importing.survival import BIASED, CHAIN, MIXED, OPTIMISTIC, Drafts, chain_histogram
 from treeopt.pipeline.importing import DRAFTERS, import_file
 from treeopt.records.calibration import Calibration
 from treeopt.records.rundir import RunDirectory
@@ -256,7 +256,7 @@ def chain_of(histogram):
 
 @given(HISTOGRAMS)
 def test_counters_and_histograms_hold_the_same(histogram):
-    assert histogram_of(*chain_of(histogram)) == histogram
+    assert chain_histogram(*chain_of(histogram), "x") == {len(histogram) - 1: histogram}
 
 
 def writers(histogram):
@@ -335,5 +335,5 @@ def test_printed_rates_give_counts_that_print_as_they_do(drafts, reached):
 
 
 def test_the_running_example_is_that_of_the_formats():
-    assert histogram_of(DRAFTS, REACHED) == HISTOGRAM
+    assert chain_histogram(DRAFTS, REACHED, "x") == {len(REACHED): HISTOGRAM}
     assert "llamacpp:spec_decode_num_drafts_total 1000.0" in llama_metrics()

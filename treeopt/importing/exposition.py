@@ -55,29 +55,25 @@ class Counters:
         return [found[place] for place in sorted(found)]
 
 
-def scrapes_among(files: Sequence[File], prefix: str) -> list[tuple[str, Path]]:
-    """The files that have lines under ``prefix``: all of them or none, else InvalidInput."""
-    found = [(c, p) for c, p in files if isinstance(c, str) and re.search(f"^{prefix}", c, re.MULTILINE)]
-    if found and len(found) < len(files):
+def is_exposition(content: object, prefix: str) -> bool:
+    """Whether a file is a text with lines under ``prefix``, a regular expression."""
+    return isinstance(content, str) and re.search(f"^{prefix}", content, re.MULTILINE) is not None
+
+
+def counters_among(files: Sequence[File], prefix: str) -> Counters | None:
+    """The counters under ``prefix`` of one scrape, or between two of them; None where no file is an exposition."""
+    scrapes = [scrape(content, path, prefix) for content, path in files if is_exposition(content, prefix)]
+    if not scrapes:
+        return None
+    if len(scrapes) < len(files):
         raise InvalidInput("Files of one import must be of one form, but some are expositions and some are not.")
-    return found
-
-
-def read_counters(files: Sequence[tuple[str, Path]], prefix: str) -> Counters:
-    """The counters under ``prefix``, a regular expression, of one scrape, or between two of them."""
     if len(files) > 2:
         raise InvalidInput(
             f"An exposition is read alone, or as two scrapes, before and after, but got {len(files)} files."
         )
-    scrapes = [scrape(text, path, prefix) for text, path in files]
     path = files[-1][1]
-    models = {
-        dict(labels)[name]
-        for one in scrapes
-        for _, labels in one
-        for name in ("model_name", "model")
-        if name in dict(labels)
-    }
+    named = [dict(labels) for one in scrapes for _, labels in one]
+    models = {labels[name] for labels in named for name in ("model_name", "model") if name in labels}
     if len(models) > 1:
         raise InvalidInput(f"{path} must be of one model, but has counters of {', '.join(sorted(models))}.")
     before, after = scrapes[0] if len(scrapes) > 1 else {}, scrapes[-1]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.exposition import read_counters, scrapes_among
+from treeopt.importing.exposition import counters_among, is_exposition
 from treeopt.importing.files import File, Found
 from treeopt.importing.printed import RATE, Printed, number, pooled, whole
 from treeopt.importing.survival import Drafts, Histograms, to_calibration
@@ -45,33 +45,28 @@ CUMULATIVE = "The lines 'statistics' count since the start of the process: only 
 
 def matches(content: Any) -> bool:
     if isinstance(content, str):
-        return bool(
-            re.search(f"^{PREFIX}", content, re.MULTILINE) or REQUEST.search(content) or PROCESS.search(content)
-        )
+        return is_exposition(content, PREFIX) or bool(REQUEST.search(content) or PROCESS.search(content))
     return isinstance(content, dict) and isinstance(content.get("timings"), dict) and "draft_n" in content["timings"]
 
 
 def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, logs are pooled."""
-    path = files[-1][1]
     for content, one in files:
         if not isinstance(content, str):
             raise InvalidInput(
                 f"{one} has only means of its drafts, and survival needs rates by position: import the log."
             )
-    texts = [(str(content), one) for content, one in files]
-    if scrapes := scrapes_among(files, PREFIX):
-        rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NEEDED)
-        return to_calibration(Drafts.of([rows]), path, notes=notes)
+    if counters := counters_among(files, PREFIX):
+        return from_counters(counters, NEEDED)
     groups: list[Histograms] = []
     said: list[str] = []
     are_requests = True
-    for text, one in texts:
+    for text, one in files:
         found, notes, of_requests = _from_log(text, one)
         groups += found
         said += notes
         are_requests &= of_requests
-    return to_calibration(Drafts.of(groups, are_requests=are_requests), path, notes=said)
+    return to_calibration(Drafts.of(groups, are_requests=are_requests), files[-1][1], notes=said)
 
 
 def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]:

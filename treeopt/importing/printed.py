@@ -14,7 +14,7 @@ from pathlib import Path
 
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import quoted
-from treeopt.importing.survival import BIASED, MOST_DRAFTS, Histograms, check_counts, histogram_of
+from treeopt.importing.survival import BIASED, MOST_DRAFTS, Histograms, chain_histogram
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
 CUT = "Rates are not printed for all positions of the drafts: depths beyond were left out."
@@ -58,9 +58,7 @@ class Printed:
                 f"{where} must have rates by position that sum to the accepted tokens of a draft, but they sum to "
                 f"{sum(self.rates):.3f}, and the mean length is {self.mean:g} with {self.accepted} accepted of {self.drafted}."
             )
-        reached = self._reached(fitting)
-        check_counts(fitting, reached, None, where)
-        return fitting, reached
+        return fitting, self._reached(fitting)
 
     def beyond(self, drafts: int) -> int:
         """Guesses beyond the printed positions, if so many drafts had them all; below zero where drafts were shorter."""
@@ -102,7 +100,7 @@ def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Histograms], list
     for where, line in lines:
         drafts, reached = line.counts(where)
         notes += [BIASED] * (line.beyond(drafts) < 0) + [CUT] * (line.may_be_cut and line.beyond(drafts) > 0)
-        groups.append({len(reached): histogram_of(drafts, reached)})
+        groups.append(chain_histogram(drafts, reached, where))
     return groups, notes
 
 

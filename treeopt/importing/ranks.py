@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import typed
@@ -32,6 +32,13 @@ from treeopt.trees.tree import MOST_RANK
 ENDS = {end.name.lower(): end for end in End}
 
 
+def _end(value: object) -> End | None:
+    found = ENDS.get(value.lower(), value) if isinstance(value, str) else value
+    if found is None or (isinstance(found, int) and found in list(End)):
+        return found if found is None else End(found)
+    raise ValueError(f"a sequence must end by {', '.join(ENDS)}, but got {value!r}")
+
+
 @dataclass(frozen=True)
 class Logged:
     """A line of the file."""
@@ -40,7 +47,7 @@ class Logged:
     tokens: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     id: str | int | None = None
     group: str | None = None
-    end: str | int | None = None
+    end: Annotated[End | None, PlainValidator(_end)] = None
 
 
 def matches(content: Any) -> bool:
@@ -59,7 +66,7 @@ def read(content: Any, path: Path) -> Found:
         ranks=np.concatenate(blocks),
         starts=np.cumsum([0, *map(len, blocks)]),
         tokens=_tokens(lines, path),
-        end=np.array([_end(line, str(path)) for line in lines])
+        end=np.array([line.end or End.LIMIT for line in lines])
         if any(line.end is not None for line in lines)
         else None,
         group=np.array([names.index(line.group or "") for line in lines]) if any(names) else None,
@@ -96,19 +103,9 @@ def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
             f"{where} emitted {len(ranks)} tokens, but at state {t} head {k + 1} has a rank for token {t + k + 2}: "
             "it must be null."
         )
-    ranks[past] = MISS if _end(line, where) is End.EOS else NO_TRIAL
+    ranks[past] = MISS if line.end is End.EOS else NO_TRIAL
     ranks[-1] = NO_TRIAL
     return ranks
-
-
-def _end(line: Logged, where: str) -> End:
-    if line.end is None:
-        return End.LIMIT
-    if isinstance(line.end, str) and line.end.lower() in ENDS:
-        return ENDS[line.end.lower()]
-    if isinstance(line.end, int) and line.end in list(End):
-        return End(line.end)
-    raise InvalidInput(f"{where} must end by {', '.join(ENDS)}, but got {line.end!r}.")
 
 
 def _tokens(lines: list[Logged], path: Path) -> NDArray[np.int32] | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import File, Found
-from treeopt.importing.requests import bodies, choices, read_requests
+from treeopt.importing.requests import bodies, choices, gather, read_requests
 from treeopt.records.calibration import Calibration
 
 NAMES = {  # the newest first; the older ones are to be removed or have been
@@ -48,16 +48,15 @@ def read(files: Sequence[File]) -> Found:
     """Survival over the requests of all files."""
     records: list[dict[str, Any]] = []
     skipped = 0
-    for content, path in files:
-        found = [] if isinstance(content, str) else [details(body) for body in bodies(content)]
-        if not any(found):
+    for file in files:
+        found, missing = gather([file], details)
+        path = file[1]
+        if not found:
             raise InvalidInput(
                 f"{path} has only means of its drafts: survival needs counts by position. Instead, {ASK}."
             )
-        for one in found:
-            records += map(renamed, one)
-            skipped += not one
-    path = files[-1][1]
+        records += map(renamed, found)
+        skipped += missing
     if not any("acceptance_histogram" in record for record in records):
         raise InvalidInput(
             f"{path} has no histograms (spec_correct_drafts_histogram): this SGLang, or its setting, counts means only. "

@@ -82,18 +82,14 @@ class Drafts:
         return cls(tried, passed, {k: n for k, n in sorted(lengths.items()) if n}, are_requests)
 
 
-def histogram_of(drafts: int, reached: Sequence[int]) -> list[int]:
+def chain_histogram(drafts: int, reached: Sequence[int], where: object, accepted: int | None = None) -> Histograms:
     """Drafts by how many of their guesses were taken, from the drafts that reached each depth.
 
-    >>> histogram_of(1000, [800, 600, 420])
-    [200, 200, 180, 420]
+    Raises InvalidInput where the counts cannot be those of a chain, or do not sum to the ``accepted`` tokens.
+
+    >>> chain_histogram(1000, [800, 600, 420], "x")
+    {3: [200, 200, 180, 420]}
     """
-    counts = [drafts, *reached, 0]
-    return [upper - lower for upper, lower in pairwise(counts)]
-
-
-def check_counts(drafts: int, reached: Sequence[int], accepted: int | None, where: object) -> None:
-    """InvalidInput where counts by position cannot be those of a chain."""
     if not reached or len(reached) > MOST_LENGTH:
         raise InvalidInput(f"{where} must have counts for 1 to {MOST_LENGTH} positions, but has {len(reached)}.")
     if min(drafts, *reached) < 0 or max(drafts, *reached) > MOST_DRAFTS:
@@ -102,7 +98,8 @@ def check_counts(drafts: int, reached: Sequence[int], accepted: int | None, wher
         raise InvalidInput(
             f"{where} must accept no more first guesses than there were drafts, but has {reached[0]} of {drafts}."
         )
-    if any(later > earlier for earlier, later in pairwise(reached)):
+    counts = [upper - lower for upper, lower in pairwise([drafts, *reached, 0])]
+    if min(counts) < 0:
         raise InvalidInput(
             f"{where} must have counts by position that never rise, since a guess counts only behind those before "
             f"it, but has {list(reached)}."
@@ -112,6 +109,7 @@ def check_counts(drafts: int, reached: Sequence[int], accepted: int | None, wher
             f"{where} must have counts by position that sum to the accepted tokens, but they sum to {sum(reached)}, "
             f"and {accepted} were accepted."
         )
+    return {len(reached): counts}
 
 
 def to_calibration(drafts: Drafts, path: Path, *, notes: Sequence[str] = ()) -> Found:

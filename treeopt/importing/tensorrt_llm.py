@@ -11,7 +11,6 @@ have means only. Of drafts of one token a mean is all there is to know, so those
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,10 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import typed
-from treeopt.importing.exposition import Counters, read_counters, scrapes_among
+from treeopt.importing.exposition import Counters, counters_among, is_exposition
 from treeopt.importing.files import File, Found
-from treeopt.importing.requests import bodies, choices, read_requests
-from treeopt.importing.survival import Drafts, check_counts, histogram_of, to_calibration
-from treeopt.importing.vllm_requests import is_warm_up
+from treeopt.importing.requests import bodies, choices, gather, read_requests
+from treeopt.importing.survival import Drafts, chain_histogram, to_calibration
 
 PREFIX = r"trtllm_spec_decode_"
 TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
@@ -47,23 +45,18 @@ class Iteration:
 
 def matches(content: Any) -> bool:
     if isinstance(content, str):
-        return STATS in content or bool(re.search(f"^{PREFIX}", content, re.MULTILINE))
+        return STATS in content or is_exposition(content, PREFIX)
     return any(STATS in body or any(name in body for name in MEANS) or records_of(body) for body in bodies(content))
 
 
 def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, requests and iterations are pooled."""
     path = files[-1][1]
-    if scrapes := scrapes_among(files, PREFIX):
-        counters = read_counters(scrapes, PREFIX)
+    if counters := counters_among(files, PREFIX):
         return to_calibration(from_counters(counters), path, notes=counters.notes)
-    records: list[dict[str, Any]] = []
-    skipped = drafted = accepted = steps = 0
+    records, skipped = gather(files, records_of)
+    drafted = accepted = steps = 0
     for content, one in files:
-        for body in [] if isinstance(content, str) else bodies(content):
-            if not is_warm_up(body):
-                records += records_of(body)
-                skipped += not records_of(body)
         for stats in typed(list[Iteration], list(_iterations(content)), one):
             drafted += stats.numDraftTokens
             accepted += stats.numAcceptedTokens
@@ -72,8 +65,7 @@ def read(files: Sequence[File]) -> Found:
         named = [{ours: r.get(ours, r.get(theirs)) for ours, theirs in TOTALS.items()} for r in records]
         return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped)
     if steps and drafted == steps:  # one token a draft: its mean is its survival
-        check_counts(steps, [accepted], None, path)
-        return to_calibration(Drafts.of([{1: histogram_of(steps, [accepted])}]), path)
+        return to_calibration(Drafts.of([chain_histogram(steps, [accepted], path)]), path)
     mean = f" ({1 + accepted / steps:.2f} tokens a step over {steps} drafts)" if steps else ""
     raise InvalidInput(f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}.")
 
@@ -88,20 +80,20 @@ def from_counters(counters: Counters) -> Drafts:
             f"{path} has only means of its drafts: survival needs trtllm_spec_decode_drafted_tokens_total by "
             f"token_position. Instead, {ASK}."
         )
-    check_counts(drafted[0], drafted, None, path)
-    check_counts(drafted[0], accepted, None, path)
+    (by_length,) = chain_histogram(drafted[0], drafted, path).values()
+    histogram = chain_histogram(drafted[0], accepted, path)
     if len(accepted) > len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
         raise InvalidInput(
             f"{path} must accept at most what was drafted at each position, but has {accepted} of {drafted}."
         )
-    lengths = dict(enumerate(histogram_of(drafted[0], drafted)))
     if drafted[0] == drafted[-1]:
-        return Drafts.of([{len(drafted): histogram_of(drafted[0], accepted)}])
+        return Drafts.of([histogram])
     # S_j = accepted / drafted at j, since what is accepted was drafted; so many had all before j right:
     survival = np.divide(accepted, drafted, out=np.zeros(len(drafted)), where=np.array(drafted) > 0)
     before = np.minimum.accumulate(np.concatenate([[1.0], survival[:-1]]))
     tried = np.maximum(np.rint(before * drafted).astype(np.int64), accepted)
-    return Drafts(tried[None], np.array(accepted, dtype=np.int64)[None], {k: n for k, n in lengths.items() if k and n})
+    lengths = {k: n for k, n in enumerate(by_length) if k and n}
+    return Drafts(tried[None], np.array(accepted, dtype=np.int64)[None], lengths)
 
 
 def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -24,10 +24,11 @@ from pydantic import BaseModel, Field
 from treeopt.errors import InvalidInput
 from treeopt.files.rows import Count, checked
 from treeopt.files.storage import typed
-from treeopt.importing.exposition import Counters, read_counters, scrapes_among
+from treeopt.importing.exposition import Counters, counters_among, is_exposition
 from treeopt.importing.files import File, Found
 from treeopt.importing.printed import RATE, Printed, number, pooled, whole
-from treeopt.importing.survival import BIASED, Drafts, Histograms, check_counts, histogram_of, to_calibration
+from treeopt.importing.requests import bodies
+from treeopt.importing.survival import BIASED, Drafts, Histograms, chain_histogram, to_calibration
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
 RATES = "spec_decode_per_position_acceptance_rates"
@@ -45,16 +46,14 @@ NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_dec
 
 def matches(content: Any) -> bool:
     if isinstance(content, str):
-        return bool(re.search(f"^{PREFIX}", content, re.MULTILINE) or ANY_LINE.search(content)) or _is_table(content)
-    return any("spec_decode_acceptance_length" in run or RATES in run for run in _objects(content))
+        return is_exposition(content, PREFIX) or bool(ANY_LINE.search(content)) or _is_table(content)
+    return any("spec_decode_acceptance_length" in run or RATES in run for run in bodies(content))
 
 
 def read(files: Sequence[File]) -> Found:
     """Survival of all files together: scrapes are subtracted, logs and runs are pooled."""
-    path = files[-1][1]
-    if scrapes := scrapes_among(files, PREFIX):
-        rows, notes = from_counters(read_counters(scrapes, PREFIX), "accepted_tokens_per_pos", NO_POSITIONS)
-        return to_calibration(Drafts.of([rows]), path, notes=notes)
+    if counters := counters_among(files, PREFIX):
+        return from_counters(counters, NO_POSITIONS)
     groups: list[Histograms] = []
     said: list[str] = []
     for content, one in files:
@@ -62,23 +61,19 @@ def read(files: Sequence[File]) -> Found:
         found, notes = _from_log(content, one) if is_log else _from_runs(content, one)
         groups += found
         said += notes
-    return to_calibration(Drafts.of(groups), path, notes=said)
+    return to_calibration(Drafts.of(groups), files[-1][1], notes=said)
 
 
-def from_counters(counters: Counters, positions: str, needed: str) -> tuple[Histograms, list[str]]:
-    """The histogram of the counters that vLLM and llama.cpp name alike."""
+def from_counters(counters: Counters, needed: str) -> Found:
+    """Survival by the counters that vLLM and llama.cpp name alike."""
     path = counters.path
     drafts = counters.sum("num_drafts")
-    reached = counters.by_position(f"num_{positions}", "position")
+    reached = counters.by_position("num_accepted_tokens_per_pos", "position")
     if drafts is None or not reached:
         raise InvalidInput(f"{path} must have num_drafts and {needed}, but has not.")
-    if drafts == 0:
-        raise InvalidInput(f"{path} must hold drafts, but none was verified while it was measured.")
-    check_counts(drafts, reached, counters.sum("num_accepted_tokens"), path)
-    drafted = counters.sum("num_draft_tokens")
-    is_mixed = drafted is not None and drafted != drafts * len(reached)
-    notes = [*counters.notes, *([BIASED] if is_mixed else [])]
-    return {len(reached): histogram_of(drafts, reached)}, notes
+    histogram = chain_histogram(drafts, reached, path, counters.sum("num_accepted_tokens"))
+    is_mixed = counters.sum("num_draft_tokens") not in (None, drafts * len(reached))
+    return to_calibration(Drafts.of([histogram]), path, notes=[*counters.notes, *[BIASED] * is_mixed])
 
 
 def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str]]:
@@ -109,7 +104,7 @@ class Run(BaseModel):
 
 def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
     """One histogram a run; runs without speculation are left out."""
-    records = list(_rows(content, path) if isinstance(content, str) else _objects(content))
+    records = list(_rows(content, path) if isinstance(content, str) else bodies(content))
     groups: list[Histograms] = []
     is_mixed = 0
     for r, record in enumerate(records, 1):
@@ -124,14 +119,13 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
         reached = [round(rate * run.drafts) if 0 <= rate <= 1 else -1 for rate in rates]
         off = [abs(count - rate * run.drafts) for count, rate in zip(reached, rates, strict=True)]
         is_exact = all(one < 1e-6 * max(run.drafts, 1) for one in off)
-        check_counts(run.drafts, reached, run.accepted if is_exact else None, where)
+        groups.append(chain_histogram(run.drafts, reached, where, run.accepted if is_exact else None))
         if abs(sum(reached) - run.accepted) > RATE * len(rates) * run.drafts:
             raise InvalidInput(
                 f"{where} must have rates by position that sum to the accepted tokens, {run.accepted}, but they sum to "
                 f"{sum(reached)}."
             )
         is_mixed += run.drafted != run.drafts * len(reached)
-        groups.append({len(reached): histogram_of(run.drafts, reached)})
     if not groups:
         raise InvalidInput(
             f"{path} must have {RATES} in some run, but has none: vllm bench serve leaves them out without "
@@ -141,11 +135,6 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
     if left := len(records) - len(groups):
         notes.append(f"{left} of {len(records)} runs have no drafts and were left out.")
     return groups, notes
-
-
-def _objects(content: Any) -> list[dict[str, Any]]:
-    items = content if isinstance(content, list) else [content]
-    return [item for item in items if isinstance(item, dict)]
 
 
 def _is_table(text: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import File, Found
-from treeopt.importing.requests import bodies, choices, read_requests
+from treeopt.importing.requests import bodies, choices, gather, read_requests
 
 POOLED = "pooled_spec_decode_acceptance_histogram"
 RECORD = "spec_decode_acceptance"
@@ -24,25 +24,18 @@ NO_LENGTH = "The pooled histogram does not tell the draft length: the most that 
 
 
 def matches(content: Any) -> bool:
-    return any(_says(body) for body in bodies(content))
+    return any(records_of(body) or body.get(POOLED) for body in bodies(content))
 
 
 def read(files: Sequence[File]) -> Found:
     """Survival over the requests of all files."""
-    records: list[dict[str, Any]] = []
-    skipped = 0
     for content, path in files:
         pooled = [body[POOLED] for body in bodies(content) if body.get(POOLED)]
         if pooled:
             if len(files) > 1 or len(pooled) > 1:
                 raise InvalidInput(f"{path} is a sum over requests: import it alone.")
             return read_requests([{"acceptance_histogram": pooled[0]}], path, notes=[NO_LENGTH], are_requests=False)
-        for body in bodies(content):
-            if is_warm_up(body):
-                continue
-            found = records_of(body)
-            records += found
-            skipped += not found
+    records, skipped = gather(files, records_of)
     return read_requests(records, files[-1][1], skipped=skipped)
 
 
@@ -56,13 +49,3 @@ def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         *(choice.get("speculative_decoding_stats") for choice in choices(body)),
     ]
     return [one for one in found if isinstance(one, dict)]
-
-
-def is_warm_up(body: Mapping[str, Any]) -> bool:
-    """Whether AIPerf wrote the record while it warmed up."""
-    metadata = body.get("metadata")
-    return isinstance(metadata, dict) and "warmup" in (metadata.get("benchmark_phase"), metadata.get("phase_kind"))
-
-
-def _says(body: Mapping[str, Any]) -> bool:
-    return bool(records_of(body) or body.get(POOLED))
