@@ -1,10 +1,12 @@
-"""Small real models, generated trees and traces, and the folder of shared reference data."""
+"""Small real models, generated trees and traces, one run of the demo, and published reference data."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
+from functools import cache
 from pathlib import Path
 
 # Before huggingface_hub and torch are imported, which read these once; commands that tests start inherit them.
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -29,7 +32,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+DATA = Path(__file__).parent / "data"
 VOCABULARY, CONTEXT, HEADS = 37, 96, 4
 
 SUITE, LONG = 50, 200  # examples of a property that does not say how many
@@ -49,12 +52,10 @@ def examples(in_suite: int) -> settings:
     return settings(max_examples=in_suite * settings.default.max_examples // SUITE)
 
 
-def shared_json(name: str):
-    """Reference data beside the project; the test is skipped where it is absent."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(f"no {name} beside the project")
-    return json.loads(path.read_text(encoding="utf-8"))
+@cache
+def published_data(name: str):
+    """Published ``trees`` or ``figures``: see data/README.md."""
+    return json.loads((DATA / f"published_{name}.json").read_text(encoding="utf-8"))
 
 
 def tiny_model(kind: str = "llama", *, eos=(3, 5), dtype=torch.float64, seed: int = 0):
@@ -190,6 +191,29 @@ def imported(tmp_path):
         return found.source, found.notes
 
     return read
+
+
+@pytest.fixture(scope="session")
+def demo_run(tmp_path_factory) -> Path:
+    """calibrate, profile and search on the demo model, made once for all processes of a session.
+
+    Tests read it; one that writes takes a copy, as ``own_demo_run`` is.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    run = base / "demo-run"
+    with FileLock(base / "demo-run.lock"):
+        if not (run / "plan.json").exists():
+            treeopt("calibrate", "--run", run, "--num-prompts", 8, "--max-new-tokens", 24, "--dtype", "float64")
+            treeopt("profile", "--run", run, "--sizes", "1,4,16", "--time-limit", 1, "--batch-size", "1,2")
+            treeopt("search", "--run", run, "--budget", 16, "--batch-size", "1,2")
+    return run
+
+
+@pytest.fixture
+def own_demo_run(demo_run, tmp_path) -> Path:
+    return Path(shutil.copytree(demo_run, tmp_path / "demo-run"))
 
 
 def invoke(*arguments: object, code: int = 0) -> Result:

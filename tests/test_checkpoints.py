@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -25,10 +25,10 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
-from .conftest import SHARED
+from .conftest import examples
+from .synthetic import synthetic
 
 WIDTH, VOCAB = 16, 40  # of the synthetic checkpoints, and of the small base here
-SYNTHETIC = SHARED / "synthetic_ckpt"
 MEDUSA = {
     "medusa_v01_pt": "medusa",
     "medusa_v01_safetensors": "medusa",
@@ -112,12 +112,6 @@ def assert_same(ours: MedusaHeads, theirs: MedusaHeads) -> None:
 
 def projections(heads: MedusaHeads) -> torch.Tensor:
     return heads.projection.expand(heads.num_heads, -1, -1)
-
-
-def synthetic(name: str) -> Path:
-    if not SYNTHETIC.exists():
-        pytest.skip("no synthetic checkpoints beside the project")
-    return SYNTHETIC / name
 
 
 def edit_json(file: Path, **changes) -> None:
@@ -214,6 +208,14 @@ def test_published_layouts_load_decode_and_convert(name, base, lm_head, tmp_path
     assert converted == {"vllm_medusa_token_map": 1, "medusa_v01_two_layers_pt": 6, "medusa_v2_safetensors": 8}.get(
         name, 7
     )
+
+
+def test_a_vocabulary_beyond_all_token_ids_is_refused(tmp_path):
+    """Once it was taken, and guesses could not be compared with it."""
+    shutil.copytree(synthetic("vllm_medusa_token_map"), tmp_path / "heads")
+    edit_json(tmp_path / "heads" / "config.json", vocab_size=10**30)
+    with pytest.raises(InvalidInput, match="at most 2\\^31"):
+        load(tmp_path / "heads")
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -421,7 +423,7 @@ def truncated(tmp_path: Path, token_map: list[int], *, rows=None, layers=1, **co
 
 
 @given(st.integers(0, 2**32), st.integers(1, 9), st.booleans())
-@settings(max_examples=30)
+@examples(15)
 def test_truncated_heads_rank_and_propose_target_ids(tmp_path_factory, seed, width, full):
     """Against sorting pairs of (logit, target id) in the order of vLLM's file; bfloat16 is full of ties."""
     rng = random.Random(seed)
@@ -550,14 +552,13 @@ def test_heads_check_their_tokens():
 
 
 def damaged_checkpoints(tmp_path_factory, lm_head, base):
-    """A folder per layout: the published ones where they are, and one of each of our own."""
+    """A folder per layout: the published ones, and one of each of our own."""
     root = tmp_path_factory.mktemp("damaged")
     for layout in STACKED:
         heads = random_heads(2, shared=lm_head.float()) if layout == "medusa-shared" else random_heads(2)
         save_heads(heads, layout, root / layout, base="x", base_folder=Path(base.name))
-    if SYNTHETIC.exists():
-        for name in MEDUSA:
-            shutil.copytree(SYNTHETIC / name, root / name)
+    for name in MEDUSA:
+        shutil.copytree(synthetic(name), root / name)
     return sorted(root.iterdir())
 
 

@@ -18,10 +18,9 @@ from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
-from .conftest import SHARED
+from .synthetic import synthetic
 
 WIDTH, VOCAB = 16, 40
-SYNTHETIC = SHARED / "synthetic_ckpt"
 PUBLISHED = {"hydra_mlp_pt": "hydra", "hydra_prefix_mlp_pt": "hydra++", "eagle1_bin": "eagle-1"}
 WEIGHTS = ("hydra_lm_head.pt", "hydra_lm_head.safetensors", "pytorch_model.bin", "model.safetensors")
 PREFIX = "prefix_embeding_layer."
@@ -52,12 +51,8 @@ def model():
 @pytest.fixture(params=PUBLISHED)
 def published(request, tmp_path) -> Path:
     """A copy of a synthetic checkpoint that may be changed."""
-    if not SYNTHETIC.exists():
-        pytest.skip("no synthetic checkpoints beside the project")
     folder = tmp_path / request.param
-    shutil.copytree(SYNTHETIC / request.param, folder)
-    for file in [folder, *folder.iterdir()]:
-        file.chmod(0o755)
+    shutil.copytree(synthetic(request.param), folder)
     return folder
 
 
@@ -218,13 +213,11 @@ def test_eagles_tensors_are_read_embedding_first(published):
 @pytest.mark.parametrize("name", ["hydra_prefix_mlp_pt", "eagle1_bin"])
 def test_the_layer_is_llamas_own(name, model):
     """Against transformers' modules put together here, the layer's sizes from the shapes."""
-    if not SYNTHETIC.exists():
-        pytest.skip("no synthetic checkpoints beside the project")
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-    loaded = with_target(SYNTHETIC / name, model).heads
+    loaded = with_target(synthetic(name), model).heads
     ours = loaded.layer if name == "eagle1_bin" else loaded.prefix_layer
-    t, start = weights_of(SYNTHETIC / name)[1], "" if name == "eagle1_bin" else PREFIX
+    t, start = weights_of(synthetic(name))[1], "" if name == "eagle1_bin" else PREFIX
     config, x = model.config, torch.randn(2, 7, WIDTH)
     layer = LlamaDecoderLayer(config, 0)
     weights = {n.removeprefix(start + "layers.0."): v for n, v in t.items() if n.startswith(start + "layers.0.")}

@@ -12,23 +12,20 @@ import pytest
 
 from treeopt import demo
 from treeopt.growth.replay import replay
+from treeopt.pipeline import bench
 from treeopt.records.plan import Plan
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Tree
 
 from .conftest import tiny_model, treeopt
 
-QUICK = ("--num-prompts", "6", "--max-new-tokens", "24")
+QUICK = ("--num-prompts", "6", "--max-new-tokens", "16")
 
 
-@pytest.fixture(scope="module")
-def line(tmp_path_factory):
+@pytest.fixture
+def line(own_demo_run):
     """calibrate, profile and search on the demo model, in a folder of its own."""
-    run = tmp_path_factory.mktemp("line") / "run"
-    treeopt("calibrate", "--run", run, "--num-prompts", "16", "--max-new-tokens", "32", "--dtype", "float64")
-    treeopt("profile", "--run", run, "--sizes", "1,4,16", "--time-limit", "2", "--batch-size", "1,2")
-    treeopt("search", "--run", run, "--budget", "16", "--batch-size", "1,2")
-    return run
+    return own_demo_run
 
 
 def test_the_line_writes_its_files_and_predicts(line):
@@ -43,7 +40,11 @@ def test_the_line_writes_its_files_and_predicts(line):
     assert provenance["dataset_fingerprint"]
 
 
-def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line):
+@pytest.mark.parametrize("most", [8, pytest.param(None, marks=pytest.mark.long)], ids=["8-prompts", "all-prompts"])
+def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line, monkeypatch, most):
+    """On half of the held-out prompts each; in the suite there are few of them."""
+    held_out = bench.held_out_conversations
+    monkeypatch.setattr(bench, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
     treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1", "--verify", "2", "--json")
     entry = Plan.load(line / "plan.json").entries[0]
     verified = entry.verified
@@ -53,7 +54,6 @@ def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line):
     assert entry.size == max(by_speed, key=by_speed.get)
     assert verified.afresh.size == entry.size
     assert verified.afresh.tokens_per_s not in [f.tokens_per_s for f in verified.finalists]
-    treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1,2")
 
 
 def test_search_for_a_mix_of_loads_gives_one_tree(line, tmp_path):
@@ -61,7 +61,6 @@ def test_search_for_a_mix_of_loads_gives_one_tree(line, tmp_path):
     assert document["constraint"]["mix"] == {"1": 0.7, "2": 0.3}
     assert document["entries"][0]["medusa_choices"] == document["entries"][1]["medusa_choices"]
     assert "positive share" in treeopt("search", "--run", line, "--batch-size", "1:0,2:1", code=2)
-    treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1,2")
 
 
 def test_verify_needs_what_it_decodes_with(line, tmp_path):
@@ -112,7 +111,7 @@ def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_
             "--rounds",
             "1",
             "--num-prompts",
-            "3",
+            "2",
             "--dtype",
             "float64",
             "--json",
@@ -139,11 +138,11 @@ def test_nobodys_code_is_trusted_because_a_file_says_so(line):
 
 def test_bench_holds_its_prompts_out(line):
     document = json.loads(
-        treeopt("bench", "--run", line, "--num-prompts", "5", "--rounds", "1", "--batch-size", "2", "--json")
+        treeopt("bench", "--run", line, "--num-prompts", "3", "--rounds", "1", "--batch-size", "2", "--json")
     )
     seen = set(RankTrace.load(line / "trace.npz").meta["prompt_sha256"])
     for contender in document["contenders"]:
-        assert len(contender["sequences"]) == 5
+        assert len(contender["sequences"]) == 3
         assert not seen & {s["id"] for s in contender["sequences"]}
         assert contender["batch_size"] == 2
         assert contender["tokens"] == sum(s["tokens"] - 1 for s in contender["sequences"])
@@ -209,13 +208,13 @@ def test_run_does_it_all(tmp_path):
         "--run",
         tmp_path / "run",
         "--num-prompts",
-        "24",
+        "8",
         "--bench-prompts",
-        "3",
+        "2",
         "--max-new-tokens",
-        "32",
+        "24",
         "--time-limit",
-        "3",
+        "1",
         "--budget",
         "16",
     )

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt import demo
@@ -22,7 +22,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, check_support, context_limit, load_target
 from treeopt.trees.tree import Tree
 
-from .conftest import CONTEXT, HEADS, VOCABULARY, asked, random_prompts, tiny_heads, tiny_model, trees
+from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, tiny_heads, tiny_model, trees
 
 
 def generated(target: Target, prompt: list[int], limit: int) -> list[int]:
@@ -34,7 +34,7 @@ def generated(target: Target, prompt: list[int], limit: int) -> list[int]:
     return answer[0, len(prompt) :].tolist()
 
 
-@settings(max_examples=25)
+@examples(12)
 @given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), batch_size=st.integers(1, 4))
 def test_decoding_with_any_tree_is_generate(any_target, tree, seed, limit, batch_size):
     prompts, stop = random_prompts(seed), StopRule(any_target.eos_ids, limit, at_loops=False)
@@ -48,7 +48,7 @@ def test_decoding_with_any_tree_is_generate(any_target, tree, seed, limit, batch
         assert ours.steps <= plain.steps == len(expected) - 1
 
 
-@settings(max_examples=20)
+@examples(10)
 @given(tree=trees(), seed=st.integers(0, 10**6), batch_size=st.integers(1, 4), loops=st.booleans())
 def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size, loops):
     prompts = asked(random_prompts(seed))

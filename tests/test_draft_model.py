@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt import demo
@@ -26,7 +26,7 @@ from treeopt.runtime.drafters.protocol import Answer, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
-from .conftest import CONTEXT, VOCABULARY, tiny_model, trees
+from .conftest import CONTEXT, VOCABULARY, examples, tiny_model, trees
 
 CPU = torch.device("cpu")
 KINDS = ["llama", "llama-eager", "qwen3", "mistral"]
@@ -148,7 +148,7 @@ def play(
         texts = [texts[i] for i in order]
 
 
-@settings(max_examples=8)
+@examples(4)
 @given(tree=trees(most_nodes=9, depth=5), seed=st.integers(0, 10**6))
 def test_guesses_are_those_of_whole_passes(drafter, tree, seed):
     texts, proposals, marks = zip(*play(drafter, seed, tree), strict=True)
@@ -178,7 +178,7 @@ def expected_ranks(answers: list[Answer], num_heads: int, top_k: int, ranked: Ra
     return tables
 
 
-@settings(max_examples=8)
+@examples(4)
 @given(
     seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
     end=st.sampled_from(End),

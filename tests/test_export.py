@@ -42,7 +42,7 @@ from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Tree
 
-from .conftest import shared_json, trees
+from .conftest import published_data, trees
 
 TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape != "chain"]
 MEDUSA = [name for name in PUBLISHED_TREES if name != "eagle_mc_sim_7b_63"]
@@ -84,7 +84,7 @@ class TestContract:
     @named
     def test_every_published_tree_that_is_at_hand(self, engine, method):
         exported = 0
-        for record in shared_json("published_trees.json")["trees"]:
+        for record in published_data("trees")["trees"]:
             tree = Tree.from_choices([path for path in record["paths"] if path])
             if allowed(tree, method):
                 assert method.parse(export(tree, engine, method).files) == tree, record["name"]

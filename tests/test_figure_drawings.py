@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from tests.conftest import traces, trees
+from tests.conftest import examples, traces, trees
 from tests.test_coverage import random_probe
 from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile
 from treeopt.planning.planner import plan_trees
@@ -145,7 +145,7 @@ def test_the_overlap_check_sees_overlaps():
     assert overlaps(figure) == ["'one' on 'two'", "'beyond the edge' is cut off"]
 
 
-@settings(max_examples=15)
+@examples(7)
 @given(traces(), trees(depth=3, ranks=4))
 def test_any_small_trace_can_be_drawn(trace, tree):
     figures.draw_tree(figures.tree_data(tree, trace))

@@ -24,13 +24,13 @@ WAYS = [
 def test_a_drafter_and_a_rule_from_calibration_to_proof(way, tmp_path):
     run = ("--run", tmp_path / "run")
     (tmp_path / "steps.csv").write_text(CSV)
-    short = ("--num-prompts", 8, "--max-new-tokens", 20)
+    short = ("--num-prompts", 6, "--max-new-tokens", 12)
     invoke("calibrate", *way, "--dtype", "float64", *short, *run)
     invoke("profile", "--from-csv", tmp_path / "steps.csv", *run)
     invoke("search", "--budget", 12, *run)
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert plan["entries"][0]["size"] > 1
-    invoke("bench", "--num-prompts", 3, "--rounds", 1, *run)
+    invoke("bench", "--num-prompts", 2, "--rounds", 1, *run)
     bench = json.loads((tmp_path / "run" / "bench.json").read_text())
     rule = RULES[way[way.index("--acceptance") + 1] if "--acceptance" in way else "greedy"]
     assert plan["acceptance"]["rule"] == rule

@@ -17,7 +17,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Answer, TreeTensors
 from treeopt.trees.tree import Tree
 
-from .conftest import SHARED, VOCABULARY, trees
+from .conftest import DATA, VOCABULARY, trees
 from .test_draft_model import guesses, play
 
 LOOKUPS = st.builds(
@@ -176,10 +176,7 @@ def test_options_that_mean_nothing_are_refused(options, said):
 
 def test_shorter_matches_behind_the_longest_accept_more():
     """Why the trie takes them: top-4 guesses on Shakespeare's letters, with and without."""
-    path = SHARED / "tinyshakespeare.txt"
-    if not path.exists():
-        pytest.skip("no tinyshakespeare.txt beside the project")
-    text = list(path.read_bytes()[:3000])
+    text = list((DATA / "shakespeare.txt").read_bytes())
     answer = Answer(text[:2000], text[2000:], End.LIMIT, torch.zeros(0))
     with_shorter, longest_only = (
         int((PromptLookup(256, num_heads=1, shortest=n).ranks([answer], 4)[0] >= 0).sum()) for n in (1, 3)

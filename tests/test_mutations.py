@@ -34,8 +34,9 @@ from treeopt.runtime.target import load_target
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
-from .conftest import SHARED, random_trace
+from .conftest import random_trace
 from .engine_files import EVERYTHING
+from .synthetic import synthetic
 
 ROWS = [{"prompt": f"def f{i}(x):\n    return", "category": "ab"[i % 2], "n": i} for i in range(6)]
 CHATS = [
@@ -313,10 +314,9 @@ def one_checkpoint(layout, seed, folder):
     rng = random.Random(seed)
     copy = folder / layout
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(SHARED / "synthetic_ckpt" / layout, copy)
+    shutil.copytree(synthetic(layout), copy)
     files = sorted(copy.iterdir())
     path = rng.choice(files)
-    path.chmod(0o644)
     if path.suffix == ".json" and rng.random() < 0.8:
         path.write_text(mutate_json(path.read_text(), rng))
     elif rng.random() < 0.6 and path.suffix != ".json":
@@ -345,9 +345,6 @@ def run_readers(name, folder, target, examples):
 
 
 def run_checkpoints(layout, folder, examples):
-    if not (SHARED / "synthetic_ckpt" / layout).exists():
-        pytest.skip("no synthetic checkpoints beside the project")
-
     @settings(max_examples=examples, deadline=None, database=None)
     @given(SEEDS)
     def check(seed):

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -27,7 +27,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
-from .conftest import VOCABULARY, asked, tiny_model
+from .conftest import VOCABULARY, asked, examples, tiny_model
 
 LETTERS, TWELFTHS = 3, 12
 STANDARD_ERRORS = 3.9  # false alarms: 1e-4 a test, were its seed drawn anew
@@ -42,7 +42,7 @@ drafted_share = st.sampled_from(
 )
 
 
-@settings(max_examples=80)
+@examples(40)
 @given(chain=st.sampled_from([1, 2]), data=st.data())
 def test_what_is_emitted_is_distributed_as_the_target_says(chain, data):
     """The exact law of one step, over all drafted tokens and all noise.

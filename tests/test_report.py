@@ -87,6 +87,12 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
     return run
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """For tests of what the page says: drawing its pictures takes seconds."""
+    monkeypatch.setattr("treeopt.report.page.to_svg", lambda drawing, prefix: "<svg></svg>")
+
+
 # Without a browser
 
 
@@ -116,7 +122,7 @@ def test_a_run_with_some_of_its_files_makes_a_report(tmp_path, gone):
     assert ("Real decoding of" in page) == ("bench" not in gone)
 
 
-def test_do_not_speculate_is_said(tmp_path):
+def test_do_not_speculate_is_said(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     plan = run.read_plan()
     lone = replace(plan.entries[0], size=1, depth=0, medusa_choices=[], groups={})
@@ -127,7 +133,7 @@ def test_do_not_speculate_is_said(tmp_path):
     assert 'class="mark node' not in page
 
 
-def test_the_engines_files_are_those_of_export(tmp_path):
+def test_the_engines_files_are_those_of_export(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(4,))
     page = html.unescape(write_report(run).read_text())
     for engine in ("medusa", "tensorrt-llm", "triton"):
@@ -137,7 +143,7 @@ def test_the_engines_files_are_those_of_export(tmp_path):
     assert "hydra" not in page
 
 
-def test_files_of_different_searches_are_told_apart(tmp_path):
+def test_files_of_different_searches_are_told_apart(no_pictures, tmp_path):
     run = make_run(tmp_path)
     assert "was made from another" not in write_report(run).read_text()
     run.plan.write_text(run.plan.read_text() + "\n")
@@ -146,9 +152,8 @@ def test_files_of_different_searches_are_told_apart(tmp_path):
     assert "run treeopt bench again" in page
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path):
-    run = make_run(tmp_path)
-    assert write_report(run).read_bytes() == write_report(run).read_bytes()
+def test_the_same_run_gives_the_same_bytes(report):
+    assert report.read_bytes() == write_report(RunDirectory(report.parent)).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +167,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
         ("plan.json", "growth_order", [[[0], "x"]]),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path, file, key, value):
+def test_a_damaged_file_is_named(no_pictures, tmp_path, file, key, value):
     run = make_run(tmp_path)
     document = json.loads((tmp_path / file).read_text())
     where = document["entries"][0] if file == "plan.json" else document
@@ -172,8 +177,8 @@ def test_a_damaged_file_is_named(tmp_path, file, key, value):
         write_report(run)
 
 
-def test_every_id_is_there_once(tmp_path):
-    page = write_report(make_run(tmp_path)).read_text()
+def test_every_id_is_there_once(report):
+    page = report.read_text()
     ids = re.findall(r'\sid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#|data-(?:tip|parent|copy)=")([^")]+)', page)) <= set(ids)
@@ -185,7 +190,7 @@ def test_the_report_needs_no_torch():
 
 
 @pytest.mark.parametrize("acceptance", [REJECT, TYPICAL])
-def test_a_rule_that_changes_the_text_is_named_with_what_it_costs(tmp_path, acceptance):
+def test_a_rule_that_changes_the_text_is_named_with_what_it_costs(no_pictures, tmp_path, acceptance):
     run = make_run(tmp_path, batch_sizes=(1,))
     replace(run.read_plan(), acceptance=acceptance).save(run.plan)
     bench = Benchmark.load(run.bench_of(1))
@@ -204,14 +209,14 @@ def test_a_rule_that_changes_the_text_is_named_with_what_it_costs(tmp_path, acce
     assert "-0.157 ±0.062" in page
 
 
-def test_a_greedy_report_compares_texts(tmp_path):
+def test_a_greedy_report_compares_texts(no_pictures, tmp_path):
     page = html.unescape(write_report(make_run(tmp_path, batch_sizes=(1,))).read_text())
     assert "same text as plain" in page
     assert "logits for the two first tokens that differ are at most 0.01 apart" in page
     assert "judged" not in page
 
 
-def test_the_headline_says_where_speculation_does_not_pay(tmp_path):
+def test_the_headline_says_where_speculation_does_not_pay(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     bench = Benchmark.load(run.bench_of(1))
     at_speed(bench, 0.9).save(run.bench_of(1))

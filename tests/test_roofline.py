@@ -33,7 +33,7 @@ from treeopt.pipeline.export import export
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 
-from .conftest import shared_json
+from .conftest import published_data
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from medusa_tables import CANDIDATES, TFLOPS, operator_of, predicted_tflops
@@ -94,7 +94,7 @@ def test_published_intensities_come_out_to_the_last_digit(table, row, candidates
 
 
 def test_all_168_published_pairs_are_here_and_their_intensities_come_out():
-    published = shared_json("published_figures.json")
+    published = published_data("figures")
     for table in TFLOPS:
         block = published[f"medusa_table{table}"]
         assert block["candidates"] == list(CANDIDATES)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -19,7 +19,7 @@ from treeopt.runtime.decode import decode
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 
-from .conftest import HEADS, VOCABULARY, tiny_heads, trees
+from .conftest import HEADS, VOCABULARY, examples, tiny_heads, trees
 
 FALSE_ALARM = 1e-4  # of every chi-square test, were its seed drawn anew
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -120,7 +120,7 @@ def test_nodes_at_the_same_place_share_their_noise():
     assert len(set(tokens[0].tolist())) > 3
 
 
-@settings(max_examples=60)
+@examples(30)
 @given(
     seed=st.integers(0, 10**6),
     temperature=st.floats(0.05, 5),
@@ -171,7 +171,7 @@ def test_next_to_no_temperature_is_greedy(temperature):
     assert drawn.equal(logits.argmax(-1))
 
 
-@settings(max_examples=8)
+@examples(4)
 @given(tree=trees(), seed=st.integers(0, 10**6), batch_size=st.integers(1, 4), top_p=st.sampled_from([None, 0.9]))
 def test_the_sampled_text_depends_on_no_tree_or_batch(any_target, tree, seed, batch_size, top_p):
     rng = random.Random(seed)

@@ -73,10 +73,11 @@ def regrets(trace, trials: int, **noise) -> np.ndarray:
     return np.array(found)
 
 
-def test_the_choice_under_noise_is_nearly_the_best(trace, monkeypatch):
-    """200 trials: the median loses at most 0.5 %, one in twenty more than 2 %."""
+@pytest.mark.parametrize("trials", [25, pytest.param(200, marks=pytest.mark.long)])
+def test_the_choice_under_noise_is_nearly_the_best(trace, monkeypatch, trials):
+    """The median loses at most 0.5 %, one in twenty more than 2 %. The seeds are fixed: no false alarms."""
     monkeypatch.setattr("treeopt.growth.source.crossfit", _remembered())
-    lost = regrets(trace, 200)
+    lost = regrets(trace, trials)
     assert np.median(lost) <= 0.005
     assert np.quantile(lost, 0.95) <= 0.02
 

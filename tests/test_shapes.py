@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
@@ -17,7 +17,7 @@ from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Tree
 
-from .conftest import random_trace, traces, trees
+from .conftest import examples, random_trace, traces, trees
 
 DEPTH, RANKS, MOST = 3, 3, 7
 SHAPED = [name for name in SHAPES if name != "any"]
@@ -50,7 +50,7 @@ def best_values(value, shape: str) -> dict[int, float]:
 
 @pytest.mark.parametrize("shape", SHAPED)
 @given(seed=st.integers(0, 10**6), zeros=st.booleans())
-@settings(max_examples=12, deadline=None)
+@examples(6)
 def test_products_are_best_for_every_size(shape, seed, zeros):
     rng = np.random.default_rng(seed)
     accept = rng.dirichlet(np.full(RANKS + 1, 0.5), DEPTH)[:, :RANKS]
@@ -63,7 +63,7 @@ def test_products_are_best_for_every_size(shape, seed, zeros):
 
 @pytest.mark.parametrize("shape", SHAPED)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=8, deadline=None)
+@examples(4)
 def test_frequencies_are_best_for_every_size(shape, seed):
     trace = random_trace(np.random.default_rng(seed), np.array([9, 14]), heads=DEPTH, ranks=RANKS)
     states = trace.has_step

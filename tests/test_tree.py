@@ -9,7 +9,7 @@ from treeopt.errors import InvalidInput
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree, TreeFamily
 
-from .conftest import shared_json, trees
+from .conftest import published_data, trees
 
 
 @given(trees())
@@ -62,12 +62,12 @@ def test_arrays_cannot_be_written():
 
 
 def test_the_published_tree_is_the_medusa_authors():
-    reference = {t["name"]: t for t in shared_json("published_trees.json")["trees"]}
+    reference = {t["name"]: t for t in published_data("trees")["trees"]}
     assert published_tree() == Tree.from_choices(reference["medusa/mc_sim_7b_63"]["paths"])
 
 
 def test_every_published_valid_tree_loads():
-    for record in shared_json("published_trees.json")["trees"]:
+    for record in published_data("trees")["trees"]:
         tree = Tree.from_choices(record["paths"])
         assert (len(tree), tree.depth, tree.widths()) == (record["with_root"], record["depth"], record["width"])
 

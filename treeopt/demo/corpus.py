@@ -43,15 +43,23 @@ def standard_library(*, held_out: bool) -> list[Module]:
     Raises InvalidInput where the sources are not installed (some minimal images drop them).
     """
     root = Path(sysconfig.get_paths()["stdlib"])
+    packages = [
+        path
+        for path in root.iterdir()
+        if path.name not in LEFT_OUT and is_held_out(path.name.removesuffix(".py")) == held_out
+    ]
     modules = []
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(file for package in packages for file in (package, *package.rglob("*.py"))):
         parts = path.relative_to(root).parts
         package = parts[0].removesuffix(".py")
-        if package.startswith("_sysconfigdata") or "-" in package or LEFT_OUT.intersection(parts):
+        if (
+            path.suffix != ".py"
+            or package.startswith("_sysconfigdata")
+            or "-" in package
+            or LEFT_OUT.intersection(parts)
+        ):
             continue
-        if is_held_out(package) == held_out:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            modules.append(Module("/".join(parts), text))
+        modules.append(Module("/".join(parts), path.read_text(encoding="utf-8", errors="replace")))
     if not modules:
         raise InvalidInput(
             f"The demo needs the sources of the Python standard library, but {root} has none. "

@@ -263,6 +263,10 @@ def _truncated(
             f"The projections must have a row for each of the {len(token_map)} tokens of token_map or for the whole "
             f"vocabulary, {quoted(vocab_size)} by config.json, but in {stored.origin} they have {rows}."
         )
+    if vocab_size > 2**31:  # no token id is that large; torch cannot compare with numbers beyond 64 bits
+        raise InvalidInput(
+            f"vocab_size must be at most 2^31, but config.json of {stored.origin} says {quoted(vocab_size)}."
+        )
     if claimed is None:
         notes.append(f"config.json lacks truncated_vocab_size, which vLLM needs: {len(token_map)} is used.")
     elif claimed != len(token_map):

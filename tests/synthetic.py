@@ -1,0 +1,266 @@
+"""Small checkpoints of random numbers in the published layouts: the names, shapes and sharing of their authors' files.
+
+K heads · L blocks · D = 16 width · F = 24 · V = 40 vocabulary · KV = 8 of the keys · Vt = 12 tokens of a truncated one
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+D, F, V, KV, VT, INNER = 16, 24, 40, 8, 12, 8
+Tensors = dict[str, torch.Tensor]
+Shapes = dict[str, tuple[int, ...]]
+BASE = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": D,
+    "intermediate_size": F,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": V,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+}
+VLLM = {
+    "architectures": ["MedusaModel"],
+    "model_type": "medusa",
+    "hidden_size": D,
+    "vocab_size": V,
+    "num_heads": 3,
+    "num_hidden_layers": 1,
+    "max_paths": 64,
+    "topk": 10,
+}
+
+
+def linear(name: str, out: int, into: int) -> Shapes:
+    return {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
+
+
+def llama_layer(prefix: str, *, input_norm: bool = True, into: int = D) -> Shapes:
+    attention = {"q": (D, into), "k": (KV, into), "v": (KV, into), "o": (D, D)}
+    norms = ["input_layernorm"] * input_norm + ["post_attention_layernorm"]
+    return {
+        **{f"{prefix}self_attn.{name}_proj.weight": shape for name, shape in attention.items()},
+        **{f"{prefix}mlp.{name}_proj.weight": (F, D) for name in ("gate", "up")},
+        f"{prefix}mlp.down_proj.weight": (D, F),
+        **{f"{prefix}{name}.weight": (D,) for name in norms},
+    }
+
+
+def medusa_heads(heads: int, *, prefix: str = "", blocks: int = 1, projections: bool = True) -> Shapes:
+    found: Shapes = {}
+    for k in range(heads):
+        for block in range(blocks):
+            found |= linear(f"{prefix}{k}.{block}.linear", D, D)
+        if projections:
+            found[f"{prefix}{k}.{blocks}.weight"] = (V, D)
+    return found
+
+
+def base_model() -> Shapes:
+    embedding = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+    return embedding | llama_layer("model.layers.0.")
+
+
+def vllm_heads(*, biases: bool = False, vocabulary: int = V, projections: int = 3) -> Shapes:
+    found: Shapes = {}
+    for k in range(3):
+        block = linear(f"blocks.{k}.layers.0", D, D)
+        found |= block if biases else {f"blocks.{k}.layers.0.weight": (D, D)}
+    return found | {f"lm_heads.{k}.weight": (vocabulary, D) for k in range(projections)}
+
+
+def hydra_heads(*, prefix: bool) -> Shapes:
+    """Hydra++ has dropouts at the even places, so its blocks are 1, 3, 5, 7 and its projections 1."""
+    found: Shapes = {"input_embed_fn.weight": (V, D)}
+    if prefix:
+        start = "prefix_embeding_layer."
+        found |= {f"{start}embed_tokens.weight": (V, D), f"{start}norm.weight": (D,)}
+        found |= llama_layer(f"{start}layers.0.") | {f"{start}layers.0.self_attn.rotary_emb.inv_freq": (2,)}
+    first, later = (1, (3, 5, 7)) if prefix else (0, ())
+    for k in range(4):
+        for kind in ("linear", "res_connection"):
+            found |= linear(f"hydra_mlp.{k}.{first}.{kind}", D, (k + 2) * D)
+        for place in later:
+            found |= linear(f"hydra_mlp.{k}.{place}.linear", D, D)
+        found |= linear(f"hydra_lm_head.{k}" + (".1" if prefix else ""), V, D)
+    return found
+
+
+def eagle3() -> Shapes:
+    found: Shapes = {"fc.weight": (D, 3 * D), "lm_head.weight": (VT, D), "norm.weight": (D,), "d2t": (VT,), "t2d": (V,)}
+    return found | llama_layer("midlayer.", into=2 * D) | {"midlayer.hidden_norm.weight": (D,)}
+
+
+def mlp_speculator() -> Shapes:
+    found: Shapes = {}
+    for k in range(3):
+        found |= {f"speculator.emb.{k}.weight": (V, INNER), f"speculator.head.{k}.weight": (V, INNER)}
+        found |= {f"speculator.ln.{k}.weight": (INNER,), f"speculator.ln.{k}.bias": (INNER,)}
+        found |= {f"speculator.proj.{k}.weight": (INNER, INNER if k else D)}
+    return found
+
+
+def trtllm_heads() -> Shapes:
+    found: Shapes = {}
+    for k in range(4):
+        found |= linear(f"medusa_heads.{k}.medusa_layers.0.linear", D, D)
+        found[f"medusa_heads.{k}.lm_head.weight"] = (V, D)
+    return found
+
+
+def share_blocks(tensors: Tensors, one: str, others: tuple[str, ...]) -> None:
+    """``[ResBlock(d)] * n`` repeats one module: the same storage under several names."""
+    for name in [name for name in tensors if f".{one}.linear." in name]:
+        for other in others:
+            tensors[name.replace(f".{one}.linear.", f".{other}.linear.")] = tensors[name]
+
+
+def counts(heads: int, layers: int = 1, **more: object) -> dict[str, object]:
+    return {"medusa_num_heads": heads, "medusa_num_layers": layers, **more, **BASE}
+
+
+HYDRA = {"hydra_num_heads": 4, "grounded_heads": True, "hidden_state_offset": 0, **BASE}
+EAGLE1 = {"embed_tokens.weight": (V, D), **linear("fc", D, 2 * D), **llama_layer("layers.0.", input_norm=False)}
+# Name: its config.json, and what is in which file. The first one says 2 heads and has 4, as its authors' does.
+LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = {
+    "medusa_v01_pt": (counts(2, transformers_version="4.31.0"), {"medusa_lm_head.pt": lambda: medusa_heads(4)}),
+    "medusa_v01_safetensors": (counts(3), {"medusa_lm_head.safetensors": lambda: medusa_heads(3)}),
+    "medusa_v2_safetensors": (
+        counts(3, version="2"),
+        {"medusa_lm_head.safetensors": lambda: medusa_heads(3, projections=False)},
+    ),
+    "medusa_v01_two_layers_pt": (counts(2, 2), {"medusa_lm_head.pt": lambda: medusa_heads(2, blocks=2)}),
+    "medusa2_merged": (
+        {**LLAMA, "medusa_num_heads": 5, "medusa_num_layers": 1},
+        {
+            "model-00001-of-00002.safetensors": base_model,
+            "model-00002-of-00002.safetensors": lambda: {
+                "lm_head.weight": (V, D),
+                **medusa_heads(5, prefix="medusa_head."),
+            },
+        },
+    ),
+    "vllm_medusa": (VLLM, {"model.safetensors": vllm_heads}),
+    "vllm_medusa_token_map": (
+        {**VLLM, "truncated_vocab_size": VT, "medusa_fc_bias": True},
+        {"model.safetensors": lambda: {"token_map": (VT,), **vllm_heads(biases=True, vocabulary=VT)}},
+    ),
+    "vllm_medusa_shared_head": (
+        {**VLLM, "original_lm_head": True},
+        {"model.safetensors": lambda: vllm_heads(projections=1)},
+    ),
+    "modelopt_hf": (
+        {**LLAMA, "medusa": {"num_medusa_heads": 3, "num_medusa_layers": 1}},
+        {
+            "model.safetensors": lambda: {
+                "lm_head.weight": (V, D),
+                **base_model(),
+                **medusa_heads(3, prefix="medusa_heads."),
+            }
+        },
+    ),
+    "trtllm_medusa": (
+        {
+            "architecture": "MedusaForCausalLM",
+            "dtype": "float16",
+            "hidden_size": D,
+            "vocab_size": V,
+            "max_draft_len": 63,
+            "num_medusa_heads": 4,
+            "num_medusa_layers": 1,
+            "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+        },
+        {"rank0.safetensors": trtllm_heads},
+    ),
+    "hydra_mlp_pt": (
+        {**HYDRA, "hydra_num_layers": 1, "hydra_head_arch": "mlp"},
+        {"hydra_lm_head.pt": lambda: hydra_heads(prefix=False)},
+    ),
+    "hydra_prefix_mlp_pt": (
+        {**HYDRA, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"},
+        {"hydra_lm_head.pt": lambda: hydra_heads(prefix=True)},
+    ),
+    "eagle1_bin": ({**LLAMA, "bias": True}, {"pytorch_model.bin": lambda: EAGLE1}),
+    "eagle3_safetensors": ({**LLAMA, "draft_vocab_size": VT}, {"model.safetensors": eagle3}),
+    "tgi_mlp_speculator": (
+        {
+            "architectures": ["MLPSpeculatorPreTrainedModel"],
+            "model_type": "mlp_speculator",
+            "n_predict": 3,
+            "inner_dim": INNER,
+            "emb_dim": D,
+            "vocab_size": V,
+            "top_k_tokens_per_head": [4, 3, 2],
+            "tie_weights": False,
+            "scale_input": False,
+            **BASE,
+        },
+        {"model.safetensors": mlp_speculator},
+    ),
+}
+# Token ids of a truncated vocabulary: their offsets, whether each is in it, and the ids themselves.
+WHOLE = {
+    "d2t": torch.arange(VT) * 3 - torch.arange(VT),
+    "t2d": torch.arange(V) % 3 == 0,
+    "token_map": torch.arange(VT) * 3 + 2,
+}
+WHOLE["t2d"][3 * VT :] = False
+
+
+def fill(shapes: Shapes, generator: torch.Generator) -> Tensors:
+    """Numbers as small as trained weights; rotary frequencies are those of base 10000."""
+
+    def numbers(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name.endswith("inv_freq"):
+            return 10000.0 ** (-torch.arange(0, 4, 2) / 4)
+        return WHOLE[name] if name in WHOLE else 0.02 * torch.randn(shape, generator=generator)
+
+    return {name: numbers(name, shape) for name, shape in shapes.items()}
+
+
+def write_checkpoint(name: str, folder: Path) -> None:
+    config, files = LAYOUTS[name]
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    weight_map, total = {}, 0
+    for file, shapes in files.items():
+        tensors = fill(shapes(), generator)
+        if name == "medusa_v01_two_layers_pt":
+            share_blocks(tensors, "0", ("1",))
+        elif name == "hydra_prefix_mlp_pt":
+            share_blocks(tensors, "3", ("5", "7"))
+        weight_map |= dict.fromkeys(tensors, file)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        if file.endswith(".safetensors"):
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+        else:
+            torch.save(tensors, folder / file)
+    if len(files) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+_kept = tempfile.TemporaryDirectory(prefix="treeopt-checkpoints-")
+
+
+@cache
+def synthetic(name: str) -> Path:
+    """The folder of a checkpoint, made once in a process: copy it to change it."""
+    folder = Path(_kept.name) / name
+    write_checkpoint(name, folder)
+    return folder
