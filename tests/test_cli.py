@@ -12,7 +12,6 @@ import pytest
 
 from treeopt import demo
 from treeopt.growth.replay import replay
-from treeopt.pipeline import bench
 from treeopt.records.plan import Plan
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Tree
@@ -43,6 +42,7 @@ def test_the_line_writes_its_files_and_predicts(line):
 @pytest.mark.parametrize("most", [8, pytest.param(None, marks=pytest.mark.long)], ids=["8-prompts", "all-prompts"])
 def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line, monkeypatch, most):
     """On half of the held-out prompts each; in the suite there are few of them."""
+    bench = sys.modules["treeopt.pipeline.bench"]  # the package has a function of this name
     held_out = bench.held_out_conversations
     monkeypatch.setattr(bench, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
     treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1", "--verify", "2", "--json")
