@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.shipped import LAYOUTS
-from treeopt.runtime.checkpoints import convert, load_heads, save_heads
+from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.medusa import MedusaHeads, count_ranks
 from treeopt.runtime.ranking import top_candidates
@@ -81,7 +81,7 @@ def lm_head(base) -> torch.Tensor:
 
 
 def load(path, lm_head=None, dtype=None):
-    return load_heads(str(path), lm_head=lm_head, dtype=dtype, device="cpu")
+    return load_heads(str(path), Base(lm_head, dtype=dtype))
 
 
 def random_heads(num_heads=3, num_layers=1, width=WIDTH, vocab=VOCAB, *, seed=0, biases=True, **options):
@@ -144,9 +144,9 @@ def test_every_layout_becomes_every_other_and_comes_back(source, base, lm_head, 
     save_heads(heads, source, tmp_path / "source", base=base.name, base_folder=Path(base.name), lm_head=lm_head)
     for layout in STACKED:
         there, back = tmp_path / layout, tmp_path / f"{layout}-back"
-        made = convert(str(tmp_path / "source"), layout, there, base=base.name)
-        assert all(file.is_file() for file in made.files)
-        assert made.source.layout == source.removesuffix("-pt")
+        read, files = convert(str(tmp_path / "source"), layout, there, base=base.name)
+        assert all(file.is_file() for file in files)
+        assert read.layout == source.removesuffix("-pt")
         loaded = load(there, lm_head)
         assert loaded.layout == layout.removesuffix("-pt")
         assert_same(loaded.heads, heads)
@@ -350,7 +350,7 @@ def test_a_conversion_says_when_it_needs_the_base(base, lm_head, tmp_path):
     save_heads(heads, "vllm", tmp_path / "vllm", base="x")
     with pytest.raises(InvalidInput, match="names its base model"):
         convert(str(tmp_path / "vllm"), "medusa", tmp_path / "named")
-    assert convert(str(tmp_path / "vllm"), "neuron", tmp_path / "n").files == (tmp_path / "n" / "medusa_heads.pt",)
+    assert convert(str(tmp_path / "vllm"), "neuron", tmp_path / "n")[1] == [tmp_path / "n" / "medusa_heads.pt"]
 
 
 # Ranks of a tensor-parallel checkpoint
@@ -763,7 +763,7 @@ def test_a_hub_id_is_downloaded(monkeypatch, tmp_path):
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    loaded = load_heads("someone/medusa-heads", lm_head=None, dtype=None, device="cpu", revision="v2")
+    loaded = load_heads("someone/medusa-heads", Base(), "v2")
     assert_same(loaded.heads, random_heads())
     ((repo_id, revision, patterns),) = asked
     assert (repo_id, revision) == ("someone/medusa-heads", "v2")

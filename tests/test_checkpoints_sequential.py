@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.shipped import LAYOUTS
-from treeopt.runtime.checkpoints import convert, load_heads, save_heads
+from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import layer_config
@@ -57,13 +57,7 @@ def published(request, tmp_path) -> Path:
 
 
 def load(path, *, dtype=None, lm_head=None, **options):
-    return load_heads(
-        str(path),
-        lm_head=torch.ones(VOCAB, WIDTH) if lm_head is None else lm_head,
-        dtype=dtype,
-        device="cpu",
-        **options,
-    )
+    return load_heads(str(path), Base(torch.ones(VOCAB, WIDTH) if lm_head is None else lm_head, dtype=dtype, **options))
 
 
 def with_target(path, model, **options):
@@ -161,8 +155,8 @@ def test_conversions_stay_within_a_kind(published, model, tmp_path):
     kind = PUBLISHED[published.name]
     for layout in LAYOUTS:
         if layout in layouts_of(kind):
-            made = convert(str(published), layout, tmp_path / layout, base="a/base", lm_head=model.lm_head.weight)
-            assert all(file.is_file() for file in made.files)
+            _, files = convert(str(published), layout, tmp_path / layout, base="a/base", lm_head=model.lm_head.weight)
+            assert all(file.is_file() for file in files)
             same_bytes(weights_of(tmp_path / layout)[1], weights_of(published)[1])
         else:
             with pytest.raises(Unsupported, match=r"these are '(hydra|hydra\+\+|eagle)' heads"):
@@ -429,7 +423,7 @@ def test_drafters_of_another_model_are_refused(published, model):
             with pytest.raises(InvalidInput, match=message):
                 load(published, lm_head=lm_head)
         with pytest.raises(InvalidInput, match="pass --model"):
-            load_heads(str(published), lm_head=None, dtype=None, device="cpu")
+            load_heads(str(published), Base())
         with pytest.raises(InvalidInput, match="share the base's lm_head: pass it with --model"):
             convert(str(published), "eagle-1", published / "out")
     else:

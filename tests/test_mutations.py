@@ -27,7 +27,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
-from treeopt.runtime.checkpoints import load_heads
+from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.prompts.sets import load_prompts
 from treeopt.runtime.target import load_target
@@ -324,7 +324,7 @@ def one_checkpoint(layout, seed, folder):
     else:
         path.write_bytes(mutate_bytes(path.read_bytes(), rng))
     with suppress(TreeoptError):
-        loaded = load_heads(str(copy), lm_head=torch.ones(40, 16), dtype=torch.float32, device="cpu")
+        loaded = load_heads(str(copy), Base(torch.ones(40, 16), dtype=torch.float32))
         draft = loaded.heads.start(1, 8)  # a right load: heads that can be used
         draft.prefill([[1, 2, 3]], torch.ones(1, 3, loaded.heads.width))
         tree = TreeTensors.of(Tree.chain(min(2, loaded.heads.num_heads)), torch.device("cpu"))

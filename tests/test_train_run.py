@@ -18,7 +18,7 @@ from treeopt.errors import InvalidInput, OutOfRange, Unsupported
 from treeopt.pipeline.training_job import by_heart
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
-from treeopt.runtime.checkpoints import load_heads
+from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.decode import decode
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, demo_prompts
 from treeopt.runtime.stop import StopRule
@@ -444,7 +444,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(tmp_path):
     assert len((out / "training/log.jsonl").read_text().splitlines()) == 3
 
     target = opening.open_base("demo", None, device="cpu", dtype="float64")
-    heads = load_heads(str(out), lm_head=target.lm_head.weight, dtype=torch.float64, device="cpu").heads
+    heads = load_heads(str(out), Base(target.lm_head.weight, dtype=torch.float64)).heads
     assert (heads.num_heads, heads.num_layers) == (2, 1)
     assert not torch.equal(heads.projection[0], target.lm_head.weight.T)
     prompts = [c.first for c in demo_prompts(target).conversations[:2]]
@@ -466,7 +466,7 @@ def test_other_kinds_can_be_made_and_loaded(kind, tmp_path):
     done = json.loads(treeopt("train", "--kind", kind, *options, "--steps", 2, "-o", out, "--json"))
     target = load_target(str(out), device="cpu") if kind == MEDUSA_2 else opening.open_base("demo", None, device="cpu")
     parts = {"lm_head": target.lm_head.weight, "embedding": target.model.get_input_embeddings().weight}
-    loaded = load_heads(str(out), **parts, config=target.config, dtype=None, device="cpu")
+    loaded = load_heads(str(out), Base(**parts, config=target.config))
     assert loaded.heads.num_heads == 2
     assert loaded.layout.startswith({"medusa-2": "merged"}.get(kind, kind))
     assert done["recipe"]["kind"] == kind

@@ -146,5 +146,5 @@ def convert(
     """Write heads in another layout: (files, what was repaired or is worth knowing)."""
     from treeopt.runtime.checkpoints import convert as write
 
-    done = write(drafter, layout, folder, base=model, revision=revision)
-    return list(done.files), done.source.notes
+    heads, files = write(drafter, layout, folder, base=model, revision=revision)
+    return files, heads.notes

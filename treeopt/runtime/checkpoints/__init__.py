@@ -6,9 +6,9 @@ tell layouts apart · load.py and save.py read and write any of them · convert.
 
 from __future__ import annotations
 
-from treeopt.runtime.checkpoints.checks import LoadedHeads
-from treeopt.runtime.checkpoints.convert import Conversion, convert
+from treeopt.runtime.checkpoints.checks import Base, LoadedHeads
+from treeopt.runtime.checkpoints.convert import convert
 from treeopt.runtime.checkpoints.load import load_heads
 from treeopt.runtime.checkpoints.save import save_heads
 
-__all__ = ["Conversion", "LoadedHeads", "convert", "load_heads", "save_heads"]
+__all__ = ["Base", "LoadedHeads", "convert", "load_heads", "save_heads"]

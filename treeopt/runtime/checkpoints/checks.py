@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,20 +22,26 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ROUNDING = 2**-7  # of bfloat16, relative: tensors that differ by less are copies in another precision
 
 Heads = MedusaHeads | HydraHeads | EagleHeads
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Base:
     """The model that heads belong to, as far as it is at hand.
 
-    lm_head   : (V, d) weight, which heads without a projection of their own share
-    embedding : (V, d) input embeddings, which Hydra and EAGLE read; without it their own copy
-    config    : for what a layer's tensors do not say (Hydra++; EAGLE without a config.json)
+    lm_head       : (V, d) weight, which heads without a projection of their own share
+    embedding     : (V, d) input embeddings, which Hydra and EAGLE read; without it their own copy
+    config        : for what a layer's tensors do not say (Hydra++; EAGLE without a config.json)
+    dtype, device : that the heads take too; None is the dtype that they are stored in
+    num_heads     : how many guesses in a row EAGLE makes; the heads of other drafters are counted
     """
 
     lm_head: Tensor | None = None
     embedding: Tensor | None = None
     config: Any = None
+    dtype: torch.dtype | None = None
+    device: torch.device | str = "cpu"
+    num_heads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,18 +55,21 @@ class LoadedHeads:
     base: str | None  # the base model that config.json names
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint of heads that was recognised by its names; ``build`` reads its tensors and checks them."""
+
+    stored: StoredTensors
+    layout: str
+    build: Callable[[Base], LoadedHeads]
+
+
 def loaded_heads(
-    heads: Heads, layout: str, stored: StoredTensors, names: Iterable[str], notes: list[str], config: dict[str, Any]
+    heads: Heads, layout: str, stored: StoredTensors, names: Iterable[str], notes: list[str]
 ) -> LoadedHeads:
-    files = sorted({file for name in names for file in stored.parts[name]})
-    base = config.get("base_model_name_or_path")
-    return LoadedHeads(
-        heads.requires_grad_(False).eval(),
-        layout,
-        tuple(files),
-        tuple(notes),
-        base if isinstance(base, str) and base else None,
-    )
+    files = tuple(sorted({file for name in names for file in stored.parts[name]}))
+    base = stored.config.get("base_model_name_or_path")
+    named = base if isinstance(base, str) and base else None
+    return LoadedHeads(heads.requires_grad_(False).eval(), layout, files, tuple(notes), named)
 
 
 def check_names(
@@ -106,24 +115,22 @@ def read_floats(
             )
     dtype = dtype or reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
     for name, tensor in tensors.items():
-        _check_finite(stored, name, tensor, dtype)
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidInput(f"Weights must be finite, but {quoted(name)} in {stored.origin} has NaN or infinities.")
+        if tensor.dtype != dtype and not bool(torch.isfinite(tensor.to(dtype)).all()):
+            raise InvalidInput(
+                f"{quoted(name)} in {stored.origin} has weights that are too large for "
+                f"{str(dtype).removeprefix('torch.')}: use another --dtype."
+            )
     return tensors, dtype
 
 
-def _check_finite(stored: StoredTensors, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    if not bool(torch.isfinite(tensor).all()):
-        raise InvalidInput(f"Weights must be finite, but {quoted(name)} in {stored.origin} has NaN or infinities.")
-    if tensor.dtype != dtype and not bool(torch.isfinite(tensor.to(dtype)).all()):
-        raise InvalidInput(
-            f"{quoted(name)} in {stored.origin} has weights that are too large for "
-            f"{str(dtype).removeprefix('torch.')}: use another --dtype."
-        )
+def check_shapes(stored: StoredTensors, tensors: dict[str, Tensor], shapes: Shapes, what: str) -> None:
+    """Raise where one of ``shapes`` is not its tensor's; another tensor that has it right is named beside it.
 
-
-def check_shapes(
-    stored: StoredTensors, tensors: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str
-) -> None:
-    """Raise where one of ``shapes`` is not its tensor's; another tensor that has it right is named beside it."""
+    Names of no tensor count for nothing.
+    """
+    shapes = {name: shape for name, shape in shapes.items() if name in tensors}
     for name, expected in shapes.items():
         if tensors[name].shape != expected or not tensors[name].numel():
             alike = (n for n, shape in shapes.items() if shape == expected == tensors[n].shape)
@@ -160,11 +167,11 @@ def size_of(tensors: dict[str, Tensor], ends: tuple[str, ...], dimension: int) -
     )
 
 
-def check_size(stored: StoredTensors, config: dict[str, Any], key: str, size: int, name: str) -> None:
+def check_size(stored: StoredTensors, key: str, size: int, name: str) -> None:
     """Raise where config.json says another width or vocabulary than tensor ``name`` has."""
-    if config.get(key) not in (None, size):
+    if stored.config.get(key) not in (None, size):
         raise InvalidInput(
-            f"config.json must describe the heads beside it, but it says {key} {quoted(config[key])} where "
+            f"config.json must describe the heads beside it, but it says {key} {quoted(stored.config[key])} where "
             f"{quoted(name)} of {stored.origin} has {size}: one of them is another model's."
         )
 
@@ -180,7 +187,7 @@ def count_notes(claims: tuple[object, object], num_heads: int, num_layers: int) 
 
 
 def choose_embedding(
-    stored: StoredTensors, name: str, own: Tensor | None, target: Tensor | None, dtype: torch.dtype, notes: list[str]
+    name: str, own: Tensor | None, target: Tensor | None, dtype: torch.dtype, notes: list[str]
 ) -> Tensor:
     """The target's input embeddings where the checkpoint's ``own`` are a copy of them or are not there.
 

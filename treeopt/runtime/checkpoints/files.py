@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ class StoredTensors:
     own: bool = False
     notes: tuple[str, ...] = ()
     pickled: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def folder(self) -> Path:
+        return self.origin if self.origin.is_dir() else self.origin.parent
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json beside the files; empty where there is none."""
+        file = self.folder / "config.json"
+        return _read_object(file) if file.is_file() else {}
 
     def read(self, name: str) -> Tensor:
         parts = [self._read_part(file, name) for file in self.parts[name]]
@@ -127,12 +138,6 @@ def find_tensors(path: Path) -> StoredTensors:
     raise InvalidInput(
         f"--drafter must be a folder with {', '.join(HEAD_FILES[:3])} or a model's files, but {path} has no weights."
     )
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """config.json of the folder, or beside the file; empty where there is none."""
-    file = (path if path.is_dir() else path.parent) / "config.json"
-    return _read_object(file) if file.is_file() else {}
 
 
 def quoted(value: object) -> str:

@@ -5,40 +5,37 @@ d width · nh query heads and nk key heads of width hd · F inner width
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.checkpoints.checks import most_common
+from treeopt.runtime.checkpoints.checks import check_shapes, most_common
 from treeopt.runtime.checkpoints.files import StoredTensors, quoted
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
 
 ATTENTION = "layers.0.self_attn."
-MLP = "layers.0.mlp."
 LAYER = (
     *(f"{ATTENTION}{name}_proj.weight" for name in "qkvo"),
-    *(f"{MLP}{name}_proj.weight" for name in ("gate", "up", "down")),
+    *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
     "layers.0.post_attention_layernorm.weight",
 )
+FREQUENCIES = ATTENTION + "rotary_emb.inv_freq"
 
 
-def layer_shapes(config: Any, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of a layer's tensors, names beginning with ``prefix``."""
-    width, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    shapes = [
-        (queries, width),
-        (keys, width),
-        (keys, width),
-        (width, queries),
-        (inner, width),
-        (inner, width),
-        (width, inner),
-        (width,),
-    ]
-    return {prefix + name: shape for name, shape in zip(LAYER, shapes, strict=True)}
+@contextmanager
+def describing(origin: Path) -> Iterator[None]:
+    """Turn whatever transformers' checks raise on a config into InvalidInput."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except Exception as error:  # transformers raises whatever its checks raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InvalidInput(f"config.json of {origin} must describe a Llama layer, but: {reason}") from None
 
 
 def build_layer_config(
@@ -46,14 +43,16 @@ def build_layer_config(
     tensors: dict[str, Tensor],
     prefix: str,
     width: int,
+    what: str,
     *,
     like: Any,
-    head_width: int | None = None,
-    told_by: str = "num_attention_heads",
+    normed: bool,
+    frequencies: Tensor | None = None,
 ) -> Any:
-    """Config of the layer under ``prefix``: sizes from its tensors, all else like in the config ``like``.
+    """Config of the layer under ``prefix``: sizes from its tensors, which are checked, all else like in ``like``.
 
-    head_width : of each attention head, where ``told_by``, a tensor, tells; else what ``like`` has
+    normed      : whether the layer has the norms before its attention and after its last sum
+    frequencies : (hd / 2,) of its rotation, which tell the width of a head; without them ``like`` does
     """
     for name in LAYER[:-1]:
         if tensors[prefix + name].ndim != 2:
@@ -61,16 +60,17 @@ def build_layer_config(
                 f"A projection of a layer must be a matrix, but {quoted(prefix + name)} in {stored.origin} has the shape "
                 f"{tuple(tensors[prefix + name].shape)}."
             )
-    query, key, value = (prefix + name for name in LAYER[:3])
+    query, key, value, _, gate, up, down, _ = (prefix + name for name in LAYER)
     query_rows = len(tensors[query])
-    if head_width is None:
-        heads = getattr(like, "num_attention_heads", None)
-        if not heads:
-            raise InvalidInput(
-                f"How many attention heads the layer in {stored.origin} has is told by config.json beside it or by the "
-                "target, but neither is there: pass --model."
-            )
-        head_width = getattr(like, "head_dim", None) or max(1, width // heads)
+    if frequencies is not None and frequencies.ndim == 1:
+        head_width, told_by = 2 * len(frequencies), prefix + FREQUENCIES
+    elif heads := getattr(like, "num_attention_heads", None):
+        head_width, told_by = getattr(like, "head_dim", None) or max(1, width // heads), "num_attention_heads"
+    else:
+        raise InvalidInput(
+            f"How many attention heads the layer in {stored.origin} has is told by config.json beside it or by the "
+            "target, but neither is there: pass --model."
+        )
     for name in (query, key, value):
         rows = len(tensors[name])
         if head_width < 2 or head_width % 2 or not rows or rows % head_width or query_rows % rows:
@@ -79,23 +79,15 @@ def build_layer_config(
                 f"or a whole multiple of them for queries, but {quoted(name)} in {stored.origin} has {rows} rows beside {query_rows} "
                 f"of {quoted(query)}."
             )
-    inner = most_common(
-        [len(tensors[prefix + LAYER[4]]), len(tensors[prefix + LAYER[5]]), tensors[prefix + LAYER[6]].shape[1]]
-    )
-    sizes = {
-        "heads": query_rows // head_width,
-        "key_heads": len(tensors[key]) // head_width,
-        "head_width": head_width,
-        "inner_width": inner,
-    }
-    try:
-        config = layer_config(like, width, **sizes)
-        OneLayer(config, normed=False, device="meta")  # finds what a config alone does not
-    except InvalidInput:
-        raise
-    except Exception as error:  # transformers raises whatever its checks raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise InvalidInput(
-            f"The config of the layer in {stored.origin} must be one of a Llama model, but: {reason}"
-        ) from None
+    with describing(stored.origin):
+        config = layer_config(
+            like,
+            width,
+            heads=query_rows // head_width,
+            key_heads=len(tensors[key]) // head_width,
+            head_width=head_width,
+            inner_width=most_common([len(tensors[gate]), len(tensors[up]), tensors[down].shape[1]]),
+        )
+        weights = OneLayer(config, normed=normed, device="meta").weights  # finds what a config alone does not
+    check_shapes(stored, tensors, {prefix + name: tuple(weight.shape) for name, weight in weights.items()}, what)
     return config

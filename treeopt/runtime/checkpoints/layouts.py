@@ -11,14 +11,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from functools import cache
+from itertools import chain, product
 from typing import Any
+
+from torch import Tensor
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.shipped import LAYOUTS
 from treeopt.runtime.checkpoints.checks import check_names
 from treeopt.runtime.checkpoints.files import StoredTensors, quoted
+from treeopt.runtime.drafters.medusa import MedusaHeads
 
 WITH_BASE = ("merged", "modelopt", "tensorrt-llm")  # whose files hold the base's tensors too
 
@@ -36,57 +39,46 @@ class Place:
 
 @dataclass(frozen=True)
 class Scheme:
-    """The names of one layout. ``prefix`` is part of ``block`` and ``projection`` too."""
+    """The names of one layout: ``block`` and ``projection`` come behind ``prefix``."""
 
     layout: str
     prefix: str
-    block: str
-    projection: str
+    block: str = "{k}.{l}.linear"
+    projection: str = "{k}.{L}.weight"
 
     def block_name(self, head: int, layer: int, kind: str) -> str:
-        return f"{self.block.format(k=head, l=layer)}.{kind}"
+        return f"{self.prefix}{self.block.format(k=head, l=layer)}.{kind}"
 
     def projection_name(self, head: int, num_layers: int) -> str:
-        return self.projection.format(k=head, L=num_layers)
+        return self.prefix + self.projection.format(k=head, L=num_layers)
 
     def parse(self, name: str) -> Place | None:
-        if match := self._block.fullmatch(name):
+        if match := _pattern(self.prefix + self.block, r"\.(weight|bias)").fullmatch(name):
             return Place(int(match[1]), int(match[2]), match[3])
-        if match := self._projection.fullmatch(name):
+        if match := _pattern(self.prefix + self.projection).fullmatch(name):
             return Place(int(match[1]), int(match[2]) if len(match.groups()) > 1 else None, "projection")
         return None
 
-    @cached_property
-    def _block(self) -> re.Pattern[str]:
-        return re.compile(_pattern(self.block) + r"\.(weight|bias)")
 
-    @cached_property
-    def _projection(self) -> re.Pattern[str]:
-        return re.compile(_pattern(self.projection))
+@cache
+def _pattern(template: str, end: str = "") -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{[klL]\\}", NUMBER, re.escape(template)) + end)
 
 
-def _pattern(template: str) -> str:
-    return re.sub(r"\\{[klL]\\}", NUMBER.replace("\\", r"\\"), re.escape(template))
-
-
-def _medusa(layout: str, prefix: str) -> Scheme:
-    return Scheme(layout, prefix, prefix + "{k}.{l}.linear", prefix + "{k}.{L}.weight")
-
-
-def _vllm(prefix: str) -> Scheme:
-    return Scheme("vllm", prefix, prefix + "blocks.{k}.layers.{l}", prefix + "lm_heads.{k}.weight")
-
-
+VLLM = "blocks.{k}.layers.{l}", "lm_heads.{k}.weight"
 SCHEMES = (
-    _medusa("medusa", ""),
-    _medusa("merged", "medusa_head."),
-    _medusa("modelopt", "medusa_heads."),
-    Scheme("neuron", "medusa_head_", "medusa_head_{k}.{l}.linear", "medusa_head_{k}.{L}.weight"),
-    Scheme("tensorrt-llm", "medusa_heads.", "medusa_heads.{k}.medusa_layers.{l}.linear",
-           "medusa_heads.{k}.lm_head.weight"),
-    _vllm(""),
-    _vllm("medusa_heads."),
-)  # fmt: skip
+    Scheme("medusa", ""),
+    Scheme("merged", "medusa_head."),
+    Scheme("modelopt", "medusa_heads."),
+    Scheme("neuron", "medusa_head_"),
+    Scheme("tensorrt-llm", "medusa_heads.", "{k}.medusa_layers.{l}.linear", "{k}.lm_head.weight"),
+    Scheme("vllm", "", *VLLM),
+    Scheme("vllm", "medusa_heads.", *VLLM),
+)
+CLAIMS = {  # config.json's keys of heads and blocks
+    "vllm": ("num_heads", "num_hidden_layers"),
+    "tensorrt-llm": ("num_medusa_heads", "num_medusa_layers"),
+}
 
 
 def scheme_of(layout: str) -> Scheme:
@@ -103,25 +95,19 @@ class Recognised:
     scheme: Scheme
     num_heads: int
     num_layers: int
-    kinds: tuple[str, ...]  # weight and bias, or weight alone
-    projections: tuple[str, ...]  # one per head; one that all share; none: they share the target's lm_head
+    names: list[str]  # of all tensors of the heads but the token map
+    projections: list[str]  # one per head; one that all share; none: they share the target's lm_head
     shares: bool
     token_map: str | None
 
-    @property
-    def names(self) -> list[str]:
-        """All tensors of the heads."""
-        blocks = _block_names(self.scheme, self.num_heads, self.num_layers, self.kinds)
-        return [*blocks, *self.projections, *([self.token_map] if self.token_map else [])]
 
-
-def recognise(stored: StoredTensors, config: dict[str, Any]) -> Recognised:
+def recognise(stored: StoredTensors) -> Recognised:
     """Tell the layout, count heads and blocks, and refuse by name what is missing or left over."""
     matches = {scheme: {n: p for n in stored.parts if (p := scheme.parse(n))} for scheme in SCHEMES}
     scheme = max(SCHEMES, key=lambda scheme: len(matches[scheme]))
-    found = matches[scheme]
+    found, config = matches[scheme], stored.config
     if not found:
-        raise _refusal(stored, config)
+        raise _refusal(stored)
     layout = scheme.layout
     if layout in ("merged", "modelopt") and (stored.own or len(found) == len(stored.parts)):
         layout = "medusa"  # the heads alone, saved with their prefix
@@ -135,7 +121,6 @@ def recognise(stored: StoredTensors, config: dict[str, Any]) -> Recognised:
     blocks = [p for p in found.values() if p.kind != "projection"]
     biased = layout != "vllm" or bool(config.get("medusa_fc_bias")) or any(p.kind == "bias" for p in blocks)
     kinds = ("weight", "bias") if biased else ("weight",)
-
     if layout == "medusa" and len(blocks) == len(found):
         layout = "medusa-shared"
     shares = layout == "medusa-shared" or (layout == "vllm" and bool(config.get("original_lm_head")))
@@ -145,36 +130,35 @@ def recognise(stored: StoredTensors, config: dict[str, Any]) -> Recognised:
         projections = iter([one if one in stored.parts else scheme.projection_name(0, num_layers)])
     token_map = scheme.prefix + "token_map" if layout == "vllm" else ""
 
-    present = check_names(
+    places = product(range(num_heads), range(num_layers), kinds)
+    names = check_names(
         stored,
-        chain(_block_names(scheme, num_heads, num_layers, kinds), projections),
+        chain((scheme.block_name(*place) for place in places), projections),
         f"{num_heads} heads of {num_layers} blocks in the layout {layout!r}",
         known=found,
         optional=[token_map],
         among=[n for n in stored.parts if layout not in WITH_BASE or "medusa" in n.lower()],
     )
-    return Recognised(
-        layout,
-        scheme,
-        num_heads,
-        num_layers,
-        kinds,
-        tuple(present[num_heads * num_layers * len(kinds) :]),
-        shares,
-        token_map if token_map in stored.parts else None,
-    )
+    present = names[num_heads * num_layers * len(kinds) :]
+    mapped = token_map if token_map in stored.parts else None
+    return Recognised(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
 
 
 def claimed_counts(layout: str, config: dict[str, Any]) -> tuple[object, object]:
     """Heads and blocks by config.json; None where it does not say."""
-    inner = config.get("medusa")
-    if layout == "vllm":
-        return config.get("num_heads"), config.get("num_hidden_layers")
-    if layout == "modelopt" and isinstance(inner, dict):
-        return inner.get("num_medusa_heads"), inner.get("num_medusa_layers")
-    if layout == "tensorrt-llm":
-        return config.get("num_medusa_heads"), config.get("num_medusa_layers")
-    return config.get("medusa_num_heads"), config.get("medusa_num_layers")
+    if layout == "modelopt" and isinstance(config.get("medusa"), dict):
+        layout, config = "tensorrt-llm", config["medusa"]
+    heads, blocks = CLAIMS.get(layout, ("medusa_num_heads", "medusa_num_layers"))
+    return config.get(heads), config.get(blocks)
+
+
+def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of the heads, as a view of the shape that files have, with its name."""
+    for k in range(heads.num_heads):
+        for layer in range(heads.num_layers):
+            yield scheme.block_name(k, layer, "weight"), heads.blocks[layer, k].T
+            yield scheme.block_name(k, layer, "bias"), heads.biases[layer, k, 0]
+        yield scheme.projection_name(k, heads.num_layers), heads.projection[0 if heads.shares_projection else k].T
 
 
 def _counts(places: list[Place]) -> tuple[int, int]:
@@ -185,14 +169,7 @@ def _counts(places: list[Place]) -> tuple[int, int]:
     return 1 + max(place.head for place in places), most_common or 1 + last
 
 
-def _block_names(scheme: Scheme, num_heads: int, num_layers: int, kinds: tuple[str, ...]) -> Iterator[str]:
-    for head in range(num_heads):
-        for layer in range(num_layers):
-            for kind in kinds:
-                yield scheme.block_name(head, layer, kind)
-
-
-def _refusal(stored: StoredTensors, config: dict[str, Any]) -> TreeoptError:
+def _refusal(stored: StoredTensors) -> TreeoptError:
     """The error that names what the tensors are instead of heads in a published layout."""
     names = list(stored.parts)
     if not names:
@@ -208,7 +185,7 @@ def _refusal(stored: StoredTensors, config: dict[str, Any]) -> TreeoptError:
             "dynamic trees follow the drafter's confidences, so only its chains can be planned, from the engine's own "
             "log: treeopt import LOG --drafter eagle3."
         )
-    if has("speculator.") or config.get("model_type") == "mlp_speculator":
+    if has("speculator.") or stored.config.get("model_type") == "mlp_speculator":
         return Unsupported(f"{readable} {stored.origin} holds an MLP speculator, whose layout is not read.")
     return InvalidInput(
         f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors "

@@ -10,9 +10,7 @@ d width · V the target's vocabulary · Vt tokens that the heads know · K heads
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +18,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.checkpoints.checks import (
     Base,
+    Checkpoint,
     LoadedHeads,
     check_shapes,
     check_size,
@@ -29,44 +28,19 @@ from treeopt.runtime.checkpoints.checks import (
     read_floats,
     targets_lm_head,
 )
-from treeopt.runtime.checkpoints.eagle import RecognisedEagle, build_eagle, recognise_eagle
-from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors, quoted, read_config
-from treeopt.runtime.checkpoints.hydra import RecognisedHydra, build_hydra, recognise_hydra
-from treeopt.runtime.checkpoints.layouts import Recognised, claimed_counts, recognise
+from treeopt.runtime.checkpoints.eagle import recognise_eagle
+from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors, quoted
+from treeopt.runtime.checkpoints.hydra import recognise_hydra
+from treeopt.runtime.checkpoints.layouts import Recognised, claimed_counts, named_weights, recognise
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint of heads that was recognised and not read yet."""
-
-    path: Path
-    config: dict[str, Any]
-    stored: StoredTensors
-    recognised: Recognised | RecognisedHydra | RecognisedEagle
-
-
-def load_heads(
-    path_or_id: str,
-    *,
-    lm_head: Tensor | None,
-    dtype: torch.dtype | None,
-    device: torch.device | str,
-    revision: str | None = None,
-    embedding: Tensor | None = None,
-    config: Any = None,
-    num_heads: int | None = None,
-) -> LoadedHeads:
+def load_heads(path_or_id: str, base: Base, revision: str | None = None) -> LoadedHeads:
     """The heads in a file, a folder or a hub repository, in any published layout (`treeopt.files.shipped.LAYOUTS`).
-
-    lm_head, embedding, config : the target's, see `Base`
-    dtype                      : None is the stored one
-    num_heads                  : how many guesses in a row EAGLE makes; the heads of other drafters are counted
 
     Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
     """
-    checkpoint = open_checkpoint(path_or_id, revision, has_target=embedding is not None)
-    return build_heads(checkpoint, Base(lm_head, embedding, config), dtype=dtype, device=device, num_heads=num_heads)
+    return open_checkpoint(path_or_id, revision, has_target=base.embedding is not None).build(base)
 
 
 def open_checkpoint(path_or_id: str, revision: str | None = None, *, has_target: bool = False) -> Checkpoint:
@@ -74,93 +48,64 @@ def open_checkpoint(path_or_id: str, revision: str | None = None, *, has_target:
 
     has_target : whether the target's input embeddings are at hand, so that the checkpoint may lack its copy
     """
-    path = find_checkpoint(str(path_or_id), revision)
-    stored, config = find_tensors(path), read_config(path)
-    found = (
-        recognise_hydra(stored, config, has_target=has_target)
-        or recognise_eagle(stored, has_target=has_target)
-        or recognise(stored, config)
-    )
-    return Checkpoint(path, config, stored, found)
+    stored = find_tensors(find_checkpoint(path_or_id, revision))
+    other = recognise_hydra(stored, has_target=has_target) or recognise_eagle(stored, has_target=has_target)
+    if other is not None:
+        return other
+    found = recognise(stored)
+    return Checkpoint(stored, found.layout, partial(_build_medusa, stored, found))
 
 
-def build_heads(
-    checkpoint: Checkpoint,
-    base: Base,
-    *,
-    dtype: torch.dtype | None,
-    device: torch.device | str,
-    num_heads: int | None = None,
-) -> LoadedHeads:
-    """Read the tensors of a recognised checkpoint and check them."""
-    stored, config, found = checkpoint.stored, checkpoint.config, checkpoint.recognised
-    if isinstance(found, RecognisedHydra):
-        return build_hydra(stored, config, found, base, dtype=dtype, device=device)
-    if isinstance(found, RecognisedEagle):
-        return build_eagle(stored, config, found, base, dtype=dtype, device=device, num_heads=num_heads)
-    return _build_medusa(stored, config, found, base.lm_head, dtype=dtype, device=device)
-
-
-def _build_medusa(
-    stored: StoredTensors,
-    config: dict[str, Any],
-    found: Recognised,
-    lm_head: Tensor | None,
-    *,
-    dtype: torch.dtype | None,
-    device: torch.device | str,
-) -> LoadedHeads:
-    notes = [*stored.notes, *count_notes(claimed_counts(found.layout, config), found.num_heads, found.num_layers)]
-    if found.layout == "tensorrt-llm":
-        _check_ranks(stored, config)
+def _build_medusa(stored: StoredTensors, found: Recognised, base: Base) -> LoadedHeads:
+    """Read the tensors of recognised heads and check them."""
+    layout, config = found.layout, stored.config
+    notes = [*stored.notes, *count_notes(claimed_counts(layout, config), found.num_heads, found.num_layers)]
+    if layout == "tensorrt-llm":
+        _check_ranks(stored)
     token_map = stored.read(found.token_map) if found.token_map else None
-    floats = [name for name in found.names if name != found.token_map]
-    tensors, dtype = read_floats(stored, floats, dtype)
+    tensors, dtype = read_floats(stored, found.names, base.dtype)
     width = _check_shapes(stored, found, tensors)
-    check_size(stored, config, "hidden_size", width, found.names[0])
+    check_size(stored, "hidden_size", width, found.names[0])
 
     rows = [tensors[name] for name in found.projections]
     rows = [rows[0].clone()] if found.shares and rows else rows  # it is kept, and the file may change
     token_ids = None
-    if found.layout == "vllm":
-        notes += _vllm_notes(stored, found, config)
+    if layout == "vllm":
+        notes += _vllm_notes(stored, any(name.endswith(".bias") for name in found.names))
         if token_map is None:
-            vocab_size = _whole(stored, config, found.projections[0], len(rows[0]))
+            vocab_size = _whole(stored, found.projections[0], len(rows[0]))
         else:
-            rows, token_ids, vocab_size = _truncated(stored, config, rows, token_map, lm_head, notes)
-    elif found.layout == "medusa-shared":
-        rows = [targets_lm_head(stored, lm_head, width)]
+            rows, token_ids, vocab_size = _truncated(stored, rows, token_map, base.lm_head, notes)
+    elif layout == "medusa-shared":
+        rows = [targets_lm_head(stored, base.lm_head, width)]
         vocab_size = len(rows[0])
         notes.append("The heads share the target's lm_head.")
     else:
-        if found.layout in ("merged", "modelopt"):
+        if layout in ("merged", "modelopt"):
             notes.append("The files also hold the base that the heads belong to: pass them as --model too.")
         vocab_size = len(rows[0])
-        if found.layout == "tensorrt-llm":
-            vocab_size = _unpadded(stored, config, vocab_size, notes)
+        if layout == "tensorrt-llm":
+            vocab_size = _unpadded(stored, vocab_size, notes)
             rows = [tensor[:vocab_size] for tensor in rows]
-    if found.layout != "vllm":
-        check_size(stored, config, "vocab_size", vocab_size, (*found.projections, "lm_head.weight")[0])
+    if layout != "vllm":
+        check_size(stored, "vocab_size", vocab_size, (*found.projections, "lm_head.weight")[0])
 
-    shared = rows[0] if found.shares else None
     heads = MedusaHeads(
         found.num_heads,
         found.num_layers,
         width,
         vocab_size,
-        shared=shared,
+        shared=rows[0] if found.shares else None,
         token_ids=token_ids,
         dtype=dtype,
-        device=device,
+        device=base.device,
     ).requires_grad_(False)
-    for k in range(found.num_heads):
-        for layer in range(found.num_layers):
-            heads.blocks[layer, k].copy_(tensors[found.scheme.block_name(k, layer, "weight")].T)
-            if "bias" in found.kinds:
-                heads.biases[layer, k, 0].copy_(tensors[found.scheme.block_name(k, layer, "bias")])
-        if not found.shares:
-            heads.projection[k].copy_(rows[k].T)
-    return loaded_heads(heads, found.layout, stored, found.names, notes, config)
+    tensors |= zip(found.projections, rows, strict=False)
+    for name, weight in named_weights(heads, found.scheme):
+        if name in tensors:
+            weight.copy_(tensors[name])
+    names = [*found.names, *([found.token_map] if found.token_map else [])]
+    return loaded_heads(heads, layout, stored, names, notes)
 
 
 def _check_shapes(stored: StoredTensors, found: Recognised, tensors: dict[str, Tensor]) -> int:
@@ -173,8 +118,8 @@ def _check_shapes(stored: StoredTensors, found: Recognised, tensors: dict[str, T
     return width
 
 
-def _check_ranks(stored: StoredTensors, config: dict[str, Any]) -> None:
-    mapping = config.get("mapping") or {}
+def _check_ranks(stored: StoredTensors) -> None:
+    mapping = stored.config.get("mapping") or {}
     if not isinstance(mapping, dict):
         raise InvalidInput(
             f"config.json of {stored.origin} must have an object 'mapping', but it has {quoted(mapping)}."
@@ -191,9 +136,9 @@ def _check_ranks(stored: StoredTensors, config: dict[str, Any]) -> None:
         )
 
 
-def _unpadded(stored: StoredTensors, config: dict[str, Any], rows: int, notes: list[str]) -> int:
+def _unpadded(stored: StoredTensors, rows: int, notes: list[str]) -> int:
     """The vocabulary's size where the rows of the projections were padded to a multiple for the ranks."""
-    vocab_size, ranks = config.get("vocab_size"), stored.ranks or 1
+    vocab_size, ranks = stored.config.get("vocab_size"), stored.ranks or 1
     if not isinstance(vocab_size, int) or not 0 < vocab_size < rows:
         return rows  # and another size than the config's is refused like any other layout's
     if rows not in {-(-vocab_size // m) * m for unit in (1, 64, 128) for m in (unit, unit * ranks)}:
@@ -202,9 +147,9 @@ def _unpadded(stored: StoredTensors, config: dict[str, Any], rows: int, notes: l
     return vocab_size
 
 
-def _vllm_notes(stored: StoredTensors, found: Recognised, config: dict[str, Any]) -> list[str]:
+def _vllm_notes(stored: StoredTensors, biased: bool) -> list[str]:
     notes = []
-    scale = config.get("logit_scale", 1.0)
+    scale = stored.config.get("logit_scale", 1.0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
         raise InvalidInput(
             f"logit_scale must be a number above 0, which keeps the candidates' order, but config.json of "
@@ -212,30 +157,25 @@ def _vllm_notes(stored: StoredTensors, found: Recognised, config: dict[str, Any]
         )
     if scale != 1:
         notes.append(f"config.json says logit_scale {scale}, which keeps the candidates' order: it is ignored.")
-    if "bias" in found.kinds and not config.get("medusa_fc_bias"):
+    if biased and not stored.config.get("medusa_fc_bias"):
         notes.append("The blocks have biases, which vLLM drops since config.json lacks medusa_fc_bias: they are used.")
     return notes
 
 
-def _whole(stored: StoredTensors, config: dict[str, Any], name: str, rows: int) -> int:
+def _whole(stored: StoredTensors, name: str, rows: int) -> int:
     """The vocabulary of vLLM's heads without a token_map."""
-    claimed = config.get("truncated_vocab_size")
-    if claimed not in (None, config.get("vocab_size") or rows):
+    claimed = stored.config.get("truncated_vocab_size")
+    if claimed not in (None, stored.config.get("vocab_size") or rows):
         raise InvalidInput(
             f"A truncated vocabulary needs a token_map, but {stored.origin} has none and config.json says "
             f"truncated_vocab_size {quoted(claimed)}."
         )
-    check_size(stored, config, "vocab_size", rows, name)
+    check_size(stored, "vocab_size", rows, name)
     return rows
 
 
 def _truncated(
-    stored: StoredTensors,
-    config: dict[str, Any],
-    projections: list[Tensor],
-    token_map: Tensor,
-    lm_head: Tensor | None,
-    notes: list[str],
+    stored: StoredTensors, projections: list[Tensor], token_map: Tensor, lm_head: Tensor | None, notes: list[str]
 ) -> tuple[list[Tensor], Tensor | None, int]:
     """vLLM's projections in the order of target ids, these ids, and the target's vocabulary.
 
@@ -243,8 +183,8 @@ def _truncated(
     of the vocabulary's tokens, of which token_map takes some. As in vLLM it counts only where
     truncated_vocab_size is below vocab_size.
     """
-    rows, claimed = len(projections[0]), config.get("truncated_vocab_size")
-    vocab_size = config.get("vocab_size")
+    rows, claimed = len(projections[0]), stored.config.get("truncated_vocab_size")
+    vocab_size = stored.config.get("vocab_size")
     if vocab_size is None and lm_head is not None:
         vocab_size = len(lm_head)
     if token_map.ndim != 1 or token_map.dtype != torch.int64 or not len(token_map):

@@ -28,18 +28,16 @@ from treeopt.runtime.checkpoints.files import (
     StoredTensors,
     find_tensors,
     open_safetensors,
-    read_config,
     readable,
 )
 from treeopt.runtime.checkpoints.hydra import hydra_config, hydra_tensors
-from treeopt.runtime.checkpoints.layouts import scheme_of
+from treeopt.runtime.checkpoints.layouts import named_weights, scheme_of
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
 WEIGHTS = (*SUFFIXES, ".index.json")  # how the names of a checkpoint's files end
 HYDRA_FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
-SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1")  # layouts of other heads than Medusa's
 MOST_NODES = 63  # max_draft_len of TensorRT-LLM: the tree's nodes without the root, as published trees have
 BESIDE = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # a base's tokenizer and the like
 
@@ -59,58 +57,47 @@ def save_heads(
     and "modelopt" contain. lm_head (V, d), or base_folder's, proves for "medusa-shared" that the heads'
     projections are copies of it. Raises Unsupported where the layout cannot hold these heads.
     """
-    if layout not in LAYOUTS:
-        raise InvalidInput(f"--to must be one of {', '.join(LAYOUTS)}, but got {layout!r}.")
     check_kind(heads.kind, layout)
-    if not isinstance(heads, MedusaHeads):
-        return _save_sequential(heads, layout, folder, base)
-    if layout == "medusa-shared" and lm_head is None and base_folder is not None:
-        lm_head = read_lm_head(base_folder)
-    check_layout(heads, layout, lm_head)
-    tensors = named_tensors(heads, layout)
-    if layout in ("merged", "modelopt"):
-        if base_folder is None:
-            raise InvalidInput(f"The layout {layout!r} contains the base model, so pass its folder with --model.")
-        return _save_with_base(heads, layout, folder, tensors, base_folder)
-
     counts = {"medusa_num_heads": heads.num_heads, "medusa_num_layers": heads.num_layers}
     own = {**counts, "base_model_name_or_path": base}
-    name, config = {
-        "medusa": (HEAD_FILES[0], own),
-        "medusa-pt": (HEAD_FILES[1], own),
-        "medusa-shared": (HEAD_FILES[0], {**own, "version": "2"}),
-        "vllm": (MODEL_FILES[0], vllm_config(heads)),
-        "tensorrt-llm": ("rank0.safetensors", tensorrt_llm_config(heads)),
-        "neuron": (HEAD_FILES[2], None),
-    }[layout]
-    # Neuron's file lies in the base's own folder, beside its weights and its config.json.
-    _check_folder(folder, {name}, HEAD_FILES if layout == "neuron" else WEIGHTS)
-    written = [write_tensors(folder / name, tensors)]
-    if config is not None:
-        written.append(_write_config(folder, config))
-    return written
-
-
-def _save_sequential(heads: HydraHeads | EagleHeads, layout: str, folder: Path, base: str) -> list[Path]:
-    """Write heads that read the guesses before them: each kind has one layout, and Hydra's two kinds of file."""
+    config: dict[str, Any] | None = own
     if isinstance(heads, EagleHeads):
         name, tensors, config = MODEL_FILES[0], eagle_tensors(heads), eagle_config(heads, base)
+    elif isinstance(heads, HydraHeads):
+        name, tensors, config = HYDRA_FILES[layout.endswith("-pt")], hydra_tensors(heads), hydra_config(heads, base)
     else:
-        name = HYDRA_FILES[layout.endswith("-pt")]
-        tensors, config = hydra_tensors(heads), hydra_config(heads, base)
-    _check_folder(folder, {name})
-    return [write_tensors(folder / name, _stored(tensors)), _write_config(folder, config)]
+        if layout == "medusa-shared" and lm_head is None and base_folder is not None:
+            lm_head = read_lm_head(base_folder)
+        _check_layout(heads, layout, lm_head)
+        tensors = _medusa_tensors(heads, layout)
+        if layout in ("merged", "modelopt"):
+            if base_folder is None:
+                raise InvalidInput(f"The layout {layout!r} contains the base model, so pass its folder with --model.")
+            return _save_with_base(heads, layout, folder, _stored(tensors), base_folder)
+        name, config = {
+            "medusa": (HEAD_FILES[0], own),
+            "medusa-pt": (HEAD_FILES[1], own),
+            "medusa-shared": (HEAD_FILES[0], {**own, "version": "2"}),
+            "vllm": (MODEL_FILES[0], _vllm_config(heads)),
+            "tensorrt-llm": ("rank0.safetensors", _tensorrt_llm_config(heads)),
+            "neuron": (HEAD_FILES[2], None),
+        }[layout]
+    # Neuron's file lies in the base's own folder, beside its weights and its config.json.
+    _check_folder(folder, {name}, HEAD_FILES if layout == "neuron" else WEIGHTS)
+    written = [write_tensors(folder / name, _stored(tensors))]
+    return written if config is None else [*written, _write_config(folder, config)]
 
 
 def kind_of(layout: str) -> str:
     """The kind of the heads that a layout holds: medusa, hydra, hydra++ or eagle."""
-    if layout not in SEQUENTIAL:
-        return "medusa"
-    return "eagle" if layout == "eagle-1" else layout.removesuffix("-pt")
+    kind = {"eagle-1": "eagle"}.get(layout, layout.removesuffix("-pt"))
+    return kind if kind in ("hydra", "hydra++", "eagle") else "medusa"
 
 
 def check_kind(kind: str, layout: str) -> None:
-    """Raise Unsupported where ``layout`` is one of heads of another kind."""
+    """Raise where ``layout`` is none, or one of heads of another kind."""
+    if layout not in LAYOUTS:
+        raise InvalidInput(f"--to must be one of {', '.join(LAYOUTS)}, but got {layout!r}.")
     if kind_of(layout) != kind:
         own = ", ".join(name for name in LAYOUTS if kind_of(name) == kind)
         raise Unsupported(
@@ -118,7 +105,7 @@ def check_kind(kind: str, layout: str) -> None:
         )
 
 
-def check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> None:
+def _check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> None:
     """Raise Unsupported where ``layout`` would lose something of ``heads``."""
     fault = None
     if heads.token_ids is not None and layout != "vllm":
@@ -126,47 +113,42 @@ def check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> Non
     elif heads.num_layers != 1 and layout in ("medusa-shared", "neuron"):
         fault = f"these have {heads.num_layers} residual blocks where it has one"
     elif layout == "medusa-shared":
+        own, projections = lm_head, heads.projection.transpose(1, 2)
         if lm_head is None and not heads.shares_projection:
             fault = "these have projections of their own: pass --model if they are copies of the base's lm_head"
-        elif lm_head is not None and not _are_copies(heads, lm_head):
+        elif own is not None and not all(torch.equal(p, own.to(p.device, p.dtype)) for p in projections):
             fault = "these have projections other than the base's lm_head, which is all that it has"
     if fault:
         raise Unsupported(f"The layout {layout!r} cannot hold these heads: {fault}.")
 
 
-def _are_copies(heads: MedusaHeads, lm_head: Tensor) -> bool:
-    target = lm_head.detach().to(heads.projection.device, heads.projection.dtype).T
-    return all(torch.equal(projection, target) for projection in heads.projection)
-
-
-def named_tensors(heads: MedusaHeads, layout: str) -> dict[str, Tensor]:
-    """The heads' tensors on the CPU under the names of ``layout``, none sharing storage with another."""
-    scheme, tensors = scheme_of(layout), {}
-    one_projection = layout == "vllm" and heads.shares_projection
-    biased = layout != "vllm" or bool(heads.biases.any())
-    for k in range(heads.num_heads):
-        for layer in range(heads.num_layers):
-            tensors[scheme.block_name(k, layer, "weight")] = heads.blocks[layer, k].T
-            if biased:
-                tensors[scheme.block_name(k, layer, "bias")] = heads.biases[layer, k, 0]
-        if layout != "medusa-shared" and not (one_projection and k):
-            place = 0 if heads.shares_projection else k
-            tensors[scheme.projection_name(k, heads.num_layers)] = heads.projection[place].T
-    if heads.token_ids is not None:
-        tensors["token_map"] = heads.token_ids
-    return _stored(tensors)
+def _medusa_tensors(heads: MedusaHeads, layout: str) -> dict[str, Tensor]:
+    """The heads' tensors under the names of ``layout``."""
+    scheme = scheme_of(layout)
+    shares, biased = layout == "vllm" and heads.shares_projection, layout != "vllm" or bool(heads.biases.any())
+    projections = [scheme.projection_name(k, heads.num_layers) for k in range(heads.num_heads)]
+    left_out = projections if layout == "medusa-shared" else projections[1:] if shares else []
+    tensors = {
+        name: weight
+        for name, weight in named_weights(heads, scheme)
+        if name not in left_out and (biased or not name.endswith(".bias"))
+    }
+    return tensors if heads.token_ids is None else {**tensors, "token_map": heads.token_ids}
 
 
 def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU, none sharing storage with another."""
-    return {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    return {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
 
 
-def vllm_config(heads: MedusaHeads) -> dict[str, Any]:
+def _vllm_config(heads: MedusaHeads) -> dict[str, Any]:
     """vLLM's config.json; it renames every key with "num" and "heads", so no other may be there."""
-    config: dict[str, Any] = {
+    special = {
+        "truncated_vocab_size": None if heads.token_ids is None else heads.draft_vocab_size,
+        "original_lm_head": heads.shares_projection,
+        "medusa_fc_bias": bool(heads.biases.any()),
+    }
+    return {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "hidden_size": heads.width,
@@ -176,17 +158,11 @@ def vllm_config(heads: MedusaHeads) -> dict[str, Any]:
         "max_paths": 64,
         "topk": 10,
         "torch_dtype": _dtype_name(heads),
+        **{key: value for key, value in special.items() if value},
     }
-    if heads.token_ids is not None:
-        config["truncated_vocab_size"] = heads.draft_vocab_size
-    if heads.shares_projection:
-        config["original_lm_head"] = True
-    if bool(heads.biases.any()):
-        config["medusa_fc_bias"] = True
-    return config
 
 
-def tensorrt_llm_config(heads: MedusaHeads) -> dict[str, Any]:
+def _tensorrt_llm_config(heads: MedusaHeads) -> dict[str, Any]:
     """The heads' part of a TensorRT-LLM checkpoint's config.json, for one rank."""
     return {
         "architecture": "MedusaForCausalLM",
@@ -202,14 +178,14 @@ def tensorrt_llm_config(heads: MedusaHeads) -> dict[str, Any]:
 
 def read_lm_head(folder: Path) -> Tensor:
     """The (V, d) lm_head of the model in ``folder``, or its embedding, which is the same where it has none."""
-    stored = base_tensors(folder)
+    stored = _base_tensors(folder)
     for name in ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight"):
         if name in stored.parts:
             return stored.read(name)
     raise InvalidInput(f"--model must be a causal LM with an lm_head.weight, but {folder} has none.")
 
 
-def base_tensors(folder: Path) -> StoredTensors:
+def _base_tensors(folder: Path) -> StoredTensors:
     """The tensors of the base model in ``folder``, whatever heads lie beside them."""
     for name in MODEL_FILES:
         if (folder / name).is_file():
@@ -221,7 +197,8 @@ def _save_with_base(
     heads: MedusaHeads, layout: str, folder: Path, tensors: dict[str, Tensor], base_folder: Path
 ) -> list[Path]:
     """The base's shards, then one with the heads, an index of all, what lies beside them, and config.json."""
-    config, stored = read_config(base_folder), base_tensors(base_folder)
+    stored = _base_tensors(base_folder)
+    config = dict(stored.config)
     for key, size in (("hidden_size", heads.width), ("vocab_size", heads.vocab_size)):
         if config.get(key) != size:
             raise InvalidInput(
@@ -260,8 +237,8 @@ def _save_with_base(
         config |= {"medusa_num_heads": heads.num_heads, "medusa_num_layers": heads.num_layers}
     else:
         config["medusa"] = {"num_medusa_heads": heads.num_heads, "num_medusa_layers": heads.num_layers}
-    others = [folder / name for name in (*names, index, *(file.name for file in beside))]
-    return [*others, _write_config(folder, config)]
+    others = [*names, index, *(file.name for file in beside)]
+    return [*(folder / name for name in others), _write_config(folder, config)]
 
 
 def _copy_shard(shard: Path, to: Path) -> list[str]:

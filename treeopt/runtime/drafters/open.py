@@ -12,7 +12,7 @@ from typing import Any
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.storage import sha256_of
-from treeopt.runtime.checkpoints import load_heads
+from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
 from treeopt.runtime.drafters.lookup import PromptLookup
@@ -66,16 +66,9 @@ def open_drafter(
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)
         weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
         return OpenDrafter(model, _record(model, name or where, digest=digest_of(weights)))
-    loaded = load_heads(
-        where,
-        lm_head=target.lm_head.weight,
-        dtype=target.dtype,
-        device=target.device,
-        revision=revision if where == target.name else None,
-        embedding=target.model.get_input_embeddings().weight,
-        config=target.config,
-        num_heads=depth,
-    )
+    embedding = target.model.get_input_embeddings().weight
+    base = Base(target.lm_head.weight, embedding, target.config, target.dtype, target.device, num_heads=depth)
+    loaded = load_heads(where, base, revision if where == target.name else None)
     heads = loaded.heads
     if depth is not None and heads.num_heads != depth:
         raise InvalidInput(
