@@ -102,7 +102,9 @@ def random_heads(kind: str, model, *, num_layers=2, seed=0):
     if kind == "eagle-1":
         heads = EagleHeads(layer_config(model.config, WIDTH), embedding=embedding, lm_head=lm_head, bias=False)
     else:
-        heads = HydraHeads.untrained(embedding, lm_head, 3, num_layers, prefix=kind == "hydra++", config=model.config)
+        heads = HydraHeads.untrained(
+            embedding, lm_head, 3, num_layers, like=model.config if kind == "hydra++" else None
+        )
     for weight in heads.parameters():
         torch.nn.init.normal_(weight)
     return heads.requires_grad_(False)

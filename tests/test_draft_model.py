@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.trace import MISS, End
-from treeopt.runtime.drafters import draft_model, states
+from treeopt.runtime.drafters import states
 from treeopt.runtime.drafters.draft_model import (
     DraftModel,
     check_same_tokenizer,
@@ -22,6 +22,7 @@ from treeopt.runtime.drafters.draft_model import (
     first_layers,
     load_draft_model,
 )
+from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Answer, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
@@ -263,7 +264,7 @@ def test_memory_for_ranks_is_bounded(monkeypatch):
     passed: list[tuple[int, ...]] = []
     projected: list[int] = []
     monkeypatch.setattr(states, "TOKENS_AT_ONCE", 30)
-    monkeypatch.setattr(draft_model, "states_at_once", lambda vocab_size: 4)
+    monkeypatch.setattr(states, "states_at_once", lambda vocab_size: 4)
     hook = drafter.model.decoder.register_forward_hook(
         lambda module, args, kwargs, out: passed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
@@ -316,8 +317,8 @@ def test_an_early_exit_shares_all_weights_and_leaves_the_target_as_it_was(kind):
 
 @pytest.mark.parametrize("layer", [0, 3, -1])
 def test_an_exit_outside_the_layers_is_refused(target, layer):
-    with pytest.raises(InvalidInput, match=f"layers 1 to 2 of unknown, but got {layer}"):
-        early_exit(target, layer)
+    with pytest.raises(InvalidInput, match=f"needs a layer of 1 to 2, but got '{layer}'"):
+        open_drafter(f"early-exit:{layer}", target)
 
 
 def test_models_that_cannot_be_cut_are_refused():
@@ -332,8 +333,8 @@ def test_models_that_cannot_be_cut_are_refused():
 
 
 def test_a_draft_that_guesses_nothing_is_refused(target):
-    with pytest.raises(InvalidInput, match="at least 1 token ahead, but got 0"):
-        early_exit(target, 1, num_heads=0)
+    with pytest.raises(InvalidInput, match="at least 1, but got 0"):
+        open_drafter("early-exit:1", target, depth=0)
 
 
 class Vocabulary:
@@ -376,6 +377,5 @@ def test_a_draft_model_is_loaded_as_the_target_is(tmp_path):
     drafter = load_draft_model(str(tmp_path), target, num_heads=2)
     assert (drafter.model.dtype, drafter.model.device) == (torch.float64, CPU)
     assert (drafter.kind, drafter.num_heads, drafter.vocab_size) == ("draft-model", 2, VOCABULARY)
-    assert load_draft_model(str(tmp_path), target, dtype="bfloat16").model.dtype == torch.bfloat16
     with pytest.raises(InvalidInput, match="must have the target's tokens"):
         load_draft_model(str(tmp_path), named("big", a=0))

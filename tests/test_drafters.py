@@ -78,7 +78,7 @@ def medusa(target: Target, texts: list[Answer]) -> Drafter:
 
 def hydra(target: Target, texts: list[Answer], *, prefix: bool = False) -> Drafter:
     heads = HydraHeads.untrained(
-        target.model.get_input_embeddings().weight, target.lm_head.weight, HEADS, prefix=prefix, config=target.config
+        target.model.get_input_embeddings().weight, target.lm_head.weight, HEADS, like=target.config if prefix else None
     )
 
     def loss() -> torch.Tensor:

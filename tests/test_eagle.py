@@ -79,5 +79,3 @@ def test_a_layer_needs_frequencies_of_its_width():
     config.rope_parameters = {"rope_type": "default", "rope_theta": -1.0}
     with pytest.raises(InvalidInput, match="4 finite rotary frequencies"):
         OneLayer(config, normed=True)
-    with pytest.raises(InvalidInput, match="at least 1"):
-        EagleHeads(config, embedding=torch.zeros(3, 32), lm_head=torch.zeros(3, 32), num_heads=0)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from treeopt.errors import InvalidInput
 from treeopt.runtime.drafters import states as states_module
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.ranking import top_candidates
@@ -17,7 +16,11 @@ def random_heads(num_heads=3, num_layers=1, *, prefix=False, seed=0) -> HydraHea
     model = tiny_model()
     torch.manual_seed(seed)
     heads = HydraHeads.untrained(
-        model.model.embed_tokens.weight, model.lm_head.weight, num_heads, num_layers, prefix=prefix, config=model.config
+        model.model.embed_tokens.weight,
+        model.lm_head.weight,
+        num_heads,
+        num_layers,
+        like=model.config if prefix else None,
     )
     for weight in heads.parameters():
         torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
@@ -72,7 +75,7 @@ def test_an_untrained_prefix_layer_keeps_the_order_of_the_targets_head():
     hidden = model.model(tokens).last_hidden_state
     usual = float(hidden.pow(2).mean().sqrt())
     heads = HydraHeads.untrained(
-        model.model.embed_tokens.weight, model.lm_head.weight, 2, 4, prefix=True, config=model.config, hidden_rms=usual
+        model.model.embed_tokens.weight, model.lm_head.weight, 2, 4, like=model.config, hidden_rms=usual
     )
     made = heads.prefix(hidden)
     factors = (made / hidden).flatten(0, 1)  # (n, d)
@@ -88,7 +91,7 @@ def test_heads_can_be_trained(prefix):
     """Gradients reach every weight after one step of each, and neither the embeddings nor the target."""
     model = tiny_model()
     heads = HydraHeads.untrained(
-        model.model.embed_tokens.weight, model.lm_head.weight, 2, 2, prefix=prefix, config=model.config
+        model.model.embed_tokens.weight, model.lm_head.weight, 2, 2, like=model.config if prefix else None
     )
     tokens = torch.randint(model.config.vocab_size, (2, 9))
     hidden = model.model(tokens).last_hidden_state
@@ -127,8 +130,3 @@ def test_a_row_padded_on_the_right_is_read_as_alone():
     heads = random_heads(prefix=True)
     hidden = torch.randn(2, 9, heads.width, dtype=torch.float64)
     torch.testing.assert_close(heads.prefix(hidden)[:1, :5], heads.prefix(hidden[:1, :5]), rtol=1e-6, atol=1e-6)
-
-
-def test_what_is_needed_is_said():
-    with pytest.raises(InvalidInput, match="config"):
-        HydraHeads.untrained(torch.zeros(5, 4), torch.zeros(5, 4), 1, prefix=True)

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.errors import InvalidInput
 from treeopt.records.trace import MISS, NO_TRIAL, End
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Answer, TreeTensors
@@ -157,21 +156,6 @@ def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials():
     for end, beyond in ((End.EOS, MISS), (End.LIMIT, NO_TRIAL), (End.CONTEXT, NO_TRIAL), (End.LOOP, NO_TRIAL)):
         (ranks,) = PromptLookup(9, num_heads=2).ranks([Answer([1, 2, 3], [1, 2, 3], end, torch.zeros(0))], 4)
         assert ranks.tolist() == [[0, 0], [0, beyond], [NO_TRIAL, NO_TRIAL]]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"shortest": 0}, "1 token or more"),
-        ({"longest": 1, "shortest": 2}, "but got 2 to 1"),
-        ({"num_heads": 0}, "num_heads of prompt lookup must be at least 1, but got 0"),
-        ({"most_matches": 0}, "most_matches"),
-        ({"most_children": -1}, "most_children"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options, said):
-    with pytest.raises(InvalidInput, match=said):
-        PromptLookup(9, **options)
 
 
 def test_shorter_matches_behind_the_longest_accept_more():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treeopt.runtime.cache import TreeCache
+from treeopt.runtime.cache import TreeCache, tree_mask
 from treeopt.runtime.drafters.protocol import Level
 from treeopt.runtime.target import padded
 
@@ -27,13 +27,11 @@ class CausalDraft:
     A subclass says what `feed` computes, and proposes with `catch_up` and `feed_level`.
     """
 
-    def __init__(self, num_layers: int, batch_size: int, capacity: int, device: torch.device) -> None:
+    def __init__(self, drafter: Any, num_layers: int, batch_size: int, capacity: int, device: torch.device) -> None:
+        self.drafter, self.device = drafter, device
         self.cache = TreeCache(num_layers, batch_size, capacity)
-        self.device = device
-        self._tokens = torch.zeros((0, 0), dtype=torch.long, device=device)  # (b, n) committed, to be fed
-        self._hidden = torch.zeros(0, device=device)  # (b, n, d)
-        self._counts: list[int] = []  # how many of the n each row has
-        self._later: list[tuple[Tensor, Tensor, list[int]]] = []  # the same of steps since
+        # (b, n) tokens committed by each step since the last that drafted, (b, n, d) states, each row's number of both
+        self._waiting: list[tuple[Tensor, Tensor, list[int]]] = []
 
     def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
         """One pass over (b, n) states: (b, n, ...) whatever guesses are read from.
@@ -43,18 +41,15 @@ class CausalDraft:
         raise NotImplementedError
 
     def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
-        """The attention mask of a pass in the form that `feed` takes."""
-        raise NotImplementedError
+        """The attention mask of a pass in the form that `feed` takes; None for plain causal."""
+        return tree_mask(self.cache, starts, ancestors, depths, None)
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         """Feed all states of new rows but the last ones, which wait for their roots."""
         counts = [len(prompt) - 1 for prompt in prompts]
         tokens = padded(prompts).to(self.device)
         self.feed_prompts(tokens, hidden, counts)
-        self._merge()
-        old = [(self._tokens[i, :n], self._hidden[i, :n]) for i, n in enumerate(self._counts)]
-        new = [(tokens[i, n : n + 1], hidden[i, n : n + 1]) for i, n in enumerate(counts)]
-        self._wait([*old, *new])
+        self._merge([(tokens[i, n : n + 1], hidden[i, n : n + 1]) for i, n in enumerate(counts)])
 
     def feed_prompts(self, tokens: Tensor, hidden: Tensor, counts: list[int]) -> None:
         """Feed ``counts`` states of each (rows, longest) prompt into new rows of the cache."""
@@ -69,29 +64,16 @@ class CausalDraft:
 
     def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
         """Committed tokens of a step; they wait for the next tree step. A plain step does no more than this."""
-        self._later.append((tokens, hidden, list(counts)))
+        self._waiting.append((tokens, hidden, list(counts)))
 
-    def _merge(self) -> None:
-        """Join the states that several steps committed."""
-        parts = [(self._tokens, self._hidden, self._counts)] if any(self._counts) else []
-        parts, self._later = [*parts, *self._later], []
-        if len(parts) == 1:
-            self._tokens, self._hidden, self._counts = parts[0]
-        elif parts:
-            rows = range(len(parts[0][2]))
-            self._wait(
-                [
-                    (torch.cat([t[i, : n[i]] for t, _, n in parts]), torch.cat([h[i, : n[i]] for _, h, n in parts]))
-                    for i in rows
-                ]
-            )
-
-    def _wait(self, rows: list[tuple[Tensor, Tensor]]) -> None:
-        """Let (n,) tokens and (n, d) states of every row wait, padded on the right."""
-        self._tokens, self._hidden = (
-            nn.utils.rnn.pad_sequence(list(of), batch_first=True) for of in zip(*rows, strict=True)
-        )
-        self._counts = [len(tokens) for tokens, _ in rows]
+    def _merge(self, new: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        """Join what several steps committed, and (n,) tokens and (n, d) states of new rows, padded on the right."""
+        if len(self._waiting) == 1 and not new:
+            return
+        steps = [[(t[i, :n], h[i, :n]) for i, n in enumerate(counts)] for t, h, counts in self._waiting]
+        rows = [*((torch.cat(t), torch.cat(h)) for t, h in (zip(*of, strict=True) for of in zip(*steps, strict=True)))]
+        tokens, hidden = (pad(of) for of in zip(*rows, *new, strict=True))
+        self._waiting = [(tokens, hidden, [len(of_row) for of_row, _ in [*rows, *new]])]
 
     def catch_up(self, roots: Tensor) -> Tensor:
         """Feed the waiting states, now that the (b,) roots are known: (b, ...) output of `feed` at each row's last state.
@@ -99,11 +81,13 @@ class CausalDraft:
         A pass writes as many places in every row, so after plain steps a long row beside one with more to feed
         may lack the room for all at once: then there are several passes.
         """
+        assert self._waiting, "every step commits a token, so something waits"
         self._merge()
-        counts = torch.tensor(self._counts, device=self.device)
-        b, n = self._tokens.shape
+        tokens, hidden, waiting = self._waiting.pop()
+        counts = torch.tensor(waiting, device=self.device)
+        b, n = tokens.shape
         rows = torch.arange(b, device=self.device)
-        following = torch.cat([self._tokens[:, 1:], roots[:, None]], 1)  # (b, n)
+        following = torch.cat([tokens[:, 1:], roots[:, None]], 1)  # (b, n)
         following[rows, counts - 1] = roots
         found, fed = None, 0
         while fed < n:
@@ -114,14 +98,13 @@ class CausalDraft:
             self.cache.begin_step(size, starts)
             causal = torch.ones((size, size), dtype=torch.bool, device=self.device).tril()
             mask = self.mask(starts, causal, steps)
-            made = self.feed(following[:, part], self._hidden[:, part], starts + steps, mask)
+            made = self.feed(following[:, part], hidden[:, part], starts + steps, mask)
             made = made[rows, (counts - 1 - fed).clamp(0, size - 1)]
             found = made if found is None else torch.where((counts > fed)[:, None], made, found)
-            for i, count in enumerate(self._counts):
+            for i, count in enumerate(waiting):
                 self.cache.lengths[i] += min(max(count - fed, 0), size)
             fed += size
-        self._counts = [0] * b
-        assert found is not None, "every step commits a token, so something waits"
+        assert found is not None
         return found
 
     def feed_level(self, level: Level, tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -137,12 +120,15 @@ class CausalDraft:
         return self.feed(tokens, hidden, (starts + depth).expand(-1, len(level.nodes)), mask)
 
     def keep(self, order: Sequence[int]) -> None:
-        self._merge()
         self.cache.keep(order)
         index = torch.tensor(order, dtype=torch.long, device=self.device)
-        self._tokens, self._hidden = self._tokens[index], self._hidden[index]
-        self._counts = [self._counts[i] for i in order]
+        self._waiting = [(t[index], h[index], [counts[i] for i in order]) for t, h, counts in self._waiting]
 
     def clear(self) -> None:
         self.cache.clear()
-        self._counts, self._later = [], []
+        self._waiting = []
+
+
+def pad(parts: Sequence[Tensor]) -> Tensor:
+    """(n, ...) of each row to (b, longest, ...), zeros on the right."""
+    return nn.utils.rnn.pad_sequence(list(parts), batch_first=True)

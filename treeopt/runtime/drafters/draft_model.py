@@ -34,8 +34,7 @@ from treeopt.runtime.drafters.protocol import (
     blank_tokens,
     take_candidates,
 )
-from treeopt.runtime.drafters.states import batches, states_at_once
-from treeopt.runtime.ranking import rank_of
+from treeopt.runtime.drafters.states import batches, ranks_among
 from treeopt.runtime.target import DTYPES, Target, load_target
 
 
@@ -53,8 +52,6 @@ class DraftModel:
     def __init__(
         self, model: Target, vocab_size: int, *, num_heads: int = DRAFT_DEPTH, kind: str = "draft-model"
     ) -> None:
-        if num_heads < 1:
-            raise InvalidInput(f"A draft model must guess at least 1 token ahead, but got {num_heads}.")
         self.model, self.vocab_size, self.num_heads, self.kind = model, vocab_size, num_heads, kind
         self.draft_vocab_size = min(vocab_size, model.vocab_size)
 
@@ -93,11 +90,9 @@ class DraftModel:
 
     def _token_ranks(self, states: Tensor, tokens: Sequence[int], top_k: int) -> NDArray[np.int16]:
         """(n,) rank of the token after each of (n, d) states; MISS for tokens that only the target has."""
-        at_once = states_at_once(self.model.vocab_size)
         labels = torch.tensor(tokens, dtype=torch.long, device=states.device)
         known = labels.clamp_max(self.draft_vocab_size - 1)
-        chunks = zip(states.split(at_once), known.split(at_once), strict=True)
-        ranks = torch.cat([rank_of(self.logits(part), true, top_k) for part, true in chunks])
+        ranks = ranks_among(self.logits, states, known, top_k, self.model.vocab_size)
         return torch.where(labels == known, ranks, MISS).to("cpu", torch.int16).numpy()
 
     def _state_ranks(self, answer: Answer, ranks: NDArray[np.int16]) -> NDArray[np.int16]:
@@ -111,9 +106,10 @@ class DraftModel:
 class ModelDraft(CausalDraft):
     """The draft model's rows of a decoder. The target's hidden states are dropped as they come."""
 
+    drafter: DraftModel
+
     def __init__(self, drafter: DraftModel, batch_size: int, capacity: int) -> None:
-        super().__init__(drafter.model.num_layers, batch_size, capacity, drafter.model.device)
-        self.drafter = drafter
+        super().__init__(drafter, drafter.model.num_layers, batch_size, capacity, drafter.model.device)
 
     def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
         return self.drafter.model.mask(self.cache, starts, ancestors, depths)
@@ -153,24 +149,17 @@ class ModelDraft(CausalDraft):
 
 
 def load_draft_model(
-    path_or_id: str,
-    target: Target,
-    *,
-    num_heads: int = DRAFT_DEPTH,
-    dtype: str | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    path_or_id: str, target: Target, *, num_heads: int = DRAFT_DEPTH, trust_remote_code: bool = False
 ) -> DraftModel:
-    """A draft model from a folder or a hub id, on the target's device and by default in its number format.
+    """A draft model from a folder or a hub id, on the target's device and in its number format.
 
     Raises InvalidInput unless it has the target's tokens.
     """
     names = {kind: name for name, kind in DTYPES.items()}
     draft = load_target(
         path_or_id,
-        dtype=dtype or names.get(target.dtype),
+        dtype=names.get(target.dtype),
         device=str(target.device),
-        revision=revision,
         trust_remote_code=trust_remote_code,
         option="--drafter",
     )
@@ -202,10 +191,6 @@ def early_exit(target: Target, layer: int, *, num_heads: int = DRAFT_DEPTH) -> D
     exit early, and hands the keys of the first layers on to the target. Here the draft has a cache of its own:
     the target's pass over a tree computes those layers anew.
     """
-    if not 1 <= layer < target.num_layers:
-        raise InvalidInput(
-            f"The exit must be after one of the layers 1 to {target.num_layers - 1} of {target.name}, but got {layer}."
-        )
     return DraftModel(first_layers(target, layer), target.vocab_size, num_heads=num_heads, kind="early-exit")
 
 

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.errors import InvalidInput
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, pad
+from treeopt.runtime.drafters.causal import CausalDraft, pad
+from treeopt.runtime.drafters.layer import OneLayer, zero_linear
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer, Mark, TreeTensors, blank_tokens, take_candidates
-from treeopt.runtime.drafters.states import batches, states_at_once
-from treeopt.runtime.ranking import rank_of
+from treeopt.runtime.drafters.states import batches, ranks_among
 
 SEEN_AT_ONCE = 2**24  # most entries of the attention mask of an unrolled pass, its own keys not counted
 
@@ -58,23 +57,13 @@ class EagleHeads(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise InvalidInput(f"EAGLE must guess at least 1 token ahead, but got {num_heads}.")
         self.num_heads = num_heads
         self.vocab_size, self.width = lm_head.shape
+        self.draft_vocab_size = self.vocab_size
         self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
         self.register_buffer("lm_head", lm_head.detach().to(device, dtype), persistent=False)
-        self.fc = nn.utils.skip_init(
-            nn.Linear, 2 * self.width, self.width, bias=bias, dtype=dtype, device=device or "cpu"
-        )
-        with torch.no_grad():
-            for weight in self.fc.parameters():
-                weight.zero_()
+        self.fc = zero_linear(2 * self.width, self.width, bias=bias, dtype=dtype, device=device)
         self.layer = OneLayer(config, normed=False, dtype=dtype, device=device)
-
-    @property
-    def draft_vocab_size(self) -> int:
-        return self.vocab_size
 
     def predict(
         self,
@@ -93,7 +82,7 @@ class EagleHeads(nn.Module):
         return F.linear(states, self.lm_head)
 
     def start(self, batch_size: int, capacity: int) -> EagleDraft:
-        return EagleDraft(self, batch_size, capacity)
+        return EagleDraft(self, 1, batch_size, capacity, self.embedding.device)
 
     @torch.inference_mode()
     def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
@@ -137,31 +126,27 @@ class EagleHeads(nn.Module):
     def _count(self, states: Tensor, ranks: list[Tensor], top_k: int) -> None:
         """Replace the true tokens in the views (n or fewer,) ``ranks`` of each row, from (b, n, d) states."""
         tried = [(part >= 0).nonzero()[:, 0] for part in ranks]
-        at_once = states_at_once(self.vocab_size)
         states = torch.cat([of_row[at.to(of_row.device)] for of_row, at in zip(states, tried, strict=True)])
         labels = torch.cat([part[at] for part, at in zip(ranks, tried, strict=True)])
-        chunks = zip(states.split(at_once), labels.split(at_once), strict=True)
-        found = torch.cat([rank_of(self.logits(h), y, top_k).cpu() for h, y in chunks])
+        found = ranks_among(self.logits, states, labels, top_k, self.vocab_size).cpu()
         for part, at, counted in zip(ranks, tried, found.split([len(at) for at in tried]), strict=True):
             part[at] = counted
 
 
-class EagleDraft(LayerDraft):
+class EagleDraft(CausalDraft):
     """The rows of a decoder: the true pairs are kept, the guessed ones live for one step."""
 
-    def __init__(self, heads: EagleHeads, batch_size: int, capacity: int) -> None:
-        super().__init__(batch_size, capacity, heads.embedding.device)
-        self.heads = heads
+    drafter: EagleHeads
 
     def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
-        return self.heads.predict(following, hidden, positions, self.cache, mask)
+        return self.drafter.predict(following, hidden, positions, self.cache, mask)
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
         tokens = blank_tokens(plan, roots)
         states = self.catch_up(roots)[:, None]  # (b, E, d) predicted for the expanding nodes
-        for depth, level in enumerate(plan.levels[: self.heads.num_heads]):
+        for depth, level in enumerate(plan.levels[: self.drafter.num_heads]):
             if depth:
                 states = self.feed_level(level, tokens[:, level.nodes], states[:, level.parent])
-            take_candidates(tokens, level, self.heads.logits(states))
+            take_candidates(tokens, level, self.drafter.logits(states))
             mark(f"draft {depth}")
         return tokens

@@ -11,6 +11,7 @@ N states · K heads · L blocks · d width · V vocabulary · b live rows · E e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.errors import InvalidInput
-from treeopt.runtime.drafters.layer import LayerDraft, OneLayer, layer_config, pad
+from treeopt.runtime.drafters.causal import CausalDraft, pad
+from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.protocol import Answer, Draft, Mark, TreeTensors, blank_tokens, take_candidates
 from treeopt.runtime.drafters.states import StateDraft, batches, states_at_once
 from treeopt.runtime.ranking import rank_of
@@ -39,14 +40,7 @@ class HydraHead(nn.Module):
         device: torch.device | str | None,
     ) -> None:
         super().__init__()
-
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            made = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=dtype, device=device or "cpu")
-            with torch.no_grad():
-                made.weight.zero_()
-                made.bias.zero_()
-            return made
-
+        linear = partial(zero_linear, dtype=dtype, device=device)
         self.linear = linear((i + 2) * width, width)
         self.res_connection = linear((i + 2) * width, width)
         self.blocks = nn.ModuleList(linear(width, width) for _ in range(num_layers - 1))
@@ -86,7 +80,9 @@ class HydraHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads, self.num_layers = num_heads, num_layers
-        self.vocab_size, self.width = vocab_size, embedding.shape[1]
+        self.vocab_size = self.draft_vocab_size = vocab_size
+        self.width = embedding.shape[1]
+        self.kind, self.reads_prompt = "hydra" if prefix is None else "hydra++", prefix is not None
         self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
         self.heads = nn.ModuleList(
             HydraHead(i, num_layers, self.width, vocab_size, dtype, device) for i in range(num_heads)
@@ -102,31 +98,21 @@ class HydraHeads(nn.Module):
         num_heads: int,
         num_layers: int = 1,
         *,
-        prefix: bool = False,
-        config: Any = None,
+        like: Any = None,
         lm_head_bias: Tensor | None = None,
         hidden_rms: float = 1.0,
     ) -> HydraHeads:
         """Heads that all start as the target's own (V, d) head on the hidden state.
 
-        Their logits are exactly the target's. With ``prefix``, a layer like one of ``config``'s, they are the
-        target's times a number above 0 for each state, since the layer ends in a norm: the same order (if the head
+        Their logits are exactly the target's. With a prefix layer ``like`` those of a model's config they are
+        the target's times a number above 0 for each state, since the layer ends in a norm: the same order (if the head
         has no bias), and about the same numbers where ``hidden_rms`` is the usual root mean square of the target's
         hidden states. The layer's weights that are not zero are drawn from torch's own generator.
         """
-        if prefix and config is None:
-            raise InvalidInput("A prefix layer is made like one of the target's, so it needs the target's config.")
         vocab_size, width = lm_head.shape
-        layer = layer_config(config, width) if prefix else None
-        made = cls(
-            num_heads,
-            num_layers,
-            vocab_size,
-            embedding=embedding,
-            prefix=layer,
-            dtype=lm_head.dtype,
-            device=lm_head.device,
-        )
+        layer = None if like is None else layer_config(like, width)
+        placed: dict[str, Any] = {"dtype": lm_head.dtype, "device": lm_head.device}
+        made = cls(num_heads, num_layers, vocab_size, embedding=embedding, prefix=layer, **placed)
         with torch.no_grad():
             for head in made.heads:
                 assert isinstance(head, HydraHead)
@@ -142,18 +128,6 @@ class HydraHeads(nn.Module):
                     elif "o_proj" not in name and "down_proj" not in name:  # these are zero: the layer passes on
                         weight.normal_(std=std)
         return made
-
-    @property
-    def kind(self) -> str:
-        return "hydra" if self.prefix_layer is None else "hydra++"
-
-    @property
-    def reads_prompt(self) -> bool:
-        return self.prefix_layer is not None
-
-    @property
-    def draft_vocab_size(self) -> int:
-        return self.vocab_size
 
     def prefix(self, hidden: Tensor) -> Tensor:
         """What heads read at each (b, T, d) state of whole texts, padded on the right; for plain Hydra the states themselves."""
@@ -178,7 +152,7 @@ class HydraHeads(nn.Module):
     def start(self, batch_size: int, capacity: int) -> Draft:
         if self.prefix_layer is None:
             return HydraDraft(self)
-        return PrefixDraft(self, batch_size, capacity)
+        return PrefixDraft(self, 1, batch_size, capacity, self.embedding.device)
 
     @torch.inference_mode()
     def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
@@ -214,24 +188,15 @@ class HydraHeads(nn.Module):
 class HydraDraft(StateDraft):
     """The rows of a decoder: the state of the last committed token is all that plain Hydra needs."""
 
-    def __init__(self, heads: HydraHeads) -> None:
-        super().__init__()
-        self.heads = heads
-
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        return self.heads.guess(self.hidden, plan, roots, mark)
+        return self.drafter.guess(self.hidden, plan, roots, mark)
 
 
-class PrefixDraft(LayerDraft):
+class PrefixDraft(CausalDraft):
     """The rows of a decoder for Hydra++: newly committed states go through the prefix layer once a tree step."""
 
-    def __init__(self, heads: HydraHeads, batch_size: int, capacity: int) -> None:
-        super().__init__(batch_size, capacity, heads.embedding.device)
-        self.heads = heads
-
     def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
-        assert self.heads.prefix_layer is not None
-        return self.heads.prefix_layer(hidden, positions, self.cache, mask)
+        return self.drafter.prefix_layer(hidden, positions, self.cache, mask)
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        return self.heads.guess(self.catch_up(roots), plan, roots, mark)
+        return self.drafter.guess(self.catch_up(roots), plan, roots, mark)

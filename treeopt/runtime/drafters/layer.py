@@ -5,17 +5,25 @@ b rows · n vectors per row · d width
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.cache import TreeCache, tree_mask
-from treeopt.runtime.drafters.causal import CausalDraft
+from treeopt.runtime.cache import TreeCache
 
 TAKEN = ("max_position_embeddings", "rms_norm_eps", "hidden_act")  # of the model that the layer is like
+
+
+def zero_linear(
+    inputs: int, outputs: int, *, bias: bool = True, dtype: torch.dtype | None, device: torch.device | str | None
+) -> nn.Linear:
+    """A linear layer, all weights zero."""
+    made = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, dtype=dtype, device=device or "cpu")
+    for weight in made.parameters():
+        nn.init.zeros_(weight)
+    return made
 
 
 class OneLayer(nn.Module):
@@ -44,9 +52,8 @@ class OneLayer(nn.Module):
             )
         self.model = model.to(dtype).to_empty(device=device or "cpu")
         self.model.rotary_emb = rotary.to(device)
-        with torch.no_grad():
-            for weight in self.model.parameters():
-                weight.zero_()
+        for weight in self.model.parameters():
+            nn.init.zeros_(weight)
 
     def forward(
         self,
@@ -78,16 +85,6 @@ class OneLayer(nn.Module):
     def weights(self) -> dict[str, nn.Parameter]:
         """By their names in a LlamaModel: layers.0.self_attn.q_proj.weight, ..."""
         return dict(self.model.named_parameters())
-
-
-class LayerDraft(CausalDraft):
-    """The rows of a decoder for a drafter with such a layer."""
-
-    def __init__(self, batch_size: int, capacity: int, device: torch.device) -> None:
-        super().__init__(1, batch_size, capacity, device)
-
-    def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Tensor | None:
-        return tree_mask(self.cache, starts, ancestors, depths, None)
 
 
 def layer_config(
@@ -128,8 +125,3 @@ def layer_config(
         attn_implementation="sdpa",
         **taken,
     )
-
-
-def pad(parts: Sequence[Tensor]) -> Tensor:
-    """(n, ...) of each row to (b, longest, ...), zeros on the right."""
-    return nn.utils.rnn.pad_sequence(list(parts), batch_first=True)

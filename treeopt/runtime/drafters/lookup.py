@@ -28,7 +28,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.errors import InvalidInput
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.trees.tree import Tree
@@ -57,16 +56,6 @@ class PromptLookup:
 
     kind = "ngram"
     reads_prompt = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= self.longest:
-            raise InvalidInput(
-                "The n-grams that are looked up must have 1 token or more, and the longest no fewer than the "
-                f"shortest, but got {self.shortest} to {self.longest}."
-            )
-        for name in ("num_heads", "most_children", "most_matches"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} of prompt lookup must be at least 1, but got {getattr(self, name)}.")
 
     @property
     def draft_vocab_size(self) -> int:
@@ -195,9 +184,8 @@ Family = tuple[int, list[tuple[int, int]]]  # a node that has children, and (ran
 
 def _families(tree: Tree) -> list[Family]:
     families: dict[int, list[tuple[int, int]]] = {}
-    for node, (parent, rank) in enumerate(zip(tree.parents.tolist(), tree.ranks.tolist(), strict=True)):
-        if node:
-            families.setdefault(parent, []).append((rank, node))
+    for node in range(1, len(tree)):
+        families.setdefault(int(tree.parents[node]), []).append((int(tree.ranks[node]), node))
     return list(families.items())
 
 

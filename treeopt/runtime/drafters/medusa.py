@@ -13,6 +13,7 @@ K heads · L blocks · D heads that a tree needs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,10 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.errors import InvalidInput
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
-from treeopt.runtime.drafters.states import StateDraft, ranks_by_state
+from treeopt.runtime.drafters.states import StateDraft, states_at_once
 from treeopt.runtime.ranking import rank_of, top_candidates
 
 
@@ -57,21 +57,14 @@ class MedusaHeads(nn.Module):
         super().__init__()
         self.num_heads, self.num_layers, self.width, self.vocab_size = (num_heads, num_layers, width, vocab_size)
         if token_ids is not None:
-            check_token_ids(token_ids, vocab_size)
             token_ids = token_ids.to(device)
         self.register_buffer("token_ids", token_ids)
         rows = vocab_size if token_ids is None else len(token_ids)
-        if shared is None:
-            projection = torch.zeros(num_heads, width, rows, dtype=dtype, device=device)
-        elif shared.shape == (rows, width):
-            projection = shared.detach().to(device, dtype).T[None]
-        else:
-            raise InvalidInput(
-                f"The shared projection must be ({rows}, {width}), tokens by width, but got {tuple(shared.shape)}."
-            )
-        self.blocks = nn.Parameter(torch.zeros(num_layers, num_heads, width, width, dtype=dtype, device=device))
-        self.biases = nn.Parameter(torch.zeros(num_layers, num_heads, 1, width, dtype=dtype, device=device))
-        self.projection = nn.Parameter(projection)
+        zeros = partial(torch.zeros, dtype=dtype, device=device)
+        self.blocks = nn.Parameter(zeros(num_layers, num_heads, width, width))
+        self.biases = nn.Parameter(zeros(num_layers, num_heads, 1, width))
+        own = zeros(num_heads, width, rows) if shared is None else shared.detach().to(device, dtype).T[None]
+        self.projection = nn.Parameter(own)
         self.shares_projection = shared is not None
 
     @classmethod
@@ -107,9 +100,13 @@ class MedusaHeads(nn.Module):
         return MedusaDraft(self)
 
     def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
-        return ranks_by_state(
-            answers, self.num_heads, self.vocab_size, lambda hidden, labels: count_ranks(self, hidden, labels, top_k)
-        )
+        """(N, K) of each answer, counted on whole chunks of states of all of them."""
+        hidden = torch.cat([answer.state_hidden for answer in answers])
+        labels = torch.cat([answer.labels(self.num_heads) for answer in answers])
+        at_once = states_at_once(self.vocab_size)
+        chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
+        found = torch.cat([count_ranks(self, h, y, top_k) for h, y in chunks])
+        return [part.numpy() for part in found.split([len(answer.tokens) for answer in answers])]
 
     def draft_ids(self, target_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The draft tokens of target ids, and where there is one; elsewhere the draft token is arbitrary."""
@@ -123,15 +120,11 @@ class MedusaHeads(nn.Module):
 class MedusaDraft(StateDraft):
     """The rows of a decoder: all heads that the tree needs guess at once."""
 
-    def __init__(self, heads: MedusaHeads) -> None:
-        super().__init__()
-        self.heads = heads
-
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        logits = self.heads.first_logits(self.hidden, plan.tree.depth)  # (b, D, Vt)
+        logits = self.drafter.first_logits(self.hidden, plan.tree.depth)  # (b, D, Vt)
         candidates = top_candidates(logits, plan.width).flatten(1)  # (b, D * width)
-        if self.heads.token_ids is not None:  # heads that know a part of the vocabulary
-            candidates = self.heads.token_ids[candidates]
+        if self.drafter.token_ids is not None:  # heads that know a part of the vocabulary
+            candidates = self.drafter.token_ids[candidates]
         tokens = torch.cat([roots[:, None], candidates], 1)[:, plan.token_index]
         mark("draft")
         return tokens
@@ -149,16 +142,3 @@ def count_ranks(heads: MedusaHeads, hidden: Tensor, labels: Tensor, top_k: int) 
     ranks = [rank_of(heads.logits(hidden, k), rows[:, k], top_k) for k in range(heads.num_heads)]
     ranks_or_miss = torch.where(known, torch.stack(ranks, dim=1), MISS)
     return torch.where(labels < 0, labels, ranks_or_miss).to("cpu", torch.int16)
-
-
-def check_token_ids(token_ids: Tensor, vocab_size: int) -> None:
-    """Raise InvalidInput unless the (Vt,) ids ascend strictly inside the vocabulary."""
-    if token_ids.ndim != 1 or token_ids.dtype != torch.int64 or not len(token_ids):
-        raise InvalidInput(
-            f"Token ids must be a list of int64, but got {token_ids.dtype} of shape {tuple(token_ids.shape)}."
-        )
-    steps = token_ids.diff()
-    if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or not bool((steps > 0).all()):
-        raise InvalidInput(
-            f"Token ids must ascend without duplicates inside the vocabulary of {vocab_size}, but they do not."
-        )

@@ -107,14 +107,11 @@ def _exit_layer(name: str, target: Target) -> int:
 
 def is_causal_lm(folder: Path) -> bool:
     """Whether a folder holds a whole model with a tokenizer, and no heads beside it."""
-    has_tokenizer = any((folder / name).exists() for name in TOKENIZER_FILES)
-    return has_tokenizer and _says_causal_lm(folder / "config.json")
-
-
-def _says_causal_lm(config: Path) -> bool:
     try:
-        document = json.loads(config.read_text(encoding="utf-8"))
+        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return False
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
         return False
     if not isinstance(document, dict) or any("medusa" in key or "hydra" in key for key in document):
         return False

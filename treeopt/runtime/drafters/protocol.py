@@ -63,16 +63,16 @@ class Level:
     Rows are the expanding nodes of all depths in the order in which they are drafted; ``first`` of them are above.
     """
 
+    first: int
+    width: int  # candidates needed of each
     nodes: Tensor  # (E,) places in the tree
     paths: Tensor  # (E, depth + 1) nodes from the root to each
     parent: Tensor  # (E,) place of each one's parent among the nodes of the level above
-    first: int
     ancestors: Tensor  # (E, first + E) bool: the rows that each may attend to, itself among them
     row_depths: Tensor  # (first + E,) depths of these rows
     children: Tensor  # (C,) places of their children in the tree
     of: Tensor  # (C,) whose child each is, as a place in ``nodes``
     ranks: Tensor  # (C,)
-    width: int  # candidates needed of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +126,8 @@ def _levels(tree: Tree, paths: IntArray, device: torch.device) -> list[Level]:
             np.searchsorted(nodes, tree.parents[children]),
             tree.ranks[children],
         )
-        at, routes, parents, ancestors, depths, below, of, ranks = (torch.tensor(a, device=device) for a in arrays)
         width = int(tree.ranks[children].max()) + 1
-        found.append(Level(at, routes, parents, first, ancestors, depths, below, of, ranks, width))
+        found.append(Level(first, width, *(torch.tensor(array, device=device) for array in arrays)))
         above = nodes
     return found
 

@@ -6,13 +6,12 @@ b live rows · N states · K heads · d width
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.runtime.drafters.protocol import Answer
+from treeopt.runtime.ranking import rank_of
 
 # Bound the memory of a chunk: states times vocabulary, but at least FEWEST_STATES states, at which a
 # matrix product is still efficient (float32 logits over a vocabulary of 128 k: 64 MB). Slices of the
@@ -25,8 +24,8 @@ TOKENS_AT_ONCE = 8192  # most vectors, padding included, of one pass over given 
 class StateDraft:
     """The hidden state of every row's last committed token: (b, d)."""
 
-    def __init__(self) -> None:
-        self.hidden = torch.empty(0)
+    def __init__(self, drafter: Any) -> None:
+        self.drafter, self.hidden = drafter, torch.empty(0)
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=hidden.device)
@@ -52,19 +51,13 @@ def states_at_once(vocab_size: int) -> int:
     return max(LOGITS_AT_ONCE // vocab_size, FEWEST_STATES)
 
 
-def ranks_by_state(
-    answers: Sequence[Answer], num_heads: int, vocab_size: int, count: Callable[[Tensor, Tensor], Tensor]
-) -> list[NDArray[np.int16]]:
-    """(N, K) ranks of every answer, counted on whole chunks of states of all of them.
-
-    count : (n, d) states and (n, K) labels to (n, K) int16 ranks
-    """
-    hidden = torch.cat([answer.state_hidden for answer in answers])
-    labels = torch.cat([answer.labels(num_heads) for answer in answers])
+def ranks_among(
+    logits: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, top_k: int, vocab_size: int
+) -> Tensor:
+    """(n,) rank of each of (n,) tokens among the ``logits`` of (n, d) states, some of which are computed together."""
     at_once = states_at_once(vocab_size)
-    chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
-    found = torch.cat([count(h, y) for h, y in chunks])
-    return [part.numpy() for part in found.split([len(answer.tokens) for answer in answers])]
+    chunks = zip(states.split(at_once), tokens.split(at_once), strict=True)
+    return torch.cat([rank_of(logits(part), true, top_k) for part, true in chunks])
 
 
 def batches(lengths: Sequence[int]) -> list[list[int]]:

@@ -66,8 +66,7 @@ def _made(target: Target, recipe: Recipe, lm_head: Tensor, hidden_rms: float) ->
         lm_head,
         recipe.num_heads,
         recipe.layers,
-        prefix=recipe.kind == HYDRA_PLUS,
-        config=target.config,
+        like=target.config if recipe.kind == HYDRA_PLUS else None,
         lm_head_bias=None if bias is None else bias.detach(),
         hidden_rms=hidden_rms,
     )
