@@ -6,7 +6,6 @@ import dataclasses
 import random
 from collections import Counter
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
