@@ -16,8 +16,8 @@ from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.provenance import Provenance
-from treeopt.pipeline.training_job import TrainingJob, bar
-from treeopt.report.terminal import note
+from treeopt.pipeline.training_job import TrainingJob
+from treeopt.report.terminal import note, progress
 
 if TYPE_CHECKING:
     from treeopt.runtime.prompts.sets import PromptSet
@@ -67,7 +67,6 @@ def train(
     *,
     mixed_precision: str | None = None,
     load_in_8bit: bool = False,
-    checkpoint_steps: int = 100,
 ) -> Training | None:
     """Train heads into ``folder``; None in all but the first process of several.
 
@@ -100,8 +99,8 @@ def train(
         answered = sum(text.answer_tokens for text in learned)
         few = ", too few to tell how good the heads are: use more prompts" * (len(held_out) < FEW_HELD_OUT)
         note(f"{len(learned):,} texts to learn from, {answered:,} tokens; {len(held_out):,} held out{few}.")
-    job = TrainingJob(folder, accelerator, target, recipe.over(len(learned)), learned, held_out, own, checkpoint_steps)
-    record = _record(job, prompts, asking, wanted.max_new_tokens)
+    job = TrainingJob(folder, accelerator, target, recipe.over(len(learned)), learned, held_out, own)
+    record = _record(job, prompts, asking)
     files, reached = job.run()
     if is_main:
         record |= reached
@@ -119,28 +118,40 @@ def _open(
     elsewhere = (*PROMPT_OPTIONS, *RULE_OPTIONS, "model", "prompts", "seed")
     loading = {name: value for name, value in source.items() if name not in elsewhere}
     asked = {name: source[name] for name in PROMPT_OPTIONS if name in source}
-    with bar("Loading", None, accelerator.is_main_process):
+    with progress("Loading", None, accelerator.is_main_process):
         target = opening.open_base(source.get("model", demo.NAME), accelerator, load_in_8bit=load_in_8bit, **loading)
         return target, opening.open_seeds(target, source.get("prompts"), num_prompts, **asked)
 
 
-def _record(job: TrainingJob, prompts: PromptSet, asking: Asking, max_new_tokens: int) -> dict[str, Any]:
+def _record(job: TrainingJob, prompts: PromptSet, asking: Asking) -> dict[str, Any]:
     """What training.json says, but for what was reached."""
     from treeopt.runtime.training.heads import size_of_heads
 
-    size = size_of_heads(job.target, job.recipe)
+    target, recipe = job.target, job.recipe
+    size = size_of_heads(target, recipe)
+    provenance = Provenance(
+        model=target.name,
+        revision=target.revision,
+        drafter={"kind": recipe.kind, "num_heads": recipe.num_heads, "num_layers": recipe.layers},
+        dataset=prompts.name,
+        dataset_fingerprint=prompts.fingerprint,
+        acceptance=asking.acceptance.record if job.own else None,
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        seed=recipe.seed,
+    )
     return {
-        "recipe": job.recipe.record(),
+        "recipe": recipe.record(),
         "heads": {"parameters": size.parameters, "bytes": size.total * size.bytes_each},
         "texts": {
             "own_answers": job.own,
-            "max_new_tokens": max_new_tokens,
+            "max_new_tokens": asking.stop.max_new_tokens,
             "learned": len(job.learned),
             "held_out": len(job.held_out),
             "answer_tokens": sum(text.answer_tokens for text in job.learned),
             "prompt_sha256": [conversation.sha256 for conversation in prompts.conversations],
         },
-        "provenance": _provenance(job.target, job.recipe, prompts, asking if job.own else None).record(),
+        "provenance": provenance.record(),
     }
 
 
@@ -194,30 +205,14 @@ def _texts(target: Target, prompts: PromptSet, asking: Asking, own: bool, folder
     if not own:
         return given_texts(target, prompts, asking)
     worker = Worker(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
-    with bar("Answering", len(prompts.conversations), accelerator.is_main_process) as advance:
+    with progress("Answering", len(prompts.conversations), accelerator.is_main_process) as advance:
         return own_texts(target, prompts, folder, asking, worker=worker, advance=advance, say=note)
-
-
-def _provenance(target: Target, recipe: Recipe, prompts: PromptSet, asking: Asking | None) -> Provenance:
-    return Provenance(
-        model=target.name,
-        revision=target.revision,
-        drafter={"kind": recipe.kind, "num_heads": recipe.num_heads, "num_layers": recipe.layers},
-        dataset=prompts.name,
-        dataset_fingerprint=prompts.fingerprint,
-        acceptance=asking.acceptance.record if asking else None,
-        device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        seed=recipe.seed,
-    )
 
 
 def _command(source: dict[str, Any], folder: Path, kind: str) -> str:
     """The line that uses the result."""
     model = source.get("model", demo.NAME)
-    others = demo.NAME if "prompts" not in source else "OTHER_PROMPTS"
-    if kind == "medusa-2":
-        return f"treeopt run --model {folder} --prompts {others}"
-    if model == demo.NAME:
+    if kind != "medusa-2" and model == demo.NAME:
         return f"treeopt run --drafter {folder}"
-    return f"treeopt run --model {model} --drafter {folder} --prompts {others}"
+    heads = f"--model {folder}" if kind == "medusa-2" else f"--model {model} --drafter {folder}"
+    return f"treeopt run {heads} --prompts {'OTHER_PROMPTS' if 'prompts' in source else demo.NAME}"

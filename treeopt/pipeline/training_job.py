@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.files import storage
-from treeopt.report.terminal import Advance, note, progress
+from treeopt.report.terminal import note, progress
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target
@@ -31,7 +30,6 @@ class TrainingJob:
     learned: list[Text]
     held_out: list[Text]
     own: bool
-    checkpoint_steps: int
 
     @property
     def work(self) -> Path:
@@ -57,22 +55,21 @@ class TrainingJob:
             states if trainee.needs_states else None,
             checkpoints=checkpoints,
             log=self.work / "log.jsonl",
-            checkpoint_steps=self.checkpoint_steps,
         )
         counted = held_states if trainee.needs_states else None
-        with bar("Counting before", None, is_main):
+        with progress("Counting before", None, is_main):
             before = loop.count(self.held_out, counted)
         begun = loop.resume()
         if begun.step and is_main:
             note(f"Continuing after {begun.step:,} steps.")
         try:
-            with bar("Training", 1.0, is_main) as advance:
+            with progress("Training", 1.0, is_main) as advance:
                 shown = 0.0
                 for position in loop.run():
                     share = recipe.share(position.step - 1, position.seconds)
                     advance(share - shown)
                     shown = share
-            with bar("Counting after", None, is_main):
+            with progress("Counting after", None, is_main):
                 after = loop.count(self.held_out, counted)
         except KeyboardInterrupt:
             kept = loop.keep()
@@ -81,14 +78,14 @@ class TrainingJob:
             raise
         files: list[Path] = []
         if is_main:
-            with bar("Writing", None, is_main):
+            with progress("Writing", None, is_main):
                 files = save_result(trainee, self.target, recipe.kind, self.folder)
             checkpoints.discard()
         self.accelerator.wait_for_everyone()
         return tuple(files), {
             "steps": loop.position.step,
             "seconds": round(loop.position.seconds, 3),
-            "held_out": {"before": before.record(), "after": after.record()},
+            "held_out": {"before": before, "after": after},
         }
 
     def _trainee(self, states: Any) -> Any:
@@ -153,13 +150,3 @@ def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str 
         f"At the end first choices are right in {learned:.2f} of the states of texts learned from, but in "
         f"{held_out:.2f} of held-out ones: the heads know these texts by heart. Use more prompts, or train for less long."
     )
-
-
-@contextmanager
-def bar(title: str, total: float | None, is_main: bool) -> Iterator[Advance]:
-    """A progress bar of the first process."""
-    if not is_main:
-        yield lambda amount: None
-        return
-    with progress(title, total) as advance:
-        yield advance

@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.runtime.decode import synchronize
@@ -36,34 +35,22 @@ LOGGED = ("accuracy", "head_loss_nats", "base_nats_per_token", "base_kl_nats_per
 PER_HEAD = ("head_loss", "hits")
 
 
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """What was counted over some texts: sums, and the labels that they are sums over.
+def record_of(sums: Sums, trials: IntArray) -> dict[str, Any]:
+    """For files: what was counted over some texts, and the rates that follow. trials : (K+1,) of base and heads."""
+    tokens, *tried = trials.tolist()
 
-    trials : (K+1,)  of the base, then of the heads
-    """
+    def rates(found: Tensor) -> list[float | None]:  # None for a head without a label
+        return [total / n if n else None for total, n in zip(found.tolist(), tried, strict=True)]
 
-    trials: IntArray
-    head_loss: NDArray[np.float64]  # (K,) [nats]
-    hits: NDArray[np.float64]  # (K,)
-    base_loss: float
-    base_kl: float
-
-    def record(self) -> dict[str, Any]:
-        """For files: counts, and the rates that follow from them."""
-        trials, tokens = self.trials[1:], max(float(self.trials[0]), 1.0)
-
-        def rates(sums: NDArray[np.float64]) -> list[float | None]:  # None for a head without a label
-            return [float(s) / int(n) if n else None for s, n in zip(sums, trials, strict=True)]
-
-        return {
-            "accuracy": rates(self.hits),
-            "head_loss_nats": rates(self.head_loss),
-            "hits": self.hits.astype(int).tolist(),
-            "trials": trials.tolist(),
-            "base_nats_per_token": self.base_loss / tokens if self.base_loss else None,
-            "base_kl_nats_per_token": self.base_kl / tokens if self.base_loss else None,
-        }
+    base = [float(found) / max(tokens, 1) if sums.base_loss else None for found in (sums.base_loss, sums.base_kl)]
+    return {
+        "accuracy": rates(sums.hits),
+        "head_loss_nats": rates(sums.head_loss),
+        "hits": sums.hits.long().tolist(),
+        "trials": tried,
+        "base_nats_per_token": base[0],
+        "base_kl_nats_per_token": base[1],
+    }
 
 
 class Loop:
@@ -94,18 +81,9 @@ class Loop:
         groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
         optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
         self.trainee = trainee  # itself, where `model` may be wrapped
+        self.device = next(trainee.heads.parameters()).device
         self.model, self.optimiser = accelerator.prepare(trainee, optimiser)
         self.position = Position()
-
-    @property
-    def keeps_states(self) -> bool:
-        """Whether the base's states are computed once: for several epochs, in one process, where it fits."""
-        if self.states is None or self.accelerator.num_processes > 1:
-            return False
-        steps = self.recipe.steps
-        return self.states.bytes_needed <= CACHE_BYTES and (
-            steps is None or steps * self.recipe.batch_size > len(self.texts)
-        )
 
     def resume(self) -> Position:
         """Go on from the last checkpoint; the log keeps the lines of the steps before."""
@@ -123,9 +101,10 @@ class Loop:
         """Train to the end of the recipe, and say after every step where it is."""
         self.model.train()
         started = time.perf_counter()
-        if self.keeps_states and self.states is not None:
+        step, alone = self.position.step, self.accelerator.num_processes == 1
+        several = self.recipe.steps is None or self.recipe.steps * self.recipe.batch_size > len(self.texts)  # epochs
+        if several and alone and self.states is not None and self.states.bytes_needed <= CACHE_BYTES:
             self.states.keep(self.recipe.batch_size)
-        step = self.position.step
         # What was kept helps the steps to come, so it is on their clock; but there has to be time for some.
         seconds = self._together(self.position.seconds + time.perf_counter() - started)
         if step == 0 and self.recipe.is_over(step, seconds):
@@ -133,7 +112,6 @@ class Loop:
                 f"Training needs time for a step, but reading the texts took {seconds / 60:.1f} minutes: raise --minutes."
             )
         # Several processes keep nothing when they are stopped, and may have to be stopped while they wait.
-        alone = self.accelerator.num_processes == 1
         while not self.recipe.is_over(step, seconds):
             started = time.perf_counter()
             try:
@@ -176,7 +154,7 @@ class Loop:
                 accelerator.backward(sums.loss * accelerator.num_processes)
                 found.append(sums)
         total = self._summed(found)
-        record = self._counts(total, trials).record()
+        record = record_of(total, trials)
         return {
             "loss": float(total.loss),
             "learning_rate": recipe.peak_rate * rate,
@@ -197,14 +175,13 @@ class Loop:
         trials: IntArray,
         share: float,
     ) -> Sums:
-        device = next(self.trainee.heads.parameters()).device
-        batch = make_batch([texts[i] for i in places], self.trainee.heads.num_heads, device)
+        batch = make_batch([texts[i] for i in places], self.trainee.heads.num_heads, self.device)
         hidden = states.of(places, batch) if states is not None else None
-        return model(batch, hidden, torch.from_numpy(trials).to(device), share)
+        return model(batch, hidden, torch.from_numpy(trials).to(self.device), share)
 
     @torch.no_grad()
-    def count(self, texts: Sequence[Text], states: FrozenStates | None) -> Counts:
-        """Losses and hits over some texts, with the weights as they are."""
+    def count(self, texts: Sequence[Text], states: FrozenStates | None) -> dict[str, Any]:
+        """The record of losses and hits over some texts, with the weights as they are."""
         self.trainee.eval()
         trials = count_trials(texts, self.trainee.heads.num_heads)
         mine = range(self.accelerator.process_index, len(texts), self.accelerator.num_processes)
@@ -214,22 +191,18 @@ class Loop:
             for i in range(0, len(mine), size)
         ]
         self.trainee.train()
-        return self._counts(self._summed(found), trials)
+        return record_of(self._summed(found), trials)
 
     def _summed(self, found: Sequence[Sums]) -> Sums:
         """Sums over passes and processes."""
         parts = []
         for name in Sums._fields:
-            values = [getattr(sums, name).detach().double() for sums in found]
-            empty = torch.zeros(self.trainee.heads.num_heads if name in PER_HEAD else (), dtype=torch.float64)
-            total = torch.stack(values).sum(0) if values else empty.to(self.accelerator.device)
+            shape = self.trainee.heads.num_heads if name in PER_HEAD else ()
+            total = torch.zeros(shape, dtype=torch.float64, device=self.device)
+            for sums in found:
+                total += getattr(sums, name).detach()
             parts.append(self.accelerator.reduce(total, "sum"))
         return Sums(*parts)
-
-    def _counts(self, sums: Sums, trials: IntArray) -> Counts:
-        return Counts(
-            trials, sums.head_loss.cpu().numpy(), sums.hits.cpu().numpy(), float(sums.base_loss), float(sums.base_kl)
-        )
 
     def keep(self) -> Position:
         """Where a run that is stopped now goes on: here, or with several processes at the last checkpoint."""

@@ -42,19 +42,5 @@ def kl_to_base(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
     return F.kl_div(now, before, reduction="sum", log_target=True)
 
 
-def head_weights(num_heads: int, decay: float) -> Tensor:
-    """(K,) weights decay**k, k = 1...K (Medusa, equation 1).
-
-    >>> head_weights(3, 0.5).tolist()
-    [0.5, 0.25, 0.125]
-    """
-    return decay ** torch.arange(1, num_heads + 1, dtype=torch.float64)
-
-
-def mean_over_trials(sums: Tensor, trials: Tensor) -> Tensor:
-    """Sums over their numbers of trials; 0 where there was none."""
-    return sums / trials.to(sums.dtype).clamp_min(1)
-
-
 def at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -24,12 +24,8 @@ from treeopt.runtime.training.losses import kl_to_base, text_loss
 from treeopt.runtime.training.recipe import BASE_RATE, Recipe
 from treeopt.runtime.training.trainees import Sums, count_heads, dtype_of, heads_loss
 
-LORA: dict[str, Any] = {
-    "r": 32,
-    "lora_alpha": 16,
-    "lora_dropout": 0.05,
-    "target_modules": "all-linear",
-}  # Medusa, appendix
+# Medusa, appendix
+LORA: dict[str, Any] = {"r": 32, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all-linear"}
 
 
 class JointTrainee(nn.Module):

@@ -111,10 +111,6 @@ class Recipe:
         """Learning rate of the heads at its highest."""
         return self.learning_rate or self.defaults.learning_rate
 
-    @property
-    def warmup_steps(self) -> int:
-        return WARMUP_STEPS if self.steps is None else min(WARMUP_STEPS, math.ceil(self.steps / 10))
-
     def is_over(self, step: int, seconds: float) -> bool:
         """Whether step s is one too many, after so many seconds of training."""
         if self.minutes is not None:
@@ -133,7 +129,8 @@ class Recipe:
         >>> [round(Recipe(steps=100).rate(s, s / 100), 2) for s in (0, 9, 50, 100)]
         [0.1, 0.98, 0.5, 0.0]
         """
-        return min((step + 1) / self.warmup_steps, 1.0) * 0.5 * (1.0 + math.cos(math.pi * share))
+        warmup = WARMUP_STEPS if self.steps is None else min(WARMUP_STEPS, math.ceil(self.steps / 10))
+        return min((step + 1) / warmup, 1.0) * 0.5 * (1.0 + math.cos(math.pi * share))
 
     def heads_alone(self, share: float) -> bool:
         """Whether the base waits: always, but in the later part of a Medusa-2 run."""
@@ -152,15 +149,5 @@ class Recipe:
 
     def record(self) -> dict[str, Any]:
         """All that a run depends on, for files."""
-        return {
-            "kind": self.kind,
-            "num_heads": self.num_heads,
-            "num_layers": self.layers,
-            "steps": self.steps,
-            "minutes": self.minutes,
-            "batch_size": self.batch_size,
-            "accumulate": self.accumulate,
-            "learning_rate": self.peak_rate,
-            "seed": self.seed,
-            "teacher": self.defaults.teacher,  # whether losses are against the base's distribution
-        }
+        resolved = {"num_layers": self.layers, "learning_rate": self.peak_rate, "teacher": self.defaults.teacher}
+        return {name: value for name, value in vars(self).items() if name != "epochs"} | resolved

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,6 @@ class Asking:
     most_tokens: int
     batch_size: int = 16
 
-    def record(self) -> dict[str, Any]:
-        return {
-            "max_new_tokens": self.stop.max_new_tokens,
-            "eos_ids": sorted(self.stop.eos_ids),
-            "acceptance": self.acceptance.record,
-        }
-
 
 @dataclass(frozen=True)
 class Worker:
@@ -78,7 +72,9 @@ def own_texts(
     """The model's own answers to all conversations, kept in a folder of ``folder`` for the same question."""
     conversations = prompts.conversations
     key = {
-        **asking.record(),
+        "max_new_tokens": asking.stop.max_new_tokens,
+        "eos_ids": sorted(asking.stop.eos_ids),
+        "acceptance": asking.acceptance.record,
         "model": target.name,
         "revision": target.revision,
         "dtype": str(target.dtype),
@@ -185,9 +181,8 @@ def _arrays(answered: Sequence[tuple[int, Tokens, Tokens]]) -> dict[str, Any]:
 
 def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> Iterator[Text]:
     arrays = storage.read_npz(file, ("tokens", "starts", "prompt_tokens", "conversation"))
-    begins, ends = arrays["starts"][:-1], arrays["starts"][1:]
-    turns = zip(begins, ends, arrays["prompt_tokens"], arrays["conversation"], strict=True)
-    for begin, end, prompt_tokens, i in turns:
+    turns = zip(pairwise(arrays["starts"]), arrays["prompt_tokens"], arrays["conversation"], strict=True)
+    for (begin, end), prompt_tokens, i in turns:
         text = _text(arrays["tokens"][begin:end], int(prompt_tokens), block[i].sha256, most_tokens)
         if text is not None:
             yield text

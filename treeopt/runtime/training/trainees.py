@@ -9,14 +9,14 @@ B texts · T tokens · n states · d width · V vocabulary · K heads
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Batch, Text, make_batch
-from treeopt.runtime.training.losses import NO_LABEL, head_weights, mean_over_trials, teacher_loss, text_loss
+from treeopt.runtime.training.losses import NO_LABEL, teacher_loss, text_loss
 from treeopt.runtime.training.recipe import HYDRA_PLUS, Recipe
 
 CACHE_BYTES = 2 * 2**30  # most that hidden states may take in memory
@@ -37,16 +37,6 @@ class Sums(NamedTuple):
     hits: Tensor
     base_loss: Tensor
     base_kl: Tensor
-
-
-class Trainee(Protocol):
-    """The module that is trained; ``heads`` is the part of it that is saved."""
-
-    heads: Any
-    needs_states: bool  # whether it is given the frozen base's hidden states
-
-    def groups(self) -> list[dict[str, Any]]:
-        """The optimiser's groups of parameters, each with its ``peak`` learning rate."""
 
 
 class HeadsTrainee(nn.Module):
@@ -85,9 +75,11 @@ def count_heads(heads: Any, states: Tensor, batch: Batch, *, teacher: Tensor | N
     teacher : (n, V) logits of the base at the same states; the loss is then against the base's distribution
     """
     losses, hits = [], []
+    tokens = batch.ahead.where(batch.ahead != NO_LABEL, 0)
     for k in range(heads.num_heads):
         labels = batch.ahead[:, k + 1]
-        logits = head_logits(heads, states, batch.ahead, k)
+        path = () if heads.kind == "medusa" else (tokens[:, : k + 1],)  # Hydra's read the tokens before their guess
+        logits = heads.logits(states, *path, k)
         if teacher is None:
             losses.append(text_loss(logits, labels))
         else:  # the base guesses the label of head k at the state k + 1 places on, which is of the same text
@@ -96,17 +88,10 @@ def count_heads(heads: Any, states: Tensor, batch: Batch, *, teacher: Tensor | N
     return torch.stack(losses), torch.stack(hits)
 
 
-def head_logits(heads: Any, states: Tensor, ahead: Tensor, k: int) -> Tensor:
-    """(n, V) logits of head k (from 0); Hydra's also read the k + 1 tokens between state and guess."""
-    if heads.kind == "medusa":
-        return heads.logits(states, k)
-    return heads.logits(states, ahead[:, : k + 1].where(ahead[:, : k + 1] != NO_LABEL, 0), k)
-
-
 def heads_loss(head_loss: Tensor, trials: Tensor, recipe: Recipe) -> Tensor:
-    """sum_k decay**k times the mean loss of head k (Medusa, equation 1)."""
-    weights = head_weights(len(head_loss), recipe.defaults.decay).to(head_loss)
-    return (weights * mean_over_trials(head_loss, trials[1:])).sum()
+    """sum_k decay**k times the mean loss of head k from 1 (Medusa, equation 1), which is 0 without a trial."""
+    weights = recipe.defaults.decay ** torch.arange(1, len(trials), dtype=torch.float64)
+    return (weights.to(head_loss) * head_loss / trials[1:].clamp_min(1)).sum()
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
@@ -127,7 +112,7 @@ class FrozenStates:
         return places * self.target.width * self.target.dtype.itemsize
 
     @torch.no_grad()
-    def keep(self, batch_size: int, advance: Callable[[int], None] = lambda texts: None) -> None:
+    def keep(self, batch_size: int) -> None:
         """Compute them once and keep them in memory, in batches that depend on the texts alone."""
         kept: dict[int, Tensor] = {}
         order = sorted(range(len(self.texts)), key=lambda i: len(self.texts[i].tokens))
@@ -136,7 +121,6 @@ class FrozenStates:
             hidden = self._compute(make_batch([self.texts[i] for i in places], 0, self.target.device))
             for row, i in enumerate(places):
                 kept[i] = hidden[row, : len(self.texts[i].tokens)].cpu().clone()
-            advance(len(places))
         self._kept = [kept[i] for i in range(len(self.texts))]
 
     def of(self, places: Sequence[int], batch: Batch) -> Tensor:
