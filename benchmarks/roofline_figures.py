@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.latency.devices import Device
-from treeopt.latency.model_shape import ITEMSIZE, ModelShape
+from treeopt.latency.model_shape import ModelShape
 from treeopt.latency.roofline import Operator, attention_product, linear, operator_us, step_operators
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures.style import (
@@ -114,16 +114,14 @@ def roofline_data(setting: Setting | None = None) -> RooflineData:
     (15.95, 19.95)
     """
     setting = setting or Setting()
-    shape, itemsize = setting.shape, ITEMSIZE[setting.dtype]
+    shape = setting.shape
     group = shape.heads // shape.kv_heads
 
     def up(batch_size: int, candidates: int) -> Operator:
-        return linear("up", batch_size * candidates, shape.width, shape.inner, itemsize=itemsize)
+        return linear("up", batch_size * candidates, shape.width, shape.inner)
 
     def attention(batch_size: int, keys: int, candidates: int) -> Operator:
-        return attention_product(
-            "QK^T", batch_size * shape.kv_heads, candidates * group, keys, shape.head_width, itemsize=itemsize
-        )
+        return attention_product("QK^T", batch_size * shape.kv_heads, candidates * group, keys, shape.head_width)
 
     def curves(table: int, rows: Sequence[int], operator: Callable[[int, int], Operator]) -> tuple[Curve, ...]:
         found = []
@@ -141,9 +139,7 @@ def roofline_data(setting: Setting | None = None) -> RooflineData:
         return tuple(found)
 
     def step(size: int, num_heads: int) -> tuple[tuple[str, float, float], ...]:
-        operators = step_operators(
-            shape, batch_size=1, size=size, context_tokens=CONTEXT, num_heads=num_heads, itemsize=itemsize
-        )
+        operators = step_operators(shape, batch_size=1, size=size, context_tokens=CONTEXT, num_heads=num_heads)
         return tuple(
             (op.name, op.intensity, op.flops / operator_us(op, setting.device) / 1e6)
             for op in operators
@@ -287,12 +283,7 @@ def speedup_data(setting: Setting | None = None) -> SpeedupData:
         for i, size in enumerate(sizes.tolist()):
             heads = min(setting.num_heads, size - 1)
             for op in step_operators(
-                setting.shape,
-                batch_size=batch_size,
-                size=size,
-                context_tokens=context,
-                num_heads=heads,
-                itemsize=ITEMSIZE[setting.dtype],
+                setting.shape, batch_size=batch_size, size=size, context_tokens=context, num_heads=heads
             ):
                 found[op.kind][i] += op.times * operator_us(op, setting.device) / 1e3
         return found

@@ -103,7 +103,10 @@ class StepCosts:
         """(n, A) the share of every measurement in each latency; rows of zeros where none enclose it."""
         curve: Curve | None = None if straight else lambda sizes: self._staircase(self.batch_size * sizes)
         sizes, depths = np.asarray(sizes), np.asarray(depths)
-        tables = [near.weights(sizes, depths, measured_only=self.measured_only, curve=curve) for near in self._near]
+        tables = [
+            size_weights(sizes, depths, m.sizes, m.depths, m.plain_ends, measured_only=self.measured_only, curve=curve)
+            for m in self._near
+        ]
         known = np.all([table.any(1) for table in tables], axis=0)
         return np.hstack([share * table * known[:, None] for share, table in zip(self._shares, tables, strict=True)])
 
@@ -153,12 +156,6 @@ class Measurements:
             ratios,
             np.array(rounds),
             plain_ends=any(p.size == 1 for p in points),
-        )
-
-    def weights(self, sizes: IntArray, depths: IntArray, *, measured_only: bool, curve: Curve | None) -> Floats:
-        """(n, A) weights of steps with trees of these sizes and depths."""
-        return size_weights(
-            sizes, depths, self.sizes, self.depths, plain_ends=self.plain_ends, measured_only=measured_only, curve=curve
         )
 
     def draws(self, used: NDArray[np.bool_], n: int, rng: np.random.Generator) -> Floats:

@@ -24,8 +24,8 @@ def size_weights(
     depths: IntArray,
     measured_sizes: IntArray,
     measured_depths: IntArray,
-    *,
     plain_ends: bool = False,
+    *,
     measured_only: bool = False,
     curve: Curve | None = None,
 ) -> Floats:

@@ -20,7 +20,7 @@ KNOWN: dict[str, int | None] = {
     "olmo2": None,
 }  # fmt: skip
 WINDOWED = ("mistral", "phi3")  # all of whose layers have the window that the config names
-ITEMSIZE = {"bfloat16": 2, "float16": 2}
+DTYPES, ITEMSIZE = ("bfloat16", "float16"), 2  # whose numbers take so many bytes
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def shape_of(config: str) -> tuple[ModelShape, Path | None, str | None]:
         raise InvalidInput(f"--model must be a config.json with a model_type, but {file} has none.")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     dtype = document.get("torch_dtype") or document.get("dtype")
-    return _shape(document, name, file), file, dtype if dtype in ITEMSIZE else None
+    return _shape(document, name, file), file, dtype if dtype in DTYPES else None
 
 
 def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:

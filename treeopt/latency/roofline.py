@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from treeopt.latency.devices import Device
 from treeopt.latency.model_shape import ITEMSIZE, ModelShape
@@ -64,30 +63,28 @@ class Operator:
         return self.flops / self.moved_bytes
 
 
-def linear(name: str, rows: int, inner: int, columns: int, *, times: int = 1, itemsize: int = 2) -> Operator:
+def linear(name: str, rows: int, inner: int, columns: int, *, times: int = 1) -> Operator:
     """A linear layer.
 
     >>> round(linear("up", 16, 6656, 17920).intensity, 2)  # Medusa, Table 8
     15.95
     """
     moved = rows * inner + inner * columns + rows * columns
-    return Operator(name, "linear", 2 * rows * inner * columns, itemsize * moved, times, (rows, inner, columns))
+    return Operator(name, "linear", 2 * rows * inner * columns, ITEMSIZE * moved, times, (rows, inner, columns))
 
 
-def attention_product(
-    name: str, groups: int, queries: int, keys: int, width: int, *, times: int = 1, itemsize: int = 2
-) -> Operator:
+def attention_product(name: str, groups: int, queries: int, keys: int, width: int, *, times: int = 1) -> Operator:
     """QK^T or PV, of ``groups`` key heads with so many queries each.
 
     >>> round(attention_product("QK^T", 1, 64, 1024, 128).intensity, 2)  # Medusa, Table 6
     40.96
     """
     moved = queries * width + keys * width + queries * keys
-    return Operator(name, "attention", 2 * groups * queries * keys * width, itemsize * groups * moved, times)
+    return Operator(name, "attention", 2 * groups * queries * keys * width, ITEMSIZE * groups * moved, times)
 
 
 def step_operators(
-    shape: ModelShape, *, batch_size: int, size: int, context_tokens: int, num_heads: int = 0, itemsize: int = 2
+    shape: ModelShape, *, batch_size: int, size: int, context_tokens: int, num_heads: int = 0
 ) -> list[Operator]:
     """All operators of one step with a tree of ``size`` rows that ``num_heads`` Medusa heads guessed for.
 
@@ -103,24 +100,24 @@ def step_operators(
     moved = rows * (10 * width + 3 * shape.inner + 2 * (queries + values) + 2 * values)
 
     def layer(name: str, inner: int, columns: int) -> Operator:
-        return linear(name, rows, inner, columns, times=layers, itemsize=itemsize)
+        return linear(name, rows, inner, columns, times=layers)
 
     found = [
         layer("qkv", width, queries + 2 * values),
-        attention_product("QK^T", groups, group, keys, shape.head_width, times=layers, itemsize=itemsize),
-        Operator("softmax", "elementwise", 5 * scores, itemsize * 2 * scores, layers),
-        attention_product("PV", groups, group, keys, shape.head_width, times=layers, itemsize=itemsize),
+        attention_product("QK^T", groups, group, keys, shape.head_width, times=layers),
+        Operator("softmax", "elementwise", 5 * scores, ITEMSIZE * 2 * scores, layers),
+        attention_product("PV", groups, group, keys, shape.head_width, times=layers),
         layer("o", queries, width),
         layer("gate", width, shape.inner),
         layer("up", width, shape.inner),
         layer("down", shape.inner, width),
-        Operator("elementwise", "elementwise", moved, itemsize * moved, layers),
-        linear("lm_head", rows, width, shape.vocab_size, itemsize=itemsize),
+        Operator("elementwise", "elementwise", moved, ITEMSIZE * moved, layers),
+        linear("lm_head", rows, width, shape.vocab_size),
     ]
     if num_heads:
         found += [
-            linear("head block", batch_size, width, width, times=num_heads, itemsize=itemsize),
-            linear("head lm_head", batch_size, width, shape.vocab_size, times=num_heads, itemsize=itemsize),
+            linear("head block", batch_size, width, width, times=num_heads),
+            linear("head lm_head", batch_size, width, shape.vocab_size, times=num_heads),
         ]
     return found
 
@@ -155,18 +152,11 @@ def operator_us(
 
 
 def step_ms(
-    shape: ModelShape,
-    device: Device,
-    *,
-    batch_size: int,
-    size: int,
-    context_tokens: int,
-    num_heads: int = 0,
-    itemsize: int = 2,
+    shape: ModelShape, device: Device, *, batch_size: int, size: int, context_tokens: int, num_heads: int = 0
 ) -> float:
     """What one whole step takes [ms]: its operators, one after the other."""
     operators = step_operators(
-        shape, batch_size=batch_size, size=size, context_tokens=context_tokens, num_heads=num_heads, itemsize=itemsize
+        shape, batch_size=batch_size, size=size, context_tokens=context_tokens, num_heads=num_heads
     )
     return sum(op.times * operator_us(op, device) for op in operators) / 1e3
 
@@ -185,12 +175,9 @@ def analytical_profile(
 
     A tree of depth d uses d heads.
     """
-    itemsize = ITEMSIZE[dtype]
 
     def timing(batch_size: int, context: int, size: int, depth: int) -> StepTiming:
-        ms = step_ms(
-            shape, device, batch_size=batch_size, size=size, context_tokens=context, num_heads=depth, itemsize=itemsize
-        )
+        ms = step_ms(shape, device, batch_size=batch_size, size=size, context_tokens=context, num_heads=depth)
         return StepTiming(batch_size, context, size, depth, (round(ms, 6),))
 
     settings = [(batch, context) for batch in sorted(set(batch_sizes)) for context in sorted(set(contexts))]
@@ -202,15 +189,13 @@ def analytical_profile(
         for depth in range(1, min(num_heads, size - 1) + 1)
     ]
     plain = [timing(batch, context, 1, 0) for batch, context in settings]
-    info: dict[str, Any] = {
-        "measures": MEASURES,
-        "roofline": {
-            "device": asdict(device),
-            "model": asdict(shape),
-            "dtype": dtype,
-            "num_heads": num_heads,
-            "efficiency": asdict(EFFICIENCY),
-            "tile": list(TILE),
-        },
+    assumed = {
+        "device": asdict(device),
+        "model": asdict(shape),
+        "dtype": dtype,
+        "num_heads": num_heads,
+        "efficiency": asdict(EFFICIENCY),
+        "tile": list(TILE),
     }
+    info = {"measures": MEASURES, "roofline": assumed}
     return LatencyProfile(tuple(points), tuple(plain), {"name": f"roofline of {device.name}, nothing measured"}, info)

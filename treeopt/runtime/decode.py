@@ -94,25 +94,16 @@ class Decoder:
 
     capacity     : longest sequence, prompt and answer, that a row has room for [tokens]
     most_nodes   : most rows of a tree
-    keep_states  : keep the hidden state of every state of the answers, for calibration (plain steps only)
-    keep_prompts : keep those of the prompts too
+    keep_states  : set to keep the hidden state of every state of the answers, for calibration (plain steps only)
+    keep_prompts : set to keep those of the prompts too
 
     Use: ``start(prompts)``, then ``refill()`` and ``step(tree)`` while ``live`` or ``waiting``.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        *,
-        batch_size: int,
-        capacity: int,
-        most_nodes: int = 64,
-        keep_states: bool = False,
-        keep_prompts: bool = False,
-    ) -> None:
+    def __init__(self, setup: Setup, *, batch_size: int, capacity: int, most_nodes: int = 64) -> None:
         self.target, self.drafter = target, drafter = setup.target, setup.drafter
         self.stop, self.acceptance = setup.stop, setup.acceptance
-        self.keep_states, self.keep_prompts = keep_states, keep_prompts
+        self.keep_states = self.keep_prompts = False
         room = capacity + most_nodes
         self.cache = TreeCache(target.num_layers, batch_size, room, target.layer_devices)
         self.draft = drafter.start(batch_size, room) if drafter is not None else None
@@ -129,26 +120,11 @@ class Decoder:
 
     @classmethod
     def for_prompts(
-        cls,
-        setup: Setup,
-        prompts: Iterable[Sequence[int]],
-        trees: Iterable[Tree | None] = (),
-        *,
-        batch_size: int,
-        keep_states: bool = False,
-        keep_prompts: bool = False,
+        cls, setup: Setup, prompts: Iterable[Sequence[int]], trees: Iterable[Tree | None] = (), *, batch_size: int
     ) -> Decoder:
         """A decoder with room for these prompts, their answers, and the largest of these trees."""
         most_nodes = max((len(tree) for tree in trees if tree is not None), default=1)
-        capacity = setup.capacity(prompts)
-        return cls(
-            setup,
-            batch_size=batch_size,
-            capacity=capacity,
-            most_nodes=most_nodes,
-            keep_states=keep_states,
-            keep_prompts=keep_prompts,
-        )
+        return cls(setup, batch_size=batch_size, capacity=setup.capacity(prompts), most_nodes=most_nodes)
 
     def start(self, prompts: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Take (id, tokens) of the prompts to decode; forget everything before."""

@@ -8,7 +8,7 @@ from typing import Any
 from treeopt.errors import Unsupported
 from treeopt.files.provenance import Provenance
 from treeopt.latency.devices import device_of
-from treeopt.latency.model_shape import ITEMSIZE, shape_of
+from treeopt.latency.model_shape import DTYPES, ITEMSIZE, shape_of
 from treeopt.latency.roofline import analytical_profile
 from treeopt.pipeline.profile.table import NUM_HEADS, calibrated_heads, check_unmeasured
 from treeopt.records.inputs import inputs_of
@@ -48,8 +48,8 @@ def computed(
 
     model  its config.json, a folder with one, or a name that `model_shape` knows
     """
-    if dtype not in (None, *ITEMSIZE):
-        raise Unsupported(f"--analytical knows devices' speeds in {' and '.join(ITEMSIZE)}, not in {dtype}.")
+    if dtype not in (None, *DTYPES):
+        raise Unsupported(f"--analytical knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
     found = device_of(device)
     shape, file, own = shape_of(model)
     contexts = contexts or (CONTEXT,)
@@ -68,7 +68,7 @@ def computed(
     note(f"Nothing was timed: latencies are a roofline of {found.name} for {shape.name}.")
     if not found.fitted:
         note(f"Efficiencies are those of the A100-80GB-PCIe, since no {found.name} was measured.")
-    gigabytes = (shape.weights + max(batch_sizes) * max(contexts) * shape.cache_numbers) * ITEMSIZE[used] / 1e9
+    gigabytes = (shape.weights + max(batch_sizes) * max(contexts) * shape.cache_numbers) * ITEMSIZE / 1e9
     if found.memory_gb is not None and gigabytes > found.memory_gb:
         note(f"Weights and cache of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}.")
     return result

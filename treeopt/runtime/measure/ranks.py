@@ -165,9 +165,9 @@ def write_answers(
     """
     if not prompts:
         return []
-    keep_prompts = setup.drafter is not None and setup.drafter.reads_prompt
-    plain = replace(setup, drafter=None)
-    decoder = Decoder.for_prompts(plain, prompts, batch_size=batch_size, keep_states=True, keep_prompts=keep_prompts)
+    decoder = Decoder.for_prompts(replace(setup, drafter=None), prompts, batch_size=batch_size)
+    decoder.keep_states = True
+    decoder.keep_prompts = setup.drafter is not None and setup.drafter.reads_prompt
     decoder.start(enumerate(prompts))
     rows: list[Row] = []
     while not decoder.is_done:

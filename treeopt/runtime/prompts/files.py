@@ -15,6 +15,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,10 +213,6 @@ def _csv(data: bytes, delimiter: str = ",") -> list[Found]:
     return found
 
 
-def _tsv(data: bytes) -> list[Found]:
-    return _csv(data, "\t")
-
-
 def _parquet(data: bytes) -> list[Found]:
     import pyarrow as pa
     from pyarrow import parquet
@@ -235,7 +232,7 @@ def _parquet(data: bytes) -> list[Found]:
 
 
 def _has_bytes(kind: Any) -> bool:
-    """Whether an Arrow type holds raw bytes, as pictures and sounds do."""
+    """Whether an Arrow type holds raw bytes, as pictures and sounds do: such columns are not even decoded."""
     name = str(getattr(kind, "value_type", kind))
     inner = [kind.field(i).type for i in range(kind.num_fields)]
     return any(map(_has_bytes, inner)) if inner else "binary" in name
@@ -245,7 +242,7 @@ READERS: dict[str, Callable[[bytes], Iterable[Found]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
-    ".tsv": _tsv,
+    ".tsv": partial(_csv, delimiter="\t"),
     ".parquet": _parquet,
     ".txt": _text_file,
     ".ndjson": _jsonl,
@@ -287,7 +284,7 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
         if isinstance(dataset, dict):
             split = _split(source, list(dataset), split)
             dataset = dataset[split]
-        plain = [column for column, feature in dataset.features.items() if _is_plain(feature)]
+        plain = [field.name for field in dataset.features.arrow_schema if not _has_bytes(field.type)]
         dataset.data.validate(full=True)
         records = list(dataset.select_columns(plain))
         digest = hashlib.sha256()
@@ -308,20 +305,6 @@ def _split(source: str, splits: list[str], wanted: str | None) -> str:
     if chosen not in splits:
         raise InvalidInput(f"--split must be one of those of {source}: {listed(splits)}, but got {wanted}.")
     return chosen
-
-
-def _is_plain(feature: Any) -> bool:
-    """Whether a column can hold text: pictures, sounds and raw bytes are not even decoded."""
-    import datasets
-
-    if isinstance(feature, dict):
-        return all(_is_plain(part) for part in feature.values())
-    if isinstance(feature, datasets.Value):
-        return "binary" not in feature.dtype
-    inner = getattr(feature, "feature", None)
-    if inner is not None:
-        return _is_plain(inner)
-    return type(feature).__name__ in ("ClassLabel", "Json", "Translation")
 
 
 # Small services, also for those who read the records.
