@@ -15,21 +15,12 @@ from hypothesis import strategies as st
 
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.export import (
-    ENGINES,
-    Request,
-    eagle1,
-    export_plan,
-    export_request,
-    hydra,
-    method_of,
-    modelopt,
-    neuron,
-    read_choices,
-    tensorrt_llm,
-    triton,
-)
+from treeopt.export import eagle1, hydra, modelopt, neuron, tensorrt_llm, triton
 from treeopt.export.buffers import decoded, medusa_buffers
+from treeopt.export.engine import Request
+from treeopt.export.reading import read_choices
+from treeopt.export.table import ENGINES
+from treeopt.export.write import export_plan, export_request, method_of
 from treeopt.pipeline import export_all
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -191,7 +182,7 @@ def test_medusas_buffers_have_their_golden_values(name):
     tree = published_tree(name)
     buffers = medusa_buffers([list(choice) for choice in PUBLISHED_TREES[name].choices])
     assert np.bincount(buffers.position_ids)[1:].tolist() == widths
-    assert buffers.retrieve_indices.shape == (leaves, len(widths) + 1)
+    assert (buffers.attention_mask.sum(0) == 1).sum() == leaves
     assert buffers.tree_indices.max() == largest
     assert (buffers.attention_mask == tree.mask).all()
     assert neuron.leaf_last(tree) == leaf_last
@@ -208,7 +199,6 @@ def test_the_small_case():
     buffers = medusa_buffers(choices)
     assert buffers.tree_indices.tolist() == [0, 1, 2, 11, 12]
     assert buffers.attention_mask.shape == (5, 5)
-    assert buffers.retrieve_indices.shape == (3, 3)
     files = export(Tree.from_choices(choices), "neuron-token-tree").files
     assert json.loads(files["token_tree.json"]) == {"0": ["1", "2"], "1": ["3", "4"]}
     assert export(Tree.from_choices(choices), "triton").files["config.pbtxt"].count("{0},{1},{0, 0},{0, 1}") == 1

@@ -8,8 +8,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.export import ENGINES, Request, eagle1, export_request, neuron
+from treeopt.export import eagle1, neuron
 from treeopt.export.diagnosis import by_counts, diagnose, repair
+from treeopt.export.engine import Request
+from treeopt.export.table import ENGINES
+from treeopt.export.write import export_request
 from treeopt.pipeline import read_tree
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.trees.published import PUBLISHED_TREES, published_tree

@@ -226,7 +226,7 @@ def test_a_bad_row_is_skipped_with_its_reason(tmp_path, row, reason):
     assert isinstance(skipped, Skipped)
     assert skipped.row == 2
     assert reason in skipped.reason
-    assert prompts.skipped_rows() == [{"row": 2, "reason": skipped.reason}]
+    assert [vars(one) for one in prompts.skipped] == [{"row": 2, "reason": skipped.reason}]
     with pytest.raises(InvalidInput, match=r"usable prompt, but none of the 2 in rows\.jsonl is \(row 1: "):
         load(tmp_path, [row, {"prompt": None}])
 

@@ -17,7 +17,7 @@ from tests.test_bench_table import REJECT, TYPICAL, at_speed, ruled
 from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt import pipeline
 from treeopt.errors import InvalidInput
-from treeopt.export import export_plan
+from treeopt.export.write import export_plan
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Answer, Benchmark

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
-from treeopt.export import method_of
 from treeopt.export.chains import merged
+from treeopt.export.write import method_of
 from treeopt.pipeline.search import SearchOptions, request_of
 from treeopt.planning.candidates import Candidates
 from treeopt.planning.planner import plan_trees

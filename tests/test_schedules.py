@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.export import ENGINES, draft_len, export_request, numbers, sglang, tgi, vllm
+from treeopt.export import draft_len, numbers, sglang, tgi, vllm
 from treeopt.export.chains import NO_SPECULATION, length_at, merged, ranges_of
 from treeopt.export.engine import Request
+from treeopt.export.table import ENGINES
+from treeopt.export.write import export_request
 
 BATCH_SIZES = range(1, 257)
 

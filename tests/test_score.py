@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.export import Request, export_request
+from treeopt.export.engine import Request
+from treeopt.export.write import export_request
 from treeopt.files.shipped import shipped
 from treeopt.growth.heldout import crossfit
 from treeopt.growth.objectives import grow_independent

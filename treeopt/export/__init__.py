@@ -10,23 +10,3 @@ engine.py   what the table is made of · buffers.py, lists.py, chains.py  what s
             and a module for each engine that reads a file; numbers.py for those that take numbers only
 reading.py  trees from files of all of them · diagnosis.py  what each makes of a list that is not as it should be
 """
-
-from treeopt.export.engine import Engine, Lengths, Method, Request, Written
-from treeopt.export.reading import read_choices
-from treeopt.export.table import ENGINES
-from treeopt.export.write import check_rule_of, export_plan, export_request, method_of, runners
-
-__all__ = [
-    "ENGINES",
-    "Engine",
-    "Lengths",
-    "Method",
-    "Request",
-    "Written",
-    "check_rule_of",
-    "export_plan",
-    "export_request",
-    "method_of",
-    "read_choices",
-    "runners",
-]

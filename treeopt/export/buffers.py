@@ -9,8 +9,9 @@ n nodes, root included · c candidates
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.trees.tree import MAX_RANK, Choice, Tree
 
+P = TypeVar("P", bound=Sequence[int])
 TOPK = MAX_RANK + 1  # candidates of a head, and the stride between heads
 
 
@@ -28,13 +30,16 @@ class Buffers:
     tree_indices     : (n,)    candidate that each node verifies
     position_ids     : (n,)    depth of each node
     attention_mask   : (n, n)  whether node i attends to node j
-    retrieve_indices : (leaves, depth + 1)  nodes from the root to each leaf, padded with -1
     """
 
     tree_indices: NDArray[np.int64]
     position_ids: NDArray[np.int64]
     attention_mask: NDArray[np.bool_]
-    retrieve_indices: NDArray[np.int64]
+
+
+def in_order(paths: Iterable[P]) -> list[P]:
+    """Paths by depth, those of a depth by rank: the order that engines sort them into."""
+    return sorted(paths, key=lambda path: (len(path), path))
 
 
 def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
@@ -42,13 +47,12 @@ def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
 
     Duplicates, negative ranks and ranks from 10 on pass, and make buffers of another tree.
 
-    >>> buffers = medusa_buffers([[0], [1], [0, 0], [0, 1]])
-    >>> buffers.tree_indices.tolist(), buffers.retrieve_indices.shape
-    ([0, 1, 2, 11, 12], (3, 3))
+    >>> medusa_buffers([[0], [1], [0, 0], [0, 1]]).tree_indices.tolist()
+    [0, 1, 2, 11, 12]
     >>> medusa_buffers([[0], [10], [0, 0]]).tree_indices.tolist()  # the last two are one token
     [0, 1, 11, 11]
     """
-    paths = sorted(choices, key=lambda path: (len(path), path))
+    paths = in_order(choices)
     counts: list[int] = []  # nodes of every depth
     for path in paths:
         if not path:
@@ -68,14 +72,7 @@ def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
         indices[i] = 1 + path[-1] + TOPK * (len(path) - 1)
         for depth in range(1, len(path)):
             mask[i, 1 + paths.index(path[:depth])] = True
-    once = [path for i, path in enumerate(paths) if path not in paths[:i]]
-    leaves = [path for path in once if not any(len(p) == len(path) + 1 and p[:-1] == path for p in paths)]
-    retrieve = np.full((len(leaves), len(counts) + 1), -1)
-    for row, leaf in enumerate(reversed(leaves)):
-        retrieve[row, 0] = 0
-        for depth in range(1, len(leaf) + 1):
-            retrieve[row, depth] = 1 + paths.index(leaf[:depth])
-    return Buffers(indices, np.repeat(np.arange(len(counts) + 1), [1, *counts]), mask, retrieve)
+    return Buffers(indices, np.repeat(np.arange(len(counts) + 1), [1, *counts]), mask)
 
 
 def decoded(buffers: Buffers) -> Tree:

@@ -15,7 +15,7 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.export import eagle1, hydra, modelopt, tensorrt_llm, triton
-from treeopt.export.buffers import decoded, medusa_buffers
+from treeopt.export.buffers import decoded, in_order, medusa_buffers
 from treeopt.export.reading import Choices, in_braces, read_choices
 from treeopt.trees.tree import Choice, Tree
 
@@ -87,7 +87,7 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
         repaired.append(
             f"The list has leaves alone: {len(added)} {'parent was' if len(added) == 1 else 'parents were'} added."
         )
-    elif sorted(once, key=lambda path: (len(path), path)) != list(once):
+    elif in_order(once) != list(once):
         repaired.append("The choices were in another order, which the engines do not mind.")
     return Tree.from_choices([*once, *added]), tuple(repaired)
 
@@ -111,13 +111,9 @@ def _meant(text: str) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
         raise InvalidInput(UNREADABLE)
     if isinstance(document, dict) and "0" in document:  # Neuron's lists of children
         nodes = {"0", *document, *(str(child) for row in document.values() for child in row)}
-        lost = len(nodes) - 1 - len(choices)
-        if lost:
-            return (
-                choices,
-                (f"{lost} nodes that the root does not reach are left out, as Neuron does in silence.",),
-                (),
-            )
+        if lost := len(nodes) - 1 - len(choices):
+            note = f"{lost} nodes that the root does not reach are left out, as Neuron does in silence."
+            return choices, (note,), ()
     return choices, (), ()
 
 
@@ -147,12 +143,11 @@ def _braces(value: str, argument: bool) -> tuple[Choices, tuple[str, ...], tuple
         elif value.lstrip().startswith("{{"):
             repaired.append("Braces around the whole list are left out.")
     try:
-        read = triton.vectors(given)
+        if (read := triton.vectors(given)) == choices:
+            return choices, tuple(repaired), ()
+        why = f"It reads {len(read)} of the {len(choices)} choices, and drops the others in silence."
     except InvalidInput as error:
-        return choices, tuple(repaired), (Reading(triton.TITLE, "another tree", str(error)),)
-    if read == choices:
-        return choices, tuple(repaired), ()
-    why = f"It reads {len(read)} of the {len(choices)} choices, and drops the others in silence."
+        why = str(error)
     return choices, tuple(repaired), (Reading(triton.TITLE, "another tree", why),)
 
 

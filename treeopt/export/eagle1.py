@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from treeopt.errors import InvalidInput
-from treeopt.export.buffers import TOPK, medusa_buffers
+from treeopt.export.buffers import TOPK, in_order, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed, same, the_list
 from treeopt.trees.tree import Choice, Tree
@@ -55,7 +55,7 @@ def tree_indices(choices: Sequence[Sequence[int]]) -> list[int]:
     [0, 1, 2, 11, 21]
     """
     indices, block, parent = [0], -1, None
-    for path in sorted(map(tuple, choices), key=lambda path: (len(path), path)):
+    for path in in_order(map(tuple, choices)):
         if path[:-1] != parent:
             block, parent = block + 1, path[:-1]
         indices.append(1 + path[-1] + TOPK * block)
@@ -70,8 +70,8 @@ def verified(choices: Sequence[Sequence[int]]) -> Tree:
     treeopt.errors.InvalidInput: EAGLE-1 would verify rank 0 below [0] for [10].
     """
     medusa_buffers(choices)  # the mask is Medusa's, and fails where that does
-    ordered = sorted(map(tuple, choices), key=lambda path: (len(path), path))
-    expanding = sorted({path[:-1] for path in ordered}, key=lambda path: (len(path), path))
+    ordered = in_order(map(tuple, choices))
+    expanding = in_order({path[:-1] for path in ordered})
     for path, index in zip(ordered, tree_indices(choices)[1:], strict=True):
         block, rank = divmod(index - 1, TOPK)
         owner = list(expanding[block]) if block < len(expanding) else "no node"
@@ -91,12 +91,10 @@ def drafting_levels(choices: Sequence[Sequence[int]]) -> list[int]:
     Traceback (most recent call last):
     IndexError: EAGLE-1 has no buffers for a tree of depth 1
     """
-    paths = sorted({tuple(path) for path in choices}, key=lambda path: (len(path), path))
-    known: set[Choice] = {()}
-    for path in paths:
-        if path[:-1] not in known:
+    paths = {(), *map(tuple, choices)}
+    for path in in_order(paths):
+        if path[:-1] not in paths:
             raise KeyError(path[:-1])
-        known.add(path)
     expanding = {path[:-1] for path in paths} - {()}
     if not expanding:
         raise IndexError("EAGLE-1 has no buffers for a tree of depth 1")
@@ -112,7 +110,7 @@ def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
     >>> misdrafted([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
     [(1, 0)]
     """
-    expanding = sorted({tuple(p[:-1]) for p in choices if len(p) > 1}, key=lambda path: (len(path), path))
+    expanding = in_order({tuple(p[:-1]) for p in choices if len(p) > 1})
     wrong = []
     for depth in range(2, 1 + max(map(len, expanding), default=0)):
         above = [path for path in expanding if len(path) == depth - 1]

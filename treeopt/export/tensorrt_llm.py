@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 
 from treeopt.errors import InvalidInput
+from treeopt.export.buffers import in_order
 from treeopt.export.chains import launch
 from treeopt.export.engine import COMMANDS, Request, Written
 from treeopt.export.lists import listed, same
@@ -200,9 +201,7 @@ def numbered(paths: Sequence[Choice]) -> dict[Choice, int]:
     {(0,): 0, (1,): 1, (2,): 2, (0, 0): 2, (2, 0): 3}
     """
     ids: dict[Choice, int] = {(rank,): rank for rank in range(1 + max(path[0] for path in paths))}
-    deeper = sorted(
-        {path[:depth] for path in paths for depth in range(2, len(path) + 1)}, key=lambda path: (len(path), path)
-    )
+    deeper = in_order({path[:depth] for path in paths for depth in range(2, len(path) + 1)})
     begin = len({path[0] for path in paths})
     return ids | {path: begin + i for i, path in enumerate(deeper)}
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,21 +21,7 @@ from treeopt.errors import InvalidInput
 
 VERSION = 1
 T = TypeVar("T")
-# Whatever zipfile, zlib and numpy raise at a damaged archive, absurd sizes and other compressions included.
-UNREADABLE_NPZ = (
-    OSError,
-    ValueError,
-    TypeError,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    MemoryError,
-    OverflowError,
-    SyntaxError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+UNREADABLE_NPZ = Exception  # zipfile, zlib and numpy raise anything at a damaged archive or an absurd size
 UNFINISHED = ".tmp"  # ends the name of a file while it is written
 
 
@@ -93,7 +76,7 @@ def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> di
     Raises InvalidInput for a file that is missing, truncated, of another type, or not finite.
     """
     document = load_json(path)
-    expected = f"treeopt.{kind}/{VERSION}"
+    expected = schema(kind)
     if not isinstance(document, dict) or document.get("schema") != expected:
         found = document.get("schema") if isinstance(document, dict) else type(document).__name__
         raise InvalidInput(f'{path} must have "schema": "{expected}", but it has {found!r}.')
@@ -152,7 +135,7 @@ def read_npz(path: str | Path, required: tuple[str, ...]) -> dict[str, NDArray[A
     try:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise zipfile.BadZipFile
+                raise ValueError
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InvalidInput(f"{path} does not exist.") from None

@@ -161,7 +161,7 @@ def collect(
             trace, batch_size = with_less_memory(attempt, batch_size, note)
             trace.save(journal.block(number))
             done.append(trace)
-    return join(done, {**meta, "skipped": session.prompts.skipped_rows()})
+    return join(done, {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]})
 
 
 def _attempt(

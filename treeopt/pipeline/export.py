@@ -17,7 +17,7 @@ from treeopt.report.terminal import note
 from treeopt.trees.shapes import SHAPES
 
 if TYPE_CHECKING:
-    from treeopt.export import Written
+    from treeopt.export.engine import Written
 
 WRITTEN = ".written"  # lists the files of an export in its folder
 
@@ -37,7 +37,8 @@ def export(
 
     Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one.
     """
-    from treeopt.export import Request, export_request
+    from treeopt.export.engine import Request
+    from treeopt.export.write import export_request
 
     folder = run.export / engine
     if tree is not None:
@@ -69,7 +70,7 @@ def export_to(
     max_draft_len: int | None = None,
 ) -> tuple[list[Path], Written]:
     """Write a plan's tree of ``batch_size``, or its schedule where the engine takes one: (files, what was written)."""
-    from treeopt.export import export_plan
+    from treeopt.export.write import export_plan
 
     written = export_plan(
         plan, engine, batch_size=batch_size, method=method, version=version, max_draft_len=max_draft_len
@@ -82,7 +83,7 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
 
     A plan of chains goes to the engines of chains too.
     """
-    from treeopt.export import check_rule_of, runners
+    from treeopt.export.write import check_rule_of, runners
 
     kind = (plan.drafter or {}).get("kind")
     able, written = runners(kind), []

@@ -118,7 +118,7 @@ def within_engine(
 
     meta : of the calibration: drafter, acceptance
     """
-    from treeopt.export import check_rule_of, method_of
+    from treeopt.export.write import check_rule_of, method_of
 
     assert options.engine is not None
     engine = options.engine

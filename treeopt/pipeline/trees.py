@@ -36,7 +36,7 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
 
     Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
     """
-    from treeopt.export import read_choices
+    from treeopt.export.reading import read_choices
 
     plan = read_plan(path)
     if plan is not None:

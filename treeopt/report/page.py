@@ -17,7 +17,7 @@ from typing import Any
 
 from treeopt import __version__
 from treeopt.errors import OutOfRange, TreeoptError
-from treeopt.export import export_plan, runners
+from treeopt.export.write import export_plan, runners
 from treeopt.files import storage
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.records.inputs import changed

@@ -94,10 +94,6 @@ class PromptSet:
         except InvalidInput as error:
             raise self._refused(conversation, error) from None
 
-    def skipped_rows(self) -> list[dict[str, int | str]]:
-        """`skipped` for a JSON file."""
-        return [{"row": skipped.row, "reason": skipped.reason} for skipped in self.skipped]
-
     def _refused(self, conversation: Conversation, error: InvalidInput) -> InvalidInput:
         return InvalidInput(f"Row {conversation.row} of {self.name} cannot be asked: {error}.")
 
