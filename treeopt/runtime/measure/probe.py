@@ -75,13 +75,12 @@ def collect_probe(
     rule, stop = setup.acceptance, setup.stop
     rows, steps = probed_steps(setup, Probing(rule, tree, policy), prompts, batch_size, progress)
     flat = [step for answer in steps for step in answer]
-    none = np.zeros((0, len(tree)), dtype=bool)
     groups = list(dict.fromkeys(prompt.group for prompt in prompts))
     return Probe(
         tree=tree,
         policy=policy,
-        accepted=np.stack([accepted for accepted, _, _ in flat]) if flat else none,
-        ends=np.stack([ends for _, ends, _ in flat]) if flat else none,
+        accepted=np.array([accepted for accepted, _, _ in flat], dtype=bool).reshape(-1, len(tree)),
+        ends=np.array([ends for _, ends, _ in flat], dtype=bool).reshape(-1, len(tree)),
         log_likelihood=np.concatenate([np.zeros(0, np.float32), *(likelihood for _, _, likelihood in flat)]),
         starts=np.cumsum([0, *map(len, steps)]),
         lengths=np.array([len(row.tokens) for row in rows]),

@@ -50,15 +50,11 @@ def measure_quality(
     found["difference_nats_per_token"] = rates[0] - rates[1]
     found["difference_nats_per_token_stderr"] = stderr(samples[0] - samples[1], draws.shape[1])
     pairs = [(list(text), list(other)) for text, other in zip(texts, reference, strict=True)]
-    same = sum(2 * _matching(text, other) for text, other in pairs)
-    found["changed_tokens_share"] = 1 - same / sum(len(text) + len(other) for text, other in pairs)
+    matchers = [difflib.SequenceMatcher(None, text, other, autojunk=False) for text, other in pairs]
+    same = sum(block.size for matcher in matchers for block in matcher.get_matching_blocks())
+    found["changed_tokens_share"] = 1 - 2 * same / sum(len(text) + len(other) for text, other in pairs)
     found["changed_answers_share"] = float(np.mean([text != other for text, other in pairs]))
     return found
-
-
-def _matching(text: list[int], other: list[int]) -> int:
-    blocks = difflib.SequenceMatcher(None, text, other, autojunk=False).get_matching_blocks()
-    return sum(block.size for block in blocks)
 
 
 @torch.inference_mode()
@@ -69,7 +65,7 @@ def log_likelihoods(
     found = np.zeros(len(prompts))
 
     def add(row: Row) -> None:
-        hidden, at_once = (torch.stack([hidden[i] for hidden, i in row.states]), states_at_once(target.vocab_size))
+        hidden, at_once = torch.stack([hidden[i] for hidden, i in row.states]), states_at_once(target.vocab_size)
         row.states = []
         said = torch.tensor(row.tokens, device=hidden.device)
         for states, tokens in zip(hidden.split(at_once), said.split(at_once), strict=True):

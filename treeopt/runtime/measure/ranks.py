@@ -59,18 +59,19 @@ def collect_trace(
         else:
             rows = write_answers(setup, asked, batch_size=batch_size, done=counter.add)
         progress(turns.take(rows))
+    counter.flush()
     rows = [row for answered in turns.answered for row in answered]
     of = [c for c, answered in zip(prompts.conversations, turns.answered, strict=True) for _ in answered]
     groups = list(dict.fromkeys(conversation.group for conversation in of))
     return RankTrace(
-        ranks=np.concatenate([counter.ranks(row) for row in rows]),
+        ranks=np.concatenate([counter.ranks[id(row)] for row in rows]),
         starts=np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
         tokens=np.concatenate([np.array(row.tokens) for row in rows]),
         prompt_tokens=np.array([row.prompt_tokens for row in rows]),
         end=np.array([row.end for row in rows]),
         group=np.array([groups.index(conversation.group) for conversation in of]),
         cluster=np.repeat(np.arange(len(turns.answered)), [len(answered) for answered in turns.answered]),
-        target_rank=np.concatenate([counter.target_ranks(row) for row in rows]) if given else None,
+        target_rank=np.concatenate([counter.target_ranks[id(row)] for row in rows]) if given else None,
         meta={
             "top_k": top_k,
             "eos_ids": sorted(setup.stop.eos_ids),
@@ -218,12 +219,15 @@ class RankCounter:
     """Gathers the states of ended rows and has the drafter count its ranks on whole chunks of them.
 
     With a ``target`` it also counts at which rank the target itself had every token.
+
+    ranks        : (N, K) of every row by its identity, once flushed; the last state has no trial
+    target_ranks : (N,)
     """
 
     def __init__(self, drafter: Drafter, top_k: int, target: Target | None = None) -> None:
         self.drafter, self.top_k, self.target = drafter, top_k, target
-        self._ranks: dict[int, NDArray[np.int16]] = {}  # by the row's identity
-        self._target_ranks: dict[int, NDArray[np.int16]] = {}
+        self.ranks: dict[int, NDArray[np.int16]] = {}
+        self.target_ranks: dict[int, NDArray[np.int16]] = {}
         self._pending: list[tuple[Row, Answer]] = []
 
     def add(self, row: Row) -> None:
@@ -235,24 +239,15 @@ class RankCounter:
         assert row.end is not None, "only ended rows come here"
         self._pending.append((row, Answer(row.prompt, row.tokens, row.end, hidden)))
         if sum(len(answer.hidden) for _, answer in self._pending) >= states_at_once(self.drafter.vocab_size):
-            self._flush()
+            self.flush()
 
-    def ranks(self, row: Row) -> NDArray[np.int16]:
-        """(N, K) ranks; the last state has no trial."""
-        self._flush()
-        return self._ranks[id(row)]
-
-    def target_ranks(self, row: Row) -> NDArray[np.int16]:
-        """(N,) rank of each token at the target itself."""
-        self._flush()
-        return self._target_ranks[id(row)]
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Count the ranks of the rows that are still waiting."""
         if not self._pending:
             return
         rows, answers = [row for row, _ in self._pending], [answer for _, answer in self._pending]
         for row, found in zip(rows, self.drafter.ranks(answers, self.top_k), strict=True):
-            self._ranks[id(row)] = found
+            self.ranks[id(row)] = found
         if self.target is not None:
             at_once = states_at_once(self.target.vocab_size)
             for row, answer in self._pending:
@@ -260,5 +255,5 @@ class RankCounter:
                     answer.state_hidden.split(at_once), torch.tensor(answer.tokens).split(at_once), strict=True
                 )
                 own = torch.cat([rank_of(self.target.scores(self.target.logits(h)), y, self.top_k) for h, y in chunks])
-                self._target_ranks[id(row)] = own.to("cpu", torch.int16).numpy()
+                self.target_ranks[id(row)] = own.to("cpu", torch.int16).numpy()
         self._pending.clear()

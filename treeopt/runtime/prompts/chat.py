@@ -8,7 +8,7 @@ special tokens. Without one a conversation is plain text, and each prompt goes o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -55,10 +55,13 @@ class ChatFormat:
         firsts = [dialogue(messages, ()) for messages in conversations]
         if not firsts:
             return []
-        if self.template is not None:
-            return self._render_all(firsts)
-        texts = [BLANK_LINE.join(text for _, text in messages) for messages in firsts]
-        return [self._tried(ids) for ids in self.tokenizer(texts)["input_ids"]]
+        if self.template is None:
+            texts = [BLANK_LINE.join(text for _, text in messages) for messages in firsts]
+            return [self._tried(self._checked, ids) for ids in self.tokenizer(texts)["input_ids"]]
+        try:
+            return [self._tried(self._checked, ids) for ids in self._apply(firsts)]
+        except Exception:  # one of them, or a system role, is refused: find out which
+            return [self._tried(self._render, messages) for messages in firsts]
 
     def next_prompt(self, messages: Sequence[Message], first: Tokens, answers: Sequence[Tokens]) -> Tokens:
         """Tokens up to the next answer, after the given answers to the turns before.
@@ -69,7 +72,8 @@ class ChatFormat:
             return first
         bodies = [self._without_end(answer) for answer in answers]
         if self.template is not None:
-            return self._render(dialogue(messages, [self._decode(body) for body in bodies]))
+            texts = self.tokenizer.batch_decode(bodies, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            return self._render(dialogue(messages, texts))
         tokens = first
         later = [text for role, text in messages if role == "user"][1:]
         for body, turn in zip(bodies, later, strict=False):
@@ -102,9 +106,6 @@ class ChatFormat:
         body = tuple(int(token) for token in answer)
         return body[:-1] if body and body[-1] in self.eos_ids else body
 
-    def _decode(self, tokens: Tokens) -> str:
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
     def _encode(self, text: str) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -113,23 +114,11 @@ class ChatFormat:
             raise InvalidInput(f"its token {max(ids)} is beyond the model's vocabulary of {self.vocab_size}")
         return tuple(ids)
 
-    def _tried(self, ids: Sequence[int]) -> Tokens | InvalidInput:
+    def _tried(self, write: Callable[[Any], Tokens], one: Any) -> Tokens | InvalidInput:
         try:
-            return self._checked(ids)
+            return write(one)
         except InvalidInput as error:
             return error
-
-    def _render_all(self, conversations: list[list[Message]]) -> list[Tokens | InvalidInput]:
-        try:
-            return [self._tried(ids) for ids in self._apply(conversations)]
-        except Exception:  # one of them, or a system role, is refused: find out which
-            rendered: list[Tokens | InvalidInput] = []
-            for messages in conversations:
-                try:
-                    rendered.append(self._render(messages))
-                except InvalidInput as error:
-                    rendered.append(error)
-            return rendered
 
     def _render(self, messages: list[Message], *, finished: bool = False) -> Tokens:
         """One conversation; a system text that the template refuses moves into the first turn."""
