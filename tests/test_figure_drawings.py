@@ -21,6 +21,18 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
 from treeopt.report import figures
 from treeopt.report.figures import style
+from treeopt.report.figures.accuracy import (
+    accuracy_data,
+    draw_accuracy,
+    draw_groups,
+    draw_positions,
+    groups_data,
+    positions_data,
+)
+from treeopt.report.figures.bench import accepted_data, contenders_data, draw_accepted, draw_contenders
+from treeopt.report.figures.latency import draw_latency, draw_parts, latency_data, parts_data
+from treeopt.report.figures.planning import draw_sizes, draw_throughput, sizes_data, throughput_data
+from treeopt.report.figures.tree import draw_tree, tree_data
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -61,38 +73,35 @@ def meet(a, b) -> bool:
 def drawings():
     """Every figure on small and large inputs, each made only when its test runs."""
     for heads, size in ((2, 1), (2, 8), (4, 64), (8, 64), (8, 256)):
-        yield f"tree-{size}-{heads}", lambda h=heads, n=size: figures.draw_tree(grown(h, n))
+        yield f"tree-{size}-{heads}", lambda h=heads, n=size: draw_tree(grown(h, n))
     wide = Tree.from_choices([[r] for r in range(63)])
-    yield "tree-wide", lambda: figures.draw_tree(figures.tree_data(wide, long_trace(2, ranks=64)))
-    yield "tree-published", lambda: figures.draw_tree(figures.tree_data(published_tree(), long_trace(5)))
+    yield "tree-wide", lambda: draw_tree(tree_data(wide, long_trace(2, ranks=64)))
+    yield "tree-published", lambda: draw_tree(tree_data(published_tree(), long_trace(5)))
     for heads in (1, 2, 8):
         calibration = Calibration.from_trace(long_trace(heads))
-        yield f"accuracy-{heads}", lambda c=calibration: figures.draw_accuracy(figures.accuracy_data(c))
-        yield (f"positions-{heads}", lambda h=heads: figures.draw_positions(figures.positions_data(long_trace(h))))
+        yield f"accuracy-{heads}", lambda c=calibration: draw_accuracy(accuracy_data(c))
+        yield (f"positions-{heads}", lambda h=heads: draw_positions(positions_data(long_trace(h))))
         for n in (1, 3, 13):
             groups = some_groups(heads, NAMES[-n:])
-            yield f"groups-{heads}-{n}", lambda g=groups: figures.draw_groups(figures.groups_data(g))
+            yield f"groups-{heads}-{n}", lambda g=groups: draw_groups(groups_data(g))
     for heads, budget in ((2, 8), (4, 32)):
-        yield (
-            f"sizes-{heads}",
-            lambda h=heads, b=budget: figures.draw_sizes(figures.sizes_data(long_trace(h), Limits(b))),
-        )
+        yield (f"sizes-{heads}", lambda h=heads, b=budget: draw_sizes(sizes_data(long_trace(h), Limits(b))))
     for batch_sizes in ((1,), (1, 2, 4, 8, 16, 32)):
         profile = some_profile(batch_sizes, largest=256)
         name = f"{len(batch_sizes)}"
-        yield f"latency-{name}", lambda p=profile: figures.draw_latency(figures.latency_data(p))
-        yield f"parts-{name}", lambda p=profile: figures.draw_parts(figures.parts_data(p))
+        yield f"latency-{name}", lambda p=profile: draw_latency(latency_data(p))
+        yield f"parts-{name}", lambda p=profile: draw_parts(parts_data(p))
         yield (
             f"throughput-{name}",
-            lambda p=profile, b=batch_sizes: figures.draw_throughput(
-                figures.throughput_data(plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b)))
+            lambda p=profile, b=batch_sizes: draw_throughput(
+                throughput_data(plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b)))
             ),
         )
     for groups in ([""], NAMES[:2], NAMES):
         bench = some_bench(groups)
-        yield f"contenders-{len(groups)}", lambda b=bench: figures.draw_contenders(figures.contenders_data(b))
+        yield f"contenders-{len(groups)}", lambda b=bench: draw_contenders(contenders_data(b))
     few = some_bench(blocks=1)
-    yield "contenders-few", lambda: figures.draw_contenders(figures.contenders_data(few))
+    yield "contenders-few", lambda: draw_contenders(contenders_data(few))
     for name, hits in (
         ("nothing", np.zeros((1, 1), int)),
         ("never", np.zeros((5, 10), int)),
@@ -100,17 +109,17 @@ def drawings():
         ("chain", np.full((5, 1), 3)),
     ):
         some = Calibration(hits, np.full(len(hits), 5), meta={"acceptance": {"rule": "rejection"}})
-        yield f"accuracy-{name}", lambda c=some: figures.draw_accuracy(figures.accuracy_data(c))
+        yield f"accuracy-{name}", lambda c=some: draw_accuracy(accuracy_data(c))
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
-    yield "sizes-probe", lambda: figures.draw_sizes(figures.sizes_data(probe, Limits(8)))
+    yield "sizes-probe", lambda: draw_sizes(sizes_data(probe, Limits(8)))
     alone = LatencyProfile((), some_profile((1,)).autoregressive)
-    yield "latency-plain", lambda: figures.draw_latency(figures.latency_data(alone))
+    yield "latency-plain", lambda: draw_latency(latency_data(alone))
     two = some_profile((1, 4))
     moved = tuple(replace(p, context_tokens=4096) for p in (*two.points, *two.autoregressive))
     both = LatencyProfile((*two.points, *moved[:-2]), (*two.autoregressive, *moved[-2:]), two.runtime)
-    yield "latency-contexts", lambda: figures.draw_latency(figures.latency_data(both))
-    yield "parts-contexts", lambda: figures.draw_parts(figures.parts_data(both))
-    yield "accepted", lambda: figures.draw_accepted(figures.accepted_data(few))
+    yield "latency-contexts", lambda: draw_latency(latency_data(both))
+    yield "parts-contexts", lambda: draw_parts(parts_data(both))
+    yield "accepted", lambda: draw_accepted(accepted_data(few))
 
 
 @pytest.mark.parametrize(("name", "make"), list(drawings()), ids=lambda value: value if isinstance(value, str) else "")
@@ -121,7 +130,7 @@ def test_no_label_overlaps_another_or_is_cut_off(name, make):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_and_depths_are_whole_numbers(ranks):
     hits = np.full((1, ranks), 2)
-    drawing = figures.draw_accuracy(figures.accuracy_data(Calibration(hits, np.array([9]))))
+    drawing = draw_accuracy(accuracy_data(Calibration(hits, np.array([9]))))
     for axes in drawing.axes:
         low, high = axes.get_xlim()
         ticks = [float(tick) for tick in axes.get_xticks() if low <= tick <= high]
@@ -131,7 +140,7 @@ def test_ranks_and_depths_are_whole_numbers(ranks):
 
 def test_shares_of_0_stand_at_the_edge_of_a_logarithmic_axis():
     hits = np.array([[4, 0, 1], [0, 0, 2]])
-    drawing = figures.draw_accuracy(figures.accuracy_data(Calibration(hits, np.array([9, 9]))))
+    drawing = draw_accuracy(accuracy_data(Calibration(hits, np.array([9, 9]))))
     at_edge = [line for line in drawing.axes[0].lines if line.get_transform() != drawing.axes[0].transData]
     assert sum(len(line.get_xdata()) for line in at_edge) == (hits == 0).sum()
     assert "lower edge" in drawing.get_supxlabel()
@@ -148,25 +157,25 @@ def test_the_overlap_check_sees_overlaps():
 @examples(7)
 @given(traces(), trees(depth=3, ranks=4))
 def test_any_small_trace_can_be_drawn(trace, tree):
-    figures.draw_tree(figures.tree_data(tree, trace))
+    draw_tree(tree_data(tree, trace))
     if trace.has_step.any():
-        assert overlaps(figures.draw_positions(figures.positions_data(trace))) == []
+        assert overlaps(draw_positions(positions_data(trace))) == []
 
 
 def test_the_same_figure_is_the_same_file_with_text_and_ids():
     data = grown(3, 12)
-    one, two = (style.to_bytes(figures.draw_tree(data), "svg") for _ in range(2))
+    one, two = (style.to_bytes(draw_tree(data), "svg") for _ in range(2))
     assert one == two
     ids = {element.get("id") for element in ElementTree.fromstring(one).iter()}
     assert {figures.tree.node_gid(path) for path in data.tree.paths} <= ids
     assert b"share of steps in which the node is accepted</text>" in one
     assert b"date" not in one.lower()
-    one, two = (style.to_bytes(figures.draw_tree(data), "png") for _ in range(2))
+    one, two = (style.to_bytes(draw_tree(data), "png") for _ in range(2))
     assert one == two
 
 
 def test_a_prefix_keeps_the_ids_of_two_figures_apart():
-    drawing = figures.draw_tree(grown(3, 12))
+    drawing = draw_tree(grown(3, 12))
     first, second = (ElementTree.fromstring(figures.to_svg(drawing, prefix)) for prefix in ("a-", "b-"))
     ids = [{e.get("id") for e in svg.iter()} - {None} for svg in (first, second)]
     assert not ids[0] & ids[1]

@@ -30,7 +30,11 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.report.figures import style
-from treeopt.report.figures.tree import columns
+from treeopt.report.figures.accuracy import accuracy_data, groups_data, positions_data
+from treeopt.report.figures.bench import accepted_data, contenders_data
+from treeopt.report.figures.latency import latency_data, parts_data
+from treeopt.report.figures.planning import sizes_data, throughput_data
+from treeopt.report.figures.tree import columns, tree_data
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -133,7 +137,7 @@ def some_groups(heads: int, names) -> dict:
 def grown(heads: int, size: int):
     trace = long_trace(heads)
     family = grow(trace, Limits(size, shape="any"), objective="replay")
-    return figures.tree_data(family.tree(len(family)), trace)
+    return tree_data(family.tree(len(family)), trace)
 
 
 # Numbers
@@ -168,7 +172,7 @@ def walk(trace: RankTrace, tree: Tree) -> tuple[dict, int]:
 
 @given(traces(), trees(depth=3, ranks=5))
 def test_visits_are_those_of_a_walk_by_hand(trace, tree):
-    data = figures.tree_data(tree, trace)
+    data = tree_data(tree, trace)
     visits, steps = walk(trace, tree)
     assert data.steps == steps
     assert data.visits.tolist() == [visits[path] for path in tree.paths]
@@ -179,11 +183,11 @@ def test_visits_are_those_of_a_walk_by_hand(trace, tree):
 
 def test_probabilities_of_a_calibration_are_products():
     calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
-    data = figures.tree_data(Tree.from_choices([[0], [1], [1, 0]]), calibration)
+    data = tree_data(Tree.from_choices([[0], [1], [1, 0]]), calibration)
     assert data.probabilities == pytest.approx([1, 0.6, 0.2, 0.08])
     assert data.visits is None
     with pytest.raises(OutOfRange, match="2 heads and 2 ranks"):
-        figures.tree_data(Tree.chain(3), calibration)
+        tree_data(Tree.chain(3), calibration)
 
 
 @given(trees(most_nodes=60))
@@ -212,7 +216,7 @@ def test_the_layout_is_tidy(tree):
 
 def test_accuracy_counts_single_and_cumulative():
     trace = long_trace(3)
-    data = figures.accuracy_data(Calibration.from_trace(trace), ranks=4)
+    data = accuracy_data(Calibration.from_trace(trace), ranks=4)
     ranks = trace.ranks[trace.has_step]
     for head, rank in itertools.product(range(3), range(4)):
         column = ranks[:, head][ranks[:, head] != -2]
@@ -233,43 +237,43 @@ def test_accuracy_counts_single_and_cumulative():
 )
 def test_only_heads_are_called_heads(info, guesser, right):
     calibration = Calibration(np.array([[60], [40]]), np.array([100, 100]), meta=info)
-    words = figures.accuracy_data(calibration).words
+    words = accuracy_data(calibration).words
     assert words.guesser == guesser
     assert right in words.right
     groups = {"a": {"hits": [[3]], "trials": [10]}}
-    assert figures.groups_data(groups, info).words == words
-    data = figures.tree_data(Tree.chain(1), calibration)
+    assert groups_data(groups, info).words == words
+    data = tree_data(Tree.chain(1), calibration)
     assert data.guesser == ("depth" if "drafter" not in info else guesser)
     trace = replace(long_trace(2), meta={**long_trace(2).meta, **info})
-    assert figures.positions_data(trace).words == words
+    assert positions_data(trace).words == words
 
 
 def test_captions_name_the_rule():
     trace = long_trace(2)
     trace = replace(trace, meta={**trace.meta, "acceptance": {"rule": "sample-then-match", "temperature": 0.7}})
-    data = [figures.tree_data(Tree.chain(1), trace), figures.positions_data(trace)]
-    data += [figures.sizes_data(trace, Limits(4)), figures.accuracy_data(Calibration.from_trace(trace))]
+    data = [tree_data(Tree.chain(1), trace), positions_data(trace)]
+    data += [sizes_data(trace, Limits(4)), accuracy_data(Calibration.from_trace(trace))]
     for each in data:
         assert "--acceptance sample --temperature 0.7" in each.caption
 
 
 def test_groups_go_by_the_accuracy_of_head_1():
     groups = {"a": {"hits": [[3], [1]], "trials": [10, 10]}, "b": {"hits": [[9], [2]], "trials": [10, 20]}}
-    data = figures.groups_data(groups)
+    data = groups_data(groups)
     assert data.names == ("b", "a")
     assert data.top1.value.tolist() == [[0.9, 0.1], [0.3, 0.1]]
     assert data.tokens_per_step is None
     with pytest.raises(InvalidInput, match="hits and trials"):
-        figures.groups_data({"a": {"hits": [[3]]}})
+        groups_data({"a": {"hits": [[3]]}})
 
 
 @given(traces())
 def test_positions_are_counted_once(trace):
     if not trace.has_step.any():
         with pytest.raises(OutOfRange, match="at least 2 tokens"):
-            figures.positions_data(trace)
+            positions_data(trace)
         return
-    data = figures.positions_data(trace, buckets=3)
+    data = positions_data(trace, buckets=3)
     hits, trials = np.zeros_like(data.trials), np.zeros_like(data.trials)
     for start, stop in itertools.pairwise(trace.starts.tolist()):
         for t in range(start, stop - 1):
@@ -282,7 +286,7 @@ def test_positions_are_counted_once(trace):
 
 def test_buckets_have_about_equally_many_states():
     trace = random_trace(np.random.default_rng(0), [101] * 10, 2, 5)
-    assert np.diff(figures.positions_data(trace, buckets=4).edges).tolist() == [25] * 4
+    assert np.diff(positions_data(trace, buckets=4).edges).tolist() == [25] * 4
 
 
 def test_dense_widths_are_all_within_the_budget():
@@ -299,7 +303,7 @@ def test_dense_widths_are_all_within_the_budget():
 
 def test_sizes_are_cross_fitted_and_dense_trees_replayed():
     trace = long_trace(3)
-    data = figures.sizes_data(trace, Limits(12), most_dense=15)
+    data = sizes_data(trace, Limits(12), most_dense=15)
     limits = Limits(12, max_depth=3)
     for objective, curve in data.curves.items():
         want = crossfit(trace, limits, objective=objective).tokens_per_step
@@ -317,7 +321,7 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
     rng, policy = np.random.default_rng(3), Tree.chain(2)
     probe = random_probe(rng, Tree.dense([3, 2]), 400, policy=policy)
     probe = replace(probe, meta={**probe.meta, "acceptance": {"rule": "typical", "temperature": 0.7}})
-    data = figures.sizes_data(probe, Limits(8), objective="coverage")
+    data = sizes_data(probe, Limits(8), objective="coverage")
     (curve,) = data.curves.values()
     want = crossfit_probe(probe, Limits(8, max_depth=2, max_rank=9, shape="sibling-closed")).tokens_per_step
     assert curve.value == pytest.approx(want)
@@ -334,19 +338,19 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
 
 def test_throughput_is_the_plans():
     plan = plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(16), batch_sizes=(1, 4)))
-    data = figures.throughput_data(plan)
+    data = throughput_data(plan)
     for entry, curve in zip(plan.entries, data.curves, strict=True):
         assert curve.at(entry.size) == pytest.approx(entry.tokens_per_s)
         assert curve.plain == pytest.approx(entry.tokens_per_s / entry.speedup)
         assert {curve.chosen, *curve.tied} == set(entry.tied_sizes)
     with pytest.raises(OutOfRange, match="treeopt profile"):
-        figures.throughput_data(plan_trees(long_trace(3), request=PlanRequest(Limits(8))))
+        throughput_data(plan_trees(long_trace(3), request=PlanRequest(Limits(8))))
 
 
 def test_latency_is_the_median_at_the_deepest_tree():
     points = [StepTiming(2, 9, 8, d, tuple(ms)) for d, ms in ((1, (4.0, 4, 5)), (3, (6.0, 8, 9)))]
     profile = LatencyProfile(tuple(points), (StepTiming(2, 9, 1, 0, (2.0, 2, 2)),))
-    (curve,) = figures.latency_data(profile).curves
+    (curve,) = latency_data(profile).curves
     assert (curve.sizes.tolist(), curve.depths.tolist(), curve.ms.value.tolist()) == ([8], [3], [8.0])
     assert curve.others == ((8, 1, 4.0),)
     assert curve.overhead.value.tolist() == [4.0]
@@ -355,12 +359,12 @@ def test_latency_is_the_median_at_the_deepest_tree():
 
 
 def test_parts_add_up_where_they_vary_together():
-    data = figures.parts_data(some_profile((1, 8)))
+    data = parts_data(some_profile((1, 8)))
     for panel in data.panels:
         assert list(panel.ms) == ["draft", "target", "verify", "commit"]
         assert sum(panel.ms.values()) == pytest.approx(panel.total)
     with pytest.raises(OutOfRange, match="treeopt profile"):
-        figures.parts_data(some_profile((1,), parts=False))
+        parts_data(some_profile((1,), parts=False))
 
 
 def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
@@ -371,11 +375,11 @@ def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
         for (size, depth), ms in times.items()
     ]
     profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
-    (curve,) = figures.latency_data(profile).curves
+    (curve,) = latency_data(profile).curves
     assert curve.sizes.tolist() == [2, 3, 9, 16]
     assert curve.depths.tolist() == [1, 2, 2, 2]
     assert curve.others == ((11, 1, 9.0),)
-    (panel,) = figures.parts_data(profile).panels
+    (panel,) = parts_data(profile).panels
     assert (panel.sizes.tolist(), panel.depth) == ([2, 3, 9, 16], 2)
 
 
@@ -384,13 +388,13 @@ def test_parts_never_exceed_the_whole_step():
     short = {"draft": (1.0, 1.0), "target": (4.0, 4.0)}
     points = [StepTiming(1, 9, size, 1, (6.0, 6.0), parts_ms=parts) for size, parts in ((4, long), (8, short))]
     profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
-    (panel,) = figures.parts_data(profile).panels
+    (panel,) = parts_data(profile).panels
     assert panel.ms["draft"].tolist() == [4.0, 1.0]
     assert panel.ms["target"].tolist() == [2.0, 4.0]
 
 
 def test_accepted_shares_are_counts_over_steps():
-    data = figures.accepted_data(some_bench())
+    data = accepted_data(some_bench())
     assert data.shares["measured"].value.tolist() == [0.5, 0.3, 0.2]
     assert data.means == pytest.approx({"measured": 0.7, "replayed": 0.8, "predicted": 0.75})
 
@@ -398,19 +402,19 @@ def test_accepted_shares_are_counts_over_steps():
 def test_an_older_benchmark_leaves_series_out():
     bench = some_bench()
     older = [replace(c, predicted_accepted=[], replayed_accepted=[]) for c in bench.contenders]
-    assert list(figures.accepted_data(replace(bench, contenders=tuple(older))).shares) == ["measured"]
+    assert list(accepted_data(replace(bench, contenders=tuple(older))).shares) == ["measured"]
     oldest = tuple(replace(c, accepted=[]) for c in older)
     with pytest.raises(OutOfRange, match="treeopt bench"):
-        figures.accepted_data(replace(bench, contenders=oldest))
+        accepted_data(replace(bench, contenders=oldest))
 
 
 def test_contenders_are_the_benchmarks():
     bench = some_bench(("code", "chat"))
-    data = figures.contenders_data(bench)
+    data = contenders_data(bench)
     assert data.speedups[1] == bench.speedup("chosen")
     assert data.tokens_per_step["measured"] == (1.0, 1.7, 2.2, 1.8)
     assert data.groups == {g: bench.speedup("chosen", group=g) for g in ("code", "chat")}
-    assert figures.contenders_data(some_bench()).groups == {}
+    assert contenders_data(some_bench()).groups == {}
 
 
 # From a run directory

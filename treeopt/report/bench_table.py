@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
-from treeopt.report.calibration_table import together
+from treeopt.report.terminal import grid, together
 from treeopt.report.wording import count, pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 PUBLISHED = "mc_sim_7b_63"
 CONTENDERS = {
@@ -22,6 +23,14 @@ CONTENDERS = {
     "chain": "best top-1 chain",
     "budget": "best of full budget",
 }
+CONTENDER_COLUMNS = (
+    "contender",
+    "rows",
+    *(f"tokens/step,\n{how}" for how in ("product", "joint", "predicted", "replayed", "measured")),
+    "tokens/s",
+    "speedup\n[95 % interval]",
+    "same text\nas plain",
+)
 QUALITY_TITLE = "The texts, judged by the target itself at temperature 1"
 QUALITY_COLUMNS = (
     "contender",
@@ -34,40 +43,36 @@ QUALITY_COLUMNS = (
 
 def bench_table(bench: Benchmark) -> RenderableType:
     """Predicted, replayed and measured, contender by contender."""
-    from rich.table import Table
-
-    has_text = has_one_text(bench.acceptance)
-    table = Table(title=bench_title(bench), title_justify="left")
-    table.add_column("contender")
+    columns = ("contender", "rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured")
+    last = ("same\ntext",) if has_one_text(bench.acceptance) else ()
+    table = grid(bench_title(bench), (*columns, "\ntokens/s", "speedup\n[95 % interval]", *last), left=1)
     table.columns[0].no_wrap = True
-    for name in (
-        "rows",
-        "predicted: product\n/ joint / replay",
-        "\nreplayed",
-        "tokens/step\nmeasured",
-        "\ntokens/s",
-        "speedup\n[95 % interval]",
-        *["same\ntext"] * has_text,
-    ):
-        table.add_column(name, justify="right")
-    for c in bench.contenders:
-        ratio = bench.speedup(c.name)
-        predicted = (c.predicted.product, c.predicted.joint, c.predicted.replayed)
-        table.add_row(
+    for c, (name, rows, product, joint, _, *others) in zip(bench.contenders, contender_rows(bench), strict=True):
+        predicted = " / ".join((product, joint, pm(c.predicted.replayed, None))).replace("– / – / –", "–")
+        table.add_row(name, rows, predicted, *others, style="bold green" if c.name == "chosen" else None)
+    more = [_bench_group_table(bench)] if bench.groups else []
+    if bench.quality:
+        more.append(grid(QUALITY_TITLE, QUALITY_COLUMNS, quality_rows(bench), left=1, caption=quality_note(bench)))
+    return together(table, *more) if more else table
+
+
+def contender_rows(bench: Benchmark) -> list[tuple[str, ...]]:
+    """Rows of `CONTENDER_COLUMNS`, without the last where the text depends on the tree."""
+    return [
+        (
             CONTENDERS.get(c.name, c.name),
             str(c.size),
-            " / ".join(pm(rate, None) for rate in predicted) if any(predicted) else "–",
+            pm(c.predicted.product, None),
+            pm(c.predicted.joint, None),
+            pm(c.predicted_tokens_per_step, c.predicted.replayed_stderr),
             pm(c.replayed_tokens_per_step, None),
             pm(c.tokens_per_step, c.stderr),
             pm(c.tokens_per_s, None, 0),
-            "–" if ratio is None else str(ratio),
-            *[f"{c.identical}/{c.compared}"] * has_text,
-            style="bold green" if c.name == "chosen" else None,
+            str(bench.speedup(c.name) or "–"),
+            *[f"{c.identical}/{c.compared}"] * has_one_text(bench.acceptance),
         )
-    groups = bench.groups
-    more = [_bench_group_table(bench, groups)] if groups else []
-    more += [_quality_table(bench)] if bench.quality else []
-    return together(table, *more) if more else table
+        for c in bench.contenders
+    ]
 
 
 def bench_title(bench: Benchmark) -> str:
@@ -140,30 +145,15 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
     )
 
 
-def _quality_table(bench: Benchmark) -> RenderableType:
-    """What the rule of acceptance does to the text."""
-    from rich.table import Table
-
-    table = Table(title=QUALITY_TITLE, title_justify="left", caption=quality_note(bench), caption_justify="left")
-    for name in QUALITY_COLUMNS:
-        table.add_column(name, justify="left" if name == "contender" else "right")
-    for row in quality_rows(bench):
-        table.add_row(*row)
-    return table
-
-
-def _bench_group_table(bench: Benchmark, groups: list[str]) -> RenderableType:
+def _bench_group_table(bench: Benchmark) -> Table:
     """The chosen tree, group by group."""
-    from rich.table import Table
-
-    table = Table(title="The chosen tree by group", title_justify="left")
-    for name in ("group", "answers", "tokens/step", "speedup [95 % interval]"):
-        table.add_column(name, justify="left" if name == "group" else "right")
-    for group in groups:
+    rows = []
+    for group in bench.groups:
         rate, answers = bench.tokens_per_step("chosen", group)
-        ratio = bench.speedup("chosen", group=group)
-        table.add_row(group, str(answers), f"{rate:.3f}", "–" if ratio is None else str(ratio))
-    return table
+        rows.append((group, str(answers), f"{rate:.3f}", str(bench.speedup("chosen", group=group) or "–")))
+    return grid(
+        "The chosen tree by group", ("group", "answers", "tokens/step", "speedup [95 % interval]"), rows, left=1
+    )
 
 
 def doubt(speedup: Ratio) -> str:

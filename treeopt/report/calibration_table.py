@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from treeopt.records.rules import guesser
+from treeopt.report.terminal import grid, together
 from treeopt.report.wording import pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from treeopt.records.calibration import Calibration
 
 
-def together(*renderables: RenderableType) -> RenderableType:
-    from rich.console import Group
-
-    return Group(*renderables)
-
-
 def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableType:
     """Accuracy of each head, or at each depth, at the first ranks, with its standard error."""
-    from rich.table import Table
-
-    from treeopt.records.rules import guesser
-
     info = calibration.meta
     if info.get("source") == "engine log" and info.get("survival"):
         return _survival_table(calibration)
@@ -36,14 +29,10 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
     if is_rejection:
         what = "Share accepted by depth"
     title = what + (f" over {' of '.join(counted)}" if counted else "")
-    table = Table(title=title, title_justify="left", caption=_caption(info), caption_justify="left")
-    table.add_column(who)
     ranks = min(ranks, calibration.top_k)
-    for rank in range(ranks):
-        table.add_column(f"rank {rank}", justify="right")
-    table.add_column("trials", justify="right")
+    table = grid(title, [who, *(f"rank {rank}" for rank in range(ranks)), "trials"], left=1, caption=_caption(info))
     for k in range(calibration.num_heads):
-        cells = [f"{calibration.accept[k, r]:.3f} ±{calibration.stderr[k, r]:.3f}" for r in range(ranks)]
+        cells = [pm(calibration.accept[k, r], calibration.stderr[k, r], 3) for r in range(ranks)]
         table.add_row(str(k + 1), *cells, str(calibration.trials[k]))
     groups = info.get("groups")
     if is_rejection:
@@ -63,32 +52,25 @@ def _chains(calibration: Calibration) -> str:
     )
 
 
-def _survival_table(calibration: Calibration) -> RenderableType:
+def _survival_table(calibration: Calibration) -> Table:
     """Survival of a chain depth by depth, as an engine counted it."""
-    from rich.table import Table
-
     info, accept = calibration.meta, calibration.accept[:, 0]
     title = "Survival of a chain, as an engine counted it"
     if info.get("drafts"):
         of = f" of {info['requests']:,} requests" if info.get("requests") else ""
         title += f": {info['drafts']:,} drafts{of}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("depth")
-    for name in ("all right so far", "of those right before", "trials"):
-        table.add_column(name, justify="right")
+    table = grid(title, ("depth", "all right so far", "of those right before", "trials"), left=1)
     errors = info.get("survival_stderr") or [None] * calibration.num_heads
     for k, (survival, error) in enumerate(zip(info["survival"], errors, strict=False)):
         table.add_row(str(k + 1), pm(survival, error, 3), pm(accept[k], None, 3), str(calibration.trials[k]))
     return table
 
 
-def _group_table(groups: dict[str, Any], num_heads: int) -> RenderableType:
+def _group_table(groups: dict[str, Any], num_heads: int) -> Table:
     """Top-1 accuracy of each head, and tokens per step, group by group."""
-    from rich.table import Table
-
-    table = Table(title="By group: accuracy at rank 0, held-out tokens per step with 64 rows", title_justify="left")
-    for name in ("group", "answers", *(f"head {k + 1}" for k in range(num_heads)), "tokens/step"):
-        table.add_column(name, justify="left" if name == "group" else "right")
+    heads = [f"head {k + 1}" for k in range(num_heads)]
+    title = "By group: accuracy at rank 0, held-out tokens per step with 64 rows"
+    table = grid(title, ["group", "answers", *heads, "tokens/step"], left=1)
     for name, group in groups.items():
         tops = [f"{h[0] / t:.3f}" if t else "–" for h, t in zip(group["hits"], group["trials"], strict=True)]
         rate = pm(group.get("tokens_per_step"), group.get("tokens_per_step_stderr"))

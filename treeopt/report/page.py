@@ -30,8 +30,8 @@ from treeopt.report.bench_table import PUBLISHED, about_rule, doubt, has_one_tex
 from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, pictures, to_svg
 from treeopt.report.figures.registry import Inputs
-from treeopt.report.plan_table import certainty
-from treeopt.report.wording import pm
+from treeopt.report.plan_table import certainty, plan_row
+from treeopt.report.wording import count, pm
 from treeopt.trees.tree import Choice
 
 INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
@@ -112,6 +112,7 @@ def write_report(run: RunDirectory) -> Path:
     drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
     page = render(
         plan=plan,
+        plan_rows=map(plan_row, plan.entries),
         sections=sections,
         origin=origin,
         stale=list(_stale(run, origins.notes)),
@@ -177,7 +178,7 @@ def render(*, marks: list[Mark], **content: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["pm"] = pm
-    environment.globals.update(certainty=certainty, bench_table=bench_table)
+    environment.globals.update(certainty=certainty, bench_table=bench_table, count=count)
     return environment.get_template("report.html.j2").render(
         tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
         style=Markup(style),
@@ -240,15 +241,17 @@ def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> Iterator[str]:
             yield f"{file} was made from another {name} than the one here now: run treeopt {command} again."
 
 
-def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[dict[str, Any]]:
-    """The chosen tree on each group of prompts: predicted and measured."""
+def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[list[str]]:
+    """The chosen tree on each group of prompts, predicted and, where the benchmark has it, measured."""
     chosen = bench if bench and "chosen" in {c.name for c in bench.contenders} else None
-    rows: list[dict[str, Any]] = []
+    rows = []
     for name in dict.fromkeys([*entry.groups, *(chosen.groups if chosen else [])]):
-        rows.append({"name": name or "(no group)", "predicted": entry.groups.get(name, GroupFigures()), "answers": 0})
+        of = entry.groups.get(name, GroupFigures())
+        rows.append([name or "(no group)", pm(of.tokens_per_step, of.tokens_per_step_stderr), pm(of.speedup, None)])
         if chosen:
-            rows[-1]["rate"], rows[-1]["answers"] = chosen.tokens_per_step("chosen", name)
-            rows[-1]["speedup"] = chosen.speedup("chosen", group=name)
+            rate, answers = chosen.tokens_per_step("chosen", name)
+            speedup = str(chosen.speedup("chosen", group=name) or "–")
+            rows[-1] += [str(answers), pm(rate if answers else None, None), speedup]
     return rows
 
 

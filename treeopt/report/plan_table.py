@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treeopt.report.terminal import grid
 from treeopt.report.wording import count, pm, ranges
 
 if TYPE_CHECKING:
@@ -13,43 +14,31 @@ if TYPE_CHECKING:
     from treeopt.trees.tree import Choice, Tree
 
 
+PREDICTED = ("tokens/step\nproduct", "\njoint", "\nreplayed")
+
+
 def plan_table(plan: Plan) -> RenderableType:
     """One row per batch size: the chosen tree and what to expect of it; then how sure the choice is."""
-    from rich.table import Table
-
     title = "The best tree for the mix of loads" if plan.mix else "The best tree for each batch size"
     said = [*map(certainty, plan.entries), price(plan), schedule(plan)]
-    table = Table(
-        title=title, title_justify="left", caption="\n".join(filter(None, said)) or None, caption_justify="left"
+    columns = ("batch", "rows", "depth", "widths", *PREDICTED, "step ms", "tokens/s", "speedup")
+    return grid(title, columns, map(plan_row, plan.entries), caption="\n".join(filter(None, said)))
+
+
+def plan_row(e: PlanEntry) -> tuple[str, ...]:
+    """The cells of an entry."""
+    return (
+        str(e.batch_size),
+        str(e.size),
+        str(e.depth),
+        "do not speculate" if e.size == 1 else " ".join(map(str, e.tree.widths())),
+        pm(e.predicted.product, None),
+        pm(e.predicted.joint, None),
+        pm(e.predicted.replayed, e.tokens_per_step_stderr),
+        pm(e.step_ms, e.step_ms_stderr),
+        pm(e.tokens_per_s, e.tokens_per_s_stderr, 0),
+        pm(e.speedup, e.speedup_stderr),
     )
-    for name in (
-        "batch",
-        "rows",
-        "depth",
-        "widths",
-        "tokens/step\nproduct",
-        "\njoint",
-        "\nreplayed",
-        "step ms",
-        "tokens/s",
-        "speedup",
-    ):
-        table.add_column(name, justify="right")
-    for e in plan.entries:
-        widths = "do not speculate" if e.size == 1 else " ".join(map(str, e.tree.widths()))
-        table.add_row(
-            str(e.batch_size),
-            str(e.size),
-            str(e.depth),
-            widths,
-            pm(e.predicted.product, None),
-            pm(e.predicted.joint, None),
-            pm(e.predicted.replayed, e.tokens_per_step_stderr),
-            pm(e.step_ms, e.step_ms_stderr),
-            pm(e.tokens_per_s, e.tokens_per_s_stderr, 0),
-            pm(e.speedup, e.speedup_stderr),
-        )
-    return table
 
 
 def certainty(entry: PlanEntry) -> str:

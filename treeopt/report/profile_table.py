@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from treeopt.report.terminal import grid
+from treeopt.report.wording import pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,49 +19,26 @@ PARTS = ("draft", "target", "verify", "commit")  # of a step, in their order
 
 def profile_table(profile: LatencyProfile) -> RenderableType:
     """Median step latency by size, at the deepest measured depth, and its ratio to a plain step."""
-    from rich.table import Table
-
     from treeopt.latency.estimate import StepCosts
 
-    table = Table(title="Latency of one decoding step (median)", title_justify="left")
-    for name in ("batch", "context", "rows", "depth", "ms", "over plain", "samples", *PARTS):
-        table.add_column(name, justify="right")
+    columns = ("batch", "context", "rows", "depth", "ms", "over plain", "samples", *PARTS)
+    table = grid("Latency of one decoding step (median)", columns)
     for batch, context in profile.settings:
         costs = StepCosts(profile, batch, context)
         plain = costs.plain
-        timed = [p for p in profile.autoregressive if p.setting == (batch, context)]
-        table.add_row(
-            str(batch),
-            str(context or "–"),
-            "1",
-            "plain",
-            f"{plain.ms:.2f} ±{plain.stderr_ms:.2f}",
-            "1.00",
-            str(sum(len(p.step_ms) for p in timed)),
-            *_parts(timed[0]),
-        )
-        deepest: dict[int, Any] = {}
-        for point in profile.points:
-            here = point.setting == (batch, context)
-            if here and (point.size not in deepest or point.depth > deepest[point.size].depth):
-                deepest[point.size] = point
+        here = (batch, context)
+        timed = [p for p in profile.autoregressive if p.setting == here]
+        deepest = {p.size: p for p in sorted(profile.points, key=lambda p: p.depth) if p.setting == here}
         if len(deepest) > MOST_SIZES:
             table.caption = "Not every size is shown; profile.json has them all."
+            deepest = {size: p for size, p in deepest.items() if size in SHOWN_SIZES or size == max(deepest)}
+        steps = [("1", "plain", plain, sum(len(p.step_ms) for p in timed), timed[0])]
         for size, point in sorted(deepest.items()):
-            if len(deepest) > MOST_SIZES and size not in SHOWN_SIZES and size != max(deepest):
-                continue
-            latency = costs.step(size, point.depth)
-            if latency is not None:
-                table.add_row(
-                    str(batch),
-                    str(context or "–"),
-                    str(size),
-                    str(point.depth),
-                    f"{latency.ms:.2f} ±{latency.stderr_ms:.2f}",
-                    f"{latency.ms / plain.ms:.2f}",
-                    str(len(point.step_ms)),
-                    *_parts(point),
-                )
+            if (latency := costs.step(size, point.depth)) is not None:
+                steps.append((str(size), str(point.depth), latency, len(point.step_ms), point))
+        for rows, depth, latency, samples, timing in steps:
+            ms, over = pm(latency.ms, latency.stderr_ms), f"{latency.ms / plain.ms:.2f}"
+            table.add_row(str(batch), str(context or "–"), rows, depth, ms, over, str(samples), *_parts(timing))
         table.add_section()
     return table
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treeopt.report.terminal import grid, together
+from treeopt.report.wording import pm
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -12,37 +15,30 @@ if TYPE_CHECKING:
 
 def score_table(score: Score, name: str) -> RenderableType:
     """The tree, the best of its size and the smallest that reaches as much; what it comes to, in sentences."""
-    from rich.console import Group
-    from rich.table import Table
-
-    from treeopt.report.wording import pm
-
-    table = Table(title="Tokens per step", title_justify="left")
-    for column in ("tree", "rows", "depth", "product", "joint", "replayed"):
-        table.add_column(column, justify="left" if column == "tree" else "right")
     held_out = " (held out)" if score.best.rates.replayed is not None else ""
     rows = {
         name: score.given,
         f"best of its size{held_out}": score.best,
         f"smallest that reaches it{held_out}": score.smallest,
     }
-    for label, rated in rows.items():
-        if rated is not None:
-            table.add_row(
-                label,
-                str(len(rated.tree)),
-                str(rated.tree.depth),
-                pm(rated.rates.product, None, 3),
-                pm(rated.rates.joint, None, 3),
-                pm(rated.rates.replayed, rated.rates.stderr, 3),
-            )
-    return Group(table, verdict(score, name))
+    cells = [
+        (
+            label,
+            str(len(rated.tree)),
+            str(rated.tree.depth),
+            pm(rated.rates.product, None, 3),
+            pm(rated.rates.joint, None, 3),
+            pm(rated.rates.replayed, rated.rates.stderr, 3),
+        )
+        for label, rated in rows.items()
+        if rated is not None
+    ]
+    columns = ("tree", "rows", "depth", "product", "joint", "replayed")
+    return together(grid("Tokens per step", columns, cells, left=1), verdict(score, name))
 
 
 def verdict(score: Score, name: str) -> str:
     """What the table comes to."""
-    from treeopt.report.wording import pm
-
     error = score.distance_stderr
     size, best = len(score.given.tree), len(score.best.tree)
     share = pm(100 * score.distance, None if error is None else 100 * error, 1)

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
+    from rich.table import Table
 
 Advance = Callable[[float], None]
+
+
+def grid(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), *, left: int = 0, caption: str | None = None
+) -> Table:
+    """A table of texts; the first ``left`` columns are names, the others figures."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i < left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def together(*renderables: RenderableType) -> RenderableType:
+    """One below the other."""
+    from rich.console import Group
+
+    return Group(*renderables)
 
 
 def out(renderable: RenderableType | str) -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from treeopt.report.terminal import grid, together
+from treeopt.report.wording import pm
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
 def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
     """Accuracy of each head on the held-out texts, before and after; then the line that uses them."""
-    from rich.console import Group
-    from rich.table import Table
-
-    from treeopt.report.wording import pm
-
     before, after = (record["held_out"][when] for when in ("before", "after"))
     texts = record["texts"]["held_out"]
-    table = Table(title=f"First choices that are right, on {texts} held-out texts", title_justify="left")
-    for name in ("head", "before", "after", "loss before [nats]", "after", "states"):
-        table.add_column(name, justify="right")
+    columns = ("head", "before", "after", "loss before [nats]", "after", "states")
+    table = grid(f"First choices that are right, on {texts} held-out texts", columns)
     for k, trials in enumerate(after["trials"]):
         cells = [pm(counts[key][k], None, 3) for key in ("accuracy", "head_loss_nats") for counts in (before, after)]
         table.add_row(str(k + 1), *cells, f"{trials:,}")
@@ -31,4 +28,4 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
             f"{after['base_nats_per_token']:.4f}; KL to what it was: {after['base_kl_nats_per_token']:.4f}."
         )
     said.append("Calibrate on other prompts than these heads learned from:")
-    return Group(table, *said, command)
+    return together(table, *said, command)

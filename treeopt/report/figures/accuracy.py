@@ -8,7 +8,7 @@ K heads, or depths · R ranks · G groups · B buckets of positions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +19,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.records.calibration import Calibration
 from treeopt.records.rules import guesser
 from treeopt.records.trace import NO_TRIAL, RankTrace
-from treeopt.report.figures.style import (
-    Shares,
-    bars,
-    blank,
-    heading,
-    legend,
-    log_axis,
-    look,
-    origin,
-    rule,
-    sentence,
-    series,
-    short,
-    wilson,
-)
+from treeopt.report.figures import style
 from treeopt.report.wording import count
 from treeopt.trees.tree import MAX_RANK, IntArray
 
@@ -77,8 +63,8 @@ class AccuracyData:
     trials     : (K,)
     """
 
-    single: Shares
-    cumulative: Shares
+    single: style.Shares
+    cumulative: style.Shares
     trials: IntArray
     caption: str = ""
     words: Words = Words()
@@ -94,66 +80,66 @@ def accuracy_data(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Acc
     hits, trials = calibration.hits[:, :ranks], calibration.trials
     info = calibration.meta
     sequences, is_log = info.get("sequences"), info.get("source") == "engine log"
-    caption = sentence(
+    caption = style.sentence(
         f"{count(int(trials.max()), 'draft' if is_log else 'state')}"
         + (f" of {count(sequences, 'sequence')}" if isinstance(sequences, int) else ""),
         "published figures" if info.get("source") == "published" else None,
-        origin(info.get("provenance")),
-        rule(info.get("acceptance")),
+        style.origin(info.get("provenance")),
+        style.rule(info.get("acceptance")),
         "of the drafts whose tokens before were accepted" if is_log else None,
         "95 % intervals, drafts as independent" if is_log else INTERVALS,
     )
     return AccuracyData(
-        wilson(hits, trials[:, None]), wilson(hits.cumsum(1), trials[:, None]), trials, caption, Words.about(info)
+        style.wilson(hits, trials[:, None]),
+        style.wilson(hits.cumsum(1), trials[:, None]),
+        trials,
+        caption,
+        Words.about(info),
     )
 
 
-@look()
+@style.look()
 def draw_accuracy(data: AccuracyData, figure: Figure | None = None) -> Figure:
     """Single ranks on the left (logarithmic), top-1 ... top-k on the right; of one rank a single line over depth."""
-    from matplotlib.ticker import MaxNLocator
-
-    figure = figure or blank()
+    figure = figure or style.blank()
     words, (heads, ranks) = data.words, data.single.value.shape
     if ranks == 1:
         return _draw_only_rank(data, figure)
     left, right = figure.subplots(1, 2)
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.4 / max(heads - 1, 1), 0.1)
     for k in range(heads):
-        style, x = series(k), np.arange(ranks) + dodge[k]
+        line, x = style.series(k), np.arange(ranks) + dodge[k]
         never = data.single.value[k] == 0  # a logarithmic axis has no place for 0
-        bars(left, x[~never], _of(data.single, (k, ~never)), **style)
+        style.bars(left, x[~never], data.single[k, ~never], **line)
         left.plot(
             x[never],
             np.zeros(never.sum()),
             transform=left.get_xaxis_transform(),
             clip_on=False,
             zorder=3,
-            **{**style, "linestyle": "none", "markerfacecolor": "white"},
+            **{**line, "linestyle": "none", "markerfacecolor": "white"},
         )
-        bars(right, np.arange(1, ranks + 1) + dodge[k], _of(data.cumulative, k), label=f"{k + 1}", **style)
-    log_axis(left)
+        style.bars(right, np.arange(1, ranks + 1) + dodge[k], data.cumulative[k], label=f"{k + 1}", **line)
+    style.log_axis(left)
     left.set_xlim(-0.5, ranks - 0.5)
     right.set_xlim(0.5, ranks + 0.5)
     left.set(title="At this rank", xlabel="rank (0 is the best candidate)", ylabel=words.of)
     right.set(title="Among the first k candidates", xlabel="k candidates", ylabel=words.of, ylim=(0, 1.02))
     for axes in (left, right):
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-    legend(right, words.guesser)
+        axes.locator_params(axis="x", nbins=10, integer=True)
+    style.legend(right, words.guesser)
     zeros = "hollow marks at the lower edge: 0" if (data.single.value == 0).any() else None
-    heading(figure, f"How often {words.right}, by rank", sentence(data.caption, zeros))
+    style.heading(figure, f"How often {words.right}, by rank", style.sentence(data.caption, zeros))
     return figure
 
 
 def _draw_only_rank(data: AccuracyData, figure: Figure) -> Figure:
-    from matplotlib.ticker import MaxNLocator
-
     axes: Axes = figure.add_subplot()
     words, heads = data.words, len(data.trials)
-    bars(axes, np.arange(1, heads + 1), _of(data.single, (slice(None), 0)), **series(0))
+    style.bars(axes, np.arange(1, heads + 1), data.single[:, 0], **style.series(0))
     axes.set(xlim=(0.5, heads + 0.5), ylim=(0, 1.02), xlabel=words.guesser, ylabel=words.of)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
-    heading(figure, f"How often {words.right}, by {words.guesser}", data.caption)
+    axes.locator_params(axis="x", nbins=10, integer=True, min_n_ticks=1)
+    style.heading(figure, f"How often {words.right}, by {words.guesser}", data.caption)
     return figure
 
 
@@ -166,7 +152,7 @@ class GroupsData:
     """
 
     names: tuple[str, ...]
-    top1: Shares
+    top1: style.Shares
     sequences: tuple[int, ...]
     tokens_per_step: tuple[float, ...] | None = None
     caption: str = ""
@@ -191,16 +177,16 @@ def groups_data(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any]
         raise InvalidInput(f"A calibration's groups need hits and trials of every head: {error!r}.") from None
     rates = [groups[name].get("tokens_per_step") for name in names]
     info, states = info or {}, count(int(trials.max(1).sum()), "state")
-    caption = sentence(
+    caption = style.sentence(
         f"{states} of {count(sum(sequences), 'sequence')}",
-        origin(info.get("provenance")),
-        rule(info.get("acceptance")),
+        style.origin(info.get("provenance")),
+        style.rule(info.get("acceptance")),
         INTERVALS,
     )
     known = tuple(float(rate) for rate in rates if rate is not None)
     return GroupsData(
         tuple(names),
-        wilson(hits, trials),
+        style.wilson(hits, trials),
         sequences,
         known if len(known) == len(names) else None,
         caption,
@@ -208,22 +194,21 @@ def groups_data(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any]
     )
 
 
-@look()
+@style.look()
 def draw_groups(data: GroupsData, figure: Figure | None = None) -> Figure:
     """One line for each group, one mark for each depth; tokens per step beside them where known."""
     n_groups, heads = data.top1.value.shape
-    figure = figure or blank(height=max(4.5, 1.4 + n_groups * max(0.3, 0.06 * heads)))
+    figure = figure or style.blank(height=max(4.5, 1.4 + n_groups * max(0.3, 0.06 * heads)))
     panels = 1 if data.tokens_per_step is None else 2
     grid = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=[3, 1][:panels])[0]
     axes, rows = grid[0], np.arange(n_groups)
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.68 / max(heads - 1, 1), 0.15)
     for k in range(heads):
-        share = _of(data.top1, (slice(None), k))
-        errors = np.abs([share.value - share.low, share.high - share.value])
-        style = {**series(k), "linestyle": "none"}
-        axes.errorbar(share.value, rows + dodge[k], xerr=errors, elinewidth=0.8, label=f"{k + 1}", **style)
+        share = data.top1[:, k]
+        line = {**style.series(k), "linestyle": "none"}
+        axes.errorbar(share.value, rows + dodge[k], xerr=share.errors, elinewidth=0.8, label=f"{k + 1}", **line)
     counts = zip(data.names, data.sequences, strict=True)
-    axes.set_yticks(rows, [f"{short(name)} ({n})" for name, n in counts])
+    axes.set_yticks(rows, [f"{style.short(name)} ({n})" for name, n in counts])
     axes.set(
         ylim=(n_groups - 0.5, -0.5),
         xlim=(0, None),
@@ -237,8 +222,8 @@ def draw_groups(data: GroupsData, figure: Figure | None = None) -> Figure:
         panel.grid(visible=False, axis="y")
         for row in rows[::2]:
             panel.axhspan(row - 0.5, row + 0.5, color="#F4F4F4", zorder=-1)
-    legend(grid[-1], data.words.guesser, handles=axes.get_legend_handles_labels()[0])
-    heading(figure, f"How often {data.words.right}, by group of prompts", data.caption)
+    style.legend(grid[-1], data.words.guesser, handles=axes.get_legend_handles_labels()[0])
+    style.heading(figure, f"How often {data.words.right}, by group of prompts", data.caption)
     return figure
 
 
@@ -254,7 +239,7 @@ class PositionsData:
 
     edges: IntArray
     middle: NDArray[np.float64]
-    top1: Shares
+    top1: style.Shares
     trials: IntArray
     caption: str = ""
     words: Words = Words()
@@ -280,24 +265,24 @@ def positions_data(trace: RankTrace, *, buckets: int = 8) -> PositionsData:
     hits = np.stack([np.bincount(bucket[column == 0], minlength=n) for column in ranks.T])
     trials = np.stack([np.bincount(bucket[column != NO_TRIAL], minlength=n) for column in ranks.T])
     middle = np.bincount(bucket, position, n) / np.bincount(bucket, minlength=n)
-    caption = sentence(
+    caption = style.sentence(
         f"{count(len(position), 'state')} of {count(trace.num_sequences, 'sequence')}",
-        origin(trace.meta.get("provenance")),
-        rule(trace.meta.get("acceptance")),
+        style.origin(trace.meta.get("provenance")),
+        style.rule(trace.meta.get("acceptance")),
         INTERVALS,
     )
-    return PositionsData(edges, middle, wilson(hits, trials), trials, caption, Words.about(trace.meta))
+    return PositionsData(edges, middle, style.wilson(hits, trials), trials, caption, Words.about(trace.meta))
 
 
-@look()
+@style.look()
 def draw_positions(data: PositionsData, figure: Figure | None = None) -> Figure:
     """One line for each depth; grey lines part the buckets."""
-    figure = figure or blank()
+    figure = figure or style.blank()
     axes: Axes = figure.add_subplot()
     for edge in data.edges[1:-1]:
         axes.axvline(float(edge) - 0.5, color="#DDDDDD", linewidth=0.8, zorder=0)
     for k in range(len(data.trials)):
-        bars(axes, data.middle, _of(data.top1, k), label=f"{k + 1}", **series(k))
+        style.bars(axes, data.middle, data.top1[k], label=f"{k + 1}", **style.series(k))
     axes.grid(visible=False, axis="x")
     axes.set(
         xlim=(0, int(data.edges[-1])),
@@ -305,10 +290,6 @@ def draw_positions(data: PositionsData, figure: Figure | None = None) -> Figure:
         xlabel="position in the answer [tokens]",
         ylabel=f"{data.words.share} [{data.words.of}]",
     )
-    legend(axes, data.words.guesser)
-    heading(figure, f"How often {data.words.right} along the answer", data.caption)
+    style.legend(axes, data.words.guesser)
+    style.heading(figure, f"How often {data.words.right} along the answer", data.caption)
     return figure
-
-
-def _of(shares: Shares, part: int | tuple[Any, ...] | Sequence[int]) -> Shares:
-    return Shares(shares.value[part], shares.low[part], shares.high[part])

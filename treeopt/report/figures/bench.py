@@ -14,22 +14,7 @@ import numpy as np
 from treeopt.errors import OutOfRange
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.report.bench_table import CONTENDERS
-from treeopt.report.figures.style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    VERMILLION,
-    Shares,
-    blank,
-    heading,
-    legend,
-    look,
-    origin,
-    rule,
-    sentence,
-    short,
-    wilson,
-)
+from treeopt.report.figures import style
 from treeopt.report.wording import count
 
 if TYPE_CHECKING:
@@ -37,11 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = {  # colour, marker, hatch
-    "predicted, product": (GREY, "^", ""),
-    "predicted, joint": (GREY, "v", ""),
-    "predicted": (ORANGE, "D", "///"),
-    "replayed": (BLUE, "s", ""),
-    "measured": (VERMILLION, "o", "..."),
+    "predicted, product": (style.GREY, "^", ""),
+    "predicted, joint": (style.GREY, "v", ""),
+    "predicted": (style.ORANGE, "D", "///"),
+    "replayed": (style.BLUE, "s", ""),
+    "measured": (style.VERMILLION, "o", "..."),
 }
 
 
@@ -54,7 +39,7 @@ class AcceptedData:
     """
 
     name: str
-    shares: Mapping[str, Shares]
+    shares: Mapping[str, style.Shares]
     means: Mapping[str, float]
     caption: str = ""
 
@@ -67,7 +52,7 @@ def accepted_data(bench: Benchmark, name: str = "chosen") -> AcceptedData:
     contender = bench.contender(name)
     predicted = np.asarray(contender.predicted_accepted, dtype=float)
     found = {
-        "predicted": Shares(predicted, predicted, predicted),
+        "predicted": style.Shares(predicted, predicted, predicted),
         "replayed": _counted(contender.replayed_accepted, exact=True),
         "measured": _counted(contender.accepted, exact=False),
     }
@@ -76,48 +61,47 @@ def accepted_data(bench: Benchmark, name: str = "chosen") -> AcceptedData:
         raise OutOfRange("The benchmark did not count accepted guesses. Measure again with: treeopt bench")
     means = {kind: float(share.value @ np.arange(len(share.value))) for kind, share in shares.items()}
     steps = sum(contender.accepted)
-    caption = sentence(count(steps, "measured step") if steps else None, _about(bench))
+    caption = style.sentence(count(steps, "measured step") if steps else None, _about(bench))
     return AcceptedData(name, shares, means, caption)
 
 
-def _counted(counts: Sequence[int], *, exact: bool) -> Shares:
+def _counted(counts: Sequence[int], *, exact: bool) -> style.Shares:
     n = sum(counts)
     if not n:
         none = np.zeros(0)
-        return Shares(none, none, none)
-    share = wilson(np.asarray(counts), np.full(len(counts), n))
-    return Shares(share.value, share.value, share.value) if exact else share
+        return style.Shares(none, none, none)
+    share = style.wilson(np.asarray(counts), np.full(len(counts), n))
+    return style.Shares(share.value, share.value, share.value) if exact else share
 
 
 def _about(bench: Benchmark) -> str:
     first = bench.contenders[0]
     prompts = "held-out prompt" if bench.prompts == "held out" else "calibration prompt"
     source = {**(bench.provenance or {}), "dtype": bench.dtype}
-    return sentence(
+    return style.sentence(
         count(first.compared, prompts),
         count(bench.rounds, "round"),
         f"batch size {first.batch_size}",
-        origin(source),
-        rule(bench.acceptance),
+        style.origin(source),
+        style.rule(bench.acceptance),
     )
 
 
-@look()
+@style.look()
 def draw_accepted(data: AcceptedData, figure: Figure | None = None) -> Figure:
     """Bars side by side, one kind beside the other."""
-    figure = figure or blank()
+    figure = figure or style.blank()
     axes: Axes = figure.add_subplot()
     longest = max(len(share.value) for share in data.shares.values())
     width = 0.8 / len(data.shares)
     for i, (kind, share) in enumerate(data.shares.items()):
         colour, _, hatch = KINDS[kind]
         x = np.arange(len(share.value)) + (i - (len(data.shares) - 1) / 2) * width
-        errors = np.abs([share.value - share.low, share.high - share.value])
         axes.bar(
             x,
             share.value,
             width,
-            yerr=errors if errors.any() else None,
+            yerr=share.errors if share.errors.any() else None,
             color=colour,
             hatch=hatch,
             edgecolor="white",
@@ -128,10 +112,10 @@ def draw_accepted(data: AcceptedData, figure: Figure | None = None) -> Figure:
     axes.set_xticks(range(longest))
     axes.grid(visible=False, axis="x")
     axes.set(xlabel="accepted guesses in a step", ylabel="share of steps")
-    legend(axes, labelspacing=1.0)
+    style.legend(axes, labelspacing=1.0)
     who = CONTENDERS.get(data.name, data.name)
     interval = "95 % interval, steps as independent" if "measured" in data.shares else None
-    heading(figure, f"Accepted guesses per step: {short(who, 40)}", sentence(data.caption, interval))
+    style.heading(figure, f"Accepted guesses per step: {style.short(who, 40)}", style.sentence(data.caption, interval))
     return figure
 
 
@@ -178,16 +162,16 @@ def contenders_data(bench: Benchmark, *, chosen: str = "chosen", baseline: str =
     )
 
 
-@look()
+@style.look()
 def draw_contenders(data: ContendersData, figure: Figure | None = None) -> Figure:
     """Speedups on the left, tokens per step on the right, and speedups by group below."""
     n, n_groups = len(data.names), len(data.groups)
     upper, lower = max(2.2, 0.34 * n + 0.6), 0.8 + 0.22 * n_groups
-    figure = figure or blank(height=max(4.5, 1.0 + upper + (lower if n_groups else 0.0)))
+    figure = figure or style.blank(height=max(4.5, 1.0 + upper + (lower if n_groups else 0.0)))
     grid = figure.add_gridspec(2 if n_groups else 1, 2, height_ratios=[upper, lower][: 2 if n_groups else 1])
     left = figure.add_subplot(grid[0, 0])
     right = figure.add_subplot(grid[0, 1], sharey=left)
-    labels = [f"{short(name, 24)} ({size})" for name, size in zip(data.names, data.sizes, strict=True)]
+    labels = [f"{style.short(name, 24)} ({size})" for name, size in zip(data.names, data.sizes, strict=True)]
     _draw_ratios(left, labels, data.speedups)
     left.set(title="Speedup", xlabel="over plain decoding", ylabel="contender (rows per step)")
     for i, (kind, rates) in enumerate(data.tokens_per_step.items()):
@@ -197,15 +181,15 @@ def draw_contenders(data: ContendersData, figure: Figure | None = None) -> Figur
             right.plot(*zip(*shown, strict=True), marker, color=colour, label=kind)
     right.tick_params(labelleft=False)
     right.set(title="Tokens per step", xlabel="tokens per step")
-    legend(right)
+    style.legend(right)
     if n_groups:
         below = figure.add_subplot(grid[1, :])
-        _draw_ratios(below, [short(name) for name in data.groups], list(data.groups.values()))
+        _draw_ratios(below, [style.short(name) for name in data.groups], list(data.groups.values()))
         below.set(title="Speedup of the chosen tree by group", xlabel="over plain decoding", ylabel="group")
     figure.align_ylabels()
     sure = all(ratio is None or ratio.low is not None for ratio in data.speedups)
     bar = "95 % interval over blocks of prompts" if sure else "too few blocks of prompts for intervals"
-    heading(figure, "Real decoding", sentence(data.caption, bar))
+    style.heading(figure, "Real decoding", style.sentence(data.caption, bar))
     return figure
 
 
@@ -214,9 +198,9 @@ def _draw_ratios(axes: Axes, labels: Sequence[str], ratios: Sequence[Ratio | Non
     for row, ratio in enumerate(ratios):
         if ratio is not None:
             if ratio.low is not None and ratio.high is not None:
-                axes.hlines(row, ratio.low, ratio.high, color=BLUE, linewidth=2)
-            axes.plot(ratio.value, row, "o", color=BLUE, markersize=5)
-    axes.axvline(1.0, color=GREY, linestyle=(0, (2, 3)), linewidth=1, zorder=0)
+                axes.hlines(row, ratio.low, ratio.high, color=style.BLUE, linewidth=2)
+            axes.plot(ratio.value, row, "o", color=style.BLUE, markersize=5)
+    axes.axvline(1.0, color=style.GREY, linestyle=(0, (2, 3)), linewidth=1, zorder=0)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     top = max((r.high or r.value for r in ratios if r is not None), default=1.0)

@@ -19,36 +19,17 @@ from treeopt.errors import OutOfRange
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.paired import Latency, median_latency
 from treeopt.records.profile import LatencyProfile
-from treeopt.report.figures.style import (
-    BLUE,
-    GREEN,
-    MARKERS,
-    ORANGE,
-    SKY,
-    Z95,
-    Shares,
-    bars,
-    blank,
-    heading,
-    legend,
-    log_axis,
-    look,
-    origin,
-    sentence,
-    series,
-    size_axis,
-    span,
-)
+from treeopt.report.figures import style
 from treeopt.trees.tree import IntArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTS = {  # in the order of a step: colour and hatch
-    "draft": (ORANGE, ""),
-    "target": (SKY, "///"),
-    "verify": (GREEN, "..."),
-    "commit": (BLUE, "\\\\\\"),
+    "draft": (style.ORANGE, ""),
+    "target": (style.SKY, "///"),
+    "verify": (style.GREEN, "..."),
+    "commit": (style.BLUE, "\\\\\\"),
 }
 ACROSS = 3  # panels side by side
 
@@ -67,8 +48,8 @@ class Staircase:
     context_tokens: int
     sizes: IntArray
     depths: IntArray
-    ms: Shares
-    overhead: Shares
+    ms: style.Shares
+    overhead: style.Shares
     plain: Latency
     others: tuple[tuple[int, int, float], ...]
     label: str
@@ -125,8 +106,8 @@ def _trees(
     return deepest, [tree for tree in here if tree not in deepest]
 
 
-def _interval(value: NDArray[np.float64], stderr: NDArray[np.float64]) -> Shares:
-    return Shares(value, value - Z95 * stderr, value + Z95 * stderr)
+def _interval(value: NDArray[np.float64], stderr: NDArray[np.float64]) -> style.Shares:
+    return style.Shares(value, value - style.Z95 * stderr, value + style.Z95 * stderr)
 
 
 def _label(profile: LatencyProfile, batch_size: int, context: int) -> str:
@@ -138,57 +119,52 @@ def _caption(profile: LatencyProfile) -> str:
     n = [len(p.step_ms) for p in profile.points] or [len(p.step_ms) for p in profile.autoregressive]
     contexts = [context for _, context in profile.settings]
     runtime = profile.runtime
-    return sentence(
-        f"{span(n)} steps timed per point",
-        f"context {span(contexts)} tokens",
+    return style.sentence(
+        f"{style.span(n)} steps timed per point",
+        f"context {style.span(contexts)} tokens",
         " ".join(filter(None, (runtime.get("name"), runtime.get("version"), runtime.get("attention")))) or None,
-        origin(profile.info.get("provenance")),
+        style.origin(profile.info.get("provenance")),
     )
 
 
-@look()
+@style.look()
 def draw_latency(data: LatencyData, figure: Figure | None = None) -> Figure:
     """Milliseconds on the left, the ratio to a plain step on the right."""
     from matplotlib.lines import Line2D
 
-    figure = figure or blank()
+    figure = figure or style.blank()
     left, right = figure.subplots(1, 2)
     for i, curve in enumerate(data.curves):
-        style = {**series(i), "marker": "."}
-        bars(left, curve.sizes, curve.ms, **style)
-        bars(right, curve.sizes, curve.overhead, label=f"batch size {curve.label}", **style)
-        left.axhline(curve.plain.ms, color=style["color"], linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
+        line = {**style.series(i), "marker": "."}
+        style.bars(left, curve.sizes, curve.ms, **line)
+        style.bars(right, curve.sizes, curve.overhead, label=f"batch size {curve.label}", **line)
+        style.plain_line(left, curve.plain.ms, line["color"])
         for size, depth, ms in curve.others:
             for axes, unit in ((left, 1.0), (right, curve.plain.ms)):
-                axes.plot(size, ms / unit, color=style["color"], **_mark(depth))
+                axes.plot(size, ms / unit, color=line["color"], **_mark(depth))
     all_ms = np.concatenate([[curve.plain.ms, *curve.ms.value] for curve in data.curves])
-    if all_ms.max() > 8 * all_ms.min():
-        log_axis(left)
-    else:
-        left.set_ylim(0, None)
-    right.axhline(1.0, color="black", linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
     sizes = np.concatenate([[*curve.sizes, *(size for size, *_ in curve.others)] for curve in data.curves])
-    for axes in (left, right):
-        size_axis(axes, sizes)
-        axes.set_xlabel("rows per step (tree size)")
+    style.beside_plain(left, right, all_ms, sizes, most=8)
     left.set(title="One step (dashed: plain)", ylabel="step latency [ms]")
     right.set(title="Over a plain step", ylabel="overhead", ylim=(0, None))
     depths = sorted({depth for curve in data.curves for _, depth, _ in curve.others})
     marks = [Line2D([], [], color="#666666", label=f"depth {depth}", **_mark(depth)) for depth in depths]
-    legend(right, handles=[*right.get_legend_handles_labels()[0], *marks])
+    style.legend(right, handles=[*right.get_legend_handles_labels()[0], *marks])
     most = max((int(curve.depths.max()) for curve in data.curves if len(curve.depths)), default=0)
     note = f"medians, 95 % intervals; lines: trees as deep as their rows allow, {most} at most"
-    heading(
-        figure,
-        "What a decoding step costs",
-        sentence(data.caption, note + ("; marks: shallower ones" if marks else "")),
-    )
+    note += "; marks: shallower ones" if marks else ""
+    style.heading(figure, "What a decoding step costs", style.sentence(data.caption, note))
     return figure
 
 
 def _mark(depth: int) -> dict[str, Any]:
     """Of a tree that is shallower than its rows allow."""
-    return {"marker": MARKERS[(depth - 1) % len(MARKERS)], "markersize": 3.5, "linestyle": "none", "alpha": 0.6}
+    return {
+        "marker": style.MARKERS[(depth - 1) % len(style.MARKERS)],
+        "markersize": 3.5,
+        "linestyle": "none",
+        "alpha": 0.6,
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,12 +232,12 @@ def parts_data(profile: LatencyProfile) -> PartsData:
     return PartsData(tuple(panels), _caption(profile))
 
 
-@look()
+@style.look()
 def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
     """Stacked areas, one panel for each batch size; the whole step and the plain step as lines."""
     n = len(data.panels)
     down = -(-n // ACROSS)
-    figure = figure or blank(height=max(4.5, 0.9 + 2.2 * down))
+    figure = figure or style.blank(height=max(4.5, 0.9 + 2.2 * down))
     grid = figure.subplots(down, min(n, ACROSS), squeeze=False)
     for axes in grid.ravel()[n:]:
         axes.set_visible(False)
@@ -276,7 +252,7 @@ def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
             base = base + ms
         axes.plot(panel.sizes, panel.total, "o-", color="black", markersize=2.5, label="whole step")
         axes.axhline(panel.plain_ms, color="black", linestyle=(0, (2, 3)), label="plain step")
-        size_axis(axes, panel.sizes)
+        style.size_axis(axes, panel.sizes)
         axes.set(
             title=f"batch size {panel.label}",
             ylim=(0, None),
@@ -286,10 +262,10 @@ def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
     handles, labels = grid[0, 0].get_legend_handles_labels()
     last = grid[0, min(n, ACROSS) - 1]
     order = [*reversed(range(len(labels) - 2)), len(labels) - 2, len(labels) - 1]  # as they are stacked
-    legend(last, handles=[handles[j] for j in order], labels=[labels[j] for j in order])
+    style.legend(last, handles=[handles[j] for j in order], labels=[labels[j] for j in order])
     note = (
         f"medians of trees as deep as their rows allow, {max(panel.depth for panel in data.panels)} at most; parts are timed in "
         "steps of their own, and scaled where they take longer together than a whole step"
     )
-    heading(figure, "What a decoding step is made of", sentence(data.caption, note))
+    style.heading(figure, "What a decoding step is made of", style.sentence(data.caption, note))
     return figure

@@ -18,21 +18,7 @@ from treeopt.planning.comparison import MOST_DENSE, compare
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import Runtime
 from treeopt.records.plan import Plan, PlanEntry
-from treeopt.report.figures.style import (
-    Z95,
-    Shares,
-    blank,
-    heading,
-    legend,
-    log_axis,
-    look,
-    origin,
-    rule,
-    sentence,
-    series,
-    size_axis,
-    span,
-)
+from treeopt.report.figures import style
 from treeopt.report.wording import count
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray
@@ -52,7 +38,7 @@ class SizesData:
     fixed  : (name, size, tokens per step)
     """
 
-    curves: Mapping[str, Shares]
+    curves: Mapping[str, style.Shares]
     objective: str
     dense: tuple[tuple[tuple[int, ...], int, float], ...]
     n_dense: int  # how many there are within the budget
@@ -74,7 +60,7 @@ def sizes_data(
     curves = {}
     for name, held_out in found.held_out.items():
         low, high = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
-        curves[name] = Shares(held_out.tokens_per_step, low, high)
+        curves[name] = style.Shares(held_out.tokens_per_step, low, high)
     about = count(*source.observed)
     if source.answers is not None:
         about = f"{count(source.answers.num_sequences, 'sequence')}, {about}"
@@ -84,10 +70,10 @@ def sizes_data(
         found.dense,
         found.n_dense,
         found.fixed,
-        sentence(
+        style.sentence(
             about,
-            origin(source.meta.get("provenance")),
-            rule(source.meta.get("acceptance")),
+            style.origin(source.meta.get("provenance")),
+            style.rule(source.meta.get("acceptance")),
             "grown trees are cross-fitted: replayed on sequences that they were not grown on",
             source.approximate,
             f"shaded: 95 % interval of {objective}",
@@ -95,22 +81,22 @@ def sizes_data(
     )
 
 
-@look()
+@style.look()
 def draw_sizes(data: SizesData, figure: Figure | None = None) -> Figure:
     """A line for each objective, small crosses for dense trees."""
-    figure = figure or blank()
+    figure = figure or style.blank()
     axes = figure.add_subplot()
     largest = 2
     for i, (name, curve) in enumerate(data.curves.items()):
         sizes = np.arange(1, len(curve.value) + 1)
         largest = max(largest, len(sizes))
-        style = series(i)
-        axes.plot(sizes, curve.value, label=f"grown: {name}", markevery=0.15, **style)
+        line = style.series(i)
+        axes.plot(sizes, curve.value, label=f"grown: {name}", markevery=0.15, **line)
         if name == data.objective:
-            axes.fill_between(sizes, curve.low, curve.high, color=style["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(sizes, curve.low, curve.high, color=line["color"], alpha=0.15, linewidth=0)
     chains = [(size, rate) for name, size, rate in data.fixed if name.startswith("chain")]
     if chains:
-        axes.plot(*zip(*chains, strict=True), label="chains of top-1", **series(4))
+        axes.plot(*zip(*chains, strict=True), label="chains of top-1", **style.series(4))
     for name, size, rate in data.fixed:
         if not name.startswith("chain"):
             axes.plot(size, rate, "*", markersize=10, color="black", label=name, linestyle="none")
@@ -125,10 +111,10 @@ def draw_sizes(data: SizesData, figure: Figure | None = None) -> Figure:
             label=f"dense trees{sample}",
             zorder=1,
         )
-    size_axis(axes, [1, largest])
+    style.size_axis(axes, [1, largest])
     axes.set(ylabel="tokens per step", ylim=(0.95, None))
-    legend(axes)
-    heading(figure, "Tokens per step over tree size", data.caption)
+    style.legend(axes)
+    style.heading(figure, "Tokens per step over tree size", data.caption)
     return figure
 
 
@@ -178,13 +164,13 @@ def throughput_data(plan: Plan) -> ThroughputData:
     runtime: Runtime = plan.runtime or {}
     sequences = plan.entries[0].predicted.sequences
     contexts = [c.context_tokens for c in curves if c.context_tokens is not None]
-    caption = sentence(
+    caption = style.sentence(
         "Predicted: held-out tokens per step over measured latency",
         count(sequences, "sequence") if sequences is not None else "from accuracies alone",
-        f"context {span(contexts)} tokens" if contexts else None,
+        f"context {style.span(contexts)} tokens" if contexts else None,
         " ".join(filter(None, (runtime.get("name"), runtime.get("version")))) or None,
         f"objective {plan.objective}" if plan.objective else None,
-        rule(plan.acceptance),
+        style.rule(plan.acceptance),
     )
     return ThroughputData(curves, caption)
 
@@ -207,53 +193,49 @@ def _throughput(entry: PlanEntry) -> Throughput | None:
     )
 
 
-@look()
+@style.look()
 def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figure:
     """Tokens per second on the left, the ratio to plain decoding on the right."""
-    figure = figure or blank()
+    figure = figure or style.blank()
     left, right = figure.subplots(1, 2)
     for i, curve in enumerate(data.curves):
-        style = {**series(i), "marker": ""}
+        line = {**style.series(i), "marker": ""}
         for axes, unit in ((left, 1.0), (right, curve.plain)):
             if not unit:
                 continue
             rates = curve.tokens_per_s / unit
-            axes.plot(curve.sizes, rates, label=curve.label, **style)
+            axes.plot(curve.sizes, rates, label=curve.label, **line)
             axes.plot(
                 curve.tied,
                 [curve.at(size) / unit for size in curve.tied],
                 "o",
                 markersize=6.5,
                 markerfacecolor="none",
-                markeredgecolor=style["color"],
+                markeredgecolor=line["color"],
             )
-            error = None if curve.error is None else Z95 * curve.error / unit
+            error = None if curve.error is None else style.Z95 * curve.error / unit
             axes.errorbar(
                 curve.chosen,
                 curve.at(curve.chosen) / unit,
                 yerr=error,
                 marker="*",
                 markersize=10,
-                color=style["color"],
+                color=line["color"],
                 mec="black",
                 mew=0.6,
                 zorder=4,
             )
         if curve.plain:
-            left.axhline(curve.plain, color=style["color"], linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
+            style.plain_line(left, curve.plain, line["color"])
     rates = np.concatenate([curve.tokens_per_s for curve in data.curves])
-    if rates.max() > 6 * rates.min():
-        log_axis(left)
-    else:
-        left.set_ylim(0, None)
-        left.yaxis.set_major_formatter(lambda rate, _: f"{rate:,g}")
-    right.axhline(1.0, color="black", linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
     sizes = np.concatenate([curve.sizes for curve in data.curves])
-    for axes in (left, right):
-        size_axis(axes, sizes)
-        axes.set_xlabel("rows per step (tree size)")
+    style.beside_plain(left, right, rates, sizes, most=6)
+    if left.get_yscale() == "linear":
+        left.yaxis.set_major_formatter(lambda rate, _: f"{rate:,g}")
     left.set(title="Throughput (dashed: plain)", ylabel="tokens per second")
     right.set(title="Over plain decoding", ylabel="speedup")
-    legend(right, "batch size")
-    heading(figure, "Throughput over tree size", sentence(data.caption, "★ chosen, with 95 % interval; ○ tied"))
+    style.legend(right, "batch size")
+    style.heading(
+        figure, "Throughput over tree size", style.sentence(data.caption, "★ chosen, with 95 % interval; ○ tied")
+    )
     return figure

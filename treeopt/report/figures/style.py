@@ -74,6 +74,14 @@ class Shares:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
+    def __getitem__(self, part: Any) -> Shares:
+        return Shares(self.value[part], self.low[part], self.high[part])
+
+    @property
+    def errors(self) -> NDArray[np.float64]:
+        """(2, ...) how far the intervals reach below and above."""
+        return np.abs([self.value - self.low, self.high - self.value])
+
 
 def wilson(hits: ArrayLike, trials: ArrayLike) -> Shares:
     """Shares with 95 % Wilson score intervals; without a trial all three are NaN.
@@ -140,8 +148,7 @@ def series(i: int) -> dict[str, Any]:
 
 def bars(axes: Axes, x: ArrayLike, shares: Shares, **options: Any) -> None:
     """Points on a line, with their intervals."""
-    errors = np.abs([shares.value - shares.low, shares.high - shares.value])
-    axes.errorbar(x, shares.value, yerr=errors, elinewidth=0.8, **options)
+    axes.errorbar(x, shares.value, yerr=shares.errors, elinewidth=0.8, **options)
 
 
 def legend(axes: Axes, title: str | None = None, **options: Any) -> Legend:
@@ -163,6 +170,23 @@ def size_axis(axes: Axes, sizes: ArrayLike) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlim(low * 0.87, max(high, 2 * low) * 1.15)
     axes.set_xlabel("rows per step and sequence (tree size)")
+
+
+def plain_line(axes: Axes, y: float, color: str = BLACK) -> None:
+    """A dashed line at what plain decoding reaches."""
+    axes.axhline(y, color=color, linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
+
+
+def beside_plain(left: Axes, right: Axes, values: NDArray[np.float64], sizes: ArrayLike, *, most: float) -> None:
+    """Finish two panels over tree size: values, logarithmic where they differ by ``most`` times, and over the plain one."""
+    if values.max() > most * values.min():
+        log_axis(left)
+    else:
+        left.set_ylim(0, None)
+    plain_line(right, 1.0)
+    for axes in (left, right):
+        size_axis(axes, sizes)
+        axes.set_xlabel("rows per step (tree size)")
 
 
 def log_axis(axes: Axes) -> None:

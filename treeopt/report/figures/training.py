@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.report.figures.style import blank, heading, legend, look, origin, sentence, series
+from treeopt.report.figures import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,24 +74,24 @@ def training_data(
 def training_caption(record: Mapping[str, Any]) -> str:
     """What was trained on what, from the record of a run."""
     recipe = record["recipe"]
-    return sentence(
+    return style.sentence(
         f"{recipe['kind']}, {recipe['num_heads']} heads",
         f"{record['steps']:,} steps of {recipe['batch_size']} texts in {record['seconds']:,.0f} s",
-        origin(record.get("provenance")),
+        style.origin(record.get("provenance")),
     )
 
 
-@look()
+@style.look()
 def draw_training(data: TrainingData, figure: Figure | None = None) -> Figure:
     """Loss on the left; accuracy on the right, with marks beyond the last step for the held-out texts."""
-    figure = figure or blank()
+    figure = figure or style.blank()
     left, right = figure.subplots(1, 2)
     last, num_heads = float(data.steps[-1]), data.loss.shape[1]
-    for k, style in enumerate(_styles(num_heads)):
-        ends = {**style, "linestyle": "", "markersize": 6}
-        style["marker"] = ""
-        left.plot(data.steps, data.loss[:, k], label=str(k + 1), **style)
-        right.plot(data.steps, data.accuracy[:, k], label=str(k + 1), **style)
+    for k, line in enumerate(_styles(num_heads)):
+        ends = {**line, "linestyle": "", "markersize": 6}
+        line["marker"] = ""
+        left.plot(data.steps, data.loss[:, k], label=str(k + 1), **line)
+        right.plot(data.steps, data.accuracy[:, k], label=str(k + 1), **line)
         right.plot([0], data.before[k : k + 1], markerfacecolor="white", clip_on=False, zorder=3, **ends)
         right.plot([1.04 * last], data.after[k : k + 1], clip_on=False, zorder=3, **ends)
     left.set(title="Lines: the texts of each step", ylabel="loss [nats per state]", ylim=(0, None))
@@ -105,18 +105,18 @@ def draw_training(data: TrainingData, figure: Figure | None = None) -> Figure:
         axes.set_xlabel("step")
         axes.set_xlim(0, 1.06 * last)
     if num_heads <= MOST_NAMED:
-        legend(right, "head")
+        style.legend(right, "head")
     else:
         _colour_scale(right, num_heads)
     trials = f"{int(data.trials.max()):,} held-out states" if len(data.trials) else None
-    heading(figure, "How the heads learned", sentence(data.caption, trials))
+    style.heading(figure, "How the heads learned", style.sentence(data.caption, trials))
     return figure
 
 
 def _styles(num_heads: int) -> list[dict[str, Any]]:
     """Colour, marker and line style of each head."""
     if num_heads <= MOST_NAMED:
-        return [series(k) for k in range(num_heads)]
+        return [style.series(k) for k in range(num_heads)]
     return [{"color": shade, "marker": "o", "linestyle": "-"} for shade in _shades(num_heads)]
 
 

@@ -20,7 +20,7 @@ from treeopt.growth.source import source_of
 from treeopt.growth.worth import product_values
 from treeopt.records.inputs import Accuracies
 from treeopt.records.rules import guesser
-from treeopt.report.figures.style import SEQUENTIAL, SIZE_INCHES, blank, heading, look, origin, rule, sentence
+from treeopt.report.figures import style
 from treeopt.report.wording import count
 from treeopt.trees.tree import IntArray, Tree, read_only
 
@@ -73,7 +73,7 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
     """
     source = source_of(record)
     who, about = guesser(source.meta.get("drafter")), source.meta
-    where = (origin(about.get("provenance")), rule(about.get("acceptance")))
+    where = (style.origin(about.get("provenance")), style.rule(about.get("acceptance")))
     visits = source.visits(tree)
     if visits is not None and source.answers is not None:
         steps = int(visits[0])
@@ -84,7 +84,7 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
         rate = source.tokens_per_step(tree)
         drawn = columns(tree, probabilities)
         return TreeData(
-            tree, drawn, probabilities, rate, read_only(visits, np.int64), steps, sentence(said, *where), who
+            tree, drawn, probabilities, rate, read_only(visits, np.int64), steps, style.sentence(said, *where), who
         )
     if not source.knows(tree):
         raise OutOfRange(
@@ -99,7 +99,7 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
         said = f"survival over {count(number, what)} that an engine counted"
     rate = float(probabilities.sum())
     return TreeData(
-        tree, columns(tree, probabilities), probabilities, rate, caption=sentence(said, *where), guesser=who
+        tree, columns(tree, probabilities), probabilities, rate, caption=style.sentence(said, *where), guesser=who
     )
 
 
@@ -139,7 +139,7 @@ def node_gid(path: tuple[int, ...]) -> str:
     return "node-" + ("-".join(map(str, path)) or "root")
 
 
-@look()
+@style.look()
 def draw_tree(data: TreeData, figure: Figure | None = None) -> Figure:
     """Nodes dark where they are often accepted, edges thick where decoding often goes."""
     from matplotlib.cm import ScalarMappable
@@ -147,10 +147,10 @@ def draw_tree(data: TreeData, figure: Figure | None = None) -> Figure:
     from matplotlib.colors import LogNorm
 
     tree, span = data.tree, float(data.columns.max()) + 1
-    width = min(max(SIZE_INCHES[0], span * COLUMN + MARGIN), MOST_WIDTH)
-    figure = figure or blank(width)
+    width = min(max(style.SIZE_INCHES[0], span * COLUMN + MARGIN), MOST_WIDTH)
+    figure = figure or style.blank(width)
     axes = figure.add_subplot()
-    shade = ScalarMappable(LogNorm(RAREST, 1.0, clip=True), SEQUENTIAL)
+    shade = ScalarMappable(LogNorm(RAREST, 1.0, clip=True), style.SEQUENTIAL)
     depths = tree.depths.astype(float)
     edges = np.stack([np.c_[data.columns, depths][tree.parents[1:]], np.c_[data.columns, depths][1:]], 1)
     thick = 0.3 + 3.5 * np.sqrt(data.probabilities[1:])
@@ -175,7 +175,7 @@ def draw_tree(data: TreeData, figure: Figure | None = None) -> Figure:
     )
     never = "white: never accepted" if (data.probabilities == 0).any() else None
     rate = f"{data.tokens_per_step:.2f} tokens per step"
-    heading(figure, title, sentence(rate, data.caption, "numbers are ranks" if labelled else None, never))
+    style.heading(figure, title, style.sentence(rate, data.caption, "numbers are ranks" if labelled else None, never))
     return figure
 
 
