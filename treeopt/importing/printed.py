@@ -76,10 +76,8 @@ class Printed:
             yield self.drafted // len(self.rates)
         if self.accepted and self.mean > 1:
             middle = round(self.accepted / (self.mean - 1))
-            for step in range(MOST_TRIED // 2):
-                yield middle + step
-                if step:
-                    yield middle - step
+            around = range(middle - MOST_TRIED // 2, middle + MOST_TRIED // 2)
+            yield from sorted(around, key=lambda drafts: abs(drafts - middle))
         elif self.drafted:
             yield -(-self.drafted // len(self.rates))
 

@@ -3,6 +3,6 @@
 paired.py        latency of a step from its samples and those of plain steps in the same rounds
 rounds.py        when there are enough rounds; drift, margins of error
 estimate.py      StepCosts: the one place where a latency is asked for, between measured sizes too
-staircase.py     the shape of latency over rows that all measurements share; interpolation.py, weights between them
+interpolation.py weights between measurements, and the shape of latency over rows that all of them share
 roofline.py      what a step takes by operations and bytes alone; devices.py, model_shape.py, what it needs to know
 """

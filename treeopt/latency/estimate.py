@@ -4,7 +4,7 @@ step_ms  latency of one whole decoding step (propose, verify, accept, commit) [m
 plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
 
 Trees of one size and depth are taken to cost the same. Between measured sizes the way is that of the staircase over
-rows = batch size x size, pooled over all batch sizes of the profile (`staircase`); a depth that was not measured
+rows = batch size x size, pooled over all batch sizes of the profile (`fit_staircase`); a depth that was not measured
 costs as the next deeper one that was; between two contexts the way is straight. Nothing is extrapolated.
 
 n steps asked for · A steps measured, at the one or two contexts next to that asked for · B bootstrap draws
@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.latency.interpolation import Curve, size_weights
+from treeopt.latency.interpolation import Curve, fit_staircase, size_weights
 from treeopt.latency.paired import Latency, median_latency, paired_latency, paired_ratios
-from treeopt.latency.staircase import fit_staircase
 from treeopt.records.profile import LatencyProfile, Setting, StepTiming
 from treeopt.trees.tree import IntArray
 

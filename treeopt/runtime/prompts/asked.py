@@ -38,7 +38,7 @@ def read_asked(
     value = _decoded(record[name], name in LISTS)
     if name == "instruction" and column is None:
         value = _with_input(value, record)
-    system, turns, _ = _script(value, name)
+    system, turns = _script(value, name)
     if not turns:
         raise ValueError(f"{name} has no turn of the user's")
     answers: tuple[str, ...] = ()
@@ -76,20 +76,19 @@ def _with_input(instruction: Any, record: Mapping[str, Any]) -> Any:
     return instruction
 
 
-def _script(value: Any, name: str) -> tuple[str, list[str], list[str]]:
-    """System text, the user's turns, and what the assistant said to each ("" for nothing)."""
+def _script(value: Any, name: str) -> tuple[str, list[str]]:
+    """System text, and the user's turns."""
     if isinstance(value, str):
-        return "", [_text(value, name)], [""]
+        return "", [_text(value, name)]
     if not isinstance(value, list):
         raise ValueError(f"{name} must be a text or a list, but is {kind_of(value)}")
     if not any(isinstance(part, dict) for part in value):
-        turns = [_text(turn, f"turn {i} of {name}") for i, turn in enumerate(value, 1)]
-        return "", turns, [""] * len(turns)
-    return _messages(value)
+        return "", [_text(turn, f"turn {i} of {name}") for i, turn in enumerate(value, 1)]
+    return _messages(value)[:2]
 
 
 def _messages(messages: list[Any]) -> tuple[str, list[str], list[str]]:
-    """`_script` of role and content (or from and value).
+    """System text, the user's turns and what the assistant said to each ("" for nothing), by role or from.
 
     Where the assistant speaks at all, messages of the user's with no answer between them are one turn.
     """
