@@ -62,10 +62,9 @@ def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
         )
     rows = _rows(content, header, wide, path)
     heads = head_order(dict.fromkeys(row.head for row in rows), path)
-    groups = [[row for row in rows if row.head == head] for head in heads]
-    table = [_in_order(group, place, value, path) for group in groups]
-    tried = [_trials(group, path) for group in groups]
-    given = [n for n in tried if n is not None] or None
+    read_heads = [_of_head([row for row in rows if row.head == head], place, value, path) for head in heads]
+    table = [values for values, _ in read_heads]
+    given = [tried for _, tried in read_heads if tried is not None] or None
     if value == "accuracy":
         return from_shares(table, given, path, assumed=trials, cumulative=place == "top_k")
     if len({len(row) for row in table}) > 1:
@@ -96,8 +95,8 @@ def _rows(content: str, header: list[str], wide: dict[str, int], path: Path) -> 
     return rows
 
 
-def _in_order(rows: Sequence[Row], place: str, value: str, path: Path) -> list[float]:
-    """The values of one head in order of rank, none missing and none twice."""
+def _of_head(rows: Sequence[Row], place: str, value: str, path: Path) -> tuple[list[float], int | None]:
+    """The values of one head in order of rank, none missing and none twice, and its trials, the same in all lines."""
     first = 1 if place == "top_k" else 0
     cells = {getattr(row, place): getattr(row, value) for row in rows}
     wanted = range(first, first + len(rows))
@@ -106,15 +105,10 @@ def _in_order(rows: Sequence[Row], place: str, value: str, path: Path) -> list[f
             f"{path} must give every head each {place} from {first} on once, with its {value}, but head "
             f"{quoted(rows[0].head)} has {quoted(list(cells))}."
         )
-    return [cells[at] for at in wanted]
-
-
-def _trials(rows: Sequence[Row], path: Path) -> int | None:
-    """The trials of one head, the same in all of its lines."""
-    found = {row.trials for row in rows}
-    if len(found) > 1:
-        raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(found)}.")
-    return found.pop()
+    trials = {row.trials for row in rows}
+    if len(trials) > 1:
+        raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(trials)}.")
+    return [cells[at] for at in wanted], trials.pop()
 
 
 def _one(names: tuple[str, ...], header: list[str], path: Path) -> str | None:

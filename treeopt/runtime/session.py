@@ -72,9 +72,8 @@ class Session:
 
 def open_session(settings: SessionSettings = DEMO) -> Session:
     """Load everything and raise InvalidInput where the parts do not belong together."""
-    rules = open_acceptance(
-        settings.acceptance, settings.temperature, given=settings.responses is not None, **settings.rule()
-    )
+    given = settings.responses is not None
+    rules = open_acceptance(settings.acceptance, settings.temperature, given=given, **settings.rule())
     name = _prompts_name(settings)
     target = open_target(
         settings.model,
@@ -94,16 +93,27 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
     drafter: Drafter = opened.drafter
     if settings.acceptance == "reject":
         drafter, rules = by_rejection(drafter, target, rules)
-    prompts = _open_prompts(target, name, settings)
+    if name == demo.NAME:
+        prompts = demo_prompts(target, group_by=settings.group_by)
+    else:
+        prompts = load_prompts(
+            target,
+            name,
+            column=settings.column,
+            group_by=settings.group_by,
+            responses=settings.responses,
+            chat_template=settings.chat_template,
+            split=settings.split,
+        )
     return Session(
         target,
         drafter,
         opened.record,
         prompts,
-        given=settings.responses is not None,
+        given=given,
         notes=(*opened.notes, *_skipped_note(prompts)),
         acceptance=rules,
-        temperature=settings.temperature if settings.responses is not None else None,
+        temperature=settings.temperature if given else None,
     )
 
 
@@ -118,20 +128,6 @@ def _prompts_name(settings: SessionSettings) -> str:
     if name == demo.NAME and (settings.column or settings.responses or settings.split):
         raise InvalidInput("--column, --responses and --split need --prompts: the demo's are plain text.")
     return name
-
-
-def _open_prompts(target: Target, name: str, settings: SessionSettings) -> PromptSet:
-    if name == demo.NAME:
-        return demo_prompts(target, group_by=settings.group_by)
-    return load_prompts(
-        target,
-        name,
-        column=settings.column,
-        group_by=settings.group_by,
-        responses=settings.responses,
-        chat_template=settings.chat_template,
-        split=settings.split,
-    )
 
 
 def _skipped_note(prompts: PromptSet) -> tuple[str, ...]:
