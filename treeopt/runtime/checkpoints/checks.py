@@ -187,18 +187,21 @@ def count_notes(claims: tuple[object, object], num_heads: int, num_layers: int) 
 
 
 def choose_embedding(
-    name: str, own: Tensor | None, target: Tensor | None, dtype: torch.dtype, notes: list[str]
+    stored: StoredTensors, name: str, own: Tensor | None, target: Tensor | None, dtype: torch.dtype, notes: list[str]
 ) -> Tensor:
     """The target's input embeddings where the checkpoint's ``own`` are a copy of them or are not there.
 
     Where they differ the heads were trained on their own, which are used.
     """
+    if target is None:
+        if own is None:
+            raise InvalidInput(
+                f"{quoted(name)} is missing in {stored.origin}: pass --model, which has these embeddings."
+            )
+        return own
     if own is None:
-        assert target is not None, "the name is required where there is no target"
         notes.append(f"The file has no {name}: the target's input embeddings are used.")
         return target
-    if target is None:
-        return own
     kept = target.detach()
     if kept.shape == own.shape:
         mine, other = own.to(kept.device, torch.float32), kept.float()

@@ -35,7 +35,7 @@ TOLD = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_
 SIZES = ("hidden_size", "intermediate_size", "num_key_value_heads")
 
 
-def recognise_eagle(stored: StoredTensors, *, has_target: bool) -> Checkpoint | None:
+def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
     """Recognise the drafter by its names; None where it is another."""
 
     def has(start: str) -> bool:
@@ -43,9 +43,7 @@ def recognise_eagle(stored: StoredTensors, *, has_target: bool) -> Checkpoint | 
 
     if not has("fc.") or not has("layers.0.") or has("midlayer."):
         return None
-    names = ["fc.weight", *(["fc.bias"] if "fc.bias" in stored.parts else []), *LAYER]
-    if EMBEDDING in stored.parts or not has_target:
-        names.insert(0, EMBEDDING)
+    names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
     found = check_names(stored, names, f"a drafter in the layout {LAYOUT!r}", known=names)
     return Checkpoint(stored, LAYOUT, partial(_build, stored, found))
 
@@ -74,7 +72,7 @@ def _build(stored: StoredTensors, names: list[str], base: Base) -> LoadedHeads:
     if "bias" not in config and not bias:
         notes.append("config.json lacks bias, which means true in EAGLE, but fc has none in the file, which decides.")
 
-    own = choose_embedding(EMBEDDING, tensors.get(EMBEDDING), base.embedding, dtype, notes)
+    own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), base.embedding, dtype, notes)
     heads = EagleHeads(
         layer,
         embedding=own,

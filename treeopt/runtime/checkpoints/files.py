@@ -111,16 +111,16 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
 
 def find_tensors(path: Path) -> StoredTensors:
     """The tensors of a file, of an index's files, or of the files in a folder that hold the heads."""
+    if not path.is_file() and not path.is_dir():
+        raise InvalidInput(f"--drafter must be a folder or a file of weights, but {path} does not exist.")
+    place = path if path.is_dir() else path.parent
+    folder = {file.name: file for file in sorted(place.iterdir()) if file.is_file()}
     if path.is_file():
-        folder = {file.name: file for file in sorted(path.parent.iterdir()) if file.is_file()}
         if RANK_FILE.fullmatch(path.name):
             return _ranked(path.parent, folder)
         if path.name.endswith(".index.json"):
             return _indexed(path, folder)
         return _listed(path, [path], own=path.name in HEAD_FILES)
-    if not path.is_dir():
-        raise InvalidInput(f"--drafter must be a folder or a file of weights, but {path} does not exist.")
-    folder = {file.name: file for file in sorted(path.iterdir()) if file.is_file()}
     found = [name for name in HEAD_FILES if name in folder]
     if found:
         notes = tuple(f"{path} also has {name}: {found[0]} is read" for name in found[1:2])

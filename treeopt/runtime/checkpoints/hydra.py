@@ -65,7 +65,7 @@ def head_names(layout: str, i: int, num_layers: int) -> Iterator[tuple[str, str]
             yield f"{theirs}.{kind}", f"{ours}.{kind}"
 
 
-def recognise_hydra(stored: StoredTensors, *, has_target: bool) -> Checkpoint | None:
+def recognise_hydra(stored: StoredTensors) -> Checkpoint | None:
     """Tell Hydra's layouts apart and count, by the tensors' names; None where nothing says Hydra."""
     matches = {name: match for name in stored.parts if (match := NAME.fullmatch(name))}
     has_prefix = any(name.startswith(PREFIX) for name in stored.parts)
@@ -82,7 +82,7 @@ def recognise_hydra(stored: StoredTensors, *, has_target: bool) -> Checkpoint | 
     unused = [name for name in (PREFIX_EMBEDDING, PREFIX_FREQUENCIES) if layout == "hydra++" and name in stored.parts]
 
     def names() -> Iterator[str]:
-        if EMBEDDING in stored.parts or not has_target:
+        if EMBEDDING in stored.parts:
             yield EMBEDDING
         if layout == "hydra++":
             yield from (PREFIX + name for name in (*LAYER, *NORMS))
@@ -148,7 +148,7 @@ def _build(
         if len(set(later)) < len(later):
             notes.append("Each head's blocks after the first share their storage: they are one block, repeated.")
             break
-    own = choose_embedding(EMBEDDING, tensors.get(EMBEDDING), base.embedding, dtype, notes)
+    own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), base.embedding, dtype, notes)
     heads = HydraHeads(num_heads, num_layers, vocab_size, embedding=own, prefix=prefix, dtype=dtype, device=base.device)
     with torch.no_grad():
         for name, weight in _weights(heads).items():

@@ -8,7 +8,6 @@ k head · l residual block of it · L blocks (the place of the projection in Med
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.shipped import LAYOUTS
-from treeopt.runtime.checkpoints.checks import check_names
+from treeopt.runtime.checkpoints.checks import check_names, most_common
 from treeopt.runtime.checkpoints.files import StoredTensors, quoted
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
@@ -163,10 +162,9 @@ def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Ten
 
 def _counts(places: list[Place]) -> tuple[int, int]:
     """Heads and blocks per head; a projection's own number of blocks counts most, where names tell it."""
-    depths = Counter(p.layer for p in places if p.kind == "projection" and p.layer)
-    most_common = next((depth for depth, _ in depths.most_common(1)), None)
+    told = most_common(p.layer for p in places if p.kind == "projection" and p.layer)
     last = max((p.layer or 0 for p in places if p.kind != "projection"), default=0)
-    return 1 + max(place.head for place in places), most_common or 1 + last
+    return 1 + max(place.head for place in places), told or 1 + last
 
 
 def _refusal(stored: StoredTensors) -> TreeoptError:

@@ -40,16 +40,13 @@ def load_heads(path_or_id: str, base: Base, revision: str | None = None) -> Load
 
     Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
     """
-    return open_checkpoint(path_or_id, revision, has_target=base.embedding is not None).build(base)
+    return open_checkpoint(path_or_id, revision).build(base)
 
 
-def open_checkpoint(path_or_id: str, revision: str | None = None, *, has_target: bool = False) -> Checkpoint:
-    """Find and recognise a checkpoint by its names; no tensor of safetensors is read.
-
-    has_target : whether the target's input embeddings are at hand, so that the checkpoint may lack its copy
-    """
+def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
+    """Find and recognise a checkpoint by its names; no tensor of safetensors is read."""
     stored = find_tensors(find_checkpoint(path_or_id, revision))
-    other = recognise_hydra(stored, has_target=has_target) or recognise_eagle(stored, has_target=has_target)
+    other = recognise_hydra(stored) or recognise_eagle(stored)
     if other is not None:
         return other
     found = recognise(stored)

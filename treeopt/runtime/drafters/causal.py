@@ -25,7 +25,11 @@ class CausalDraft:
     """The base of such drafters' rows: the cache, and the states that are not yet in it.
 
     A subclass says what `feed` computes, and proposes with `catch_up` and `feed_level`.
+
+    ahead : how many places a token lies ahead of that of the state it is fed with: 0 where places are tokens'
     """
+
+    ahead = 1
 
     def __init__(self, drafter: Any, num_layers: int, batch_size: int, capacity: int, device: torch.device) -> None:
         self.drafter, self.device = drafter, device
@@ -46,21 +50,16 @@ class CausalDraft:
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         """Feed all states of new rows but the last ones, which wait for their roots."""
-        counts = [len(prompt) - 1 for prompt in prompts]
-        tokens = padded(prompts).to(self.device)
-        self.feed_prompts(tokens, hidden, counts)
-        self._merge([(tokens[i, n : n + 1], hidden[i, n : n + 1]) for i, n in enumerate(counts)])
-
-    def feed_prompts(self, tokens: Tensor, hidden: Tensor, counts: list[int]) -> None:
-        """Feed ``counts`` states of each (rows, longest) prompt into new rows of the cache."""
-        rows = list(range(len(self.cache.lengths), len(self.cache.lengths) + len(counts)))
-        n = max(counts)
-        if n == 0:
+        tokens, last = padded(prompts).to(self.device), [len(prompt) - 1 for prompt in prompts]
+        counts = [len(prompt) - self.ahead for prompt in prompts]
+        if n := max(counts):
+            rows = list(range(len(self.cache.lengths), len(self.cache.lengths) + len(counts)))
+            self.cache.begin_prefill(rows, counts, self.device)
+            positions = torch.arange(n, device=self.device).expand(len(rows), -1)
+            self.feed(tokens[:, self.ahead : self.ahead + n], hidden[:, :n], positions, None)
+        else:
             self.cache.lengths += counts
-            return
-        self.cache.begin_prefill(rows, counts, self.device)
-        positions = torch.arange(n, device=self.device).expand(len(rows), -1)
-        self.feed(tokens[:, 1 : n + 1], hidden[:, :n], positions, None)
+        self._merge([(tokens[i, n : n + 1], hidden[i, n : n + 1]) for i, n in enumerate(last)])
 
     def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
         """Committed tokens of a step; they wait for the next tree step. A plain step does no more than this."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,7 @@ class ModelDraft(CausalDraft):
     """The draft model's rows of a decoder. The target's hidden states are dropped as they come."""
 
     drafter: DraftModel
+    ahead = 0
 
     def __init__(self, drafter: DraftModel, batch_size: int, capacity: int) -> None:
         super().__init__(drafter, drafter.model.num_layers, batch_size, capacity, drafter.model.device)
@@ -119,13 +120,6 @@ class ModelDraft(CausalDraft):
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         super().prefill(prompts, hidden[..., :0])
-
-    def feed_prompts(self, tokens: Tensor, hidden: Tensor, counts: list[int]) -> None:
-        """Feed whole prompts; the last state of each, for which ``counts`` leaves one out, waits for its root."""
-        rows = list(range(len(self.cache.lengths), len(self.cache.lengths) + len(counts)))
-        self.cache.begin_prefill(rows, [n + 1 for n in counts], self.device)
-        positions = torch.arange(max(counts) + 1, device=self.device).expand(len(rows), -1)
-        self.feed(tokens[:, : max(counts) + 1], hidden, positions, None)
 
     def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
         super().extend(tokens, hidden[..., :0], counts)
@@ -209,19 +203,6 @@ def first_layers(target: Target, layer: int) -> Target:
     cut = copy.copy(decoder)
     cut.__dict__["_modules"] = {**decoder._modules, "layers": decoder.layers[:layer]}
     cut.config = config
-    return Target(_Cut(config, cut, target.lm_head), target.tokenizer, name=target.name, revision=target.revision)
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """A model of fewer layers, with all that `Target` uses of a transformers model."""
-
-    config: Any
-    decoder: nn.Module
-    lm_head: nn.Module
-
-    def get_decoder(self) -> nn.Module:
-        return self.decoder
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
+    # All that `Target` uses of a transformers model.
+    model = SimpleNamespace(config=config, get_decoder=lambda: cut, get_output_embeddings=lambda: target.lm_head)
+    return Target(model, target.tokenizer, name=target.name, revision=target.revision)

@@ -108,14 +108,6 @@ class MedusaHeads(nn.Module):
         found = torch.cat([count_ranks(self, h, y, top_k) for h, y in chunks])
         return [part.numpy() for part in found.split([len(answer.tokens) for answer in answers])]
 
-    def draft_ids(self, target_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The draft tokens of target ids, and where there is one; elsewhere the draft token is arbitrary."""
-        if self.token_ids is None:
-            return target_ids, torch.ones_like(target_ids, dtype=torch.bool)
-        found = torch.searchsorted(self.token_ids, target_ids.contiguous())
-        found = found.clamp_max(self.draft_vocab_size - 1)
-        return found, self.token_ids[found] == target_ids
-
 
 class MedusaDraft(StateDraft):
     """The rows of a decoder: all heads that the tree needs guess at once."""
@@ -138,7 +130,10 @@ def count_ranks(heads: MedusaHeads, hidden: Tensor, labels: Tensor, top_k: int) 
     not know; labels below 0 stay.
     """
     labels = labels.to(hidden.device)
-    rows, known = heads.draft_ids(labels.clamp_min(0))  # (N, K) both
-    ranks = [rank_of(heads.logits(hidden, k), rows[:, k], top_k) for k in range(heads.num_heads)]
-    ranks_or_miss = torch.where(known, torch.stack(ranks, dim=1), MISS)
-    return torch.where(labels < 0, labels, ranks_or_miss).to("cpu", torch.int16)
+    drafts, ids = labels.clamp_min(0), heads.token_ids  # (N, K)
+    if ids is not None:
+        drafts = torch.searchsorted(ids, drafts).clamp_max(len(ids) - 1)
+    ranks = torch.stack([rank_of(heads.logits(hidden, k), drafts[:, k], top_k) for k in range(heads.num_heads)], dim=1)
+    if ids is not None:
+        ranks = torch.where(ids[drafts] == labels, ranks, MISS)
+    return torch.where(labels < 0, labels, ranks).to("cpu", torch.int16)

@@ -117,7 +117,9 @@ class Loop:
             try:
                 line = self._gradient(step, seconds)
                 with uninterrupted() if alone else nullcontext():
-                    self._update()
+                    self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+                    self.optimiser.step()
+                    self.optimiser.zero_grad(set_to_none=True)
                     synchronize(self.accelerator.device)
                     seconds, step = self._together(seconds + time.perf_counter() - started), step + 1
                     self.position = Position(step, seconds)
@@ -160,11 +162,6 @@ class Loop:
             "learning_rate": recipe.peak_rate * rate,
             **{key: record[key] for key in LOGGED if record[key] is not None},
         }
-
-    def _update(self) -> None:
-        self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
 
     def _pass(
         self,

@@ -143,29 +143,21 @@ def weights_digest(model: nn.Module) -> str:
 
 def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text]:
     """The given answers, each after the prompt of its turn, cut where the model's own would be."""
-    return [
-        text
-        for conversation in prompts.conversations
-        for prompt, answer in _given_turns(target, prompts, conversation, asking.stop)
-        if (text := _text(prompt + answer, len(prompt), conversation.sha256, asking.most_tokens)) is not None
-    ]
-
-
-def _given_turns(
-    target: Target, prompts: PromptSet, conversation: Conversation, stop: StopRule
-) -> Iterator[tuple[Tokens, Tokens]]:
-    before: list[Tokens] = []
-    for turn in range(conversation.num_turns):
-        try:
-            prompt = prompts.next_prompt(conversation, before)
-            before.append(prompts.given_answer(conversation, turn))
-        except InvalidInput:
-            return
-        if len(prompt) >= target.context:
-            return
-        end = SequenceEnd(stop, target.context - len(prompt))
-        n = next((n for n, token in enumerate(before[-1], 1) if end.push(token) is not None), len(before[-1]))
-        yield prompt, before[-1][:n]
+    found = []
+    for conversation in prompts.conversations:
+        before: list[Tokens] = []
+        for turn in range(conversation.num_turns):
+            try:
+                prompt = prompts.next_prompt(conversation, before)
+                before.append(prompts.given_answer(conversation, turn))
+            except InvalidInput:
+                break
+            if len(prompt) >= target.context:
+                break
+            end = SequenceEnd(asking.stop, target.context - len(prompt))
+            n = next((n for n, token in enumerate(before[-1], 1) if end.push(token) is not None), len(before[-1]))
+            found.append(_text(prompt + before[-1][:n], len(prompt), conversation.sha256, asking.most_tokens))
+    return [text for text in found if text is not None]
 
 
 def _arrays(answered: Sequence[tuple[int, Tokens, Tokens]]) -> dict[str, Any]:
