@@ -184,8 +184,10 @@ Family = tuple[int, list[tuple[int, int]]]  # a node that has children, and (ran
 
 def _families(tree: Tree) -> list[Family]:
     families: dict[int, list[tuple[int, int]]] = {}
-    for node in range(1, len(tree)):
-        families.setdefault(int(tree.parents[node]), []).append((int(tree.ranks[node]), node))
+    places = enumerate(zip(tree.parents.tolist(), tree.ranks.tolist(), strict=True))
+    next(places)  # the root
+    for node, (parent, rank) in places:
+        families.setdefault(parent, []).append((rank, node))
     return list(families.items())
 
 
