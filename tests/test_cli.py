@@ -216,7 +216,7 @@ def test_run_does_it_all(tmp_path):
         "--time-limit",
         "1",
         "--budget",
-        "16",
+        "6",
     )
     assert "chosen" in out
     assert "predicted" in out

@@ -34,7 +34,7 @@ from treeopt.runtime.target import load_target
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
-from .conftest import random_trace
+from .conftest import examples, random_trace
 from .engine_files import EVERYTHING
 from .synthetic import synthetic
 
@@ -355,12 +355,12 @@ def run_checkpoints(layout, folder, examples):
 
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files_are_refused_or_load(name, tmp_path, target):
-    run_readers(name, tmp_path, target, 50)
+    run_readers(name, tmp_path, target, examples(20).max_examples)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_damaged_checkpoints_are_refused_or_load(layout, tmp_path):
-    run_checkpoints(layout, tmp_path, 45)
+    run_checkpoints(layout, tmp_path, examples(20).max_examples)
 
 
 @pytest.mark.slow

@@ -68,21 +68,26 @@ def kill_and_continue(folder, number, after_blocks, rng):
     return process.returncode, said
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+    "numbers", [SIGNALS[::2], *(pytest.param((number,), marks=pytest.mark.long) for number in SIGNALS)], ids=str
 )
-def test_a_killed_calibration_continues_to_the_same_bytes(tmp_path, undisturbed, number):
-    code, said = kill_and_continue(tmp_path, number, 1, random.Random(0))
+def test_a_killed_calibration_continues_to_the_same_bytes(tmp_path, undisturbed, numbers):
+    """Killed once, or by one signal and continuing by another."""
     run = tmp_path / "treeopt-run"
-    assert not (run / "trace.npz").exists()
-    if number == signal.SIGKILL:
-        assert code == -signal.SIGKILL
-    else:
-        assert code == 1
-        assert "The same treeopt calibrate command continues" in said
-        assert "Traceback" not in said
-    for path in run.rglob("*.npz"):  # every file that is there is whole
-        storage.read_npz(path, ("ranks",))
+    for blocks, number in enumerate(numbers, 1):
+        code, said = kill_and_continue(tmp_path, number, blocks, random.Random(0))
+        assert not (run / "trace.npz").exists()
+        if number == signal.SIGKILL:
+            assert code == -signal.SIGKILL
+        else:
+            assert code == 1
+            assert "The same treeopt calibrate command continues" in said
+            assert "Traceback" not in said
+        for path in run.rglob("*.npz"):  # every file that is there is whole
+            storage.read_npz(path, ("ranks",))
     assert "Continuing after" in finish(tmp_path, *CALIBRATE)
     assert (run / "trace.npz").read_bytes() == undisturbed
     assert sorted(p.name for p in run.iterdir()) == [".lock", "calibration.json", "trace.npz"]
