@@ -182,7 +182,10 @@ class Benchmark(Drawn):
 
         None where nothing was timed (every block had too few prompts for a full batch).
         """
-        return _over_blocks(self._paired(name, baseline, group))
+        pairs = self._paired(name, baseline, group)
+        if not len(pairs):
+            return None
+        return _with_interval(_ratio(pairs.sum(0)), _ratio(conversation_draws(len(pairs)) @ pairs), len(pairs))
 
     def overhead(self, name: str) -> Ratio | None:
         """Latency of a step over that of a plain one (Medusa, appendix B): the median over blocks.
@@ -193,12 +196,8 @@ class Benchmark(Drawn):
         if not len(pairs):
             return None
         ratios = 1 / _ratio(pairs)
-        value = float(np.median(ratios))
-        if len(ratios) < FEWEST_BLOCKS:
-            return Ratio(value=value, low=None, high=None)
         picks = np.random.default_rng(SEED).integers(0, len(ratios), (BOOTSTRAPS, len(ratios)))
-        low, high = interval95(np.median(ratios[picks], axis=1), len(ratios))
-        return Ratio(value=value, low=low, high=high)
+        return _with_interval(np.median(ratios), np.median(ratios[picks], axis=1), len(ratios))
 
     def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
         """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds added up."""
@@ -233,16 +232,10 @@ class Benchmark(Drawn):
         return storage.typed(cls, storage.read_json(path, "bench", required=("contenders",)), path)
 
 
-def _over_blocks(pairs: Any) -> Ratio | None:
-    """The ratio of rates with its 95 % interval, blocks drawn again; None where nothing was timed."""
-    if not len(pairs):
-        return None
-    value = float(_ratio(pairs.sum(0)))
-    if len(pairs) < FEWEST_BLOCKS:
-        return Ratio(value=value, low=None, high=None)
-    draws = conversation_draws(len(pairs))
-    low, high = interval95(_ratio(draws @ pairs), len(pairs))
-    return Ratio(value=value, low=low, high=high)
+def _with_interval(value: Any, samples: Any, blocks: int) -> Ratio:
+    """A ratio, and its 95 % interval by bootstrap samples over so many blocks."""
+    low, high = interval95(samples, blocks) if blocks >= FEWEST_BLOCKS else (None, None)
+    return Ratio(value=float(value), low=low, high=high)
 
 
 def _ratio(sums: Any) -> Any:

@@ -160,15 +160,11 @@ def group_counts(trace: RankTrace) -> dict[str, dict[str, Any]]:
     assert trace.group is not None
     found = {}
     for g, name in enumerate(trace.group_names):
-        part = trace.select(np.flatnonzero(trace.group == g)) if (trace.group == g).any() else None
-        if part is not None:
-            hits, trials = count_hits(part.ranks[part.has_step], trace.top_k)
-            found[name] = {
-                "sequences": part.num_sequences,
-                "positions": int(part.has_step.sum()),
-                "hits": hits,
-                "trials": trials,
-            }
+        if (trace.group == g).any():
+            part = trace.select(np.flatnonzero(trace.group == g))
+            states = part.ranks[part.has_step]
+            hits, trials = count_hits(states, trace.top_k)
+            found[name] = {"sequences": part.num_sequences, "positions": len(states), "hits": hits, "trials": trials}
     return found
 
 

@@ -100,7 +100,9 @@ def write_report(run: RunDirectory) -> Path:
     try:
         file = run.calibration if run.calibration.exists() else run.path / "calibration"
         origins.add(file, inputs.calibration.meta)
-        plan = _with_num_heads(plan, inputs.calibration.num_heads)
+        drafter = plan.drafter or Drafter()
+        if not drafter.get("num_heads"):
+            plan = replace(plan, drafter={**drafter, "num_heads": inputs.calibration.num_heads})
     except OutOfRange:
         pass  # what the plan was made from is not at hand
     if run.profile.exists():
@@ -128,12 +130,6 @@ def write_report(run: RunDirectory) -> Path:
     )
     storage.write_text(run.report, page)
     return run.report
-
-
-def _with_num_heads(plan: Plan, num_heads: int) -> Plan:
-    """The plan, whose drafter has as many heads as were calibrated where the plan does not say."""
-    drafter = plan.drafter or Drafter()
-    return plan if drafter.get("num_heads") else replace(plan, drafter={**drafter, "num_heads": num_heads})
 
 
 def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, Any]:

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 def score_table(score: Score, name: str) -> RenderableType:
     """The tree, the best of its size and the smallest that reaches as much; what it comes to, in sentences."""
     held_out = " (held out)" if score.best.rates.replayed is not None else ""
-    rows = {
-        name: score.given,
-        f"best of its size{held_out}": score.best,
-        f"smallest that reaches it{held_out}": score.smallest,
-    }
+    labels = (name, f"best of its size{held_out}", f"smallest that reaches it{held_out}")
     cells = [
         (
             label,
@@ -30,7 +26,7 @@ def score_table(score: Score, name: str) -> RenderableType:
             pm(rated.rates.joint, None, 3),
             pm(rated.rates.replayed, rated.rates.stderr, 3),
         )
-        for label, rated in rows.items()
+        for label, rated in zip(labels, (score.given, score.best, score.smallest), strict=True)
         if rated is not None
     ]
     columns = ("tree", "rows", "depth", "product", "joint", "replayed")

@@ -168,10 +168,10 @@ def groups_data(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any]
     ('code', 'chat')
     """
     try:
-        top1 = {name: np.asarray(group["hits"])[:, 0] / group["trials"] for name, group in groups.items()}
-        names = sorted(groups, key=lambda name: -top1[name][0])
-        hits = np.stack([np.asarray(groups[name]["hits"])[:, 0] for name in names])
-        trials = np.stack([np.asarray(groups[name]["trials"]) for name in names])
+        hits = np.stack([np.asarray(group["hits"])[:, 0] for group in groups.values()])
+        trials = np.stack([np.asarray(group["trials"]) for group in groups.values()])
+        order = np.argsort(-hits[:, 0] / trials[:, 0], kind="stable")
+        names, hits, trials = [list(groups)[i] for i in order], hits[order], trials[order]
         sequences = tuple(int(groups[name].get("sequences", 0)) for name in names)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise InvalidInput(f"A calibration's groups need hits and trials of every head: {error!r}.") from None

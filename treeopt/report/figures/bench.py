@@ -50,28 +50,20 @@ def accepted_data(bench: Benchmark, name: str = "chosen") -> AcceptedData:
     Raises OutOfRange where the benchmark has none of them.
     """
     contender = bench.contender(name)
-    predicted = np.asarray(contender.predicted_accepted, dtype=float)
-    found = {
-        "predicted": style.Shares(predicted, predicted, predicted),
-        "replayed": _counted(contender.replayed_accepted, exact=True),
-        "measured": _counted(contender.accepted, exact=False),
+    counted: dict[str, Sequence[float]] = {
+        "predicted": contender.predicted_accepted,
+        "replayed": contender.replayed_accepted,
+        "measured": contender.accepted,
     }
-    shares = {kind: share for kind, share in found.items() if len(share.value)}
+    shares = {kind: style.wilson(counts, sum(counts)) for kind, counts in counted.items() if sum(counts)}
+    for kind in shares.keys() - {"measured"}:
+        shares[kind] = style.Shares(*[shares[kind].value] * 3)
     if not shares:
         raise OutOfRange("The benchmark did not count accepted guesses. Measure again with: treeopt bench")
     means = {kind: float(share.value @ np.arange(len(share.value))) for kind, share in shares.items()}
     steps = sum(contender.accepted)
     caption = style.sentence(count(steps, "measured step") if steps else None, _about(bench))
     return AcceptedData(name, shares, means, caption)
-
-
-def _counted(counts: Sequence[int], *, exact: bool) -> style.Shares:
-    n = sum(counts)
-    if not n:
-        none = np.zeros(0)
-        return style.Shares(none, none, none)
-    share = style.wilson(np.asarray(counts), np.full(len(counts), n))
-    return style.Shares(share.value, share.value, share.value) if exact else share
 
 
 def _about(bench: Benchmark) -> str:

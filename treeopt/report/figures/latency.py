@@ -201,11 +201,8 @@ def parts_data(profile: LatencyProfile) -> PartsData:
     panels = []
     for batch_size, context in profile.settings:
         deepest, _ = _trees(profile, batch_size, context)
-        found: dict[int, Any] = {}
-        for point in profile.points:
-            here = point.setting == (batch_size, context)
-            if here and point.parts_ms and (point.size, point.depth) in deepest:
-                found.setdefault(point.size, point)
+        here = [p for p in profile.points if p.setting == (batch_size, context) and p.parts_ms]
+        found = {p.size: p for p in reversed(here) if (p.size, p.depth) in deepest}
         points = [found[size] for size in sorted(found)]
         if points:
             parts = [p.whole_parts() for p in points]

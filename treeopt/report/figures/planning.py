@@ -136,10 +136,6 @@ class Throughput:
     plain: float | None
     error: float | None
 
-    @property
-    def label(self) -> str:
-        return str(self.batch_size)
-
     def at(self, size: int) -> float:
         """Tokens per second at one of the sizes."""
         return float(self.tokens_per_s[self.sizes == size][0])
@@ -204,7 +200,7 @@ def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figur
             if not unit:
                 continue
             rates = curve.tokens_per_s / unit
-            axes.plot(curve.sizes, rates, label=curve.label, **line)
+            axes.plot(curve.sizes, rates, label=str(curve.batch_size), **line)
             axes.plot(
                 curve.tied,
                 [curve.at(size) / unit for size in curve.tied],

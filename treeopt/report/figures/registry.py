@@ -181,7 +181,10 @@ def pictures(
     Yields a picture, or a sentence on one that was left out: why, and which command makes its input.
     Raises InvalidInput for a name that is not in `FIGURES`.
     """
-    wanted = [_figure(name) for name in (FIGURES if names is None else names)]
+    wanted = FIGURES if names is None else names
+    for name in wanted:
+        if name not in FIGURES:
+            raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.")
     inputs = Inputs(run)
     sizes: list[int | None] = [None]
     if run.plan.exists():
@@ -189,7 +192,7 @@ def pictures(
     several = len(sizes) > 1
     if batch_size is not None:
         sizes = [batch_size]
-    for figure in wanted:
+    for figure in (FIGURES[name] for name in wanted):
         for size in sizes if figure.per_batch_size else [None]:
             stem = f"{figure.name}-batch-size-{size}" if size is not None and several else figure.name
             try:
@@ -226,12 +229,6 @@ def draw(
             with atomic_writer(files[-1]) as stream:
                 stream.write(style.to_bytes(picture.drawing, kind, dpi))
     return files, notes
-
-
-def _figure(name: str) -> Figure:
-    if name not in FIGURES:
-        raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.")
-    return FIGURES[name]
 
 
 def _require(file: Path, command: str) -> None:

@@ -87,7 +87,9 @@ def draw_training(data: TrainingData, figure: Figure | None = None) -> Figure:
     figure = figure or style.blank()
     left, right = figure.subplots(1, 2)
     last, num_heads = float(data.steps[-1]), data.loss.shape[1]
-    for k, line in enumerate(_styles(num_heads)):
+    few = num_heads <= MOST_NAMED
+    for k, shade in enumerate(_shades(num_heads)):
+        line = style.series(k) if few else {"color": shade, "marker": "o", "linestyle": "-"}
         ends = {**line, "linestyle": "", "markersize": 6}
         line["marker"] = ""
         left.plot(data.steps, data.loss[:, k], label=str(k + 1), **line)
@@ -104,20 +106,13 @@ def draw_training(data: TrainingData, figure: Figure | None = None) -> Figure:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("step")
         axes.set_xlim(0, 1.06 * last)
-    if num_heads <= MOST_NAMED:
+    if few:
         style.legend(right, "head")
     else:
         _colour_scale(right, num_heads)
     trials = f"{int(data.trials.max()):,} held-out states" if len(data.trials) else None
     style.heading(figure, "How the heads learned", style.sentence(data.caption, trials))
     return figure
-
-
-def _styles(num_heads: int) -> list[dict[str, Any]]:
-    """Colour, marker and line style of each head."""
-    if num_heads <= MOST_NAMED:
-        return [style.series(k) for k in range(num_heads)]
-    return [{"color": shade, "marker": "o", "linestyle": "-"} for shade in _shades(num_heads)]
 
 
 def _shades(num_heads: int) -> list[Any]:

@@ -72,9 +72,8 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
     ([2, 1], 2, [1.0, 0.5])
     """
     source = source_of(record)
-    who, about = guesser(source.meta.get("drafter")), source.meta
-    where = (style.origin(about.get("provenance")), style.rule(about.get("acceptance")))
-    visits = source.visits(tree)
+    about, who = source.meta, guesser(source.meta.get("drafter"))
+    visits, steps = source.visits(tree), None
     if visits is not None and source.answers is not None:
         steps = int(visits[0])
         probabilities = visits / max(steps, 1) if steps else np.eye(len(tree))[0]
@@ -82,25 +81,19 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
         sequences = count(source.answers.num_sequences, "sequence")
         said = f"{how} of {sequences}, {count(steps, 'step')}" + (", in-sample" if in_sample else "")
         rate = source.tokens_per_step(tree)
-        drawn = columns(tree, probabilities)
-        return TreeData(
-            tree, drawn, probabilities, rate, read_only(visits, np.int64), steps, style.sentence(said, *where), who
-        )
-    if not source.knows(tree):
+    elif source.calibration is None or not source.knows(tree):
         raise OutOfRange(
             f"The calibration has {source.num_heads} heads and {source.num_ranks} ranks, but the tree needs "
             f"{tree.depth} and {1 + tree.max_rank}."
         )
-    assert source.calibration is not None
-    probabilities = product_values(source.calibration.accept, tree.paths)
-    number, what = source.observed
-    said = f"products of accuracies by {who} over {count(number, what)}, as if {who}s erred independently"
-    if about.get("source") == "engine log":
-        said = f"survival over {count(number, what)} that an engine counted"
-    rate = float(probabilities.sum())
-    return TreeData(
-        tree, columns(tree, probabilities), probabilities, rate, caption=style.sentence(said, *where), guesser=who
-    )
+    else:
+        probabilities = product_values(source.calibration.accept, tree.paths)
+        said = f"products of accuracies by {who} over {count(*source.observed)}, as if {who}s erred independently"
+        if about.get("source") == "engine log":
+            said = f"survival over {count(*source.observed)} that an engine counted"
+        rate = float(probabilities.sum())
+    caption = style.sentence(said, style.origin(about.get("provenance")), style.rule(about.get("acceptance")))
+    return TreeData(tree, columns(tree, probabilities), probabilities, rate, visits, steps, caption, who)
 
 
 def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
