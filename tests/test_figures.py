@@ -310,8 +310,8 @@ def test_sizes_are_cross_fitted_and_dense_trees_replayed():
         assert curve.value == pytest.approx(want)
         assert (curve.low <= curve.value).all()
         assert (curve.value <= curve.high).all()
-    assert len(data.dense) == 15 < data.n_dense
-    for widths, size, rate in data.dense:
+    assert len(data.others.dense) == 15 < data.others.n_dense
+    for widths, size, rate in data.others.dense:
         assert size == len(Tree.dense(widths)) <= 12
         assert rate == replay(trace, Tree.dense(widths)).tokens_per_step
 
@@ -327,11 +327,11 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
     assert curve.value == pytest.approx(want)
     assert data.objective in data.curves
     assert "--acceptance typical" in data.caption
-    dense = {widths: rate for widths, _, rate in data.dense}
+    dense = {widths: rate for widths, _, rate in data.others.dense}
     assert set(dense) == {(1,), (2,), (3,), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1)}
     for widths, rate in dense.items():
         assert rate == pytest.approx(replay_probe(probe, Tree.dense(widths)).tokens_per_step)
-    assert {name: rate for name, _, rate in data.fixed} == pytest.approx(
+    assert {name: rate for name, _, rate in data.others.fixed} == pytest.approx(
         {f"chain of {d}": replay_probe(probe, Tree.chain(d)).tokens_per_step for d in (1, 2)}
     )
 

@@ -93,11 +93,8 @@ def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = Fal
     or_gone : whether a file that is missing has changed too
     """
     files = {file.name: file for file in (run.trace, run.probe, run.calibration, run.profile, run.plan)}
-
-    def is_same(file: Path, sha256: str) -> bool:
-        return sha256_of(file) == sha256 if file.exists() else not or_gone
-
-    return [name for name, sha256 in inputs.items() if name in files and not is_same(files[name], sha256)]
+    found = [(name, files[name], sha256) for name, sha256 in inputs.items() if name in files]
+    return [name for name, file, sha256 in found if (sha256_of(file) != sha256 if file.exists() else or_gone)]
 
 
 def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | None:

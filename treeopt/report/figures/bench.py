@@ -128,20 +128,15 @@ class ContendersData:
     caption: str = ""
 
 
-def contenders_data(bench: Benchmark, *, chosen: str = "chosen", baseline: str = "plain") -> ContendersData:
+def contenders_data(bench: Benchmark) -> ContendersData:
     """Speedups with their 95 % intervals, and tokens per step predicted, replayed and measured."""
-    known = {contender.name for contender in bench.contenders}
-    groups = {}
-    if chosen in known:
-        for group in bench.groups:
-            ratio = bench.speedup(chosen, baseline, group=group)
-            if ratio is not None:
-                groups[group or "(no group)"] = ratio
     cs = bench.contenders
+    groups = bench.groups if "chosen" in [c.name for c in cs] else []
+    ratios = {group or "(no group)": bench.speedup("chosen", group=group) for group in groups}
     return ContendersData(
         tuple(CONTENDERS.get(c.name, c.name) for c in cs),
         tuple(c.size for c in cs),
-        tuple(bench.speedup(c.name, baseline) for c in cs),
+        tuple(bench.speedup(c.name) for c in cs),
         {
             "predicted, product": tuple(c.predicted.product for c in cs),
             "predicted, joint": tuple(c.predicted.joint for c in cs),
@@ -149,7 +144,7 @@ def contenders_data(bench: Benchmark, *, chosen: str = "chosen", baseline: str =
             "replayed": tuple(c.replayed_tokens_per_step for c in cs),
             "measured": tuple(c.tokens_per_step for c in cs),
         },
-        groups,
+        {group: ratio for group, ratio in ratios.items() if ratio is not None},
         _about(bench),
     )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.source import objective_for, source_of
-from treeopt.planning.comparison import MOST_DENSE, compare
+from treeopt.planning.comparison import MOST_DENSE, Comparison, compare
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import Runtime
 from treeopt.records.plan import Plan, PlanEntry
@@ -34,15 +34,11 @@ class SizesData:
     """Tokens per step of every size, and of fixed trees for comparison.
 
     curves : objective -> (N,) cross-fitted tokens per step of sizes 1 ... N, with 95 % intervals
-    dense  : (widths, size, tokens per step) of trees with all combinations of the best candidates
-    fixed  : (name, size, tokens per step)
     """
 
     curves: Mapping[str, style.Shares]
     objective: str
-    dense: tuple[tuple[tuple[int, ...], int, float], ...]
-    n_dense: int  # how many there are within the budget
-    fixed: tuple[tuple[str, int, float], ...]
+    others: Comparison
     caption: str = ""
 
 
@@ -67,9 +63,7 @@ def sizes_data(
     return SizesData(
         curves,
         objective,
-        found.dense,
-        found.n_dense,
-        found.fixed,
+        found,
         style.sentence(
             about,
             style.origin(source.meta.get("provenance")),
@@ -94,17 +88,17 @@ def draw_sizes(data: SizesData, figure: Figure | None = None) -> Figure:
         axes.plot(sizes, curve.value, label=f"grown: {name}", markevery=0.15, **line)
         if name == data.objective:
             axes.fill_between(sizes, curve.low, curve.high, color=line["color"], alpha=0.15, linewidth=0)
-    chains = [(size, rate) for name, size, rate in data.fixed if name.startswith("chain")]
+    chains = [(size, rate) for name, size, rate in data.others.fixed if name.startswith("chain")]
     if chains:
         axes.plot(*zip(*chains, strict=True), label="chains of top-1", **style.series(4))
-    for name, size, rate in data.fixed:
+    for name, size, rate in data.others.fixed:
         if not name.startswith("chain"):
             axes.plot(size, rate, "*", markersize=10, color="black", label=name, linestyle="none")
-    if data.dense:
-        sample = "" if len(data.dense) == data.n_dense else f"\n({len(data.dense)} of {data.n_dense:,})"
+    if dense := data.others.dense:
+        sample = "" if len(dense) == data.others.n_dense else f"\n({len(dense)} of {data.others.n_dense:,})"
         axes.plot(
-            [size for _, size, _ in data.dense],
-            [rate for *_, rate in data.dense],
+            [size for _, size, _ in dense],
+            [rate for *_, rate in dense],
             "x",
             markersize=3,
             color="#A0A0A0",
