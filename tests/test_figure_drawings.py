@@ -191,7 +191,8 @@ def test_drawing_leaves_matplotlib_as_it_was():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "import matplotlib; before = dict(matplotlib.rcParams.copy())\n"
         "from treeopt.records.calibration import Calibration; import numpy as np\n"
-        "f.to_svg(f.draw_accuracy(f.accuracy_data(Calibration(np.array([[3, 1]]), np.array([9])))))\n"
+        "from treeopt.report.figures.accuracy import accuracy_data, draw_accuracy\n"
+        "f.to_svg(draw_accuracy(accuracy_data(Calibration(np.array([[3, 1]]), np.array([9])))))\n"
         "assert dict(matplotlib.rcParams.copy()) == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
