@@ -17,8 +17,9 @@ import numpy as np
 
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
-from treeopt.growth.heldout import HeldOut, crossfit
+from treeopt.growth.heldout import HeldOut
 from treeopt.growth.objectives import OBJECTIVES
+from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -66,7 +67,7 @@ def domains(folder: Path, book: Path | None) -> dict[str, RankTrace]:
 def compare(name: str, trace: RankTrace) -> float:
     """Print a row for each size; the least lower bound of replay against independent [%]."""
     limits = Limits(max(SIZES))
-    grown = {objective: crossfit(trace, limits, objective=objective) for objective in OBJECTIVES}
+    grown = {objective: source_of(trace).crossfit(limits, objective) for objective in OBJECTIVES}
     base, n = grown["independent"], grown["independent"].conversations
     draws, worst = conversation_draws(n), np.inf
     for size in SIZES:

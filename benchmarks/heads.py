@@ -16,7 +16,7 @@ from typing import Any
 
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
-from treeopt.growth.heldout import crossfit
+from treeopt.growth.source import TraceSource
 from treeopt.pipeline import demo_dtype, open_session
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -60,7 +60,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
             plan_trees(trace, profile, PlanRequest(Limits(max_depth=depth), batch_sizes=(1,))).entries[0]
             for depth in range(1, HEADS + 1)
         ]
-        at_sizes = crossfit(trace, Limits(max(SIZES), max_depth=HEADS, shape="sibling-closed"), objective="replay")
+        at_sizes = TraceSource(trace).crossfit(Limits(max(SIZES), max_depth=HEADS, shape="sibling-closed"), "replay")
         measured = []
         for entry in plan.entries:
             file = run.bench_of(entry.batch_size)

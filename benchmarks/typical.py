@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from treeopt.files.provenance import cpu
-from treeopt.growth.coverage import grow_coverage, probe_tree
-from treeopt.growth.heldout import crossfit_probe
+from treeopt.growth.coverage import COVERAGE, grow_coverage, probe_tree
 from treeopt.growth.objectives import grow
+from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.runtime.acceptance.typical import Typical
@@ -90,7 +90,7 @@ def sweep(
                 batch_size=batch_size,
                 tree=probe_tree(Calibration.from_trace(traces[0]), size=probe_size, policy=policy),
             )
-            rates = crossfit_probe(probe, Limits(size, shape=SHAPE)).rates(size)
+            rates = source_of(probe).crossfit(Limits(size, shape=SHAPE), COVERAGE).rates(size)
             predicted.append((rates.replayed, rates.stderr))
             policy = grow_coverage(probe, Limits(size, shape=SHAPE)).tree(size)
         rows = measured(policy, rule)

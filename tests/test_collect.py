@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth.heldout import crossfit, folds
+from treeopt.growth.heldout import folds
+from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.trace import End, RankTrace
@@ -131,7 +132,7 @@ def test_groups_add_up_to_the_whole():
     groups = calibration.meta["groups"]
     assert (sum(g["hits"] for g in groups.values()) == calibration.hits).all()
     assert (sum(g["trials"] for g in groups.values()) == calibration.trials).all()
-    held_out = crossfit(trace, Limits(6, shape="any"), objective="joint")
+    held_out = source_of(trace).crossfit(Limits(6, shape="any"), "joint")
     rates = held_out.by_group(6, trace)
     even = trace.clusters % 2 == 0
     tokens, steps = (trace.lengths - 1)[even].sum(), held_out.steps[5][::2].sum()

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.coverage import grow_coverage
-from treeopt.growth.heldout import crossfit_probe
+from treeopt.growth.coverage import COVERAGE, grow_coverage
 from treeopt.growth.probed import coverage, guess_counts, independent_tokens, replay_probe, tokens_of_trees
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
@@ -241,7 +240,7 @@ def probe():
 
 def test_figures_of_a_probe_are_held_out(probe):
     limits = Limits(12, max_depth=2, max_rank=3)
-    held_out = crossfit_probe(probe, limits)
+    held_out = source_of(probe).crossfit(limits, COVERAGE)
     fold = fold_numbers(probe)
     for f in range(FOLDS):
         tree = grow_coverage(probe.select(np.flatnonzero(fold != f)), limits).tree(12)
@@ -271,7 +270,7 @@ def test_a_plan_can_be_made_of_a_probe(probe):
     entry = plan.entries[0]
     best = 0.0
     for depth in (1, 2, 3):
-        held_out = crossfit_probe(probe, Limits(24, max_depth=depth, shape="sibling-closed"))
+        held_out = source_of(probe).crossfit(Limits(24, max_depth=depth, shape="sibling-closed"), COVERAGE)
         for size, rate in zip(held_out.family.sizes, held_out.tokens_per_step, strict=True):
             best = max(best, 1e3 * rate / cost(size))
     assert plan.objective == "coverage"
@@ -300,7 +299,7 @@ def test_what_cannot_be_grown_is_said(probe):
     with pytest.raises(InvalidInput, match="at least 1"):
         grow_coverage(probe, Limits(0, shape="any"))
     with pytest.raises(OutOfRange, match="at least 2 sequences"):
-        crossfit_probe(probe.select(np.array([0])), Limits(4, shape="any"))
+        source_of(probe.select(np.array([0]))).crossfit(Limits(4, shape="any"), COVERAGE)
     empty = np.flatnonzero(np.diff(probe.starts) == 0)
     with pytest.raises(OutOfRange, match="more than one token"):
         grow_coverage(probe.select(empty), Limits(4, shape="any"))

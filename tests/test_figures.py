@@ -14,10 +14,11 @@ from tests.conftest import random_trace, traces, trees
 from tests.test_coverage import random_probe
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.heldout import crossfit, crossfit_probe
+from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.objectives import grow
 from treeopt.growth.probed import replay_probe
 from treeopt.growth.replay import replay
+from treeopt.growth.source import source_of
 from treeopt.planning.comparison import dense_widths
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -306,7 +307,7 @@ def test_sizes_are_cross_fitted_and_dense_trees_replayed():
     data = sizes_data(trace, Limits(12), most_dense=15)
     limits = Limits(12, max_depth=3)
     for objective, curve in data.curves.items():
-        want = crossfit(trace, limits, objective=objective).tokens_per_step
+        want = source_of(trace).crossfit(limits, objective).tokens_per_step
         assert curve.value == pytest.approx(want)
         assert (curve.low <= curve.value).all()
         assert (curve.value <= curve.high).all()
@@ -323,7 +324,9 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
     probe = replace(probe, meta={**probe.meta, "acceptance": {"rule": "typical", "temperature": 0.7}})
     data = sizes_data(probe, Limits(8), objective="coverage")
     (curve,) = data.curves.values()
-    want = crossfit_probe(probe, Limits(8, max_depth=2, max_rank=9, shape="sibling-closed")).tokens_per_step
+    want = (
+        source_of(probe).crossfit(Limits(8, max_depth=2, max_rank=9, shape="sibling-closed"), COVERAGE).tokens_per_step
+    )
     assert curve.value == pytest.approx(want)
     assert data.objective in data.curves
     assert "--acceptance typical" in data.caption

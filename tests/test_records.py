@@ -8,7 +8,7 @@ import pytest
 
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.importing import import_file
-from treeopt.pipeline.profile.earlier import with_earlier
+from treeopt.pipeline.profile.outcome import with_earlier
 from treeopt.pipeline.search import check_same_model
 from treeopt.pipeline.session import resolve
 from treeopt.records.benchmark import Benchmark

@@ -76,7 +76,7 @@ def regrets(trace, trials: int, **noise) -> np.ndarray:
 @pytest.mark.parametrize("trials", [25, pytest.param(200, marks=pytest.mark.long)])
 def test_the_choice_under_noise_is_nearly_the_best(trace, monkeypatch, trials):
     """The median loses at most 0.5 %, one in twenty more than 2 %. The seeds are fixed: no false alarms."""
-    monkeypatch.setattr("treeopt.growth.source.crossfit", _remembered())
+    monkeypatch.setattr("treeopt.growth.source.TraceSource.crossfit", _remembered())
     lost = regrets(trace, trials)
     assert np.median(lost) <= 0.005
     assert np.quantile(lost, 0.95) <= 0.02
@@ -84,14 +84,14 @@ def test_the_choice_under_noise_is_nearly_the_best(trace, monkeypatch, trials):
 
 def _remembered():
     """The cross-fit does not depend on the latencies: made once for each limit."""
-    from treeopt.growth.heldout import crossfit
+    from treeopt.growth.source import TraceSource
 
-    known: dict = {}
+    known, crossfit = {}, TraceSource.crossfit
 
-    def once(trace, limits, *, objective):
+    def once(source, limits, objective):
         key = limits, objective
         if key not in known:
-            known[key] = crossfit(trace, limits, objective=objective)
+            known[key] = crossfit(source, limits, objective)
         return known[key]
 
     return once

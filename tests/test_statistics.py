@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treeopt.growth.heldout import rate_tree
+from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95, stderr
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Tree
@@ -39,7 +39,7 @@ def covered(conversations: int, trials: int) -> float:
     draws = conversation_draws(conversations)
     tokens = np.full(conversations, TOKENS - 1)
     for _ in range(trials):
-        steps = rate_tree(calibration(rng, conversations), CHAIN).steps
+        steps = source_of(calibration(rng, conversations)).rate(CHAIN).steps
         low, high = interval95(drawn_rates(tokens, steps, draws), conversations)
         hits += low <= TRUTH <= high
     return hits / trials
@@ -57,14 +57,14 @@ def test_intervals_of_300_conversations_cover_as_often_as_they_say():
 
 
 def test_the_replayed_rate_is_that_of_the_renewal_process():
-    rates = rate_tree(calibration(np.random.default_rng(0), 4000), CHAIN)
+    rates = source_of(calibration(np.random.default_rng(0), 4000)).rate(CHAIN)
     assert rates.replayed == pytest.approx(TRUTH, abs=4 * rates.stderr)
     assert rates.joint > rates.replayed  # an average over all states does not jump over the easy ones
 
 
 def test_the_standard_error_is_that_of_many_samples():
     rng = np.random.default_rng(1)
-    samples = [rate_tree(calibration(rng, 60), CHAIN) for _ in range(200)]
+    samples = [source_of(calibration(rng, 60)).rate(CHAIN) for _ in range(200)]
     spread = np.std([s.replayed for s in samples])
     assert np.mean([s.stderr for s in samples]) == pytest.approx(spread, rel=0.2)  # 5 % scatter of the spread
 

@@ -2,8 +2,8 @@
 
 Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 misused.
 
-Each command is in the file of its name; show.py has plot, report and show, trees.py score and import-tree.
-options.py holds what commands share. What is heavy is imported inside a command, so that --help is quick.
+Each command is in the file of its name; export.py has convert too, show.py plot and report, trees.py score and
+import-tree. options.py holds what commands share. What is heavy is imported inside a command, so that --help is quick.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import click
 from treeopt import __version__
 from treeopt.cli.bench import bench
 from treeopt.cli.calibrate import calibrate
-from treeopt.cli.convert import convert
-from treeopt.cli.export import export
+from treeopt.cli.export import convert, export
 from treeopt.cli.importing import import_
 from treeopt.cli.listing import list_
 from treeopt.cli.profile import profile

@@ -1,12 +1,13 @@
-"""treeopt export: an engine's own configuration."""
+"""What leaves the run: treeopt export and convert."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import positive, run_directory, show_files
+from treeopt.cli.options import AS_JSON, positive, run_directory, show_files
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -41,3 +42,25 @@ def export(run: RunDirectory, engine: str, as_json: bool, **options: Any) -> Non
 
     paths, written = pipeline.export(run, engine, **options)
     show_files(paths, written.notes, as_json, command=written.command)
+
+
+@click.command()
+@click.argument("drafter")
+@click.option("--to", "layout", required=True, help="Layout to write; treeopt list names them.")
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
+@click.option("--model", help="Folder of the base model: for merged layouts and shared heads.")
+@click.option("--revision", help="Revision of a hub checkpoint.")
+@AS_JSON
+def convert(drafter: str, output: Path, as_json: bool, **options: Any) -> None:
+    """Write published Medusa heads in another engine's layout.
+
+    DRAFTER is a folder, a file or a hub id in any layout that treeopt reads.
+
+    \b
+    Example:
+        treeopt convert medusa-vicuna-7b-v1.3 --to vllm --output heads-for-vllm
+    """
+    from treeopt import pipeline
+
+    paths, notes = pipeline.convert(drafter, output, **options)
+    show_files(paths, notes, as_json)

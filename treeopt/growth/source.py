@@ -9,132 +9,224 @@ calibration  accuracies alone: the product of those along a path, as if heads er
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, singledispatch
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth.coverage import COVERAGE, grow_coverage
-from treeopt.growth.heldout import HeldOut, Rates, crossfit, crossfit_probe, from_calibration, rate_on_probe, rate_tree
+from treeopt.growth.heldout import HeldOut, Rates, Reached, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
-from treeopt.growth.probed import AcceptedNodes, guess_counts, node_visits, replay_probe
-from treeopt.growth.replay import accepted_counts, count_visits, replay
+from treeopt.growth.probed import (
+    AcceptedNodes,
+    guess_counts,
+    independent_tokens,
+    node_visits,
+    replay_probe,
+    tokens_of_trees,
+)
+from treeopt.growth.replay import accepted_counts, count_visits, growth_index, replay, replay_trees, tokens_per_step
 from treeopt.growth.worth import product_values
-from treeopt.records.calibration import Calibration
+from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.records.calibration import Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
-from treeopt.records.trace import Answers, RankTrace
+from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray, Tree, TreeFamily
+from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
+
+ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
+Paths = tuple[Choice, ...]
+Floats = NDArray[np.float64]
 
 
-class Source(Protocol):
+@dataclass(frozen=True)
+class Source(ABC):
     """What can be asked of accuracies, whatever record they are.
 
     kind       : trace, probe or calibration
-    meta       : what the record says of itself: drafter, acceptance, provenance, ...
-    num_heads  : no tree that is deeper can be judged
-    num_ranks  : ranks that are told apart
     objectives : that trees can be grown by
-    answers    : the sequences that were recorded; None for accuracies alone
-    observed   : how many things were counted, and what they are
     is_exact   : whether the text is the same with every tree, so that replay tells what decoding takes
-    approximate: of which trees the figures are approximate; None for none
     """
 
+    record: Accuracies
+    kind: ClassVar[str]
+    objectives: ClassVar[tuple[str, ...]]
+    is_exact: ClassVar[bool] = False
+
     @property
-    def record(self) -> Accuracies: ...
+    def meta(self) -> dict[str, Any]:
+        """What the record says of itself: drafter, acceptance, provenance, ..."""
+        return self.record.meta
+
     @property
-    def kind(self) -> str: ...
+    def num_heads(self) -> int:
+        """No tree that is deeper can be judged."""
+        return self.record.num_heads
+
     @property
-    def meta(self) -> dict[str, Any]: ...
+    @abstractmethod
+    def num_ranks(self) -> int:
+        """Ranks that are told apart."""
+
     @property
-    def num_heads(self) -> int: ...
+    def answers(self) -> RankTrace | Probe | None:
+        """The sequences that were recorded; None for accuracies alone."""
+        return None
+
     @property
-    def num_ranks(self) -> int: ...
+    @abstractmethod
+    def observed(self) -> tuple[int, str]:
+        """How many things were counted, and what they are."""
+
     @property
-    def objectives(self) -> tuple[str, ...]: ...
-    @property
-    def answers(self) -> Answers | None: ...
-    @property
-    def observed(self) -> tuple[int, str]: ...
-    @property
-    def is_exact(self) -> bool: ...
-    @property
-    def approximate(self) -> str | None: ...
+    def approximate(self) -> str | None:
+        """Of which trees the figures are approximate; None for none."""
+        return None
+
     @property
     def calibration(self) -> Calibration | None:
         """The accuracies by head and rank; None where there are none."""
+        return None
 
     @property
     def usual_context(self) -> float | None:
         """Tokens that a sequence has on average when a step is taken; None where that was not recorded."""
+        answers = self.answers
+        if answers is None or answers.prompt_tokens is None:
+            return None
+        at_middle = answers.prompt_tokens + answers.lengths / 2
+        return float((at_middle * answers.lengths).sum() / answers.lengths.sum())
 
+    @abstractmethod
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         """The best trees on the whole record, in-sample."""
 
+    @abstractmethod
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
         """The best trees, and what they reach on answers that they were not grown on."""
 
+    @abstractmethod
     def knows(self, tree: Tree) -> bool:
         """Whether the record tells all nodes of a tree apart."""
 
+    @abstractmethod
     def tokens_per_step(self, tree: Tree) -> float:
         """What a given tree reaches on the whole record."""
 
+    @abstractmethod
     def rate(self, tree: Tree) -> Rates:
         """The same by all predictions, with the standard error; unknown nodes are never accepted."""
 
     def visits(self, tree: Tree) -> IntArray | None:
         """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
+        return None
 
-    def guess_shares(self, tree: Tree) -> NDArray[np.float64]:
+    @abstractmethod
+    def guess_shares(self, tree: Tree) -> Floats:
         """(D+1,) share of the steps that emit 0, 1, ... guesses with a given tree."""
 
-    def held_out_shares(self, held_out: HeldOut, size: int) -> NDArray[np.float64]:
+    @abstractmethod
+    def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
         """(D+1,) the same for a grown tree, on answers that it was not grown on."""
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         """What to beware of in the figures of a tree; ``most`` rows were grown, ``budget`` asked for."""
-
-
-ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
-R = TypeVar("R", RankTrace, Probe, Calibration)
+        return []
 
 
 @dataclass(frozen=True)
-class _Recorded(Generic[R]):
-    """What all records say in the same words."""
+class AnswersSource(Source):
+    """A record of answers, which can be divided: trees are grown on some of them and judged on the others."""
 
-    record: R
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        return self.record.meta
+    record: RankTrace | Probe
 
     @property
-    def num_heads(self) -> int:
-        return self.record.num_heads
+    def answers(self) -> RankTrace | Probe:
+        return self.record
+
+    @abstractmethod
+    def reach(self, paths: Paths, members: BoolArray) -> Reached:
+        """What each of n trees over the nodes ``paths`` reaches.
+
+        members : (n, N)  which of the nodes each tree has
+        """
+
+    @abstractmethod
+    def guess_counts(self, paths: Paths) -> IntArray:
+        """(D+1,) how many steps emit 0, 1, ... guesses with the tree of these nodes."""
+
+    def _part(self, sequences: IntArray) -> AnswersSource:
+        return type(self)(self.record.select(sequences))
+
+    def _pooled(self, rows: IntArray) -> IntArray:
+        """(..., C) sums over the turns of every conversation of (..., S) numbers."""
+        clusters = self.record.clusters
+        return np.apply_along_axis(lambda row: np.bincount(clusters, row), -1, rows).astype(np.int64)
+
+    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
+        splits, grown, found = list(folds(self.record)), [], []
+        family = self.grow(limits, objective)
+        for train, test in splits:
+            trees = self._part(train).grow(limits, objective)
+            grown.append((test, trees))
+            found.append(self._part(test).reach(trees.paths, trees.members_of(family.sizes)))
+        order = np.argsort(np.concatenate([test for _, test in splits]))
+        steps, tokens = (
+            self._pooled(np.concatenate(parts, axis=-1)[..., order])
+            for parts in ([part.steps for part in found], [part.tokens for part in found])
+        )
+        states = sum(part.states for part in found)
+        product = np.sum([part.states * part.product for part in found], axis=0)
+        accepted = [part.accepted for part in found if part.accepted is not None]
+        return HeldOut(
+            family,
+            np.broadcast_to(steps, (len(family.sizes), steps.shape[-1])),
+            tokens,
+            product / states,
+            (states + np.sum(accepted, axis=0)) / states if accepted else None,
+            tuple(grown),
+        )
+
+    def rate(self, tree: Tree) -> Rates:
+        known = tree.cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
+        found = self.reach(known.paths, np.ones((1, len(known)), dtype=bool))
+        steps, tokens = (self._pooled(rows).reshape(-1) for rows in (found.steps, found.tokens))
+        return Rates(
+            product=float(found.product[0]),
+            joint=None if found.accepted is None else 1 + float(found.accepted[0]) / max(found.states, 1),
+            replayed=tokens_per_step(tokens.sum(), steps.sum()),
+            stderr=stderr(drawn_rates(tokens, steps, conversation_draws(len(steps))), len(steps)),
+            steps=steps,
+        )
+
+    def guess_shares(self, tree: Tree) -> Floats:
+        return _shares(self.guess_counts(tree.paths))
+
+    def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
+        depth = max(map(len, held_out.family.nodes(size)))
+        found = [self._part(test).guess_counts(family.nodes(size)) for test, family in held_out.grown]
+        counts = np.zeros(max([depth + 1, *map(len, found)]), dtype=np.int64)
+        for part in found:
+            counts[: len(part)] += part
+        return _shares(counts)[: 1 + int(np.flatnonzero(counts).max(initial=depth))]
 
 
 @dataclass(frozen=True)
-class TraceSource(_Recorded[RankTrace]):
-    """A rank trace as a source."""
+class TraceSource(AnswersSource):
+    """A rank trace as a source: a tree changes how many steps the text takes."""
 
+    record: RankTrace
     kind = "trace"
     is_exact = True
-    approximate = None
     objectives = OBJECTIVES
 
     @property
     def num_ranks(self) -> int:
         return self.record.top_k
-
-    @property
-    def answers(self) -> RankTrace:
-        return self.record
 
     @property
     def observed(self) -> tuple[int, str]:
@@ -144,15 +236,8 @@ class TraceSource(_Recorded[RankTrace]):
     def calibration(self) -> Calibration:
         return Calibration.from_trace(self.record)
 
-    @property
-    def usual_context(self) -> float | None:
-        return _usual_context(self.record)
-
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow(self.record, limits, objective=objective)
-
-    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        return crossfit(self.record, limits, objective=objective)
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
@@ -160,46 +245,37 @@ class TraceSource(_Recorded[RankTrace]):
     def tokens_per_step(self, tree: Tree) -> float:
         return replay(self.record, tree).tokens_per_step
 
-    def rate(self, tree: Tree) -> Rates:
-        return rate_tree(self.record, tree)
+    def reach(self, paths: Paths, members: BoolArray) -> Reached:
+        trace, states = self.record, self.record.has_step
+        nodes = np.bincount(growth_index(trace, paths)[states].ravel(), minlength=len(paths))[: len(paths)]
+        hits, trials = count_hits(trace.ranks[states], trace.top_k)
+        product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
+        steps = replay_trees(trace, paths, members)
+        return Reached(steps, trace.lengths - 1, product, members @ nodes, int(states.sum()))
 
     def visits(self, tree: Tree) -> IntArray:
         return count_visits(self.record, tree)
 
-    def guess_shares(self, tree: Tree) -> NDArray[np.float64]:
-        return _shares(accepted_counts(self.record, tree.paths))
-
-    def held_out_shares(self, held_out: HeldOut, size: int) -> NDArray[np.float64]:
-        return held_out.accepted(size, lambda test, paths: accepted_counts(self.record.select(test), paths))
-
-    def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
-        return []
+    def guess_counts(self, paths: Paths) -> IntArray:
+        return accepted_counts(self.record, paths)
 
 
 @dataclass(frozen=True)
-class ProbeSource(_Recorded[Probe]):
-    """A probe as a source; its trees are parts of the probe tree, and their objective is coverage."""
+class ProbeSource(AnswersSource):
+    """A probe as a source: a tree changes how many tokens the steps emit. Its trees are parts of the probe tree, and
+    approximate but for the policy (`treeopt.records.probe`)."""
 
+    record: Probe
     kind = "probe"
-    is_exact = False
     objectives = (COVERAGE,)
-    calibration = None
 
     @property
     def num_ranks(self) -> int:
         return 1 + self.record.tree.max_rank
 
     @property
-    def answers(self) -> Probe:
-        return self.record
-
-    @property
     def observed(self) -> tuple[int, str]:
         return len(self.record.accepted), "probed step"
-
-    @property
-    def usual_context(self) -> float | None:
-        return _usual_context(self.record)
 
     @property
     def approximate(self) -> str:
@@ -217,26 +293,22 @@ class ProbeSource(_Recorded[Probe]):
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow_coverage(self.record, limits)
 
-    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        return crossfit_probe(self.record, limits)
-
     def knows(self, tree: Tree) -> bool:
         return self._nodes.issuperset(tree.paths)
 
     def tokens_per_step(self, tree: Tree) -> float:
         return replay_probe(self.record, tree, self._accepted).tokens_per_step
 
-    def rate(self, tree: Tree) -> Rates:
-        return rate_on_probe(self.record, tree)
+    def reach(self, paths: Paths, members: BoolArray) -> Reached:
+        probe = self.record
+        tokens, product = tokens_of_trees(probe, paths, members), independent_tokens(probe, paths, members)
+        return Reached(np.diff(probe.starts), tokens, product, None, len(probe.accepted))
 
     def visits(self, tree: Tree) -> IntArray:
         return node_visits(self.record, tree)
 
-    def guess_shares(self, tree: Tree) -> NDArray[np.float64]:
-        return _shares(guess_counts(self.record, tree.paths))
-
-    def held_out_shares(self, held_out: HeldOut, size: int) -> NDArray[np.float64]:
-        return held_out.accepted(size, lambda test, paths: guess_counts(self.record.select(test), paths))
+    def guess_counts(self, paths: Paths) -> IntArray:
+        return guess_counts(self.record, paths)
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         found, policy, rows = [], self.record.policy, len(self.record.tree)
@@ -251,15 +323,12 @@ class ProbeSource(_Recorded[Probe]):
 
 
 @dataclass(frozen=True)
-class CalibrationSource(_Recorded[Calibration]):
+class CalibrationSource(Source):
     """Accuracies by head and rank as a source: the objective is `independent`, and nothing is held out."""
 
+    record: Calibration
     kind = "calibration"
-    is_exact = False
-    approximate = None
     objectives = ("independent",)
-    answers = None
-    usual_context = None
 
     @property
     def num_ranks(self) -> int:
@@ -278,7 +347,8 @@ class CalibrationSource(_Recorded[Calibration]):
         return grow_independent(self.record.accept, limits)
 
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        return from_calibration(self.record, limits)
+        family = self.grow(limits, objective)
+        return HeldOut(family, None, None, family.members_of(family.sizes) @ family.gains, None)
 
     def knows(self, tree: Tree) -> bool:
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
@@ -290,16 +360,13 @@ class CalibrationSource(_Recorded[Calibration]):
         known = tree.cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
         return Rates(float(product_values(self.record.accept, known.paths).sum()), None, None, None, None)
 
-    def visits(self, tree: Tree) -> None:
-        return None
-
-    def guess_shares(self, tree: Tree) -> NDArray[np.float64]:
+    def guess_shares(self, tree: Tree) -> Floats:
         reached = np.bincount(tree.depths, product_values(self.record.accept, tree.paths))
-        shares: NDArray[np.float64] = reached - np.append(reached[1:], 0.0)
+        shares: Floats = reached - np.append(reached[1:], 0.0)
         return shares
 
-    def held_out_shares(self, held_out: HeldOut, size: int) -> NDArray[np.float64]:
-        return held_out.accepted(size, None)
+    def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
+        return self.guess_shares(held_out.family.tree(size))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         if self.meta.get("source") == ENGINE_LOG:
@@ -330,14 +397,6 @@ def objective_for(source: Source, wanted: str) -> str:
     return wanted if wanted in source.objectives else source.objectives[0]
 
 
-def _usual_context(record: RankTrace | Probe) -> float | None:
-    """Tokens that a sequence has on average when a step is taken."""
-    if record.prompt_tokens is None:
-        return None
-    at_middle = record.prompt_tokens + record.lengths / 2
-    return float((at_middle * record.lengths).sum() / record.lengths.sum())
-
-
-def _shares(counts: IntArray) -> NDArray[np.float64]:
-    shares: NDArray[np.float64] = counts / max(int(counts.sum()), 1)
+def _shares(counts: IntArray) -> Floats:
+    shares: Floats = counts / max(int(counts.sum()), 1)
     return shares

@@ -29,32 +29,3 @@ from treeopt.pipeline.search import SearchOptions, search
 from treeopt.pipeline.session import compiled, demo_dtype, open_session, resolve, session_of
 from treeopt.pipeline.train import TextOptions, train
 from treeopt.pipeline.trees import import_tree, named_tree, read_tree, score
-
-__all__ = [
-    "SearchOptions",
-    "TextOptions",
-    "bench",
-    "calibrate",
-    "compiled",
-    "convert",
-    "demo_dtype",
-    "export",
-    "export_all",
-    "import_file",
-    "import_tree",
-    "named_tree",
-    "open_session",
-    "probe_again",
-    "profile",
-    "profile_analytical",
-    "profile_command",
-    "profile_from_file",
-    "read_tree",
-    "resolve",
-    "run_line",
-    "score",
-    "search",
-    "search_on",
-    "session_of",
-    "train",
-]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +15,17 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal, discard
-from treeopt.growth.heldout import crossfit
+from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import Advance, note, progress
+from treeopt.report.terminal import note, progress
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
 if TYPE_CHECKING:
-    from treeopt.runtime.prompts.sets import Conversation, PromptSet
+    from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
 
 GROUP_BUDGET = 64  # rows of the trees that groups are compared by
@@ -79,7 +78,7 @@ def calibrate(
             f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
         )
     if trace.group_names and trace.clusters.max() > 0:
-        whole = crossfit(trace, Limits(GROUP_BUDGET), objective="joint")
+        whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
         for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     calibration.meta["examples"] = examples(session, trace, calibration)
@@ -137,6 +136,7 @@ def collect(
 
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
+    from treeopt.runtime.measure.ranks import collect_trace
     from treeopt.runtime.memory import with_less_memory
 
     if max_new_tokens < 1:
@@ -154,31 +154,19 @@ def collect(
         batch_size = done[-1].meta.get("batch_size", batch_size)
     with progress(title, len(conversations)) as advance:
         advance(sum(map(len, blocks[: len(done)])))
-        for number in range(len(done), len(blocks)):
-            prompts = replace(session.prompts, conversations=tuple(blocks[number]))
 
-            attempt = partial(_attempt, session, prompts, max_new_tokens=max_new_tokens, top_k=top_k, advance=advance)
+        def attempt(rows: int) -> RankTrace:
+            prompts = replace(session.prompts, conversations=tuple(blocks[len(done)]))
+            setup, meta = session.setup(max_new_tokens), {"batch_size": rows}
+            return collect_trace(
+                setup, prompts, batch_size=rows, top_k=top_k, given=session.given, meta=meta, progress=advance
+            )
+
+        while len(done) < len(blocks):
             trace, batch_size = with_less_memory(attempt, batch_size, note)
-            trace.save(journal.block(number))
+            trace.save(journal.block(len(done)))
             done.append(trace)
     return join(done, {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]})
-
-
-def _attempt(
-    session: Session, prompts: PromptSet, rows: int, *, max_new_tokens: int, top_k: int, advance: Advance
-) -> RankTrace:
-    """The trace of a block with ``rows`` sequences decoded at once."""
-    from treeopt.runtime.measure.ranks import collect_trace
-
-    return collect_trace(
-        session.setup(max_new_tokens),
-        prompts,
-        batch_size=rows,
-        top_k=top_k,
-        given=session.given,
-        meta={"batch_size": rows},
-        progress=advance,
-    )
 
 
 def _trace_meta(session: Session) -> dict[str, Any]:

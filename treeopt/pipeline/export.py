@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.storage import read_text, write_text
@@ -28,14 +28,14 @@ def export(
     *,
     batch_size: int | None = None,
     method: str | None = None,
-    version: str | None = None,
-    max_draft_len: int | None = None,
     tree: str | None = None,
     heads: int | None = None,
+    **target: Any,
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
-    Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one.
+    Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one. ``target`` says for which
+    engine exactly: ``version``, ``max_draft_len``.
     """
     from treeopt.export.engine import Request
     from treeopt.export.write import export_request
@@ -43,9 +43,7 @@ def export(
     folder = run.export / engine
     if tree is not None:
         given = named_tree(tree, batch_size=batch_size)
-        request = Request(
-            tree=given, num_heads=heads or max(given.depth, 1), version=version, max_draft_len=max_draft_len
-        )
+        request = Request(tree=given, num_heads=heads or max(given.depth, 1), **target)
         return _write(folder, export_request(request, engine, method=method))
     if heads is not None:
         raise InvalidInput("--heads goes with --tree; a plan knows how many heads there are.")
@@ -54,27 +52,14 @@ def export(
         note(STALE)
     if len(plan.entries) > 1 and batch_size is not None:
         folder /= f"batch-size-{batch_size}"
-    return export_to(
-        folder, plan, engine, batch_size=batch_size, method=method, version=version, max_draft_len=max_draft_len
-    )
+    return export_to(folder, plan, engine, batch_size=batch_size, method=method, **target)
 
 
-def export_to(
-    folder: Path,
-    plan: Plan,
-    engine: str,
-    *,
-    batch_size: int | None = None,
-    method: str | None = None,
-    version: str | None = None,
-    max_draft_len: int | None = None,
-) -> tuple[list[Path], Written]:
-    """Write a plan's tree of ``batch_size``, or its schedule where the engine takes one: (files, what was written)."""
+def export_to(folder: Path, plan: Plan, engine: str, **options: Any) -> tuple[list[Path], Written]:
+    """Write a plan as an engine's files; ``options`` are those of `export_plan`: (files, what was written)."""
     from treeopt.export.write import export_plan
 
-    written = export_plan(
-        plan, engine, batch_size=batch_size, method=method, version=version, max_draft_len=max_draft_len
-    )
+    written = export_plan(plan, engine, **options)
     return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
 
 

@@ -43,10 +43,10 @@ class Candidates:
     depths: IntArray
     rates: Floats
     rate_draws: Floats
-    ms: Floats | None
-    ms_draws: Floats | None
-    ms_stderr: Floats | None
-    plain_ms: Floats | None
+    ms: Floats | None = None
+    ms_draws: Floats | None = None
+    ms_stderr: Floats | None = None
+    plain_ms: Floats | None = None
 
     def key(self, i: int) -> Key:
         """What tells a candidate's tree from the others at every batch size."""
@@ -128,10 +128,6 @@ def _candidates(found: Sequence[tuple[HeldOut, IntArray]], batch_size: int, cont
         depths=np.concatenate([held_out.family.depths()[rows] for held_out, rows in found]),
         rates=np.concatenate([held_out.tokens_per_step[rows] for held_out, rows in found]),
         rate_draws=np.concatenate([held_out.draws[rows] for held_out, rows in found]),
-        ms=None,
-        ms_draws=None,
-        ms_stderr=None,
-        plain_ms=None,
     )
 
 

@@ -5,6 +5,5 @@ command.py    a user's own benchmark, run for every tree; calls.py, its template
 table.py      latencies that others timed, from a file
 analytical.py latencies that nobody timed, of a device's roofline
 placement.py  which sizes and trees are timed
-earlier.py    with what the run had measured before, as one
-outcome.py    what is said of a measurement, and the end of it
+outcome.py    the end of a measurement: what is said of it, and what the run had measured before with it as one
 """
