@@ -206,13 +206,9 @@ def search(
     """
     from treeopt import pipeline
 
-    return pipeline.search_on(
-        calibration,
-        profile,
-        run,
-        default=RUN,
-        batch_sizes=batch_sizes,
+    options = pipeline.SearchOptions(
         budget=budget,
+        batch_sizes=batch_sizes,
         context=context,
         engine=engine,
         method=method,
@@ -221,8 +217,8 @@ def search(
         max_depth=max_depth,
         objective=objective,
         measured_only=measured_only,
-        verify=verify,
     )
+    return pipeline.search_on(calibration, profile, run, options, default=RUN, verify=verify)
 
 
 def bench(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import default_of, model_options, positive, run_directory, show_result
+from treeopt.cli.options import counted, model_options, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 @click.option("--batch-size", **positive(), help="Which of the plan's.  [default: its first]")
 @click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
-@click.option(
-    "--rounds", **positive(default_of(treeopt.bench, "rounds")), help="Times that every contender decodes every prompt."
-)
+@counted(treeopt.bench, "--rounds", "Times that every contender decodes every prompt.")
 @click.option("--tree", "trees", multiple=True, help="Add a tree: a file, or the name of a published one.")
 def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Decode held-out prompts for real: the chosen tree against plain decoding and others.

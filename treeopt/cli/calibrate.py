@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import default_of, model_options, positive, run_directory, show_result
+from treeopt.cli.options import counted, default_of, model_options, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 @click.command()
 @model_options
 @run_directory
-@click.option("--num-prompts", **positive(default_of(treeopt.calibrate, "num_prompts")), help="Prompts to answer.")
-@click.option("--max-new-tokens", **positive(default_of(treeopt.calibrate, "max_new_tokens")), help="Longest answer.")
-@click.option(
-    "--batch-size", **positive(default_of(treeopt.calibrate, "batch_size")), help="Sequences decoded at once."
-)
+@counted(treeopt.calibrate, "--num-prompts", "Prompts to answer.")
+@counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
+@counted(treeopt.calibrate, "--batch-size", "Sequences decoded at once.")
 @click.option(
     "--ranks",
     type=click.IntRange(1, 10_000),

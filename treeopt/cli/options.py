@@ -76,6 +76,11 @@ def positive(default: int | None = None) -> dict[str, Any]:
     return {"type": click.IntRange(min=1), "default": default, "show_default": default is not None}
 
 
+def counted(function: Callable[..., Any], flag: str, help: str) -> Command:
+    """An option that is a whole number of at least 1, with the default of the function of `treeopt`."""
+    return click.option(flag, **positive(default_of(function, flag[2:].replace("-", "_"))), help=help)
+
+
 BATCH_SIZES = click.option(
     "--batch-size",
     "batch_sizes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import treeopt
 from treeopt.cli.options import (
     BATCH_SIZES,
     Integers,
+    counted,
     default_of,
     model_options,
     open_random_session,
@@ -32,17 +34,6 @@ ELSEWHERE = {
                 "calibration"),
     "analytical": ("contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget", "overwrite"),
 }  # fmt: skip
-TIMED = (
-    "contexts",
-    "batch_sizes",
-    "sizes",
-    "budget",
-    "precision",
-    "time_limit_s",
-    "calibration",
-    "gb_per_s",
-    "compiled",
-)
 
 
 @click.command()
@@ -57,9 +48,7 @@ TIMED = (
     help="Hold rows at these lengths: 512,4096.  [default: the prompts']",
 )
 @click.option("--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]")
-@click.option(
-    "--budget", **positive(default_of(treeopt.profile, "budget")), help="Largest size to place, root included."
-)
+@counted(treeopt.profile, "--budget", "Largest size to place, root included.")
 @click.option(
     "--precision",
     type=click.FloatRange(min=0, min_open=True),
@@ -159,7 +148,8 @@ def _timed(
         raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
     if overwrite:
         raise click.UsageError("--overwrite is for --from-csv and --analytical; timed steps are added to the profile.")
-    session, timed = None, {name: options[name] for name in TIMED}
+    taken = inspect.signature(treeopt.profile).parameters
+    session, timed = None, {name: value for name, value in options.items() if name in taken}
     if random_weights is not None:
         session, source = open_random_session(random_weights, source, num_heads), {}
     return treeopt.profile(session or source.pop("model", None), run=run, **timed, **source)

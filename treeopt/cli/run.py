@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import BATCH_SIZES, default_of, model_options, positive, run_directory, show_result
+from treeopt.cli.options import BATCH_SIZES, counted, default_of, model_options, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -17,16 +17,10 @@ if TYPE_CHECKING:
 @model_options
 @run_directory
 @BATCH_SIZES
-@click.option(
-    "--budget",
-    **positive(default_of(treeopt.search, "budget")),
-    help="Most rows verified per sequence and step, root included.",
-)
-@click.option(
-    "--num-prompts", **positive(default_of(treeopt.calibrate, "num_prompts")), help="Prompts to calibrate on."
-)
+@counted(treeopt.search, "--budget", "Most rows verified per sequence and step, root included.")
+@counted(treeopt.calibrate, "--num-prompts", "Prompts to calibrate on.")
 @click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
-@click.option("--max-new-tokens", **positive(default_of(treeopt.calibrate, "max_new_tokens")), help="Longest answer.")
+@counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
 @click.option("--time-limit", **positive(default_of(treeopt.profile, "time_limit_s")), help="Seconds for timing steps.")
 def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.

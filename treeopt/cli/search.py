@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import Loads, default_of, positive, run_directory, show_result
+from treeopt.cli.options import Loads, counted, default_of, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @run_directory
-@click.option(
-    "--budget",
-    **positive(default_of(treeopt.search, "budget")),
-    help="Most rows verified per sequence and step, root included.",
-)
+@counted(treeopt.search, "--budget", "Most rows verified per sequence and step, root included.")
 @click.option(
     "--batch-size",
     "batch_sizes",

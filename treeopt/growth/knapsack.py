@@ -135,7 +135,9 @@ def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
             row, taken = _joined(own, row, budget)
             if low_rank_expands:
                 leaves = np.append(0.0, child.value + leaves)[: budget + 1]
-                row, taken = _longest(row, taken, len(leaves))
+                more = max(len(leaves) - len(row), 0)  # room for as many nodes
+                row = np.append(row, np.full(more, IMPOSSIBLE))
+                taken = np.append(taken, np.zeros(more, dtype=np.int64))
                 only = leaves > row[: len(leaves)]
                 row[: len(leaves)][only], taken[: len(leaves)][only] = leaves[only], 1
                 node.leaves.append(np.append(only, np.zeros(len(row) - len(only), dtype=bool)))
@@ -157,14 +159,6 @@ def _joined(
         better = there > found[k : k + len(there)]
         found[k : k + len(there)][better], taken[k : k + len(there)][better] = there[better], k
     return found, taken
-
-
-def _longest(
-    row: NDArray[np.float64], taken: NDArray[np.int64], n: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The same with room for at least n entries."""
-    more = max(n - len(row), 0)
-    return np.append(row, np.full(more, IMPOSSIBLE)), np.append(taken, np.zeros(more, dtype=np.int64))
 
 
 def _nodes(top: Node, size: int) -> Iterator[Node]:

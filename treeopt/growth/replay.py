@@ -61,13 +61,7 @@ def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
     [0, 2]
     """
     accepted = (growth_index(trace, paths) < len(paths)).sum(1)
-    counts = np.zeros(1 + max(map(len, paths)), dtype=np.int64)
-    t, last = trace.starts[:-1].copy(), trace.starts[1:] - 1
-    while (t < last).any():
-        t, last = t[t < last], last[t < last]
-        counts += np.bincount(accepted[t], minlength=len(counts))
-        t = t + 1 + accepted[t]
-    return counts
+    return np.bincount(accepted[_visited(trace, accepted)], minlength=1 + max(map(len, paths)))
 
 
 def count_visits(trace: RankTrace, tree: Tree) -> IntArray:
@@ -77,15 +71,21 @@ def count_visits(trace: RankTrace, tree: Tree) -> IntArray:
     [2, 1]
     """
     nodes = growth_index(trace, tree.paths)  # (P, D)
-    accepted = (nodes < len(tree)).sum(1)
-    visits = np.zeros(len(tree) + 1, dtype=np.int64)  # the last is of what is no node
+    states = _visited(trace, (nodes < len(tree)).sum(1))
+    visits = np.bincount(nodes[states].ravel(), minlength=len(tree) + 1)  # the last is of what is no node
+    visits[0] = len(states)
+    return visits[:-1]
+
+
+def _visited(trace: RankTrace, accepted: IntArray) -> IntArray:
+    """The states at which the steps of the replay are taken, of all sequences at once."""
     t, last = trace.starts[:-1], trace.starts[1:] - 1
+    found = [t[:0]]
     while (alive := t < last).any():
         t, last = t[alive], last[alive]
-        visits[0] += len(t)
-        visits += np.bincount(nodes[t].ravel(), minlength=len(visits))
+        found.append(t)
         t = t + 1 + accepted[t]
-    return visits[:-1]
+    return np.concatenate(found)
 
 
 def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray) -> IntArray:

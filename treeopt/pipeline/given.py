@@ -20,10 +20,10 @@ def search_on(
     calibration: RankTrace | Calibration | Probe | str | Path | None,
     profile: LatencyProfile | str | Path | None,
     run: str | Path | RunDirectory | None,
+    options: SearchOptions,
     *,
     default: str,
     verify: int,
-    **options: Any,
 ) -> Plan:
     """Search in the run directory, or beside it on what is given; a plan beside it is kept only where ``run`` is said.
 
@@ -31,29 +31,26 @@ def search_on(
     """
     records = [given for given in (calibration, profile) if given is not None and not isinstance(given, str | Path)]
     names = {"calibration": _name(calibration), "profile_path": _name(profile)}
+
+    def searched(directory: RunDirectory) -> Plan:
+        session = open_session(resolve(directory, {})) if verify else None
+        return search(directory, options, **names, session=session, verify=verify)
+
     if not records and (run is not None or calibration is None):
         directory = RunDirectory.of(run or default)
         with directory.writing():
-            return _search(directory, verify, **names, **options)
+            return searched(directory)
     if calibration is None:
         names["calibration"] = str(read_planned(RunDirectory.of(run or default))[0])
     with RunDirectory.holding(*records) as directory:
         if names["calibration"] and names["profile_path"] is None and profile is not None:
             names["profile_path"] = str(directory.profile)  # beside a calibration by name it must be named too
-        plan = _search(directory, verify, **names, **options)
+        plan = searched(directory)
     if run is not None:
         kept = RunDirectory.of(run)
         with kept.writing():
             plan.save(kept.plan)
     return plan
-
-
-def _search(
-    directory: RunDirectory, verify: int, *, calibration: str | None, profile_path: str | None, **options: Any
-) -> Plan:
-    session = open_session(resolve(directory, {})) if verify else None
-    asked = SearchOptions(**options)
-    return search(directory, asked, calibration=calibration, profile_path=profile_path, session=session, verify=verify)
 
 
 def _name(given: Any) -> str | None:

@@ -89,66 +89,49 @@ def note_warnings(plan: Plan) -> None:
 def request_of(
     options: SearchOptions, record: Accuracies, latencies: LatencyProfile | None
 ) -> tuple[PlanRequest, list[str]]:
-    """The request that options make, with the limits of their engine, and what to warn of.
+    """The request that options make, with limits that their engine can take too, and what to warn of.
 
     Raises InvalidInput for an engine that cannot run the calibrated drafter, or a shape it cannot take.
     """
-    default = Limits()
-    limits = Limits(
-        options.budget,
-        options.max_depth,
-        default.max_rank if options.max_rank is None else options.max_rank,
-        options.shape or default.shape,
-    )
-    batch_sizes = options.batch_sizes
-    if batch_sizes is None:
-        batch_sizes = latencies.batch_sizes if latencies else (1,)
-    request = PlanRequest(limits, batch_sizes, options.objective, options.context, options.measured_only)
-    if options.engine is not None:
-        return within_engine(request, options, record.meta)
-    if options.method is not None:
-        raise InvalidInput("--method is one of an engine's: say which engine with --for.")
-    return request, []
-
-
-def within_engine(
-    request: PlanRequest, options: SearchOptions, meta: Mapping[str, Any]
-) -> tuple[PlanRequest, list[str]]:
-    """The request with limits that its engine can take too.
-
-    meta : of the calibration: drafter, acceptance
-    """
     from treeopt.export.write import check_rule_of, method_of
 
-    assert options.engine is not None
-    engine = options.engine
-    way = method_of(engine, (meta.get("drafter") or {}).get("kind"), options.method)
-    warnings = check_rule_of(meta.get("acceptance"), way, engine)
-    limits = engine_limits(options, way, engine)
+    batch_sizes, engine = options.batch_sizes, options.engine
+    if batch_sizes is None:
+        batch_sizes = latencies.batch_sizes if latencies else (1,)
+    if engine is None and options.method is not None:
+        raise InvalidInput("--method is one of an engine's: say which engine with --for.")
+    drafter = record.meta.get("drafter") or {}
+    way = None if engine is None else method_of(engine, drafter.get("kind"), options.method)
+    limits = limits_of(options, way)
+    request = PlanRequest(limits, batch_sizes, options.objective, options.context, options.measured_only)
+    if engine is None or way is None:
+        return request, []
+    warnings = check_rule_of(record.meta.get("acceptance"), way, engine)
     if limits.budget < options.budget:
         warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {limits.budget} rows.")
-    if way.max_batch_size is not None and max(request.batch_sizes) > way.max_batch_size:
+    if way.max_batch_size is not None and max(batch_sizes) > way.max_batch_size:
         warnings.append(
             f"{engine} decodes at most {way.max_batch_size} sequence at a time with {way.name}; larger batch sizes "
             "are plans for elsewhere."
         )
-    wider = Limits(
-        options.budget,
-        options.max_depth,
-        max(limits.max_rank, MAX_RANK) if options.max_rank is None else options.max_rank,
-        limits.shape,
-    )
-    named = PlannedEngine(name=engine, method=way.name)
-    return replace(request, limits=limits, engine=named, wider=wider), warnings
+    most_rank = max(limits.max_rank, MAX_RANK) if options.max_rank is None else options.max_rank
+    wider = Limits(options.budget, options.max_depth, most_rank, limits.shape)
+    return replace(request, engine=PlannedEngine(name=engine, method=way.name), wider=wider), warnings
 
 
-def engine_limits(options: SearchOptions, way: Method, engine: str) -> Limits:
+def limits_of(options: SearchOptions, way: Method | None) -> Limits:
     """The given limits and those of an engine's method together; InvalidInput for a shape that it cannot take."""
     # Gaps are worth little where they are allowed, and a tree without them can go to every engine.
-    shape = options.shape or ("sibling-closed" if way.shape == "any" else way.shape)
+    shape = options.shape or ("sibling-closed" if way is None or way.shape == "any" else way.shape)
+    if way is None:
+        return Limits(
+            options.budget, options.max_depth, MAX_RANK if options.max_rank is None else options.max_rank, shape
+        )
     names = list(SHAPES)
     if shape in names and names.index(shape) < names.index(way.shape):
-        raise InvalidInput(f"--shape must be {way.shape} or stricter for {engine}, but got {shape}: leave --shape out.")
+        raise InvalidInput(
+            f"--shape must be {way.shape} or stricter for {options.engine}, but got {shape}: leave --shape out."
+        )
 
     def least(*limits: int | None) -> int | None:
         return min((limit for limit in limits if limit is not None), default=None)

@@ -38,11 +38,8 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
     """
     from treeopt.export.reading import read_choices
 
-    plan = read_plan(path)
-    if plan is not None:
-        return plan.entry(batch_size).tree
-    if batch_size is not None:
-        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {path} is no plan: leave it out.")
+    if planned := _planned(path, batch_size):
+        return planned
     try:
         choices = read_choices(read_text(path))
         if choices is None or not all(isinstance(choice, list | tuple) for choice in choices):
@@ -63,6 +60,15 @@ def read_plan(path: Path) -> Plan | None:
     document = load_json(path) if path.suffix == ".json" else None
     is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
     return Plan.load(path) if is_plan else None
+
+
+def _planned(path: Path, batch_size: int | None) -> Tree | None:
+    """The tree of a plan; None for another file, which has no batch sizes to choose from."""
+    if (plan := read_plan(path)) is not None:
+        return plan.entry(batch_size).tree
+    if batch_size is not None:
+        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {path} is no plan: leave it out.")
+    return None
 
 
 def score(
@@ -88,11 +94,8 @@ def score(
 
 def import_tree(file: Path, *, batch_size: int | None = None) -> Diagnosis:
     """The tree of a file in any engine's format, or of a plan, repaired where that is obvious."""
-    plan = read_plan(file)
-    if plan is not None:
-        return Diagnosis(plan.entry(batch_size).tree, (), ())
-    if batch_size is not None:
-        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {file} is no plan: leave it out.")
+    if planned := _planned(file, batch_size):
+        return Diagnosis(planned, (), ())
     try:
         return diagnose(read_text(file))
     except InvalidInput as error:

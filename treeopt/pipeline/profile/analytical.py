@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from treeopt.errors import Unsupported
@@ -10,6 +9,7 @@ from treeopt.files.provenance import Provenance
 from treeopt.latency.devices import device_of
 from treeopt.latency.model_shape import DTYPES, ITEMSIZE, shape_of
 from treeopt.latency.roofline import analytical_profile
+from treeopt.pipeline.profile.placement import Wanted
 from treeopt.pipeline.profile.table import NUM_HEADS, calibrated_heads, check_unmeasured
 from treeopt.records.inputs import inputs_of
 from treeopt.records.profile import LatencyProfile
@@ -20,47 +20,37 @@ CONTEXT = 512  # of computed steps
 
 
 def profile_analytical(
-    run: RunDirectory, device: str, model: str, *, num_heads: int | None = None, overwrite: bool = False, **steps: Any
-) -> LatencyProfile:
-    """Computed latencies as the run's profile; ``steps`` are the other options of `computed`.
-
-    num_heads  of Medusa; by default as calibrated, else 4
-    """
-    if not overwrite:
-        check_unmeasured(run)
-    result = computed(device, model, num_heads=num_heads or calibrated_heads(run) or NUM_HEADS, **steps)
-    result.save(run.profile)
-    return result
-
-
-def computed(
+    run: RunDirectory,
     device: str,
     model: str,
     *,
-    batch_sizes: Sequence[int],
-    contexts: Sequence[int] = (),
-    sizes: Sequence[int] | None = None,
-    budget: int = 64,
+    num_heads: int | None = None,
     dtype: str | None = None,
-    num_heads: int = NUM_HEADS,
+    overwrite: bool = False,
+    **options: Any,
 ) -> LatencyProfile:
-    """Latencies of all sizes up to ``budget``, or of ``sizes``, and notes of what they rest on.
+    """Computed latencies of all sizes as the run's profile, and notes of what they rest on.
 
-    model  its config.json, a folder with one, or a name that `model_shape` knows
+    model      its config.json, a folder with one, or a name that `model_shape` knows
+    num_heads  of Medusa; by default as calibrated, else 4
+    options    those of `Wanted`: batch_sizes, contexts, sizes, budget
     """
+    wanted = Wanted(**options)
+    if not overwrite:
+        check_unmeasured(run)
     if dtype not in (None, *DTYPES):
         raise Unsupported(f"--analytical knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
     found = device_of(device)
     shape, file, own = shape_of(model)
-    contexts = contexts or (CONTEXT,)
+    batch_sizes, contexts = wanted.batch_sizes, wanted.contexts or (CONTEXT,)
     result = analytical_profile(
         shape,
         found,
         batch_sizes=batch_sizes,
         contexts=contexts,
         dtype=dtype or own or "bfloat16",
-        sizes=sizes or range(2, budget + 1),
-        num_heads=num_heads,
+        sizes=wanted.sizes or range(2, wanted.budget + 1),
+        num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
     )
     used: str = result.info["roofline"]["dtype"]
     result.info["provenance"] = Provenance(device=found.name, dtype=used).record() | {"machine": None}
@@ -71,4 +61,5 @@ def computed(
     gigabytes = (shape.weights + max(batch_sizes) * max(contexts) * shape.cache_numbers) * ITEMSIZE / 1e9
     if found.memory_gb is not None and gigabytes > found.memory_gb:
         note(f"Weights and cache of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}.")
+    result.save(run.profile)
     return result

@@ -172,15 +172,15 @@ def profile_of(rows: Sequence[Row], name: str) -> LatencyProfile:
                 "num_draft_tokens, which leaves the root out)."
             )
     timed = [
-        StepTiming(*key, step_ms=tuple(row.step_ms for row in group), round=_rounds(group))
+        StepTiming(
+            *key,
+            step_ms=tuple(row.step_ms for row in group),
+            round=tuple(row.round for row in group if row.round is not None) or None,
+        )
         for key, group in sorted(groups.items())
     ]
     reference = tuple(timing for timing in timed if timing.size == 1)
     return LatencyProfile(tuple(t for t in timed if t.size > 1), reference, {}, {"drift": drifts(reference)})
-
-
-def _rounds(group: Sequence[Row]) -> tuple[int, ...] | None:
-    return tuple(row.round for row in group if row.round is not None) or None
 
 
 def read_rows(file: Path) -> list[Row]:
