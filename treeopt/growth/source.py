@@ -17,17 +17,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.growth import probed
 from treeopt.growth.coverage import COVERAGE, grow_coverage
 from treeopt.growth.heldout import HeldOut, Rates, Reached, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
-from treeopt.growth.probed import (
-    AcceptedNodes,
-    guess_counts,
-    independent_tokens,
-    node_visits,
-    replay_probe,
-    tokens_of_trees,
-)
 from treeopt.growth.replay import accepted_counts, count_visits, growth_index, replay, replay_trees, tokens_per_step
 from treeopt.growth.worth import product_values
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
@@ -283,8 +276,8 @@ class ProbeSource(AnswersSource):
         return f"approximate but for the tree that was probed with ({rows} row{'s' * (rows > 1)})"
 
     @cached_property
-    def _accepted(self) -> AcceptedNodes:
-        return AcceptedNodes.of(self.record)
+    def _accepted(self) -> probed.AcceptedNodes:
+        return probed.AcceptedNodes.of(self.record)
 
     @cached_property
     def _nodes(self) -> frozenset[tuple[int, ...]]:
@@ -297,18 +290,21 @@ class ProbeSource(AnswersSource):
         return self._nodes.issuperset(tree.paths)
 
     def tokens_per_step(self, tree: Tree) -> float:
-        return replay_probe(self.record, tree, self._accepted).tokens_per_step
+        return probed.replay_probe(self.record, tree, self._accepted).tokens_per_step
 
     def reach(self, paths: Paths, members: BoolArray) -> Reached:
         probe = self.record
-        tokens, product = tokens_of_trees(probe, paths, members), independent_tokens(probe, paths, members)
+        tokens, product = (
+            probed.tokens_of_trees(probe, paths, members),
+            probed.independent_tokens(probe, paths, members),
+        )
         return Reached(np.diff(probe.starts), tokens, product, None, len(probe.accepted))
 
     def visits(self, tree: Tree) -> IntArray:
-        return node_visits(self.record, tree)
+        return probed.node_visits(self.record, tree)
 
     def guess_counts(self, paths: Paths) -> IntArray:
-        return guess_counts(self.record, paths)
+        return probed.guess_counts(self.record, paths)
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         found, policy, rows = [], self.record.policy, len(self.record.tree)
