@@ -12,6 +12,7 @@ import pytest
 
 from treeopt import demo
 from treeopt.growth.replay import replay
+from treeopt.pipeline import decoding
 from treeopt.records.plan import Plan
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Tree
@@ -42,9 +43,8 @@ def test_the_line_writes_its_files_and_predicts(line):
 @pytest.mark.parametrize("most", [8, pytest.param(None, marks=pytest.mark.long)], ids=["8-prompts", "all-prompts"])
 def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line, monkeypatch, most):
     """On half of the held-out prompts each; in the suite there are few of them."""
-    bench = sys.modules["treeopt.pipeline.bench"]  # the package has a function of this name
-    held_out = bench.held_out_conversations
-    monkeypatch.setattr(bench, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
+    held_out = decoding.held_out_conversations
+    monkeypatch.setattr(decoding, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
     treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1", "--verify", "2", "--json")
     entry = Plan.load(line / "plan.json").entries[0]
     verified = entry.verified
@@ -52,6 +52,7 @@ def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line, monkey
     assert (entry.size, entry.depth) == (verified.size, verified.depth)
     by_speed = {f.size: f.speedup.value for f in verified.finalists}
     assert entry.size == max(by_speed, key=by_speed.get)
+    assert most is None or verified.prompts == most // 2
     assert verified.afresh.size == entry.size
     assert verified.afresh.tokens_per_s not in [f.tokens_per_s for f in verified.finalists]
 
@@ -188,7 +189,7 @@ def test_export_and_show(line, tmp_path):
     shutil.copytree(line, run)
     (tmp_path / "steps.csv").write_text(
         "batch,context,size,ms\n"
-        + "".join(f"{b},64,{n},{10 + (n if b == 2 else n / 10)}\n" for b in (1, 2) for n in (1, 4, 16))
+        + "".join(f"{b},64,{n},{10 + (5 * n if b == 2 else n / 10)}\n" for b in (1, 2) for n in (1, 4, 16))
     )
     treeopt("profile", "--run", run, "--from-csv", tmp_path / "steps.csv", "--overwrite")
     treeopt("search", "--run", run, "--budget", "16", "--batch-size", "1,2")
