@@ -203,6 +203,7 @@ def test_export_and_show(line, tmp_path):
     assert shown["medusa_choices"] == Plan.load(run / "plan.json").entry(2).medusa_choices
 
 
+@pytest.mark.long
 def test_run_does_it_all(tmp_path):
     out = treeopt(
         "run",

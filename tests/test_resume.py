@@ -72,7 +72,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    "numbers", [SIGNALS[::2], *(pytest.param((number,), marks=pytest.mark.long) for number in SIGNALS)], ids=str
+    "numbers", [pytest.param(numbers, marks=pytest.mark.long) for numbers in (SIGNALS[::2], *zip(SIGNALS))], ids=str
 )
 def test_a_killed_calibration_continues_to_the_same_bytes(tmp_path, undisturbed, numbers):
     """Killed once, or by one signal and continuing by another."""
