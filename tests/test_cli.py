@@ -99,6 +99,7 @@ def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):
         assert contender["passes"] == contender["steps"] + trace.num_sequences  # batch size 1: and prefills
 
 
+@pytest.mark.long
 def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_path):
     tree = tmp_path / "wide.json"
     tree.write_text(json.dumps([[rank] for rank in range(60)]))
