@@ -3,9 +3,10 @@
 step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
 plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
 
-Trees of one size and depth are taken to cost the same. Between measured sizes the way is that of the staircase over
-rows = batch size x size, pooled over all batch sizes of the profile (`fit_staircase`); a depth that was not measured
-costs as the next deeper one that was; between two contexts the way is straight. Nothing is extrapolated.
+Trees of one size and depth are taken to cost the same. Between measured sizes a latency is interpolated along a
+staircase over rows = batch size x size, since matrix products cost by the tile of rows; it is fitted to all batch
+sizes of the profile together (`fit_staircase`). A depth that was not measured costs as much as the next deeper one
+that was. Between two contexts the interpolation is linear. Sizes and depths beyond the measured ones give NaN.
 
 n steps asked for · A steps measured, at the one or two contexts next to that asked for · B bootstrap draws
 """

@@ -35,10 +35,10 @@ def plan_trees(
 ) -> Plan:
     """The best tree within the limits for each batch size, and a schedule of them.
 
-    With a profile: highest predicted throughput over all sizes and depths; ties inside the noise go to
-    the smaller tree. Without: the whole budget.
+    With a profile it takes the size and depth with the highest predicted throughput, and of those that the noise
+    does not tell apart the smaller tree. Without a profile it takes the largest tree that the budget allows.
 
-    take : (size, depth) to take at a batch size instead of the best by prediction
+    take : (size, depth) to take at a batch size instead of the best by prediction; not heeded with a mix
 
     >>> import numpy as np
     >>> from treeopt.records.calibration import Calibration
