@@ -24,14 +24,13 @@ from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import accepted_counts, count_visits, growth_index, replay, replay_trees, tokens_per_step
 from treeopt.growth.worth import product_values
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
-from treeopt.records.calibration import Calibration, count_hits
+from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
 
-ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
 Paths = tuple[Choice, ...]
 Floats = NDArray[np.float64]
 

@@ -27,10 +27,10 @@ from treeopt.errors import InvalidInput
 from treeopt.importing.files import Found
 from treeopt.importing.rates import counted
 from treeopt.records.bootstrap import conversation_draws, stderr
+from treeopt.records.calibration import ENGINE_LOG
 from treeopt.trees.tree import IntArray
 
 Histograms = Mapping[int, Sequence[int]]  # by the length of the draft
-ENGINE_LOG = "engine log"  # the source of such a calibration
 MOST_LENGTH = 1024  # guesses of a draft
 MOST_DRAFTS = 2**45  # of one count
 

@@ -11,8 +11,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
 from treeopt.files.storage import sha256_of
 from treeopt.importing import read_measurement
-from treeopt.importing.survival import ENGINE_LOG
-from treeopt.records.calibration import Calibration
+from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.rundir import RunDirectory
 
 DRAFTERS = ("medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "ngram", "redrafter")

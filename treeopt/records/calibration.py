@@ -22,6 +22,7 @@ from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Choice, IntArray, read_only
 
 KEPT_PREFIXES = 1024  # most frequent rank prefixes that calibration.json lists
+ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from treeopt.records.calibration import ENGINE_LOG
 from treeopt.records.rules import guesser
 from treeopt.report.terminal import grid, together
 from treeopt.report.wording import pm
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableType:
     """Accuracy of each head, or at each depth, at the first ranks, with its standard error."""
     info = calibration.meta
-    if info.get("source") == "engine log" and info.get("survival"):
+    if info.get("source") == ENGINE_LOG and info.get("survival"):
         return _survival_table(calibration)
     counted = [
         f"{info[key]:,} {what}" for key, what in (("positions", "states"), ("sequences", "answers")) if info.get(key)

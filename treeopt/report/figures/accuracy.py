@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.records.calibration import Calibration
+from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.rules import guesser
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.report.figures import style
@@ -48,7 +48,7 @@ class Words:
     def about(cls, info: Mapping[str, Any]) -> Words:
         """Those for what a calibration or a trace says of itself."""
         accepted = (info.get("acceptance") or {}).get("rule") == "rejection"
-        if accepted or info.get("source") == "engine log":
+        if accepted or info.get("source") == ENGINE_LOG:
             return cls("depth", "drafted tokens are accepted", "accepted", "share of drafted tokens")
         who = guesser(info.get("drafter"))
         return cls(who, "the heads are right" if who == "head" else "guesses are right")
@@ -79,7 +79,7 @@ def accuracy_data(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Acc
     """
     hits, trials = calibration.hits[:, :ranks], calibration.trials
     info = calibration.meta
-    sequences, is_log = info.get("sequences"), info.get("source") == "engine log"
+    sequences, is_log = info.get("sequences"), info.get("source") == ENGINE_LOG
     caption = style.sentence(
         f"{count(int(trials.max()), 'draft' if is_log else 'state')}"
         + (f" of {count(sequences, 'sequence')}" if isinstance(sequences, int) else ""),

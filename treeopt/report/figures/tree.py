@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.source import source_of
 from treeopt.growth.worth import product_values
+from treeopt.records.calibration import ENGINE_LOG
 from treeopt.records.inputs import Accuracies
 from treeopt.records.rules import guesser
 from treeopt.report.figures import style
@@ -89,7 +90,7 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
     else:
         probabilities = product_values(source.calibration.accept, tree.paths)
         said = f"products of accuracies by {who} over {count(*source.observed)}, as if {who}s erred independently"
-        if about.get("source") == "engine log":
+        if about.get("source") == ENGINE_LOG:
             said = f"survival over {count(*source.observed)} that an engine counted"
         rate = float(probabilities.sum())
     caption = style.sentence(said, style.origin(about.get("provenance")), style.rule(about.get("acceptance")))
