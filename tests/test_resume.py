@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files import storage
+from treeopt.files import npz
 from treeopt.files.journal import Journal, discard
 from treeopt.latency.rounds import timings
 from treeopt.records.rundir import RunDirectory
@@ -87,7 +87,7 @@ def test_a_killed_calibration_continues_to_the_same_bytes(tmp_path, undisturbed,
             assert "The same treeopt calibrate command continues" in said
             assert "Traceback" not in said
         for path in run.rglob("*.npz"):  # every file that is there is whole
-            storage.read_npz(path, ("ranks",))
+            npz.read(path, ("ranks",))
     assert "Continuing after" in finish(tmp_path, *CALIBRATE)
     assert (run / "trace.npz").read_bytes() == undisturbed
     assert sorted(p.name for p in run.iterdir()) == [".lock", "calibration.json", "trace.npz"]

@@ -21,3 +21,13 @@ class OutOfRange(TreeoptError, ValueError):
 
 class Unsupported(TreeoptError):
     """A model, drafter or engine that cannot do what is asked."""
+
+
+def quoted(value: object, most: int = 80) -> str:
+    """``value`` as it may appear in a message: printable and short.
+
+    >>> quoted("head\\x1b"), quoted([0] * 100, most=11)
+    ("'head\\\\x1b'", '[0, 0, 0...')
+    """
+    text = ascii(value)
+    return text if len(text) <= most else text[: most - 3] + "..."

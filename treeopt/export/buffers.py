@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,10 +68,15 @@ def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
     mask = np.eye(n, dtype=bool)
     mask[:, 0] = True
     indices = np.zeros(n, dtype=np.int64)
+    places: dict[tuple[Any, ...], int] = {}  # of lists and tuples apart, as Python compares them
+    for i, path in enumerate(paths, 1):
+        places.setdefault((type(path), *path), i)
     for i, path in enumerate(paths, 1):
         indices[i] = 1 + path[-1] + TOPK * (len(path) - 1)
         for depth in range(1, len(path)):
-            mask[i, 1 + paths.index(path[:depth])] = True
+            if (type(path), *path[:depth]) not in places:
+                raise ValueError(f"{list(path[:depth])} is not in list")
+            mask[i, places[(type(path), *path[:depth])]] = True
     return Buffers(indices, np.repeat(np.arange(len(counts) + 1), [1, *counts]), mask)
 
 

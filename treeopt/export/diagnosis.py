@@ -7,17 +7,18 @@ whose parents are added. A parent that is missing beside others that are there h
 from __future__ import annotations
 
 import ast
-import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.export import eagle1, hydra, modelopt, tensorrt_llm, triton
 from treeopt.export.buffers import decoded, in_order, medusa_buffers
-from treeopt.export.reading import Choices, in_braces, read_choices
-from treeopt.trees.tree import Choice, Tree
+from treeopt.export.reading import Choices, check_chars, in_braces, read_choices
+from treeopt.files.bounds import loads
+from treeopt.trees.tree import Choice, Tree, check_size
 
 UNREADABLE = "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
 RTP_LLM_DEPTH = 3
@@ -66,7 +67,9 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
         whole = isinstance(choice, list | tuple) and all(type(rank) is int for rank in choice)
         if not whole or min(choice, default=0) < 0:
             silent = ", though Medusa's buffers and Triton's parser take a negative rank" if whole else ""
-            raise InvalidInput(f"Every choice must be a list of ranks 0, 1, ..., but there is {choice!r}{silent}.")
+            raise InvalidInput(
+                f"Every choice must be a list of ranks 0, 1, ..., but there is {quoted(choice)}{silent}."
+            )
     if len({type(choice) for choice in choices}) > 1:
         repaired.append("Lists and tuples were mixed, and are all lists now.")
     paths: list[Choice] = [tuple(choice) for choice in choices if choice]
@@ -79,7 +82,7 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
     if added and any(path[:depth] in once for path in once for depth in range(1, len(path))):
         orphan = next(path for path in once if len(path) > 1 and path[:-1] not in once)
         raise InvalidInput(
-            f"Every choice needs its parent in the list, but {list(orphan)} lacks {list(orphan[:-1])} where others have "
+            f"Every choice needs its parent in the list, but {quoted(list(orphan))} lacks {quoted(list(orphan[:-1]))} where others have "
             "theirs: add it, or leave the choice out. TensorRT-LLM's C++ would hang it on the root, in silence; its "
             "Python runtime would build more nodes than it counts; Medusa and EAGLE would fail."
         )
@@ -94,16 +97,18 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
 
 def _few(paths: list[Choice], once: dict[Choice, None]) -> str:
     """The first of the choices that are there more often than once."""
-    twice = [str(list(path)) for path in once if paths.count(path) > 1]
+    times = Counter(paths)
+    twice = [quoted(list(path)) for path in once if times[path] > 1]
     return ", ".join(twice[:3]) + (f" and {len(twice) - 3} more" if len(twice) > 3 else "")
 
 
 def _meant(text: str) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
     """The choices that a text means, what was repaired in its syntax, and who reads the syntax otherwise."""
+    check_chars(text)
     if (found := in_braces(text)) is not None:
         return _braces(*found)
     try:
-        document = json.loads(text)
+        document = loads(text)
     except ValueError:
         document = None
     choices = read_choices(text)
@@ -119,6 +124,7 @@ def _meant(text: str) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
 
 def _braces(value: str, argument: bool) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
     """Triton's string: every path that stands in it, and what its tools and its backend make of it."""
+    check_size(value.count("{") + value.count("["))
     repaired, given = [], value
     if argument:
         try:
@@ -130,14 +136,16 @@ def _braces(value: str, argument: bool) -> tuple[Choices, tuple[str, ...], tuple
     if value.lstrip().startswith("["):
         try:
             choices = list(ast.literal_eval(value.strip()))
-        except (ValueError, SyntaxError, TypeError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise InvalidInput(UNREADABLE) from None
     else:
         pieces = re.findall(r"\{([^{}]*)", value)
         try:
             choices = [[int(rank) for rank in piece.split(",")] for piece in pieces if piece.strip()]
         except ValueError:
-            raise InvalidInput(f"Every choice must be a list of ranks 0, 1, ..., but there is {value!r}.") from None
+            raise InvalidInput(
+                f"Every choice must be a list of ranks 0, 1, ..., but there is {quoted(value)}."
+            ) from None
         if value.count("{") > value.count("}"):
             repaired.append("A brace was not closed, and is.")
         elif value.lstrip().startswith("{{"):

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.export.buffers import TOPK, decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed
-from treeopt.trees.tree import Choice, Tree
+from treeopt.trees.tree import Choice, Tree, check_size
 
 MEDUSA_FILE, TREE_FILE = "medusa_tree.json", "token_tree.json"
 
@@ -78,6 +78,7 @@ def token_tree(children: Mapping[Any, Any]) -> Tree:
     >>> len(token_tree({"0": ["1"], "7": ["8"]}))
     2
     """
+    check_size(sum(map(len, children.values())))
     below = {int(parent): [int(child) for child in row] for parent, row in children.items()}
     if not below.get(0):
         raise InvalidInput("A token tree must give the root, 0, at least one child.")
@@ -90,7 +91,7 @@ def token_tree(children: Mapping[Any, Any]) -> Tree:
             paths[child] = (*paths[node], rank)
             waiting.append(child)
     if sorted(waiting, key=lambda node: (len(paths[node]), node)) != list(range(len(waiting))):
-        raise InvalidInput(f"The nodes of a token tree must be numbered by breadth, but are {waiting}.")
+        raise InvalidInput(f"The nodes of a token tree must be numbered by breadth, but are {quoted(waiting)}.")
     return Tree.from_choices([path for path in paths.values() if path])
 
 

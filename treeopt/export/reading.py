@@ -7,15 +7,16 @@ flag, Triton's braces, Neuron's lists of children, vLLM's string of tuples, and 
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.export.lists import the_list
-from treeopt.trees.tree import Tree
+from treeopt.files.bounds import loads, parse_yaml
+from treeopt.trees.tree import Tree, check_size
 
+MOST_CHARS = 2**20  # of a tree's file
 KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "medusa_tree")
 LENGTHS = ("num_speculative_tokens", "max_draft_len")
 FLAG = re.compile(r"--(?:medusa|hydra|eagle|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
@@ -23,9 +24,9 @@ LENGTH_FLAG = re.compile(
     r"^[^#\n]*--(?:speculate|speculative-num-steps|draft-max|gen_num_per_cycle)[ =](\d{1,4})\b", re.M
 )
 # Triton's paths in braces: in config.pbtxt, as an argument of fill_template.py (with its other pairs), and alone.
-PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*,?\s*value:\s*\{\s*string_value:\s*"([^"]*)"')
-ARGUMENT = re.compile(r"((?:[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
-BARE = re.compile(r"\A\s*(\{\s*\{?\s*-?\d[^\"]*)\Z")
+PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*(?:,\s*)?value:\s*\{\s*string_value:\s*"([^"]*)"')
+ARGUMENT = re.compile(r"((?:(?<![^'\"\s])[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
+BARE = re.compile(r"\A\s*(\{\s*(?:\{\s*)?-?\d[^\"]*)\Z")
 PLAIN = ("# No tree pays", "# No chain pays")  # begin files for serving without speculation
 
 Choices = list[Any]  # of lists or tuples of ranks, or of anything else
@@ -39,23 +40,31 @@ def read_choices(text: str) -> Choices | None:
     """
     if text.startswith(PLAIN):
         return []
+    check_chars(text)
     for reader in (_document, _python, _flag, _braces, _length):
         found = reader(text)
         if found is not None:
+            check_size(
+                len(found), max((len(choice) for choice in found if isinstance(choice, list | tuple)), default=0)
+            )
             return found
     return None
 
 
+def check_chars(text: str) -> None:
+    """InvalidInput for a text that is too long for a tree's file."""
+    if len(text) > MOST_CHARS:
+        raise InvalidInput(f"A tree's file may have {MOST_CHARS:,} characters, but this one has {len(text):,}.")
+
+
 def _document(text: str) -> Choices | None:
     """JSON or YAML."""
-    import yaml
-
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = loads(text)
+    except ValueError:
         try:
-            document = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
+            document = parse_yaml(text)
+        except ValueError:
             return None
         if isinstance(document, dict) and not all(isinstance(key, str) for key in document):
             return None  # braces are a mapping to YAML
@@ -77,7 +86,7 @@ def in_document(document: Any) -> Choices | None:
     for found in _values(document, ("speculative_token_tree",)):
         return _literal(found) if isinstance(found, str) else None
     for found in _values(document, LENGTHS):
-        return Tree.chain(found).choices if type(found) is int and 0 < found < 1000 else None
+        return Tree.chain(found).choices if type(found) is int and found > 0 else None
     return None
 
 
@@ -100,7 +109,7 @@ def _children(document: dict[str, Any]) -> Choices | None:
     try:
         return token_tree(document).choices
     except (ValueError, TypeError) as error:
-        raise InvalidInput(f"A token tree must have lists of numbers: {error}.") from None
+        raise InvalidInput(f"A token tree must have lists of numbers: {error!s:.100}.") from None
 
 
 def _python(text: str) -> Choices | None:
@@ -143,6 +152,7 @@ def _braces(text: str) -> Choices | None:
     if found is None:
         return None
     value, argument = found
+    check_size(value.count("{"))
     if argument:
         value = next(v for k, v in triton.filled_in(value).items() if k.endswith("_choices"))
     read = triton.vectors(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.export import tensorrt_llm
 from treeopt.export.engine import COMMANDS, Request, Written
 from treeopt.export.lists import same
@@ -66,7 +66,7 @@ def vectors(text: str) -> list[list[int]]:
     Traceback (most recent call last):
     treeopt.errors.InvalidInput: Triton's backend cannot read '[[0],[0,0]]' and would serve its default tree.
     """
-    refusal = InvalidInput(f"Triton's backend cannot read {text!r} and would serve its default tree.")
+    refusal = InvalidInput(f"Triton's backend cannot read {quoted(text)} and would serve its default tree.")
     found: list[list[int]] = []
     begin = 0
     while (end := text.find("}", begin)) > begin:
@@ -75,14 +75,14 @@ def vectors(text: str) -> list[list[int]]:
             if not part:
                 break  # an empty number ends the path
             number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", part)
-            if number is None or not -(2**31) <= int(number[1]) < 2**31:
+            if number is None or len(number[1]) > 20 or not -(2**31) <= int(number[1]) < 2**31:
                 raise refusal
             path.append(int(number[1]))
         found.append(path)
         comma = text.find(",", end)
         if comma < 0:
             break
-        begin = len(text) - len(text[comma + 1 :].lstrip(" \t\n\v\f\r"))
+        begin = next((i for i in range(comma + 1, len(text)) if text[i] not in " \t\n\v\f\r"), len(text))
     if not found:
         raise refusal
     return found
@@ -103,7 +103,7 @@ def filled_in(argument: str) -> dict[str, str]:
     for pair in re.split(r"(?<!\\),", argument):
         if pair.count(":") != 1:
             raise InvalidInput(
-                f"fill_template.py fails on {pair!r}, which is no pair: put a backslash before its comma."
+                f"fill_template.py fails on {quoted(pair)}, which is no pair: put a backslash before its comma."
             )
         key, value = pair.replace("\\", "").split(":")
         found[key] = value

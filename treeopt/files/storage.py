@@ -1,4 +1,4 @@
-"""Files: JSON and NPZ with a schema name, written whole or not at all, read with checks.
+"""Files: JSON with a schema name and texts, written whole or not at all, read with checks.
 
 Every document begins {"schema": "treeopt.<type>/1", ...}; readers ignore keys that they do not know.
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
+from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, has_too_many_values, loads
 
 VERSION = 1
 T = TypeVar("T")
-UNREADABLE_NPZ = Exception  # zipfile, zlib and numpy raise anything at a damaged archive or an absurd size
+LONG = (str, list, tuple, Mapping, np.ndarray)  # what has a line of its own in a list
 UNFINISHED = ".tmp"  # ends the name of a file while it is written
 
 
@@ -65,9 +65,27 @@ def write_json(path: str | Path, kind: str, document: Mapping[str, Any]) -> None
     write_text(path, to_json({"schema": schema(kind), **document}) + "\n")
 
 
-def to_json(document: Any) -> str:
-    """JSON, indented, with short lists of plain values on one line each."""
-    return _compact(json.dumps(document, indent=2, allow_nan=False, default=_plain))
+def to_json(document: Any, indent: str = "\n") -> str:
+    """JSON, indented, with lists of plain numbers on one line each.
+
+    >>> print(to_json({"paths": [[0], [0, 1]]}))
+    {
+      "paths": [
+        [0],
+        [0, 1]
+      ]
+    }
+    """
+    if isinstance(document, np.ndarray):
+        document = document.tolist()
+    deeper = indent + "  "
+    if isinstance(document, Mapping) and document:
+        named = ((key if isinstance(key, str) else json.dumps(key), value) for key, value in document.items())
+        lines = [f"{json.dumps(key)}: {to_json(value, deeper)}" for key, value in named]
+        return "{" + deeper + f",{deeper}".join(lines) + indent + "}"
+    if isinstance(document, list | tuple) and any(isinstance(value, LONG) for value in document):
+        return "[" + deeper + f",{deeper}".join(to_json(value, deeper) for value in document) + indent + "]"
+    return json.dumps(document, allow_nan=False, default=_plain)
 
 
 def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -79,7 +97,7 @@ def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> di
     expected = schema(kind)
     if not isinstance(document, dict) or document.get("schema") != expected:
         found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise InvalidInput(f'{path} must have "schema": "{expected}", but it has {found!r}.')
+        raise InvalidInput(f'{path} must have "schema": "{expected}", but it has {quoted(found)}.')
     missing = [key for key in required if key not in document]
     if missing:
         raise InvalidInput(f"{path} must have the key {missing[0]!r}, but it is missing.")
@@ -87,24 +105,32 @@ def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> di
 
 
 def read_text(path: str | Path) -> str:
-    """The text at ``path``, UTF-8; InvalidInput where there is none."""
+    """The text at ``path``, UTF-8; InvalidInput where there is none, or more of it than is read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+        text = None if len(data) > MOST_BYTES else data.decode("utf-8")
     except FileNotFoundError:
         raise InvalidInput(f"{path} does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from None
+    if text is None or has_too_many_values(text):
+        raise InvalidInput(
+            f"{path} may have {MOST_BYTES // 2**20} MiB and {MOST_VALUES:,} values and lines, but has more: keep the "
+            "part that is needed."
+        )
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def load_json(path: str | Path) -> Any:
-    """Any JSON at ``path``, NaN and infinities refused."""
+    """Any JSON at ``path`` within the bounds; NaN and infinities are refused."""
     text = read_text(path)
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        return loads(text)
     except json.JSONDecodeError as error:
         raise InvalidInput(f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?") from None
     except ValueError as error:
-        raise InvalidInput(f"{path} must hold finite numbers, but it has {error}.") from None
+        raise InvalidInput(f"{path} cannot be read: {error}.") from None
 
 
 def typed(kind: type[T], record: Any, source: str | Path) -> T:
@@ -122,29 +148,6 @@ def typed(kind: type[T], record: Any, source: str | Path) -> T:
         place = ".".join(map(str, first["loc"]))
         reason = first["msg"].removeprefix("Value error, ")
         raise InvalidInput(f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}") from None
-
-
-def write_npz(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Compressed, without pickles."""
-    with atomic_writer(path) as stream:
-        np.savez_compressed(stream, allow_pickle=False, **arrays)
-
-
-def read_npz(path: str | Path, required: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """Every array of the file; raises InvalidInput where it is missing, truncated or incomplete."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError
-            arrays = {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise InvalidInput(f"{path} does not exist.") from None
-    except UNREADABLE_NPZ:
-        raise InvalidInput(f"{path} is not a readable .npz file without pickles; was it cut off?") from None
-    missing = [name for name in required if name not in arrays]
-    if missing:
-        raise InvalidInput(f"{path} must hold the array {missing[0]!r}, but it is missing.")
-    return arrays
 
 
 def sha256_of(file: Path) -> str:
@@ -166,19 +169,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} does not belong in a JSON file")
-
-
-def refuse_constant(name: str) -> None:
-    """For NaN and infinities, which JSON has not."""
-    raise ValueError(name)
-
-
-def _compact(text: str) -> str:
-    """Join the lines of innermost lists, so that a path or a row of a table is one line."""
-    import re
-
-    return re.sub(
-        r"\[\s*([^\[\]{}]*?)\s*\]",
-        lambda match: "[" + re.sub(r"\s*\n\s*", " ", match[1]) + "]" if '"' not in match[1] else match[0],
-        text,
-    )

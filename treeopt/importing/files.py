@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files.storage import read_text, refuse_constant
+from treeopt.errors import InvalidInput, TreeoptError, quoted
+from treeopt.files.bounds import MOST_ARRAY_BYTES, check_stored, few, loads
+from treeopt.files.storage import read_text
 from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import MOST_DEPTH
 
 File = tuple[Any, Path]  # what a file holds, and its path
 LOGS = ("'iterLatencyMS'", "Decode batch", "SpecDecoding metrics: ")  # in logs whose lines may begin as JSON does
@@ -57,18 +59,14 @@ def load_file(path: Path) -> Any:
     return _documents(path, text) if text[0] in "{[" else text
 
 
-def quoted(value: object) -> str:
-    """``value`` as it may appear in a message: printable and short."""
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:56] + "...'"
-
-
 def head_order(names: Collection[str], path: Path) -> list[str]:
     """Names of heads in their order: they end in numbers that count up from 0 or from 1.
 
     >>> head_order(["head_2", "head_1"], Path("x.json"))
     ['head_1', 'head_2']
     """
+    if len(names) > MOST_DEPTH:
+        raise InvalidInput(f"{path} may have {MOST_DEPTH} heads, but has {len(names):,}.")
     numbers = {name: re.search(r"(\d{1,4})\Z", name, re.ASCII) for name in names}
     ordered = sorted(names, key=lambda name: int(found[1]) if (found := numbers[name]) else -1)
     counted = [int(found[1]) if (found := numbers[name]) else -1 for name in ordered]
@@ -80,13 +78,15 @@ def head_order(names: Collection[str], path: Path) -> list[str]:
 def _documents(path: Path, text: str) -> Any:
     try:
         try:
-            return json.loads(text, parse_constant=refuse_constant)
+            return loads(text)
         except json.JSONDecodeError as error:
             if not error.msg.startswith("Extra data"):
                 raise
-        lines = text.splitlines()
-        return [json.loads(line, parse_constant=refuse_constant) for line in lines if line.strip()]
-    except (ValueError, RecursionError) as error:
+        lines = (line for line in text.splitlines() if line.strip())
+        return [loads(line) for line in few(lines, path)]
+    except InvalidInput:
+        raise
+    except ValueError as error:
         if any(mark in text for mark in LOGS):
             return text
         raise InvalidInput(f"{path} must be valid JSON, or one document a line, but it is not: {error}.") from None
@@ -95,19 +95,27 @@ def _documents(path: Path, text: str) -> Any:
 def _arrays(path: Path) -> Any:
     import torch
 
+    left = [MOST_ARRAY_BYTES]  # bytes that may still be taken: one tensor may stand in many places
+
     def array(value: Any) -> NDArray[Any]:
         plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
         # A pickle may describe a huge tensor over few bytes.
         if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise InvalidInput(f"{path} must hold plain tensors, but holds {quoted(type(value).__name__)}.")
+        left[0] -= value.numel() * max(value.element_size(), 8)
+        if left[0] < 0:
+            raise InvalidInput(f"The tensors of {path} may have {MOST_ARRAY_BYTES // 2**20} MiB, but have more.")
         values = value.detach()
         return np.array((values.double() if values.is_floating_point() else values).numpy())
 
     try:
+        check_stored(path)
         held = torch.load(path, weights_only=True, map_location="cpu")
         if isinstance(held, list | tuple):
             return [array(value) for value in held]
-        return {str(k): array(v) for k, v in held.items()} if isinstance(held, dict) else array(held)
+        if isinstance(held, dict) and all(isinstance(name, str | int) for name in held):
+            return {str(name): array(value) for name, value in held.items()}
+        return array(held)
     except TreeoptError:
         raise
     except Exception:  # a flipped byte makes the parsers raise anything, from KeyError to MemoryError

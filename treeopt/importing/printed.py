@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from treeopt.errors import InvalidInput
-from treeopt.importing.files import quoted
+from treeopt.errors import InvalidInput, quoted
 from treeopt.importing.survival import BIASED, MOST_DRAFTS, Histograms, chain_histogram
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them

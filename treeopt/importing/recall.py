@@ -15,9 +15,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.files.storage import typed
-from treeopt.importing.files import Found, head_order, quoted
+from treeopt.importing.files import Found, head_order
 from treeopt.importing.rates import from_shares
 
 K_NAME = re.compile(r"(?:recall@|top[-_ ]?|@)?([1-9]\d{0,4})\Z", re.ASCII | re.IGNORECASE)

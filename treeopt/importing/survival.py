@@ -28,10 +28,10 @@ from treeopt.importing.files import Found
 from treeopt.importing.rates import counted
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.calibration import ENGINE_LOG
-from treeopt.trees.tree import IntArray
+from treeopt.trees.tree import MOST_DEPTH, IntArray
 
 Histograms = Mapping[int, Sequence[int]]  # by the length of the draft
-MOST_LENGTH = 1024  # guesses of a draft
+MOST_LENGTH = MOST_DEPTH  # guesses of a draft
 MOST_DRAFTS = 2**45  # of one count
 
 CHAIN = (

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.files.rows import Count, Positive, checked, rule
-from treeopt.importing.files import Found, head_order, quoted
+from treeopt.importing.files import Found, head_order
 from treeopt.importing.rates import CUMULATIVE, assumption, counted, from_shares, known_trials
 
 WIDE = re.compile(r"top[-_ ]?([1-9]\d{0,4})\Z", re.ASCII)

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.files import storage
+from treeopt.files import npz, storage
+from treeopt.files.bounds import MOST_ARRAY_BYTES
 from treeopt.records.trace import Answers, read_meta
 from treeopt.trees.tree import BoolArray, IntArray, Tree, read_only
 
@@ -138,19 +139,15 @@ class Probe(Answers):
         for name in _BITS:
             arrays[name] = np.packbits(getattr(self, name)[:, 1:], axis=1, bitorder="little")
         arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
-        storage.write_npz(path, {n: a for n, a in arrays.items() if a is not None})
+        npz.write(path, {n: a for n, a in arrays.items() if a is not None})
 
     @classmethod
     def load(cls, path: str | Path) -> Probe:
         required = (*_BITS, "log_likelihood", "starts", "lengths", "meta")
-        arrays = storage.read_npz(path, required=required)
+        arrays = npz.read(path, required, tuple(_ARRAYS))
         meta = read_meta(path, arrays, SCHEMA)
         try:
-            fields: dict[str, Any] = {name: arrays[name] for name in _ARRAYS if name in arrays}
-            for name, array in fields.items():
-                wanted = "f" if name == "log_likelihood" else "iu"
-                if array.dtype.kind not in wanted:
-                    raise InvalidInput(f"its {name} are of type {array.dtype}.")
+            fields: dict[str, Any] = {n: npz.fitting(arrays[n], kind, n) for n, kind in _ARRAYS.items() if n in arrays}
             fields |= {name: _tree(meta.pop(name, None)) for name in ("tree", "policy")}
             for name in _BITS:
                 fields[name] = _unpacked(name, arrays[name], len(fields["tree"]))
@@ -162,9 +159,8 @@ class Probe(Answers):
 def is_probe(path: str | Path) -> bool:
     """Whether an .npz file holds a probe, by the names of its arrays; not where it cannot be read."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {"accepted", "ends"} <= set(archive.files)
-    except storage.UNREADABLE_NPZ:
+        return {"accepted", "ends"} <= npz.names(path)
+    except InvalidInput:
         return False
 
 
@@ -181,6 +177,8 @@ def _unpacked(name: str, packed: NDArray[Any], n_nodes: int) -> BoolArray:
         raise InvalidInput(
             f"its {name} must be {width} bytes per step for {n_nodes} nodes, but have shape {packed.shape}."
         )
+    if packed.size * 8 > MOST_ARRAY_BYTES:
+        raise InvalidInput(f"its {name} may have {MOST_ARRAY_BYTES:,} bits, but have {packed.size * 8:,}.")
     bits = np.unpackbits(packed, axis=1, count=n_nodes - 1, bitorder="little").astype(bool)
     root = np.full((len(bits), 1), name == "accepted")
     return np.concatenate([root, bits], axis=1)

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput
-from treeopt.files import storage
+from treeopt.errors import InvalidInput, quoted
+from treeopt.files import npz, storage
 from treeopt.records.display import Drawn
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
@@ -118,6 +118,8 @@ class RankTrace(Answers):
             raise InvalidInput(f"starts must rise from 0 to the number of states, {states}.")
         if self.ranks.max(initial=0) >= self.top_k:
             raise InvalidInput(f"ranks must be below top_k, {self.top_k}, but reach {self.ranks.max()}.")
+        if self.top_k > MOST_RANK + 1:
+            raise InvalidInput(f"top_k must be at most {MOST_RANK + 1}, as ranks have 16 bits, but is {self.top_k}.")
         for name in (*PER_STATE, *PER_SEQUENCE):
             value = getattr(self, name)
             want = states if name in PER_STATE else self.num_sequences
@@ -190,20 +192,16 @@ class RankTrace(Answers):
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
         arrays["weight"] = np.ones(self.num_sequences, np.float32)
         arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
-        storage.write_npz(path, {n: a for n, a in arrays.items() if a is not None})
+        npz.write(path, {n: a for n, a in arrays.items() if a is not None})
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        arrays = storage.read_npz(path, required=("ranks", "starts"))
+        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "weight", "meta"))
         meta = read_meta(path, arrays, SCHEMA)
         if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
             raise InvalidInput(f"{path} weighs its sequences differently, which is not supported yet.")
         try:
-            kinds = {name: arrays[name] for name in _ARRAYS if name in arrays}
-            if any(array.dtype.kind not in "iu" for array in kinds.values()):
-                raise InvalidInput("its arrays must be integers.")
-            if np.abs(kinds["ranks"].astype(np.int64)).max(initial=0) > MOST_RANK:
-                raise InvalidInput(f"its ranks must be at most {MOST_RANK}.")
+            kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
             return cls(**kinds, meta=meta)
         except InvalidInput as error:
             raise InvalidInput(f"{path} is not a rank trace: {error}") from None
@@ -211,13 +209,10 @@ class RankTrace(Answers):
 
 def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) -> dict[str, Any]:
     """The JSON under "meta" of a file's arrays, after checking its schema name and the kinds of its values."""
-    try:
-        meta = json.loads(str(arrays.get("meta", "{}")))
-    except json.JSONDecodeError:
-        raise InvalidInput(f"{path} must hold JSON in 'meta', but it is cut off.") from None
+    meta = npz.json_of(arrays["meta"], f"'meta' of {path}") if "meta" in arrays else {}
     if not isinstance(meta, dict) or meta.get("schema", schema) != schema:
         found = meta.get("schema") if isinstance(meta, dict) else meta
-        raise InvalidInput(f"{path} must have the schema {schema}, but has {found!r}.")
+        raise InvalidInput(f"{path} must have the schema {schema}, but has {quoted(found)}.")
     for key, kind in _META.items():
         if not isinstance(meta.get(key), kind | None):
             raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput
-from treeopt.trees.tree import MAX_RANK, Tree
+from treeopt.trees.tree import MAX_RANK, MOST_DEPTH, MOST_NODES, MOST_RANK, Tree
 
 
 def sibling_closed(tree: Tree) -> bool:
@@ -74,13 +74,14 @@ class Limits:
     shape: str = "sibling-closed"
 
     def __post_init__(self) -> None:
-        for option, value, least in (
-            ("--budget", self.budget, 1),
-            ("--max-rank", self.max_rank, 0),
-            ("--max-depth", self.max_depth, 1),
+        for option, value, least, most in (
+            ("--budget", self.budget, 1, MOST_NODES),
+            ("--max-rank", self.max_rank, 0, MOST_RANK),
+            ("--max-depth", self.max_depth, 1, MOST_DEPTH),
         ):
-            if value is not None and value < least:
-                raise InvalidInput(f"{option} must be at least {least}, but got {value}.")
+            if value is not None and not least <= value <= most:
+                said = f"at least {least}" if value < least else f"at most {most}"
+                raise InvalidInput(f"{option} must be {said}, but got {value}.")
         check_shape(self.shape)
 
     def depth(self, num_heads: int) -> int:
@@ -89,7 +90,7 @@ class Limits:
         >>> Limits(max_depth=3).depth(5), Limits().depth(5)
         (3, 5)
         """
-        return num_heads if self.max_depth is None else min(self.max_depth, num_heads)
+        return min(self.max_depth or MOST_DEPTH, num_heads)
 
     @property
     def num_ranks(self) -> int:

@@ -17,20 +17,23 @@ n nodes of a tree · N nodes of a family
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 
 if TYPE_CHECKING:
     import networkx
 
 MOST_RANK = 2**15 - 1  # ranks are kept in 16 bits
+MOST_NODES, MOST_DEPTH = 2**12, 2**8  # of a tree, the root left out; chains of engines are far shorter
 MAX_RANK = 9  # Medusa, Hydra, EAGLE and Neuron look at ten candidates per head
 
 Choice = tuple[int, ...]
@@ -77,14 +80,17 @@ class Tree:
         Traceback (most recent call last):
         treeopt.errors.InvalidInput: Every choice needs its parent in the list, but (0, 0) lacks (0,).
         """
-        paths = [_as_choice(choice) for choice in choices]
+        paths = [_as_choice(choice) for choice in islice(choices, MOST_NODES + 1)]
+        check_size(len(paths))
         known = set(paths)
         if len(known) < len(paths):
-            twice = next(path for path in paths if paths.count(path) > 1)
-            raise InvalidInput(f"Every choice may be listed once, but {twice} comes twice.")
+            twice = next(path for path, times in Counter(paths).items() if times > 1)
+            raise InvalidInput(f"Every choice may be listed once, but {quoted(twice)} comes twice.")
         for path in paths:
             if len(path) > 1 and path[:-1] not in known:
-                raise InvalidInput(f"Every choice needs its parent in the list, but {path} lacks {path[:-1]}.")
+                raise InvalidInput(
+                    f"Every choice needs its parent in the list, but {quoted(path)} lacks {quoted(path[:-1])}."
+                )
         ordered = [(), *sorted(paths, key=lambda path: (len(path), path))]
         index = {path: i for i, path in enumerate(ordered)}
         return cls(
@@ -110,7 +116,9 @@ class Tree:
         """
         level: list[Choice] = [()]
         choices: list[Choice] = []
+        check_size(len(widths), len(widths))
         for width in widths:
+            check_size(len(choices) + len(level) * width)
             level = [(*path, rank) for path in level for rank in range(width)]
             choices += level
         return cls.from_choices(choices)
@@ -298,13 +306,20 @@ def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:
     return result
 
 
+def check_size(num_choices: int, depth: int = 0) -> None:
+    """InvalidInput where a tree would have more nodes, or be deeper, than any that is drafted."""
+    if num_choices > MOST_NODES or depth > MOST_DEPTH:
+        raise InvalidInput(f"A tree may have {MOST_NODES:,} nodes and be {MOST_DEPTH} deep, but this one is larger.")
+
+
 def _as_choice(choice: Sequence[int]) -> Choice:
     try:
+        check_size(0, len(choice))
         path = tuple(operator.index(rank) for rank in choice)
     except TypeError:
         path = ()
     if not path or min(path) < 0 or max(path) > MOST_RANK or bool in map(type, choice):
         raise InvalidInput(
-            f"Every choice must be a non-empty list of ranks 0, 1, ... (the root is never listed), but got {choice!r}."
+            f"Every choice must be a non-empty list of ranks 0, 1, ... (the root is never listed), but got {quoted(choice)}."
         )
     return path

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput
-from treeopt.runtime.checkpoints.files import StoredTensors, quoted
+from treeopt.errors import InvalidInput, quoted
+from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.medusa import MedusaHeads

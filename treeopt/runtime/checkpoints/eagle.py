@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.checks import (
     Base,
     Checkpoint,
@@ -23,7 +23,7 @@ from treeopt.runtime.checkpoints.checks import (
     size_of,
     targets_lm_head,
 )
-from treeopt.runtime.checkpoints.files import StoredTensors, quoted
+from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, describing
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH

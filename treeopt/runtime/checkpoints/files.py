@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.errors import InvalidInput, TreeoptError, quoted
 from treeopt.files.storage import load_json
 
 # In the order in which a folder's files are looked for.
@@ -138,12 +138,6 @@ def find_tensors(path: Path) -> StoredTensors:
     raise InvalidInput(
         f"--drafter must be a folder with {', '.join(HEAD_FILES[:3])} or a model's files, but {path} has no weights."
     )
-
-
-def quoted(value: object) -> str:
-    """``value`` as it may appear in a message: printable and short."""
-    text = ascii(value)
-    return text if len(text) <= 80 else text[:76] + "...'"
 
 
 @contextmanager

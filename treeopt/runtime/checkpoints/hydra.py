@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeopt.errors import Unsupported
+from treeopt.errors import Unsupported, quoted
 from treeopt.runtime.checkpoints.checks import (
     ROUNDING,
     Base,
@@ -33,7 +33,7 @@ from treeopt.runtime.checkpoints.checks import (
     most_common,
     read_floats,
 )
-from treeopt.runtime.checkpoints.files import StoredTensors, quoted
+from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.checkpoints.layer import FREQUENCIES, LAYER, build_layer_config
 from treeopt.runtime.drafters.hydra import HydraHeads
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.checks import check_shapes, most_common
-from treeopt.runtime.checkpoints.files import StoredTensors, quoted
+from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
 
 ATTENTION = "layers.0.self_attn."

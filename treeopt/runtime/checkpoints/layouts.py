@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
 from treeopt.files.shipped import LAYOUTS
 from treeopt.runtime.checkpoints.checks import check_names, most_common
-from treeopt.runtime.checkpoints.files import StoredTensors, quoted
+from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
 WITH_BASE = ("merged", "modelopt", "tensorrt-llm")  # whose files hold the base's tensors too

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.checks import (
     Base,
     Checkpoint,
@@ -29,7 +29,7 @@ from treeopt.runtime.checkpoints.checks import (
     targets_lm_head,
 )
 from treeopt.runtime.checkpoints.eagle import recognise_eagle
-from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors, quoted
+from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
 from treeopt.runtime.checkpoints.hydra import recognise_hydra
 from treeopt.runtime.checkpoints.layouts import Recognised, claimed_counts, named_weights, recognise
 from treeopt.runtime.drafters.medusa import MedusaHeads

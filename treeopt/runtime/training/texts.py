@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from treeopt.errors import InvalidInput
-from treeopt.files import storage
+from treeopt.files import npz, storage
 from treeopt.files.journal import Journal
 from treeopt.runtime.acceptance.greedy import Acceptance
 from treeopt.runtime.decode import decode
@@ -94,7 +94,7 @@ def own_texts(
         if not file.exists():
             attempt = partial(answer_block, target, prompts, block, asking)
             answered, batch_size = with_less_memory(attempt, batch_size, say)
-            storage.write_npz(file, _arrays(answered))
+            npz.write(file, _arrays(answered))
         advance(len(block) * worker.count)
     worker.wait()
     return [
@@ -172,7 +172,7 @@ def _arrays(answered: Sequence[tuple[int, Tokens, Tokens]]) -> dict[str, Any]:
 
 
 def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> Iterator[Text]:
-    arrays = storage.read_npz(file, ("tokens", "starts", "prompt_tokens", "conversation"))
+    arrays = npz.read(file, ("tokens", "starts", "prompt_tokens", "conversation"))
     turns = zip(pairwise(arrays["starts"]), arrays["prompt_tokens"], arrays["conversation"], strict=True)
     for (begin, end), prompt_tokens, i in turns:
         text = _text(arrays["tokens"][begin:end], int(prompt_tokens), block[i].sha256, most_tokens)

@@ -1,0 +1,117 @@
+"""Archives of arrays (.npz): only those that are asked for are read, and only when their headers say that they are small.
+
+An archive says of each member how long it is, and a member begins with the type and shape of its array. Both are read
+first; a few bytes can unpack to gigabytes.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput
+from treeopt.files.bounds import MOST_ARRAY_BYTES, MOST_MEMBERS, check_directory, loads
+from treeopt.files.storage import atomic_writer
+
+UNREADABLE = Exception  # zipfile, zlib and numpy raise anything at damaged bytes
+NPY = ".npy"
+
+
+def write(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Compressed, without pickles."""
+    with atomic_writer(path) as stream:
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
+
+
+def read(path: str | Path, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+    """The arrays of these names, as far as they are there; InvalidInput where a required one is not, or is damaged."""
+    with _opened(path) as archive:
+        members = set(archive.namelist())
+        there = [name for name in dict.fromkeys((*required, *optional)) if name + NPY in members]
+        for name in required:
+            if name not in there:
+                raise InvalidInput(f"{path} must hold the array {name!r}, but it is missing.")
+        sizes = {name: _unpacked_bytes(archive, name) for name in there}
+        if sum(sizes.values()) > MOST_ARRAY_BYTES:
+            largest = max(sizes, key=lambda name: sizes[name])
+            raise InvalidInput(
+                f"The arrays of {path} may have {MOST_ARRAY_BYTES // 2**20} MiB, but have "
+                f"{sum(sizes.values()) // 2**20} MiB, {largest!r} the most of them."
+            )
+        arrays = {}
+        for name in there:
+            with archive.open(name + NPY) as stream:
+                arrays[name] = npy.read_array(stream, allow_pickle=False)
+        return arrays
+
+
+def names(path: str | Path) -> set[str]:
+    """The names of an archive's arrays; InvalidInput where it is none."""
+    with _opened(path) as archive:
+        return {name.removesuffix(NPY) for name in archive.namelist() if name.endswith(NPY)}
+
+
+def json_of(array: NDArray[Any], source: object) -> Any:
+    """The document in an array of one text; InvalidInput where it is no text, or no JSON within bounds."""
+    if array.dtype.kind != "U" or array.ndim:
+        raise InvalidInput(f"{source} must be one text, but is of type {array.dtype} and shape {array.shape}.")
+    try:
+        return loads(str(array[()]))
+    except (ValueError, SystemError) as error:  # the latter from letters beyond Unicode
+        raise InvalidInput(f"{source} must be JSON, but cannot be read: {error}; was it cut off?") from None
+
+
+def fitting(array: NDArray[Any], kind: type[np.generic], name: str) -> NDArray[Any]:
+    """The array, whose numbers all fit into a type; InvalidInput where they do not, or are not of its kind."""
+    wanted = np.dtype(kind)
+    if wanted.kind == "f":
+        if array.dtype.kind != "f":
+            raise InvalidInput(f"its {name} must be numbers with a point, but are of type {array.dtype}.")
+        return array
+    if array.dtype.kind not in "iu":
+        raise InvalidInput(f"its {name} must be whole numbers, but are of type {array.dtype}.")
+    least, most = np.iinfo(wanted).min, np.iinfo(wanted).max
+    if array.size and not least <= int(array.min()) <= int(array.max()) <= most:
+        raise InvalidInput(
+            f"its {name} must fit into {wanted.name}, but go from {int(array.min())} to {int(array.max())}."
+        )
+    return array
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
+    """The archive; whatever damaged bytes raise becomes one InvalidInput."""
+    try:
+        with Path(path).open("rb") as stream:
+            check_directory(stream)
+            with zipfile.ZipFile(stream) as archive:
+                if len(archive.namelist()) > MOST_MEMBERS:
+                    raise ValueError("it has too many members")
+                yield archive
+    except InvalidInput:
+        raise
+    except FileNotFoundError:
+        raise InvalidInput(f"{path} does not exist.") from None
+    except UNREADABLE:
+        raise InvalidInput(f"{path} is not a readable .npz file without pickles; was it cut off?") from None
+
+
+def _unpacked_bytes(archive: zipfile.ZipFile, name: str) -> int:
+    """Bytes of an array by its header, which the later versions of the format let be as long as they like."""
+    if archive.getinfo(name + NPY).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError("it is compressed by a method that may take any memory")
+    with archive.open(name + NPY) as stream:
+        if npy.read_magic(stream) != (1, 0):
+            raise ValueError("its header may be too long")
+        shape, _, kind = npy.read_array_header_1_0(stream)
+    if min(shape, default=0) < 0:
+        raise ValueError("an array has no negative length")
+    return int(math.prod(shape) * kind.itemsize)
