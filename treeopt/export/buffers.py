@@ -70,13 +70,13 @@ def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
     indices = np.zeros(n, dtype=np.int64)
     places: dict[tuple[Any, ...], int] = {}  # of lists and tuples apart, as Python compares them
     for i, path in enumerate(paths, 1):
-        places.setdefault((type(path), *path), i)
-    for i, path in enumerate(paths, 1):
         indices[i] = 1 + path[-1] + TOPK * (len(path) - 1)
-        for depth in range(1, len(path)):
-            if (type(path), *path[:depth]) not in places:
-                raise ValueError(f"{list(path[:depth])} is not in list")
-            mask[i, places[(type(path), *path[:depth])]] = True
+        places.setdefault((type(path), *path), i)
+        if len(path) > 1:
+            parent = places.get((type(path), *path[:-1]))
+            if parent is None:
+                raise ValueError(f"{path[:-1]!r} is not in list")
+            mask[i] |= mask[parent]
     return Buffers(indices, np.repeat(np.arange(len(counts) + 1), [1, *counts]), mask)
 
 
