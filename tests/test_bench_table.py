@@ -10,11 +10,10 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.benchmark import Benchmark, Quality, Ratio
+from treeopt.records.benchmark import Benchmark, Quality
 from treeopt.records.plan import RunnerUp
-from treeopt.report.bench_table import about_rule, bench_table, closing, doubt, quality_rows, text_price
+from treeopt.report.bench_table import about_rule, bench_table, quality_rows, text_price
 from treeopt.report.plan_table import plan_table, tree_view
-from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
@@ -52,39 +51,6 @@ def shown(renderable) -> str:
     with console.capture() as capture:
         console.print(renderable)
     return " ".join(capture.get().split())
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "says"),
-    [
-        (1.01, 1.2, ""),
-        (0.85, 1.05, "not shown to gain"),
-        (0.7, 0.99, "serve the model without it"),
-        (1.0, 1.2, "not shown to gain"),
-        (None, None, "no interval"),
-    ],
-)
-def test_a_speedup_is_a_gain_only_where_its_interval_is_above_1(low, high, says):
-    said = doubt(Ratio(value=0.98, low=low, high=high))
-    assert says in said
-    assert bool(said) == bool(says)
-
-
-def test_the_closing_sentence_begins_with_what_speaks_against_speculation():
-    entry = plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16))).entries[0]
-    assert entry.size > 1
-    assert closing(entry, at_speed(some_bench(), 1.5)).startswith("With the chosen tree")
-    assert closing(entry, at_speed(some_bench(), 0.9)).startswith("Speculation loses here")
-    noisy = some_bench()
-    assert noisy.speedup("plain").low == 1  # the same seconds
-    assert closing(entry, at_speed(noisy, 1.0)).startswith("Speculation is not shown to gain here")
-
-
-def test_the_published_tree_is_named_by_the_rows_that_were_decoded():
-    entry = plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16))).entries[0]
-    bench, cut = some_bench(), published_tree().cut(max_depth=3)
-    contenders = [replace(c, size=len(cut)) if c.name == "mc_sim_7b_63" else c for c in bench.contenders]
-    assert "published tree of 62 rows" in closing(entry, replace(bench, contenders=tuple(contenders)))
 
 
 def test_texts_are_judged_in_nats_per_token_at_temperature_1():

@@ -31,6 +31,7 @@ from treeopt.report.figures.accuracy import (
 )
 from treeopt.report.figures.bench import accepted_data, contenders_data, draw_accepted, draw_contenders
 from treeopt.report.figures.latency import draw_latency, draw_parts, latency_data, parts_data
+from treeopt.report.figures.pareto import draw_pareto, pareto_data
 from treeopt.report.figures.planning import draw_sizes, draw_throughput, sizes_data, throughput_data
 from treeopt.report.figures.tree import draw_tree, tree_data
 from treeopt.trees.published import published_tree
@@ -97,6 +98,16 @@ def drawings():
                 throughput_data(plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b)))
             ),
         )
+        if len(batch_sizes) > 1:
+            yield (
+                f"pareto-{name}",
+                lambda p=profile, b=batch_sizes: draw_pareto(
+                    pareto_data(
+                        plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b)),
+                        {8: some_bench(batch_size=8)},
+                    )
+                ),
+            )
     for groups in ([""], NAMES[:2], NAMES):
         bench = some_bench(groups)
         yield f"contenders-{len(groups)}", lambda b=bench: draw_contenders(contenders_data(b))

@@ -34,6 +34,7 @@ from treeopt.report.figures import style
 from treeopt.report.figures.accuracy import accuracy_data, groups_data, positions_data
 from treeopt.report.figures.bench import accepted_data, contenders_data
 from treeopt.report.figures.latency import latency_data, parts_data
+from treeopt.report.figures.pareto import pareto_data
 from treeopt.report.figures.planning import sizes_data, throughput_data
 from treeopt.report.figures.tree import columns, tree_data
 from treeopt.trees.published import published_tree
@@ -386,6 +387,32 @@ def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
     assert (panel.sizes.tolist(), panel.depth) == ([2, 3, 9, 16], 2)
 
 
+def test_parts_and_the_rest_are_the_whole_step():
+    profile = some_profile((1,))
+    short = [
+        replace(p, parts_ms={name: tuple(0.8 * t for t in ms) for name, ms in (p.parts_ms or {}).items()})
+        for p in profile.points
+    ]
+    for panel in parts_data(LatencyProfile(tuple(short), profile.autoregressive)).panels:
+        assert sum(panel.ms.values()) == pytest.approx(panel.total)
+        assert panel.ms["the rest"] == pytest.approx(0.2 * panel.total, rel=0.01)
+
+
+def test_a_pareto_picture_has_the_plan_plain_decoding_and_what_was_measured():
+    plan = plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(16), (1, 4)))
+    data = pareto_data(plan, {4: some_bench(batch_size=4)})
+    trees, plain = data.rates["the plan's trees"], data.rates["plain decoding"]
+    assert trees.batch_sizes.tolist() == [1, 4]
+    assert trees.total.tolist() == [e.tokens_per_s for e in plan.entries]
+    assert trees.per_user.tolist() == [plan[1].tokens_per_s, plan[4].tokens_per_s / 4]
+    assert plain.total == pytest.approx([e.curve[0].tokens_per_s for e in plan.entries])
+    measured = data.rates["the plan's trees, measured"]
+    assert (measured.batch_sizes.tolist(), measured.total.tolist()) == ([4], [140.0])
+    assert data.rates["plain decoding, measured"].total.tolist() == [100.0]
+    with pytest.raises(OutOfRange, match="at least two batch sizes"):
+        pareto_data(plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16))))
+
+
 def test_parts_never_exceed_the_whole_step():
     long = {"draft": (8.0, 8.0), "target": (4.0, 4.0)}
     short = {"draft": (1.0, 1.0), "target": (4.0, 4.0)}
@@ -444,8 +471,9 @@ def test_everything_is_drawn_once(run):
     fill(run, (1,))
     some_bench().save(run.bench)
     files, notes = figures.draw(run)
-    assert notes == []
-    assert [f.name for f in files] == [f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")]
+    assert [note.split(":")[0] for note in notes] == ["pareto was left out"]  # of several batch sizes
+    drawn = [name for name in figures.FIGURES if name != "pareto"]
+    assert [f.name for f in files] == [f"{name}.{kind}" for name in drawn for kind in ("png", "svg")]
     assert sorted(run.figures.iterdir()) == sorted(files)
 
 

@@ -1,5 +1,7 @@
 """Estimates between measured sizes, against staircases that are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -187,6 +189,22 @@ def test_draws_scatter_as_the_standard_errors_say():
     draws = StepCosts(known, 1).draws_ms([8, 1], [2, 0], 2000, np.random.default_rng(0))
     assert np.median(draws[0]) == pytest.approx(StepCosts(known, 1, 100).step(8, 2).ms, rel=0.02)
     assert draws[1].std() == pytest.approx(StepCosts(known, 1, 100).plain.stderr_ms, rel=0.6)
+
+
+def test_no_tree_costs_less_than_a_plain_step():
+    known = profile(lambda rows: 3.0 + rows / 100, batch_sizes=(1,))
+    low = tuple(replace(p, step_ms=tuple(0.9 * ms for ms in p.step_ms)) for p in known.points)
+    quick = LatencyProfile(low, known.autoregressive)
+    costs, raw = StepCosts(quick, 1), StepCosts(quick, 1, as_measured=True)
+    sizes, depths = [1, 4, 8, 64], [0, 4, 4, 4]
+    assert raw.ms(sizes, depths)[2] < raw.plain.ms
+    assert costs.below_plain
+    assert not StepCosts(known, 1).below_plain
+    assert costs.ms(sizes, depths) == pytest.approx(np.maximum(raw.ms(sizes, depths), raw.plain.ms), nan_ok=True)
+    draws = costs.draws_ms(sizes, depths, 500, np.random.default_rng(0))
+    known_draws = draws[~np.isnan(draws).any(1)]
+    assert (known_draws >= draws[0] * (1 - 1e-12)).all()
+    assert costs.latencies([8], [4])[1] >= costs.plain.stderr_ms
 
 
 def test_a_point_without_a_plain_step_is_refused():

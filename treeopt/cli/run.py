@@ -48,5 +48,6 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     out(plan_table(plan))
     for entry, result in zip(plan.entries, results, strict=True):
         out(bench_table(result))
-        out(closing(entry, result))
+        if compared := closing(entry, result):
+            out(compared)
     note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")

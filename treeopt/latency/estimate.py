@@ -3,6 +3,8 @@
 step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
 plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
 
+A step with a tree does all that a plain step does, so a shorter latency is noise: it is raised to the plain step's.
+
 Trees of one size and depth are taken to cost the same. Between measured sizes a latency is interpolated along a
 staircase over rows = batch size x size, since matrix products cost by the tile of rows; it is fitted to all batch
 sizes of the profile together (`fit_staircase`). A depth that was not measured costs as much as the next deeper one
@@ -26,6 +28,8 @@ from treeopt.latency.paired import Latency, median_latency, paired_latency, pair
 from treeopt.records.profile import LatencyProfile, Setting, StepTiming
 from treeopt.trees.tree import IntArray
 
+NOTICEABLE = 0.005  # share by which a step is shorter than a plain one before that is worth a sentence
+
 Floats = NDArray[np.float64]
 
 
@@ -35,8 +39,10 @@ class StepCosts:
     context_tokens : ``context``, moved into the measured range; by default the shortest measured
     plain          : an autoregressive step
     reach          : the largest size and the largest depth measured; between two contexts the smaller of both
+    below_plain    : whether a tree was timed noticeably faster than a plain step
 
-    With ``measured_only`` sizes between two measured ones are not estimated. Raises OutOfRange for a batch size
+    With ``measured_only`` sizes between two measured ones are not estimated. With ``as_measured`` latencies below the
+    plain step's stay as they are. Raises OutOfRange for a batch size
     that was not measured.
 
     >>> point, plain = StepTiming(1, 128, 9, 2, (4.0,)), StepTiming(1, 128, 1, 0, (2.0,))
@@ -46,7 +52,13 @@ class StepCosts:
     """
 
     def __init__(
-        self, profile: LatencyProfile, batch_size: int, context: float | None = None, *, measured_only: bool = False
+        self,
+        profile: LatencyProfile,
+        batch_size: int,
+        context: float | None = None,
+        *,
+        measured_only: bool = False,
+        as_measured: bool = False,
     ) -> None:
         contexts = [tokens for batch, tokens in profile.settings if batch == batch_size]
         if not contexts:
@@ -65,19 +77,22 @@ class StepCosts:
         self._staircase = staircase
         self._ms = np.concatenate([near.ms for near in self._near])
         self._stderr_ms = np.concatenate([near.stderr_ms for near in self._near])
-        plain = self._weights([1], [0])[0]
-        self.plain = Latency(float(plain @ self._ms), float(plain @ self._stderr_ms))
+        self._plain = self._weights([1], [0])[0]
+        self.plain = Latency(float(self._plain @ self._ms), float(self._plain @ self._stderr_ms))
+        self._least_ms = 0.0 if as_measured else self.plain.ms
+        self.below_plain = any(bool((near.ms < (1 - NOTICEABLE) * near.ms[0]).any()) for near in self._near)
         self.reach = min(int(m.sizes.max()) for m in self._near), min(int(m.depths.max()) for m in self._near)
 
     def ms(self, sizes: ArrayLike, depths: ArrayLike) -> Floats:
         """(n,) [ms] of steps with trees of these sizes and depths; NaN for those that no measurements enclose."""
         weights = self._weights(sizes, depths)
-        return np.where(weights.any(1), weights @ self._ms, np.nan)
+        return self._raised(np.where(weights.any(1), weights @ self._ms, np.nan))
 
     def latencies(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats]:
         """(n,) the same, and (n,) standard errors, with the doubt of the way between measured sizes in them."""
         weights, ms, doubt_ms = self._estimates(sizes, depths)
-        return ms, np.hypot(weights @ self._stderr_ms, doubt_ms)
+        stderr_ms = np.hypot(weights @ self._stderr_ms, doubt_ms)
+        return self._raised(ms), np.where(ms < self._least_ms, np.maximum(stderr_ms, self.plain.stderr_ms), stderr_ms)
 
     def step(self, size: int, depth: int) -> Latency | None:
         """One step; None beyond what was measured."""
@@ -87,11 +102,17 @@ class StepCosts:
     def draws_ms(self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator) -> Floats:
         """(n, B) what each would be with other rounds, the same for all steps, and another way between sizes."""
         weights, ms, doubt_ms = self._estimates(sizes, depths)
-        used = np.split(weights.any(0), np.cumsum([len(near.ms) for near in self._near])[:-1])
+        used = np.split(weights.any(0) | (self._plain > 0), np.cumsum([len(near.ms) for near in self._near])[:-1])
         draws = np.concatenate([near.draws(which, n, rng) for near, which in zip(self._near, used, strict=True)])
         found: Floats = weights @ draws
         found += doubt_ms[:, None] * rng.standard_normal(found.shape)
-        return np.maximum(found, ms[:, None] / 4, out=found)
+        least = np.maximum(self._plain @ draws, ms[:, None] / 4) if self._least_ms else ms[:, None] / 4
+        return np.maximum(found, least, out=found)
+
+    def _raised(self, ms: Floats) -> Floats:
+        """(n,) [ms] none of them below the plain step; NaN stays NaN."""
+        raised: Floats = np.maximum(ms, self._least_ms)
+        return raised
 
     def _estimates(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats, Floats]:
         """(n, A) weights, (n,) ms, and (n,) the doubt: half of what the staircase and a straight line differ by."""

@@ -19,8 +19,8 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.bench_table import PUBLISHED
 from treeopt.report.terminal import note
+from treeopt.report.verdict import PUBLISHED
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,9 @@ from treeopt.records.inputs import STALE, changed
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
+from treeopt.report.figures.registry import Inputs
 from treeopt.report.terminal import note
+from treeopt.report.verdict import doubts
 from treeopt.trees.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -52,15 +55,25 @@ def export(
         note(STALE)
     if len(plan.entries) > 1 and batch_size is not None:
         folder /= f"batch-size-{batch_size}"
-    return export_to(folder, plan, engine, batch_size=batch_size, method=method, **target)
+    try:
+        benches = Inputs(run).benches()
+    except InvalidInput:  # one is damaged: the prediction says it too
+        benches = {}
+    against = doubts(plan, benches, batch_size=batch_size)
+    return export_to(folder, plan, engine, against, batch_size=batch_size, method=method, **target)
 
 
-def export_to(folder: Path, plan: Plan, engine: str, **options: Any) -> tuple[list[Path], Written]:
-    """Write a plan as an engine's files; ``options`` are those of `export_plan`: (files, what was written)."""
+def export_to(
+    folder: Path, plan: Plan, engine: str, against: Sequence[str] = (), **options: Any
+) -> tuple[list[Path], Written]:
+    """Write a plan as an engine's files: (files, what was written).
+
+    ``options`` are those of `export_plan`. What speaks ``against`` the plan's trees is the first of the notes.
+    """
     from treeopt.export.write import export_plan
 
     written = export_plan(plan, engine, **options)
-    return _write(folder, replace(written, notes=(*written.notes, *_other_runtime(plan, engine))))
+    return _write(folder, replace(written, notes=(*against, *written.notes, *_other_runtime(plan, engine))))
 
 
 def export_all(run: RunDirectory, plan: Plan) -> list[str]:

@@ -26,6 +26,7 @@ from treeopt.report.calibration_table import calibration_table
 from treeopt.report.plan_table import plan_table
 from treeopt.report.profile_table import profile_table
 from treeopt.report.score_table import score_table
+from treeopt.report.verdict import doubts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,5 +90,5 @@ def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
 
 def write_export(plan: Plan, engine: str, folder: Path, options: dict[str, Any]) -> Exported:
     """Write a plan as an engine's own files into ``folder``."""
-    files, written = export_to(folder, plan, engine, **options)
+    files, written = export_to(folder, plan, engine, doubts(plan, batch_size=options.get("batch_size")), **options)
     return Exported(tuple(files), written.notes, written.command)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
 from treeopt.export.engine import Method
+from treeopt.files.provenance import Provenance
+from treeopt.files.storage import to_json
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -74,9 +76,25 @@ def search(
         plan = verified(run, session, plan, record=record, latencies=latencies, request=request, count=verify)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)))
+    plan = replace(plan, provenance=_provenance(run, plan))
     plan.save(run.plan)
     note_warnings(plan)
     return plan
+
+
+def _provenance(run: RunDirectory, plan: Plan) -> dict[str, Any]:
+    """Of a search just done; where the run's plan says the same already, of that: its benchmarks stay its own."""
+    try:
+        earlier = run.read_plan() if run.plan.exists() else None
+    except InvalidInput:  # damaged, and about to be replaced
+        earlier = None
+    if (
+        earlier
+        and earlier.provenance
+        and to_json(replace(earlier, provenance=None).document()) == to_json(plan.document())
+    ):
+        return earlier.provenance
+    return {key: value for key, value in Provenance().record().items() if value is not None}
 
 
 def note_warnings(plan: Plan) -> None:

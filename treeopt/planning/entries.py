@@ -109,6 +109,10 @@ def _profile_warnings(c: Candidates, families: list[HeldOut], costs: StepCosts |
     if costs is None:
         return ["No profile was used: this is the largest tree of the budget, whatever a step costs."]
     warnings = []
+    if costs.below_plain:
+        warnings.append(
+            "Some trees were timed faster than a plain step. That is noise, so the plan takes them to cost as much as one."
+        )
     most = max(len(held_out.family) for held_out in families)
     largest, deepest = costs.reach
     known = {int(size) for held_out in families for size in held_out.family.sizes}

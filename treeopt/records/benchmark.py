@@ -110,12 +110,17 @@ class Contender:
     @property
     def stderr(self) -> float | None:
         """Standard error of tokens_per_step over conversations; None for fewer than two."""
-        names = {name: i for i, name in enumerate(dict.fromkeys(answer.id for answer in self.sequences))}
+        return self.stderr_of(None)
+
+    def stderr_of(self, group: str | None) -> float | None:
+        """The same on the answers of a group alone."""
+        answers = [answer for answer in self.sequences if group in (None, answer.group)]
+        names = {name: i for i, name in enumerate(dict.fromkeys(answer.id for answer in answers))}
         if len(names) < 2:
             return None
-        which = [names[answer.id] for answer in self.sequences]
-        tokens = np.bincount(which, [answer.tokens - 1 for answer in self.sequences])
-        steps = np.bincount(which, [answer.steps for answer in self.sequences])
+        which = [names[answer.id] for answer in answers]
+        tokens = np.bincount(which, [answer.tokens - 1 for answer in answers])
+        steps = np.bincount(which, [answer.steps for answer in answers])
         return stderr(drawn_rates(tokens, steps, conversation_draws(len(names))), len(names))
 
 

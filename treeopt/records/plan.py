@@ -223,9 +223,10 @@ class BatchRange:
 class Plan(Drawn):
     """The trees that a search chose, and what it knew when it did.
 
-    runtime  : whose latencies these are
-    inputs   : file -> sha256 of what it was made from
-    schedule : ranges of batch sizes, from 1 on without a gap, the last one open
+    runtime    : whose latencies these are
+    inputs     : file -> sha256 of what it was made from
+    provenance : command, time, versions and machine of the search
+    schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
     """
 
     entries: tuple[PlanEntry, ...]
@@ -235,6 +236,7 @@ class Plan(Drawn):
     constraint: Constraint | None = None
     runtime: Runtime | None = None
     inputs: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, Any] | None = None
     schedule: list[BatchRange] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from treeopt.records.benchmark import Benchmark, Ratio
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
-from treeopt.report.terminal import grid, together
-from treeopt.report.wording import count, pm
+from treeopt.report.terminal import grid, headline, together
+from treeopt.report.verdict import CONTENDERS, measured
+from treeopt.report.wording import percentages, pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-PUBLISHED = "mc_sim_7b_63"
-CONTENDERS = {
-    "plain": "plain decoding",
-    "chosen": "chosen by treeopt",
-    "mc_sim_7b_63": "published mc_sim_7b_63",
-    "chain": "best top-1 chain",
-    "budget": "best of full budget",
-}
 CONTENDER_COLUMNS = (
     "contender",
     "rows",
@@ -44,7 +37,7 @@ QUALITY_COLUMNS = (
 
 
 def bench_table(bench: Benchmark) -> RenderableType:
-    """Predicted, replayed and measured, contender by contender."""
+    """What the benchmark comes to, then predicted, replayed and measured, contender by contender."""
     columns = ("contender", "rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured")
     last = ("same\ntext",) if has_one_text(bench.acceptance) else ()
     table = grid(bench_title(bench), (*columns, "\ntokens/s", "speedup\n[95 % interval]", *last), left=1)
@@ -55,7 +48,7 @@ def bench_table(bench: Benchmark) -> RenderableType:
     more = [_bench_group_table(bench)] if bench.groups else []
     if bench.quality:
         more.append(grid(QUALITY_TITLE, QUALITY_COLUMNS, quality_rows(bench), left=1, caption=quality_note(bench)))
-    return together(table, *more) if more else table
+    return together(*headline(measured(bench)), table, *more)
 
 
 def contender_rows(bench: Benchmark) -> list[tuple[str, ...]]:
@@ -149,52 +142,34 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
 
 def _bench_group_table(bench: Benchmark) -> Table:
     """The chosen tree, group by group."""
-    rows = []
-    for group in bench.groups:
-        rate, answers = bench.tokens_per_step("chosen", group)
-        rows.append((group, str(answers), f"{rate:.3f}", str(bench.speedup("chosen", group=group) or "–")))
-    return grid(
-        "The chosen tree by group", ("group", "answers", "tokens/step", "speedup [95 % interval]"), rows, left=1
-    )
+    columns = ("group", "answers", "share", "tokens/step", "speedup [95 % interval]")
+    return grid("The chosen tree by group", columns, group_rows(bench), left=1)
 
 
-def doubt(speedup: Ratio) -> str:
-    """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is.
-
-    >>> doubt(Ratio(value=1.2, low=1.1, high=1.3)), doubt(Ratio(value=0.8, low=0.7, high=0.9))
-    ('', 'Speculation loses here: serve the model without it.')
-    """
-    if speedup.low is None or speedup.high is None:
-        return "Whether speculation gains here is not shown: so few prompts give no interval."
-    if speedup.high < 1:
-        return "Speculation loses here: serve the model without it."
-    if speedup.low <= 1:
-        return (
-            f"Speculation is not shown to gain here: its speedup may be anything from {speedup.low:.2f} to "
-            f"{speedup.high:.2f}, which more prompts would narrow."
+def group_rows(bench: Benchmark) -> list[tuple[str, ...]]:
+    """Group, answers, their share, tokens per step and speedup of the chosen tree."""
+    found = [(group, *bench.tokens_per_step("chosen", group)) for group in bench.groups]
+    shares = percentages([answers for *_, answers in found])
+    error = bench.contender("chosen").stderr_of
+    return [
+        (
+            group or "(no group)",
+            str(answers),
+            share,
+            pm(rate if answers else None, error(group), 3),
+            str(bench.speedup("chosen", group=group) or "–"),
         )
-    return ""
+        for (group, rate, answers), share in zip(found, shares, strict=True)
+    ]
 
 
 def closing(entry: PlanEntry, bench: Benchmark) -> str:
-    """What it all comes to, in sentences."""
-    if entry.size == 1:
-        return "No tree pays on this machine at this batch size: serve the model without speculation."
-    speedup, names = bench.speedup("chosen"), [contender.name for contender in bench.contenders]
-    over = bench.speedup("chosen", PUBLISHED) if PUBLISHED in names else None
-    if speedup is None:
-        return "Too few prompts for a full batch: nothing was timed. Pass more to bench."
-    predicted = pm(entry.speedup, entry.speedup_stderr)
-    overhead = bench.overhead("chosen")
-    expected = entry.tokens_per_step / entry.speedup if entry.speedup else None
-    published = (
-        ""
-        if over is None
-        else f", and {over.value:.2f} times as fast as with the published tree of {bench.contender(PUBLISHED).size} rows"
-    )
-    first = doubt(speedup)
+    """What was measured beside what the plan predicted; empty where there is nothing to compare."""
+    speedup, overhead = bench.speedup("chosen"), bench.overhead("chosen")
+    if entry.size == 1 or speedup is None or overhead is None or entry.speedup is None:
+        return ""
+    predicted = pm(entry.tokens_per_step / entry.speedup, None)
     return (
-        f"{first} " * bool(first) + f"With the chosen tree ({count(entry.size, 'row')} a step) decoding is "
-        f"{speedup.value:.2f} times as fast as without ({predicted} predicted){published}. "
-        f"A step takes {'–' if overhead is None else f'{overhead.value:.2f}'} times a plain one ({pm(expected, None)} predicted)."
+        f"The speedup is {speedup.value:.2f}; {pm(entry.speedup, entry.speedup_stderr)} was predicted. "
+        f"A step takes {overhead.value:.2f} times as long as a plain one; {predicted} was predicted."
     )

@@ -16,7 +16,7 @@ import numpy as np
 from treeopt.errors import OutOfRange
 from treeopt.records.plan import CurvePoint, PlanEntry
 from treeopt.report.figures.registry import Inputs
-from treeopt.report.figures.style import SEQUENTIAL, Z95
+from treeopt.report.figures.style import SEQUENTIAL, Z95, runs
 from treeopt.report.figures.tree import RAREST, TreeData, columns, node_gid, tree_data
 from treeopt.trees.tree import Choice
 
@@ -29,7 +29,7 @@ class Mark:
 
     rows     : (name, value)
     examples : (text that came before, accepted guesses)
-    kind     : root, never (accepted), chosen, tied, or nothing
+    kind     : root, never (accepted), chosen, or nothing
     look     : CSS custom properties with its colours
     parent   : id of the mark above it
     hit      : left end and width of the strip in which the pointer finds it
@@ -54,6 +54,7 @@ class Canvas:
 
     lines  : (SVG path, stroke width); radius: of the marks
     across : (x, label) of the ticks below; down: (y, label) of those at the left
+    bands  : (left end, width) of runs of tied sizes
     plain  : y of plain decoding
     error  : x, upper and lower end of the 95 % interval of the chosen size
     shades : (look, label) of the colours
@@ -70,6 +71,7 @@ class Canvas:
     shades: list[tuple[str, str]] = field(default_factory=list)
     unit: str = ""
     radius: float = 0.0
+    bands: list[tuple[float, float]] = field(default_factory=list)
     plain: float | None = None
     error: tuple[float, float, float] | None = None
 
@@ -87,9 +89,9 @@ def tree_canvas(
         data = tree_data(tree, inputs.source, in_sample=inputs.grown_on is not None)
         places, caption = data.columns, data.caption
         shades = [(_shade(p), f"{p:g}") for p in (RAREST, 0.01, 0.1, 1.0)]
-    except OutOfRange as reason:
+    except OutOfRange:
         places = columns(tree, np.array([gains.get(path, 0.0) for path in tree.paths]))
-        caption = f"How often nodes are accepted is not known. {reason}"
+        caption = "How often nodes are accepted is not known"
     span = float(places.max()) + 1
     step = min(max(COLUMN, TREE_WIDTH / span), MOST_COLUMN)
     x, y = (80 + step * places).tolist(), (30 + LEVEL * tree.depths).tolist()
@@ -181,10 +183,9 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     plain = values[0] if points[0].size == 1 else None
     marks, error = [], None
     for i, (point, value) in enumerate(zip(points, values, strict=True)):
-        kind = "tied" if point.size in entry.tied_sizes else ""
+        kind, said = "", "; tied: as good, inside the noise" if point.size in entry.tied_sizes else ""
         if point.size == entry.size:
-            kind, error = "chosen", (x[i], at(value + spread), at(value - spread))
-        said = {"chosen": "; chosen", "tied": "; as good, inside the noise", "": ""}[kind]
+            kind, said, error = "chosen", "; chosen", (x[i], at(value + spread), at(value - spread))
         marks.append(
             Mark(
                 f"{prefix}-size-{point.size}",
@@ -201,7 +202,8 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     across = [(left + scale * (power - logs[0]), str(2**power)) for power in powers]
     title = f"Predicted {'throughput' if timed else 'tokens per step'} of the best tree of every size"
     signs = ["★ chosen" + (", with its 95 % interval" if spread else "")]
-    signs += ["○ as good, inside the noise"] if any(m.kind == "tied" for m in marks) else []
+    bands = [(edges[a], edges[b + 1] - edges[a]) for a, b in runs([p.size in entry.tied_sizes for p in points])]
+    signs += ["shaded: tied sizes, as good inside the noise"] if len(entry.tied_sizes) > 1 and bands else []
     signs += ["dashed: plain decoding"] if plain else []
     return Canvas(
         title,
@@ -213,6 +215,7 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
         [(at(v), f"{v:,.6g}") for v in down],
         across,
         unit="tokens per second" if timed else "tokens per step",
+        bands=bands if len(entry.tied_sizes) > 1 else [],
         plain=at(plain) if plain else None,
         error=error if spread else None,
     )

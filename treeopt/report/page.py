@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -19,18 +21,19 @@ from treeopt import __version__
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.export.write import export_plan, runners
 from treeopt.files import storage
-from treeopt.records.benchmark import Benchmark, Ratio
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import changed
 from treeopt.records.origins import Drafter
 from treeopt.records.plan import GroupFigures, Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import bench_table
-from treeopt.report.bench_table import PUBLISHED, about_rule, doubt, has_one_text, text_price
+from treeopt.report.bench_table import about_rule, group_rows, has_one_text, text_price
 from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, pictures, to_svg
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, plan_row
+from treeopt.report.verdict import measured_doubts, measured_ties, predicted_doubts, speedup_over
 from treeopt.report.wording import count, pm
 from treeopt.trees.tree import Choice
 
@@ -76,6 +79,8 @@ class Origins:
         record = {**(notes.provenance or {}), **{key: info.get(key) for key in SHOWN}, **more}
         if isinstance(rule := record.get("acceptance"), Mapping):
             record["acceptance"] = option_of(rule)
+        if notes.inputs:
+            record["made from"] = {name: f"sha256 {sha256[:12]}" for name, sha256 in notes.inputs.items()}
         if notes.answers:
             record["answers"] = _answers(notes.answers)
         if notes.loop_share is not None:
@@ -91,8 +96,10 @@ class Origins:
         return list(dict.fromkeys(_text(row) for notes in self.notes.values() for row in notes.skipped or ()))
 
 
-def write_report(run: RunDirectory) -> Path:
+def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> Path:
     """Write ``report.html`` from whatever files the run has, and return its path.
+
+    hint : gets a sentence on everything that is missing, with the command that makes it
 
     Raises InvalidInput where the run has no plan.
     """
@@ -107,8 +114,10 @@ def write_report(run: RunDirectory) -> Path:
         pass  # what the plan was made from is not at hand
     if run.profile.exists():
         origins.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
-    searched = {key: value for key, value in plan.document().items() if key not in ("schema", "entries", "schedule")}
-    origins.add(run.plan, {"inputs": plan.inputs}, **searched)
+    unsaid = ("schema", "entries", "schedule", "inputs", "provenance", "constraint")
+    searched = {key: value for key, value in plan.document().items() if key not in unsaid}
+    about = {"inputs": plan.inputs, "provenance": plan.provenance}
+    origins.add(run.plan, about, **searched, search_limits=plan.document()["constraint"])
     sections = [_section(i, plan, inputs, origins) for i in range(len(plan.entries))]
     origin, rule = origin_rows(origins.records), rule_of(plan.acceptance)
     drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
@@ -124,11 +133,12 @@ def write_report(run: RunDirectory) -> Path:
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
         pictures=[(p, to_svg(p.drawing, f"figure-{i}-")) for i, p in enumerate(drawn) if not isinstance(p, str)],
-        left_out=[p for p in drawn if isinstance(p, str)],
         skipped=origins.skipped(),
         marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
     )
     storage.write_text(run.report, page)
+    for missing in filter(None, [*(s["missing"] for s in sections), *(p for p in drawn if isinstance(p, str))]):
+        hint(missing)
     return run.report
 
 
@@ -142,14 +152,14 @@ def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, 
         origins.add(own if own.exists() else run.bench, info, dtype=bench.dtype, rounds=bench.rounds)
     except OutOfRange as reason:
         missing = str(reason)
-    speedup = _speedup(bench, "plain")
+    speedup = speedup_over(bench, "plain") if bench else None
     return {
         "entry": entry,
         "bench": bench,
         "missing": missing,
         "speedup": speedup,
-        "over_published": _speedup(bench, PUBLISHED),
-        "doubt": doubt(speedup) if speedup and entry.size > 1 else "",
+        "doubts": measured_doubts(bench) if bench and speedup else predicted_doubts(entry),
+        "ties": measured_ties(bench) if bench else [],
         "price": text_price(plan.acceptance, bench),
         "tree": tree_canvas(inputs, entry, origins.examples(), f"tree-{i}"),
         "curve": curve_canvas(entry, f"curve-{i}"),
@@ -184,12 +194,6 @@ def render(*, marks: list[Mark], **content: Any) -> str:
         version=__version__,
         **content,
     )
-
-
-def _speedup(bench: Benchmark | None, baseline: str) -> Ratio | None:
-    """Of the chosen tree, where both were measured."""
-    known = {contender.name for contender in bench.contenders} if bench else set()
-    return bench.speedup("chosen", baseline) if bench and {"chosen", baseline} <= known else None
 
 
 def origin_rows(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -241,24 +245,28 @@ def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[list[str]]:
     """The chosen tree on each group of prompts, predicted and, where the benchmark has it, measured."""
     chosen = bench if bench and "chosen" in {c.name for c in bench.contenders} else None
     rows = []
+    measured = dict(zip(chosen.groups, (row[1:] for row in group_rows(chosen)), strict=True)) if chosen else {}
     for name in dict.fromkeys([*entry.groups, *(chosen.groups if chosen else [])]):
         of = entry.groups.get(name, GroupFigures())
-        rows.append([name or "(no group)", pm(of.tokens_per_step, of.tokens_per_step_stderr), pm(of.speedup, None)])
-        if chosen:
-            rate, answers = chosen.tokens_per_step("chosen", name)
-            speedup = str(chosen.speedup("chosen", group=name) or "–")
-            rows[-1] += [str(answers), pm(rate if answers else None, None), speedup]
+        rates = pm(of.tokens_per_step, of.tokens_per_step_stderr), pm(of.speedup, _speedup_stderr(of, entry))
+        rows.append([name or "(no group)", *rates, *(measured.get(name, ["–"] * 4) if chosen else [])])
     return rows
 
 
+def _speedup_stderr(of: GroupFigures, entry: PlanEntry) -> float | None:
+    """Of a group's predicted speedup: tokens per step vary with its prompts, and the step with the rounds of timing."""
+    if not (of.speedup and of.tokens_per_step and of.tokens_per_step_stderr is not None):
+        return None
+    of_step = (entry.step_ms_stderr or 0.0) / (entry.step_ms or 1.0)
+    return of.speedup * math.hypot(of.tokens_per_step_stderr / of.tokens_per_step, of_step)
+
+
 def _exports(run: RunDirectory, plan: Plan, entry: PlanEntry) -> Iterator[dict[str, Any]]:
-    """The files of each engine that can run the drafter, or why there are none."""
+    """The files of each engine that can run the drafter; None for one that does not take the tree."""
     for name in runners((plan.drafter or {}).get("kind")):
         words = ["treeopt", "export", "--to", name, "--run", str(run.path)]
         words += ["--batch-size", str(entry.batch_size)] if len(plan.entries) > 1 else []
-        export: dict[str, Any] = {"engine": name, "command": shlex.join(words), "refused": None}
-        try:
+        export: dict[str, Any] = {"engine": name, "command": shlex.join(words), "made": None}
+        with suppress(TreeoptError):  # the command says why
             export["made"] = export_plan(plan, name, batch_size=entry.batch_size)
-        except TreeoptError as reason:
-            export["refused"] = str(reason)
         yield export

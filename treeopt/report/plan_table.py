@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treeopt.report.terminal import grid
+from treeopt.report.terminal import grid, headline, together
+from treeopt.report.verdict import doubts
 from treeopt.report.wording import count, pm, ranges
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def plan_table(plan: Plan) -> RenderableType:
     title = "The best tree for the mix of loads" if plan.mix else "The best tree for each batch size"
     said = [*map(certainty, plan.entries), price(plan), schedule(plan)]
     columns = ("batch", "rows", "depth", "widths", *PREDICTED, "step ms", "tokens/s", "speedup")
-    return grid(title, columns, map(plan_row, plan.entries), caption="\n".join(filter(None, said)))
+    table = grid(title, columns, map(plan_row, plan.entries), caption="\n".join(filter(None, said)))
+    return together(*headline(*doubts(plan)), table)
 
 
 def plan_row(e: PlanEntry) -> tuple[str, ...]:
@@ -41,8 +43,8 @@ def plan_row(e: PlanEntry) -> tuple[str, ...]:
     )
 
 
-def certainty(entry: PlanEntry) -> str:
-    """Which sizes are as good as the chosen one, and what it would take to tell; empty where nothing is known."""
+def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
+    """Which sizes are as good as the chosen one; empty where nothing is known. The ``hint`` is what would tell them apart."""
     runner, tied = entry.runner_up, entry.tied_sizes
     if runner is None or entry.interval95 is None or entry.interval95.tokens_per_step is None:
         return ""
@@ -52,10 +54,10 @@ def certainty(entry: PlanEntry) -> str:
     ahead, error = 100 * runner.behind, 100 * runner.behind_stderr
     which = "behind" if ahead >= 0 else "ahead"
     said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
-    if others and runner.prompts_to_separate:
-        said += f", which some {runner.prompts_to_separate:,} prompts would settle, latencies aside"
-    elif others:
-        said += ", which more prompts would not settle; a longer profile may"
+    if others and hint and runner.prompts_to_separate:
+        said += f". About {runner.prompts_to_separate:,} prompts would tell them apart if latencies were exact"
+    elif others and hint:
+        said += ". More prompts would not tell them apart, but a longer profile may"
     verified = entry.verified
     if verified and verified.afresh.speedup:
         said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treeopt.report.terminal import grid
-from treeopt.report.wording import pm
+from treeopt.report.wording import percentages, pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +24,7 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
     columns = ("batch", "context", "rows", "depth", "ms", "over plain", "samples", *PARTS)
     table = grid("Latency of one decoding step (median)", columns)
     for batch, context in profile.settings:
-        costs = StepCosts(profile, batch, context)
+        costs = StepCosts(profile, batch, context, as_measured=True)
         plain = costs.plain
         here = (batch, context)
         timed = [p for p in profile.autoregressive if p.setting == here]
@@ -48,4 +48,5 @@ def _parts(timing: StepTiming) -> list[str]:
     from statistics import median
 
     ms = {part: median(samples) for part, samples in timing.whole_parts().items()}
-    return [f"{ms[part] / sum(ms.values()):.0%}" if part in ms else "–" for part in PARTS]
+    shares = dict(zip(ms, percentages(list(ms.values())), strict=True))
+    return [shares.get(part, "–") for part in PARTS]

@@ -34,6 +34,14 @@ def together(*renderables: RenderableType) -> RenderableType:
     return Group(*renderables)
 
 
+def headline(*sentences: str) -> list[RenderableType]:
+    """What is said above a table; nothing without sentences."""
+    from rich.text import Text
+
+    said = " ".join(filter(None, sentences))
+    return [Text(said, style="bold")] if said else []
+
+
 def out(renderable: RenderableType | str) -> None:
     """Print a result to stdout; plain text where it is no terminal."""
     from rich.console import Console

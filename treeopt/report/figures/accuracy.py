@@ -148,13 +148,13 @@ class GroupsData:
     """Groups by the accuracy at depth 1, best first.
 
     top1            : (G, K)  share of the trials in which the best candidate was right
-    tokens_per_step : (G,)    None where it is not known for every group
+    tokens_per_step : (G,)    None where it is not known for every group; with 95 % intervals
     """
 
     names: tuple[str, ...]
     top1: style.Shares
     sequences: tuple[int, ...]
-    tokens_per_step: tuple[float, ...] | None = None
+    tokens_per_step: style.Shares | None = None
     caption: str = ""
     words: Words = Words()
 
@@ -183,12 +183,13 @@ def groups_data(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any]
         style.rule(info.get("acceptance")),
         INTERVALS,
     )
-    known = tuple(float(rate) for rate in rates if rate is not None)
+    known = np.array([rate for rate in rates if rate is not None], dtype=float)
+    half = style.Z95 * np.array([groups[name].get("tokens_per_step_stderr") or 0.0 for name in names], dtype=float)
     return GroupsData(
         tuple(names),
         style.wilson(hits, trials),
         sequences,
-        known if len(known) == len(names) else None,
+        style.Shares(known, known - half, known + half) if len(known) == len(names) else None,
         caption,
         Words.about(info),
     )
@@ -216,8 +217,10 @@ def draw_groups(data: GroupsData, figure: Figure | None = None) -> Figure:
         xlabel=f"{data.words.share} [{data.words.of}]",
     )
     if data.tokens_per_step is not None:
-        grid[1].plot(data.tokens_per_step, rows, "D", color="black")
-        grid[1].set(xlabel="tokens per step", xlim=(1, 1 + 1.08 * max(max(data.tokens_per_step) - 1, 0.1)))
+        rates = data.tokens_per_step
+        grid[1].errorbar(rates.value, rows, xerr=rates.errors, fmt="D", color="black", elinewidth=0.8)
+        low, high = min(1.0, float(rates.low.min())), float(rates.high.max())
+        grid[1].set(xlabel="tokens per step", xlim=(low, low + 1.08 * max(high - low, 0.1)))
     for panel in grid:
         panel.grid(visible=False, axis="y")
         for row in rows[::2]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from treeopt.errors import OutOfRange
 from treeopt.records.benchmark import Benchmark, Ratio
-from treeopt.report.bench_table import CONTENDERS
 from treeopt.report.figures import style
+from treeopt.report.verdict import CONTENDERS
 from treeopt.report.wording import count
 
 if TYPE_CHECKING:

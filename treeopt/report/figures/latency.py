@@ -31,6 +31,8 @@ PARTS = {  # in the order of a step: colour and hatch
     "verify": (style.GREEN, "..."),
     "commit": (style.BLUE, "\\\\\\"),
 }
+NOTICEABLE = 0.002  # share of a step
+REST = "the rest"  # of a step, between its parts
 ACROSS = 3  # panels side by side
 
 
@@ -74,7 +76,7 @@ def latency_data(profile: LatencyProfile) -> LatencyData:
     curves = []
     for batch_size, context in profile.settings:
         deepest, others = _trees(profile, batch_size, context)
-        costs = StepCosts(profile, batch_size, context)
+        costs = StepCosts(profile, batch_size, context, as_measured=True)
         plain, sizes, depths = costs.plain, [size for size, _ in deepest], [depth for _, depth in deepest]
         ms, error = costs.latencies(sizes, depths)
         ratio = ms / plain.ms
@@ -171,8 +173,8 @@ def _mark(depth: int) -> dict[str, Any]:
 class Parts:
     """Median latency of the parts of a step, of trees as deep as their rows allow.
 
-    ms    : part -> (N,) [ms]; timed in steps of their own, with a clock between them: where they take longer than a
-            whole step together, they are scaled to it
+    ms    : part -> (N,) [ms]; they add up to the whole step. They are timed in steps of their own, with a clock between
+            them: where they take longer together, they are scaled to it, and what they leave of it is the `REST`
     total : (N,)  median of the whole steps [ms]
     depth : of the deepest
     """
@@ -214,12 +216,16 @@ def parts_data(profile: LatencyProfile) -> PartsData:
             }
             total = np.array([median_latency(p.step_ms).ms for p in points])
             room = np.minimum(total / np.maximum(sum(ms.values()), 1e-12), 1.0)
+            ms = {name: room * each for name, each in ms.items()}
+            rest = np.maximum(total - sum(ms.values()), 0.0)
+            if (rest > NOTICEABLE * total).any():
+                ms[REST] = rest
             panels.append(
                 Parts(
                     _label(profile, batch_size, context),
                     max(p.depth for p in points),
                     np.array([p.size for p in points]),
-                    {name: room * each for name, each in ms.items()},
+                    ms,
                     total,
                     StepCosts(profile, batch_size, context).plain.ms,
                 )
@@ -242,7 +248,7 @@ def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
         sizes = panel.sizes if len(panel.sizes) > 1 else panel.sizes * [0.93, 1.07]  # an area needs width
         base = np.zeros(len(sizes))
         for name, ms in panel.ms.items():
-            colour, hatch = PARTS.get(name, ("#999999", "xx"))
+            colour, hatch = PARTS.get(name, ("#DDDDDD", "") if name == REST else ("#999999", "xx"))
             axes.fill_between(
                 sizes, base, base + ms, facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.3, label=name
             )
@@ -256,13 +262,15 @@ def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
             xlabel="rows per step (tree size)",
             ylabel="median [ms]" if i % ACROSS == 0 else "",
         )
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    last = grid[0, min(n, ACROSS) - 1]
-    order = [*reversed(range(len(labels) - 2)), len(labels) - 2, len(labels) - 1]  # as they are stacked
-    style.legend(last, handles=[handles[j] for j in order], labels=[labels[j] for j in order])
+    every = {
+        label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    lines = ("whole step", "plain step")
+    labels = [*reversed([label for label in every if label not in lines]), *lines]  # as they are stacked
+    style.legend(grid[0, min(n, ACROSS) - 1], handles=[every[label] for label in labels], labels=labels)
     note = (
         f"medians of trees as deep as their rows allow, {max(panel.depth for panel in data.panels)} at most; parts are timed in "
-        "steps of their own, and scaled where they take longer together than a whole step"
+        "steps of their own, and scaled where they take longer together than a whole step; the rest is between them"
     )
     style.heading(figure, "What a decoding step is made of", style.sentence(data.caption, note))
     return figure

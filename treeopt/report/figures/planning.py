@@ -117,6 +117,7 @@ class Throughput:
     """The best tree of every size for one batch size.
 
     sizes, tokens_per_s : (N,)
+    tied                : sizes, the chosen one among them, where there is another
     plain               : tokens per second without speculation; None where the curve lacks it
     error               : standard error of tokens_per_s at the chosen size
     """
@@ -129,6 +130,16 @@ class Throughput:
     tied: tuple[int, ...]
     plain: float | None
     error: float | None
+
+    def bands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Where the curve is tied, run by run: sizes and tokens per second, half of the way to the next sizes included."""
+        logs = np.log2(self.sizes)
+        middle = np.concatenate([logs[:1], (logs[1:] + logs[:-1]) / 2, logs[-1:]])
+        found = []
+        for first, last in style.runs(np.isin(self.sizes, self.tied).tolist()):
+            x = np.unique([middle[first], *logs[first : last + 1], middle[last + 1]])
+            found.append((2**x, np.interp(x, logs, self.tokens_per_s)))
+        return found
 
     def at(self, size: int) -> float:
         """Tokens per second at one of the sizes."""
@@ -177,7 +188,7 @@ def _throughput(entry: PlanEntry) -> Throughput | None:
         np.array(sizes),
         rates,
         entry.size,
-        tuple(size for size in entry.tied_sizes if size in sizes and size != entry.size),
+        tuple(size for size in entry.tied_sizes if size in sizes) if len(entry.tied_sizes) > 1 else (),
         float(rates[0]) if sizes[0] == 1 else None,
         entry.tokens_per_s_stderr,
     )
@@ -195,14 +206,8 @@ def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figur
                 continue
             rates = curve.tokens_per_s / unit
             axes.plot(curve.sizes, rates, label=str(curve.batch_size), **line)
-            axes.plot(
-                curve.tied,
-                [curve.at(size) / unit for size in curve.tied],
-                "o",
-                markersize=6.5,
-                markerfacecolor="none",
-                markeredgecolor=line["color"],
-            )
+            for x, y in curve.bands():
+                axes.plot(x, y / unit, color=line["color"], linewidth=9, alpha=0.25, solid_capstyle="butt", zorder=1)
             error = None if curve.error is None else style.Z95 * curve.error / unit
             axes.errorbar(
                 curve.chosen,
@@ -226,6 +231,8 @@ def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figur
     right.set(title="Over plain decoding", ylabel="speedup")
     style.legend(right, "batch size")
     style.heading(
-        figure, "Throughput over tree size", style.sentence(data.caption, "★ chosen, with 95 % interval; ○ tied")
+        figure,
+        "Throughput over tree size",
+        style.sentence(data.caption, "★ chosen, with 95 % interval; broad: tied sizes"),
     )
     return figure

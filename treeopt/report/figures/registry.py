@@ -14,12 +14,12 @@ from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, read_grown_on
+from treeopt.records.inputs import Accuracies, changed, read_grown_on
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.figures import accuracy, bench, latency, planning, style, tree
+from treeopt.report.figures import accuracy, bench, latency, pareto, planning, style, tree
 from treeopt.trees.shapes import Limits
 
 if TYPE_CHECKING:
@@ -93,6 +93,18 @@ class Inputs:
             self._benches[size] = found
         return self._benches[size]
 
+    def benches(self) -> dict[int, Benchmark]:
+        """Batch size -> its benchmark, of this plan as it is now; without those that were not made."""
+        found = {}
+        for entry in self.plan.entries:
+            try:
+                bench = self.bench(entry.batch_size)
+            except OutOfRange:
+                continue
+            if not changed(self.run, bench.inputs or {}):
+                found[entry.batch_size] = bench
+        return found
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -165,6 +177,9 @@ FIGURES: dict[str, Figure] = {
                lambda i, b: latency.draw_parts(latency.parts_data(i.profile))),
         Figure("throughput", "Predicted throughput over tree size, the chosen trees starred", ("plan.json",),
                lambda i, b: planning.draw_throughput(planning.throughput_data(i.plan))),
+        Figure("pareto", "Tokens per second for each user against those of the whole batch, over batch sizes",
+               ("plan.json",),
+               lambda i, b: pareto.draw_pareto(pareto.pareto_data(i.plan, i.benches()))),
         Figure("accepted", "Accepted guesses per step: predicted, replayed, measured", ("bench.json",),
                lambda i, b: bench.draw_accepted(bench.accepted_data(i.bench(b))), True),
         Figure("contenders", "Speedups and tokens per step of all contenders", ("bench.json",),

@@ -220,6 +220,17 @@ def origin(provenance: Mapping[str, Any] | None) -> str:
     return ", ".join(str(value) for value in known if value)
 
 
+def runs(which: Sequence[bool]) -> list[tuple[int, int]]:
+    """(first, last) of every run of true ones.
+
+    >>> runs([True, True, False, True])
+    [(0, 1), (3, 3)]
+    """
+    starts = [i for i, one in enumerate(which) if one and not (i and which[i - 1])]
+    ends = [i for i, one in enumerate(which) if one and which[i + 1 : i + 2] != [True]]
+    return list(zip(starts, ends, strict=True))
+
+
 def sentence(*parts: str | None) -> str:
     """What is known, with a dot between."""
     return " · ".join(part for part in parts if part)

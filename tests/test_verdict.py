@@ -1,0 +1,199 @@
+"""Losing is as loud as winning: in a benchmark, a search, an export and the report what speaks against a tree comes first."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.test_bench_table import at_speed, shown
+from tests.test_figures import long_trace, some_bench, some_profile
+from tests.test_report import make_run
+from treeopt import pipeline
+from treeopt.pipeline.search import note_warnings
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
+from treeopt.records.benchmark import Benchmark, Ratio
+from treeopt.records.inputs import inputs_of
+from treeopt.records.plan import BestChain, Interval95
+from treeopt.records.profile import LatencyProfile
+from treeopt.report.bench_table import bench_table, closing
+from treeopt.report.page import write_report
+from treeopt.report.plan_table import plan_table
+from treeopt.report.verdict import doubt, doubts, measured, measured_doubts, predicted_doubts
+from treeopt.trees.published import published_tree
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Tree
+
+
+def entry_of(**changes):
+    """What a search chose, with some of its figures changed."""
+    found = plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16))).entries[0]
+    assert found.size > 1
+    return replace(found, **changes)
+
+
+def rival(bench, name, *, over_chosen):
+    """A benchmark with one more contender, so many times as fast as the chosen tree."""
+    chosen = bench.contender("chosen")
+    blocks = [replace(block, decode_s=block.decode_s / over_chosen) for block in chosen.blocks]
+    other = replace(chosen, name=name, size=5, medusa_choices=Tree.chain(4).choices, blocks=blocks)
+    kept = tuple(c for c in bench.contenders if c.name != name)
+    return replace(bench, contenders=(*kept, other))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [
+        (1.01, 1.2, ""),
+        (0.85, 1.05, "not shown to gain"),
+        (0.7, 0.99, "serve the model without it"),
+        (1.0, 1.2, "not shown to gain"),
+        (None, None, "too few for an interval"),
+    ],
+)
+def test_a_speedup_is_a_gain_only_where_its_interval_is_above_1(low, high, says):
+    said = doubt(Ratio(value=0.98, low=low, high=high))
+    assert says in said
+    assert bool(said) == bool(says)
+
+
+def test_a_benchmark_begins_with_what_it_comes_to_won_or_lost():
+    assert shown(bench_table(at_speed(some_bench(), 1.5))).startswith("The chosen tree (3 rows a step) decodes 1.50")
+    assert shown(bench_table(at_speed(some_bench(), 0.9))).startswith("Speculation loses here")
+    noisy = some_bench()
+    assert noisy.speedup("plain").low == 1  # the same seconds
+    assert shown(bench_table(at_speed(noisy, 1.0))).startswith("Speculation is not shown to gain here")
+
+
+@pytest.mark.parametrize(
+    ("name", "called"), [("chain", "the best chain"), ("mc_sim_7b_63", "the published tree"), ("mine", "mine")]
+)
+def test_losing_against_a_rival_comes_before_winning_over_plain(name, called):
+    bench = rival(at_speed(some_bench(), 1.5), name, over_chosen=1.25)
+    said = measured(bench)
+    assert said.startswith(f"The chosen tree loses against {called}: it decodes 0.80 (0.80 to 0.80) times as fast.")
+    assert "1.50" in said
+    assert measured_doubts(bench) == [said[: said.index(" The chosen tree (")]]
+
+
+def test_a_rival_that_is_as_fast_is_said_and_the_same_tree_is_no_rival():
+    bench = rival(at_speed(some_bench(), 1.5), "chain", over_chosen=1.0)
+    assert measured_doubts(bench) == []
+    assert "not shown to be faster than the best chain" in measured(bench)
+    same = [
+        replace(c, medusa_choices=bench.contender("chosen").medusa_choices) if c.name == "chain" else c
+        for c in bench.contenders
+    ]
+    assert "the best chain" not in measured(replace(bench, contenders=tuple(same)))
+
+
+def test_a_choice_not_to_speculate_loses_against_a_chain_that_pays():
+    bench = at_speed(some_bench(), 1.0)
+    chosen = replace(bench.contender("chosen"), size=1, medusa_choices=[])
+    bench = rival(replace(bench, contenders=(bench.contenders[0], chosen)), "chain", over_chosen=1.3)
+    assert measured(bench).startswith("Plain decoding, which the plan chose, loses against the best chain")
+
+
+def test_the_published_tree_is_named_by_the_rows_that_were_decoded():
+    bench, cut = at_speed(some_bench(), 1.5), published_tree().cut(max_depth=3)
+    contenders = [replace(c, size=len(cut)) if c.name == "mc_sim_7b_63" else c for c in bench.contenders]
+    assert "as fast as the published tree of 62 rows" in measured(replace(bench, contenders=tuple(contenders)))
+
+
+def test_what_was_predicted_stands_beside_what_was_measured():
+    bench = at_speed(some_bench(), 1.5)
+    assert "1.50; 1.23 ±0.04 was predicted" in closing(entry_of(speedup=1.23, speedup_stderr=0.04), bench)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"interval95": Interval95(speedup=[1.1, 1.3]), "tied_sizes": [8, 9]}, ""),
+        ({"interval95": Interval95(speedup=[0.7, 0.9])}, "predicted to lose here"),
+        ({"interval95": None, "speedup": 0.9}, "predicted to lose here"),
+        ({"interval95": Interval95(speedup=[0.97, 1.1])}, "may not gain here: the 95 % interval"),
+        ({"interval95": Interval95(speedup=[1.01, 1.1]), "tied_sizes": [1, 2, 8]}, "plain decoding is tied"),
+        ({"size": 1, "depth": 0, "medusa_choices": []}, "No tree pays here"),
+        ({"speedup": None}, ""),
+    ],
+)
+def test_a_plan_says_first_where_its_error_band_spans_not_to_speculate(changes, says):
+    entry = entry_of(**{"speedup": 1.2, "tokens_per_s": 100.0, "best_chain": None, "tied_sizes": [], **changes})
+    said = " ".join(predicted_doubts(entry))
+    assert says in said
+    assert bool(said) == bool(says)
+
+
+def test_a_search_begins_with_its_doubts_batch_size_by_batch_size():
+    plan = plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(16), (1, 4)))
+    wide = {"interval95": Interval95(speedup=[0.9, 1.1]), "tied_sizes": [], "best_chain": None}
+    sure = {**wide, "interval95": Interval95(speedup=[1.2, 1.3])}
+    first, second = plan.entries
+    both = replace(plan, entries=(replace(first, **wide), replace(second, **wide)))
+    assert shown(plan_table(both)).startswith("Batch size 1, 4: Speculation may not gain here")
+    one = replace(plan, entries=(replace(first, **sure), replace(second, **wide)))
+    assert shown(plan_table(one)).startswith("Batch size 4: Speculation may not gain here")
+    neither = replace(plan, entries=(replace(first, **sure), replace(second, **sure)))
+    assert shown(plan_table(neither)).startswith("The best tree for each batch size")
+
+
+def test_a_chain_that_is_predicted_to_be_faster_is_named():
+    entry = entry_of(interval95=Interval95(speedup=[1.1, 1.3]), tied_sizes=[], tokens_per_s=100.0)
+    chain = BestChain(size=3, depth=2, tokens_per_step=1.5, tokens_per_s=104.0)
+    (said,) = predicted_doubts(replace(entry, best_chain=chain))
+    assert said == "The chosen tree loses against a chain of 2, which is predicted to be 4% faster."
+    assert predicted_doubts(replace(entry, best_chain=replace(chain, tokens_per_s=100.2))) == []
+
+
+def test_an_export_begins_with_what_speaks_against_its_tree(tmp_path):
+    run = make_run(tmp_path, batch_sizes=(1,))
+    bench = at_speed(Benchmark.load(run.bench_of(1)), 0.9)
+    replace(bench, inputs=inputs_of(run.plan, run.trace)).save(run.bench_of(1))
+    _, written = pipeline.export(run, "medusa")
+    assert written.notes[0].startswith("Speculation loses here")
+    at_speed(bench, 1.5).save(run.bench_of(1))
+    _, written = pipeline.export(run, "medusa")
+    assert "Speculation" not in " ".join(written.notes)
+    replace(at_speed(bench, 0.9), inputs={"plan.json": "0"}).save(run.bench_of(1))  # of another plan: the prediction
+    _, written = pipeline.export(run, "medusa")
+    assert list(written.notes[: len(doubts(run.read_plan()))]) == doubts(run.read_plan())
+    run.bench_of(1).write_text("{")
+    assert pipeline.export(run, "medusa")[0]
+
+
+def test_the_report_shows_a_loss_in_the_colour_and_place_of_a_gain(tmp_path, monkeypatch):
+    monkeypatch.setattr("treeopt.report.page.pictures", lambda *rest, **options: [])
+    run = make_run(tmp_path, batch_sizes=(1,))
+    bench = Benchmark.load(run.bench_of(1))
+    at_speed(bench, 0.9).save(run.bench_of(1))
+    page = write_report(run).read_text()
+    card = page[page.index('class="card"') : page.index("</a>", page.index('class="card"'))]
+    assert 'class="lost">0.90×' in card
+    assert card.index("Speculation loses here") < card.index("as fast as plain decoding")
+    at_speed(bench, 1.5).save(run.bench_of(1))
+    assert 'class="lost"' not in write_report(run).read_text()
+
+
+def quick(profile: LatencyProfile, share: float) -> LatencyProfile:
+    """As a profile whose trees of 2 and 4 rows were timed at that share of the plain step."""
+    plain = {p.setting: p for p in profile.autoregressive}
+    points = [
+        replace(p, step_ms=tuple(share * ms for ms in plain[p.setting].step_ms)) if p.size in (2, 4) else p
+        for p in profile.points
+    ]
+    return LatencyProfile(tuple(points), profile.autoregressive, profile.runtime)
+
+
+def test_a_tree_that_was_timed_faster_than_a_plain_step_is_planned_as_one_and_said_once(capsys):
+    trace, request = long_trace(3), PlanRequest(Limits(16), (1, 4))
+    plan = plan_trees(trace, quick(some_profile((1, 4)), 0.8), request)
+    for entry in plan.entries:
+        small = [point for point in entry.curve if point.size in (2, 3, 4)]
+        plain = entry.curve[0]
+        assert [point.step_ms for point in small] == pytest.approx([plain.step_ms] * 3)
+        assert all(p.tokens_per_s / plain.tokens_per_s <= p.tokens_per_step * (1 + 1e-9) for p in entry.curve)
+        if entry.interval95 and entry.size in (2, 3, 4):
+            assert entry.interval95.speedup[1] <= entry.interval95.tokens_per_step[1] + 1e-9
+    note_warnings(plan)
+    assert capsys.readouterr().err.count("faster than a plain step") == 1
+    note_warnings(plan_trees(trace, some_profile((1, 4)), request))
+    assert "faster than a plain step" not in capsys.readouterr().err
