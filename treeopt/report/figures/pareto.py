@@ -22,9 +22,11 @@ from treeopt.report.figures import style
 from treeopt.trees.tree import IntArray
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NEAR = (0.05, 0.05)  # shares of the axes within which a second number would lie on the first
+MOST_LINEAR = 12  # ratio of the totals above which their axis is logarithmic
 LOOKS = {  # colour, marker, line
     "plain decoding": (style.BLACK, "s", (0, (2, 3))),
     "the plan's trees": (style.BLUE, "o", "-"),
@@ -110,9 +112,6 @@ def draw_pareto(data: ParetoData, figure: Figure | None = None) -> Figure:
     """A line for what was predicted, marks for what was measured."""
     figure = figure or style.blank()
     axes = figure.add_subplot()
-    width = 1.12 * max(float(rates.per_user.max()) for rates in data.rates.values())
-    height = 1.12 * max(float((rates.total + rates.error).max()) for rates in data.rates.values())
-    placed: list[tuple[float, float]] = []
     for kind, rates in data.rates.items():
         colour, marker, line = LOOKS[kind]
         axes.errorbar(
@@ -127,15 +126,40 @@ def draw_pareto(data: ParetoData, figure: Figure | None = None) -> Figure:
             markersize=7 if line == "none" else 4,
             label=kind,
         )
-        for size, x, y in zip(rates.batch_sizes, rates.per_user / width, rates.total / height, strict=True):
-            if line == "none" or any(abs(x - a) < NEAR[0] and abs(y - b) < NEAR[1] for a, b in placed):
-                continue
-            placed.append((float(x), float(y)))
-            axes.annotate(str(size), (x * width, y * height), (5, 4), textcoords="offset points", fontsize=7)
-    axes.set(xlim=(0, width), ylim=(0, height))
+    totals = np.concatenate([rates.total for rates in data.rates.values()])
+    axes.set_xlim(0, 1.12 * max(float(rates.per_user.max()) for rates in data.rates.values()))
+    if totals.max() > MOST_LINEAR * totals.min():
+        axes.set_yscale("log")
+        axes.set_ylim(0.7 * totals.min(), 1.5 * totals.max())
+        style.log_axis(axes)
+    else:
+        axes.set_ylim(0, 1.12 * max(float((rates.total + rates.error).max()) for rates in data.rates.values()))
+        axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:,g}")
+    axes.xaxis.set_major_formatter(lambda rate, _: f"{rate:,g}")
     axes.set(xlabel="tokens per second for each user", ylabel="tokens per second of the batch")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda rate, _: f"{rate:,g}")
+    _number(axes, data)
     style.legend(axes)
     style.heading(figure, "What batching trades: speed for each user against the sum", data.caption)
     return figure
+
+
+def _number(axes: Axes, data: ParetoData) -> None:
+    """Batch sizes beside the lines, left of plain decoding's and right of the other; without those that would overlap."""
+    placed: list[tuple[float, float]] = []
+    for kind, side in (("the plan's trees", 1), ("plain decoding", -1)):
+        rates = data.rates[kind]
+        for size, x, y in zip(rates.batch_sizes, rates.per_user, rates.total, strict=True):
+            across, up = axes.transLimits.transform(axes.transScale.transform((x, y)))
+            across += side * NEAR[0] / 2
+            if any(abs(across - a) < NEAR[0] and abs(up - b) < NEAR[1] for a, b in placed):
+                continue
+            placed.append((across, up))
+            axes.annotate(
+                str(size),
+                (x, y),
+                (7 * side, 0),
+                textcoords="offset points",
+                fontsize=7,
+                ha="left" if side > 0 else "right",
+                va="center",
+            )
