@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files import npz
-from treeopt.files.journal import Journal, discard
+from treeopt.files import npz, writing
+from treeopt.files.journal import Journal
+from treeopt.files.writing import discard
 from treeopt.latency.rounds import timings
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup
@@ -83,7 +84,7 @@ def test_a_killed_calibration_continues_to_the_same_bytes(tmp_path, undisturbed,
         if number == signal.SIGKILL:
             assert code == -signal.SIGKILL
         else:
-            assert code == 1
+            assert code == 128 + number
             assert "The same treeopt calibrate command continues" in said
             assert "Traceback" not in said
         for path in run.rglob("*.npz"):  # every file that is there is whole
@@ -113,21 +114,69 @@ def test_a_run_directory_has_one_writer(tmp_path):
     finish(tmp_path, "search", "--calibration", "vicuna-7b-medusa1", "--run", "run")
 
 
-def test_a_crash_leaves_no_lock_and_no_half_written_files(tmp_path):
+def crash(folder, *, run="run", where="run.plan"):
+    """Die in the middle of a file."""
     code = (
-        "import os, sys, time\n"
+        "import os\n"
         "from treeopt.records.rundir import RunDirectory\n"
-        "from treeopt.files.storage import atomic_writer\n"
-        "run = RunDirectory('run')\n"
-        "with run.writing(), atomic_writer(run.plan) as stream:\n"
+        "from treeopt.files.writing import atomic_writer\n"
+        f"run = RunDirectory({run!r})\n"
+        f"with run.writing(), atomic_writer({where}) as stream:\n"
         "    stream.write(b'half'); stream.flush(); os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=False)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["run.plan", "run.figures / 'tree.png'", "run.export / 'e' / 'batch-size-1' / 'x'", "run.partial('p') / '0'"],
+)
+def test_a_crash_leaves_no_lock_and_no_half_written_files(tmp_path, where):
+    crash(tmp_path, where=where)
     run = RunDirectory(tmp_path / "run")
-    assert list(run.path.glob(".plan*"))
+    assert len(list(run.path.rglob(".treeopt-*.tmp"))) == 1
     assert not run.plan.exists()
     with run.writing():
-        assert not list(run.path.glob(".plan*"))
+        assert not list(run.path.rglob(".treeopt-*.tmp"))
+
+
+def test_temporary_files_of_others_stay(tmp_path):
+    """Those of a run that lies in another one's folder, of a writer that lives, and of other programs."""
+    crash(tmp_path, run="run/figures")
+    outer, inner = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run" / "figures")
+    (nested,) = inner.path.glob(".treeopt-*.tmp")
+    foreign = [tmp_path / "run" / name for name in (".somebody.tmp", ".plan.json.abc.tmp", "figures/.other.tmp")]
+    for file in foreign:
+        file.write_text("theirs")
+    with RunDirectory(tmp_path / "run" / "export" / "alive").writing(), writing.atomic_writer(inner.path / "x") as one:
+        one.write(b"1")
+        one.flush()
+        alive = set(inner.path.glob(".treeopt-*.tmp")) - {nested}
+        with outer.writing():
+            assert alive <= set(inner.path.iterdir())
+            assert nested.exists()
+    with inner.writing():
+        assert not nested.exists()
+    assert all(file.read_text() == "theirs" for file in foreign)
+    assert (inner.path / "x").read_bytes() == b"1"
+
+
+def test_a_journal_goes_at_once(tmp_path, monkeypatch):
+    """Killed while it is deleted, it is there whole or not at all: half of it would be taken for the whole."""
+    run = RunDirectory(tmp_path / "run")
+
+    def killed(path):
+        raise Killed
+
+    with run.writing():
+        Journal(run.partial("bench"), {}).append({"n": 0})
+        monkeypatch.setattr(writing.shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            discard(run.partial("bench"))
+        assert not run.partial("bench").exists()
+        monkeypatch.undo()
+    with run.writing():
+        assert [file.name for file in run.path.iterdir()] == [".lock"]
 
 
 def test_a_command_that_fails_leaves_no_empty_folder(tmp_path):

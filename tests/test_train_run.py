@@ -576,7 +576,7 @@ def test_an_interrupted_command_says_where_it_goes_on(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(loop_module.Loop, "_gradient", stopped)
-        assert "Stopped after step 2; training goes on after step 2." in treeopt("train", *options, code=1)
+        assert "Stopped after step 2; training goes on after step 2." in treeopt("train", *options, code=130)
     assert "half-trained run that differs in kind" in treeopt("train", *options, "--kind", "hydra", code=1)
     done = invoke("train", *options, code=0)
     assert "Continuing after 2 steps." in done.stderr

@@ -13,6 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.export.buffers import TOPK, in_order, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed, same, the_list
+from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Choice, Tree
 
 
@@ -27,7 +28,7 @@ def write(request: Request) -> Written:
     choices = listed(tree)
     command = (
         "python -m eagle.evaluation.gen_ea_answer_vicuna --base-model-path MODEL --ea-model-path DRAFTER "
-        f'--tree-choices "{choices}"'
+        f"--tree-choices {shell_word(choices)}"
     )
     notes = ["EAGLE-2 and EAGLE-3 make their trees while they decode and take no static one."]
     wrong = misdrafted(tree.choices)

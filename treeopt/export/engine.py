@@ -38,6 +38,12 @@ class Request:
     max_draft_len: int | None = None
     acceptance: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InvalidInput(f"{name} must be a whole number of at least 1 to be exported, but is {value!r}.")
+
     def tree_of(self, engine: str) -> Tree:
         """The tree; InvalidInput where there is none to speculate with."""
         if self.tree is None or len(self.tree) == 1:

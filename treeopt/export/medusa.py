@@ -8,6 +8,7 @@ from dataclasses import replace
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed, same, the_list
+from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Tree
 
 
@@ -33,7 +34,7 @@ def in_python(request: Request, engine: str) -> Written:
     return Written(
         files={f"{engine}_choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"},
         command=f"python llm_judge/gen_model_answer_{engine}.py --model-path HEADS --model-id treeopt "
-        f'--{engine}-choices "{choices}"{flags}',
+        f"--{engine}-choices {shell_word(choices)}{flags}",
         notes=(f"In your own code: {call}, one sequence at a time.",),
     )
 

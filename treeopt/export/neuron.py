@@ -13,6 +13,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.export.buffers import TOPK, decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
 from treeopt.export.lists import listed
+from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Choice, Tree, check_size
 
 MEDUSA_FILE, TREE_FILE = "medusa_tree.json", "token_tree.json"
@@ -24,7 +25,7 @@ def write_medusa(request: Request) -> Written:
     command = (
         "inference_demo --model-type llama --task-type causal-lm run --model-path MODEL "
         f"--compiled-model-path COMPILED --batch-size 1 --is-medusa --medusa-speculation-length {len(tree)} "
-        f"--num-medusa-heads {request.num_heads} --medusa-tree-json {MEDUSA_FILE} --on-device-sampling "
+        f"--num-medusa-heads {shell_word(request.num_heads)} --medusa-tree-json {MEDUSA_FILE} --on-device-sampling "
         f"--global-topk {TOPK}"
     )
     notes = (

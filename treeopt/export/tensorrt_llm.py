@@ -18,6 +18,7 @@ from treeopt.export.buffers import in_order
 from treeopt.export.chains import launch
 from treeopt.export.engine import COMMANDS, Request, Written
 from treeopt.export.lists import listed, same
+from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Choice, Tree
 
 OPTIONS, BENCH = "llm_api_options.yml", "medusa_choices.yml"
@@ -34,17 +35,18 @@ def write(request: Request) -> Written:
         return _plain(request.batch_size)
     built, notes = _draft_len(request, tree)
     literal = listed(tree)
+    heads, layers, rows = map(shell_word, (request.num_heads, request.num_layers, built))
     build = f"""\
 # Build for exactly this tree: a step costs max_draft_len + 1 rows, used or not.
 python examples/medusa/convert_checkpoint.py --model_dir MODEL --medusa_model_dir HEADS \\
-    --num_medusa_heads {request.num_heads} --num_medusa_layers {request.num_layers} --max_medusa_token_len {built} \\
+    --num_medusa_heads {heads} --num_medusa_layers {layers} --max_medusa_token_len {rows} \\
     --output_dir CHECKPOINT
 trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE \\
-    --speculative_decoding_mode medusa --max_batch_size {request.batch_size}
+    --speculative_decoding_mode medusa --max_batch_size {shell_word(request.batch_size)}
 """
     run = (
         "python examples/run.py --engine_dir ENGINE --tokenizer_dir MODEL --temperature 1.0 "
-        f'--medusa_choices "{literal}"'
+        f"--medusa_choices {shell_word(literal)}"
     )
     commands = f"""\
 {build if request.max_draft_len is None else ""}# Run (greedy: temperature 1.0 and num_beams 1 are what the example asserts).
@@ -104,7 +106,7 @@ def write_eagle(request: Request) -> Written:
         "  speculative_model_dir: DRAFTER\n"
         f"  eagle_choices: {literal}\n"
     )
-    run = f'python examples/run.py --engine_dir ENGINE --tokenizer_dir MODEL --eagle_choices "{literal}"'
+    run = f"python examples/run.py --engine_dir ENGINE --tokenizer_dir MODEL --eagle_choices {shell_word(literal)}"
     notes = (
         "eagle_choices works with two-model EAGLE only, and was removed in PR #18210 of August 2026.",
         f"For EAGLE max_draft_len is the depth, {tree.depth}; the number of choices is max_total_draft_tokens, "
@@ -123,7 +125,7 @@ def parse(files: Mapping[str, str]) -> Tree:
     config = yaml.safe_load(files[OPTIONS])["speculative_config"]
     key = "medusa_choices" if config["decoding_type"] == "Medusa" else "eagle_choices"
     lists = [config[key], *([yaml.safe_load(files[BENCH])] if BENCH in files else [])]
-    literal = re.search(rf"--{key} \"(.*)\"", files[COMMANDS])
+    literal = re.search(rf"--{key} '(.*)'", files[COMMANDS])
     lists += [json.loads(literal[1])] if literal else []
     most = config["max_draft_len"] if key == "medusa_choices" else len(config[key])
     heads = config.get("num_medusa_heads", MOST_DEPTH)

@@ -13,6 +13,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.export import tensorrt_llm
 from treeopt.export.engine import COMMANDS, Request, Written
 from treeopt.export.lists import same
+from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Tree
 
 TITLE = "Triton's TensorRT-LLM backend"
@@ -30,7 +31,8 @@ def write(request: Request) -> Written:
     )
     escaped = text.replace(",", "\\,")
     command = (
-        f"python3 tools/fill_template.py -i tensorrt_llm/config.pbtxt 'decoding_mode:medusa,medusa_choices:{escaped}'"
+        "python3 tools/fill_template.py -i tensorrt_llm/config.pbtxt "
+        f"{shell_word(f'decoding_mode:medusa,medusa_choices:{escaped}')}"
     )
     build = built.files[COMMANDS].split("# Run (greedy")[0]
     return Written(files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=built.notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from treeopt.errors import InvalidInput
 from treeopt.export import chains
 from treeopt.export.engine import Lengths, Request, Written
+from treeopt.files.shell import shell_word
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -88,7 +88,7 @@ def checked(schedule: object) -> list[tuple[int, int, int]]:
 
 def _written(config: dict[str, Any], notes: Iterable[str]) -> Written:
     text = json.dumps(config)
-    command = f"vllm serve MODEL --speculative-config {shlex.quote(text)}"
+    command = f"vllm serve MODEL --speculative-config {shell_word(text)}"
     return chains.launch(command, notes, {FILE: f"{text}\n"})
 
 

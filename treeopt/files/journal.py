@@ -8,13 +8,13 @@ block; the journal of anything else is thrown away. It is gone when the result i
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
+from treeopt.files.writing import discard
 
 
 class Journal:
@@ -53,8 +53,3 @@ class Journal:
     def documents(self) -> list[dict[str, Any]]:
         """All blocks of a journal of JSON."""
         return [storage.load_json(self.block(number)) for number in range(self.finished())]
-
-
-def discard(folder: Path) -> None:
-    """Delete a journal, or a folder of several."""
-    shutil.rmtree(folder, ignore_errors=True)

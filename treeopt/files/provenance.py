@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
+from treeopt.files.shell import command_line
+
 PACKAGES = ("treeopt", "torch", "transformers", "numpy")
 
 
@@ -25,7 +27,7 @@ class Provenance:
     device: str | None = None
     dtype: str | None = None
     seed: int | None = None
-    command: str = field(default_factory=lambda: " ".join(["treeopt", *sys.argv[1:]]))
+    command: str = field(default_factory=lambda: command_line("treeopt", *sys.argv[1:]))
     time: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
     machine: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}, {cpu()}")

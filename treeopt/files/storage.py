@@ -7,48 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, has_too_many_values, loads
+from treeopt.files.writing import atomic_writer as atomic_writer
+from treeopt.files.writing import write_text as write_text
 
 VERSION = 1
 T = TypeVar("T")
 LONG = (str, list, tuple, Mapping, np.ndarray)  # what has a line of its own in a list
-UNFINISHED = ".tmp"  # ends the name of a file while it is written
-
-
-@contextmanager
-def atomic_writer(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file that appears under ``path`` only when everything was written."""
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}.") from None
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def write_text(path: str | Path, text: str) -> None:
-    with atomic_writer(path) as stream:
-        stream.write(text.encode())
 
 
 def schema(kind: str) -> str:
@@ -157,12 +129,6 @@ def sha256_of(file: Path) -> str:
         while block := stream.read(2**20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _plain(value: Any) -> Any:

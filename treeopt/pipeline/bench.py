@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput
-from treeopt.files.journal import discard
+from treeopt.files.writing import discard
 from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files.journal import Journal, discard
+from treeopt.files.journal import Journal
+from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.records.calibration import Calibration, prefix_states
@@ -82,12 +83,9 @@ def calibrate(
         for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     calibration.meta["examples"] = examples(session, trace, calibration)
-    trace.save(run.trace)
-    run.probe.unlink(missing_ok=True)  # of answers before these
-    if is_typical:
-        collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds)
-        discard(run.partial("probe"))
-    calibration.save(run.calibration)
+    probe = collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds) if is_typical else None
+    run.replace_accuracies(calibration, trace, probe)
+    discard(run.partial("probe"))
     discard(run.partial("calibrate"))
     return calibration
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files.storage import read_text, write_text
+from treeopt.files.places import located
+from treeopt.files.storage import read_text
+from treeopt.files.writing import replace_together, sole_writer, write_text
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.inputs import STALE, changed
 from treeopt.records.plan import Plan
@@ -117,14 +120,13 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
 
 def _write(folder: Path, written: Written) -> tuple[list[Path], Written]:
     """Write the files; those of the export before that are no more are deleted, and nothing else."""
-    record = folder / WRITTEN
-    for name in read_text(record).splitlines() if record.exists() else []:
-        if name not in written.files and Path(name).name == name:
-            (folder / name).unlink(missing_ok=True)
-    for name, text in written.files.items():
-        write_text(folder / name, text)
-    if written.files:
-        write_text(record, "\n".join(written.files))
+    record, texts = folder / WRITTEN, dict(written.files)
+    if texts:
+        texts = {WRITTEN: "\n".join(texts), **texts}
+    before = [*read_text(record).splitlines(), WRITTEN] if record.is_file() else []
+    gone = [folder / name for name in before if name not in texts and Path(name).name == name]
+    writers = {folder / name: partial(write_text, text=text) for name, text in texts.items()}
+    replace_together(writers, [file for file in gone if file.is_file()])
     return [folder / name for name in written.files], written
 
 
@@ -145,5 +147,8 @@ def convert(
     """Write heads in another layout: (files, what was repaired or is worth knowing)."""
     from treeopt.runtime.checkpoints import convert as write
 
-    heads, files = write(drafter, layout, folder, base=model, revision=revision)
+    refusal = f"Another treeopt is writing to {folder}: wait for it, or pass another --output."
+    with sole_writer(folder, lambda: [folder], refusal):
+        base = None if model is None else located(model)
+        heads, files = write(located(drafter), layout, folder, base=base, revision=revision)
     return files, heads.notes

@@ -52,19 +52,16 @@ def import_file(
         "machine": None,
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
-    calibration, told = found.calibration, {"kind": drafter} if drafter else None
+    calibration, trace, told = found.calibration, None, {"kind": drafter} if drafter else None
     if calibration is None:
         assert found.trace is not None
         trace = replace(found.trace, meta={**found.trace.meta, "provenance": record, "drafter": told})
         calibration = Calibration.from_trace(trace)
-        trace.save(run.trace)
     else:
         calibration.meta["provenance"] = record
         calibration.meta["drafter"] = told
-        run.trace.unlink(missing_ok=True)
-    run.probe.unlink(missing_ok=True)
     if calibration.meta.get("source") != ENGINE_LOG:
         calibration.meta["source"] = "imported"
     calibration.meta["notes"] = list(found.notes)
-    calibration.save(run.calibration)
+    run.replace_accuracies(calibration, trace)
     return calibration

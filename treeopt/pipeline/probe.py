@@ -34,10 +34,7 @@ ROUNDS = 2
 def collect_probes(
     run: RunDirectory, session: Session, trace: RankTrace, *, batch_size: int, rounds: int = ROUNDS
 ) -> Probe:
-    """The rounds, on the prompts of the ``trace``; the last one is saved in the run directory.
-
-    A killed run goes on with the round that it was in.
-    """
+    """The last of the rounds on the prompts of the ``trace``; a killed run goes on with the round that it was in."""
     found = None
     for number in range(1, rounds + 1):
         policy = _first_policy(trace) if found is None else next_policy(run, found)
@@ -45,10 +42,8 @@ def collect_probes(
         found = _finished(file, session, trace, policy) or collect_round(
             session, trace, policy, batch_size=batch_size, title=f"Probing, round {number}"
         )
-        file.parent.mkdir(parents=True, exist_ok=True)
         found.save(file)
     assert found is not None, "there is a round at least"
-    found.save(run.probe)
     return found
 
 

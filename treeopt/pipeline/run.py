@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from treeopt.files.journal import Journal, discard
+from treeopt.files.journal import Journal
+from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.export import export_all

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.errors import InvalidInput
 from treeopt.export.engine import Method
 from treeopt.files.provenance import Provenance
+from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.planning.planner import plan_trees
@@ -64,7 +65,7 @@ def search(
     if latencies is not None and profile_path is None:
         check_same_model(record, latencies, run)
     elif latencies is None and run.profile.exists():
-        note(f"Planning without latencies; to use the run's, pass --profile {run.profile}.")
+        note(f"Planning without latencies; to use the run's, pass --profile {shell_word(run.profile)}.")
     if latencies is not None and (caution := upper_bound(latencies)):
         note(caution)
     request, warnings = request_of(options, record, latencies)

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from treeopt import demo
 from treeopt.errors import InvalidInput
+from treeopt.files.places import located
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 
@@ -51,10 +53,11 @@ NAMES = {"model", *ModelOptions.__annotations__} - RULE_OPTIONS - {"chat_templat
 
 
 def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
-    """The given model options on top of those that the run was calibrated with.
+    """The given model options on top of those that the run was calibrated with; paths are whole.
 
     Whether to trust a model's own code is asked anew every time.
     """
+    source = located_source(source)
     earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
     if source.get("model", earlier.get("model")) != earlier.get("model"):
         return source
@@ -74,6 +77,16 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
     if "acceptance" in source or "responses" in source:  # another rule has options of its own
         known = {k: v for k, v in known.items() if k not in RULE_OPTIONS or k == "draft_depth"}
     return {**known, **source}
+
+
+def located_source(source: dict[str, Any]) -> dict[str, Any]:
+    """The options with whole paths, so that later commands find the same files wherever they are started."""
+    is_demo = source.get("model", demo.NAME) == demo.NAME
+    reserved = {demo.NAME, "ngram", "trace", *(demo.DRAFTERS if is_demo else ())}
+    paths = {
+        name: source[name] for name in ("model", "drafter", "prompts") if source.get(name) not in (None, *reserved)
+    }
+    return {**source, **{name: located(path) for name, path in paths.items()}}
 
 
 def session_of(run: RunDirectory, model: str | Path | Session | None, options: ModelOptions) -> Session:

@@ -7,7 +7,8 @@ curves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,10 @@ from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.provenance import Provenance
-from treeopt.pipeline.training_job import TrainingJob
+from treeopt.files.shell import command_line
+from treeopt.files.writing import sole_writer
+from treeopt.pipeline.session import located_source
+from treeopt.pipeline.training_job import CHECKPOINT, TrainingJob
 from treeopt.report.terminal import note, progress
 
 if TYPE_CHECKING:
@@ -73,8 +77,6 @@ def train(
     source : what loads the model and its prompts, and the rule that its answers are written by
     """
     from treeopt.runtime.training import opening
-    from treeopt.runtime.training.batches import split_texts
-    from treeopt.runtime.training.heads import size_of_heads
 
     if source.get("acceptance") not in (None, "greedy", "sample"):
         raise InvalidInput(
@@ -86,8 +88,19 @@ def train(
     accelerator = opening.open_accelerator(
         recipe.kind, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
+    with _writing(folder, wanted.answers, lock=accelerator.is_main_process):
+        return _train(folder, source, recipe, wanted, accelerator, load_in_8bit=load_in_8bit)
+
+
+def _train(
+    folder: Path, source: dict[str, Any], recipe: Recipe, wanted: TextOptions, accelerator: Any, *, load_in_8bit: bool
+) -> Training | None:
+    """The same, as the only writer of the folder."""
+    from treeopt.runtime.training.batches import split_texts
+    from treeopt.runtime.training.heads import size_of_heads
+
     is_main = accelerator.is_main_process
-    target, prompts = _open(source, accelerator, wanted.num_prompts, load_in_8bit=load_in_8bit)
+    target, prompts = _open(located_source(source), accelerator, wanted.num_prompts, load_in_8bit=load_in_8bit)
     if is_main:
         note(f"{recipe.kind} heads: {size_of_heads(target, recipe)}")
     own = "responses" not in source
@@ -107,6 +120,28 @@ def train(
         job.write_record(record)
     accelerator.end_training()
     return Training(folder, files, record, _command(source, folder, recipe.kind)) if is_main else None
+
+
+@contextmanager
+def _writing(folder: Path, answers: Path | None, *, lock: bool) -> Iterator[None]:
+    """Be the only writer of a folder of heads, though of several processes."""
+
+    def places() -> Iterator[Path]:
+        yield folder
+        for place in (folder / "training", answers):
+            if place is not None:
+                yield from (place, *place.glob("*.partial/**"), *place.glob("answers-*/"))
+
+    refusal = (
+        f"A folder of heads has one writer at a time, but another treeopt is writing to {folder}: wait for it, or pass "
+        "another --output."
+    )
+    try:
+        with sole_writer(folder / "training", places, refusal, lock=lock):
+            yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # where nothing was written
 
 
 def _open(
@@ -162,9 +197,12 @@ def _check_folder(folder: Path, kind: str) -> None:
     strange = sorted(file.name for file in folder.glob("*") if file.name.endswith(WEIGHTS))
     if not strange:
         return
-    made = folder / "training" / "training.json"
-    before = storage.read_json(made, "training", ("recipe",))["recipe"]["kind"] if made.exists() else None
-    if before != kind:
+    made, unfinished = folder / "training" / "training.json", folder / "training" / CHECKPOINT / "key.json"
+    recipes = [
+        storage.read_json(made, "training", ("recipe",))["recipe"] if made.exists() else None,
+        storage.load_json(unfinished) if unfinished.exists() else None,  # killed while it wrote the heads
+    ]
+    if kind not in [recipe.get("kind") for recipe in recipes if isinstance(recipe, dict)]:
         raise InvalidInput(
             f"--output must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
         )
@@ -213,6 +251,6 @@ def _command(source: dict[str, Any], folder: Path, kind: str) -> str:
     """The line that uses the result."""
     model = source.get("model", demo.NAME)
     if kind != "medusa-2" and model == demo.NAME:
-        return f"treeopt run --drafter {folder}"
-    heads = f"--model {folder}" if kind == "medusa-2" else f"--model {model} --drafter {folder}"
-    return f"treeopt run {heads} --prompts {'OTHER_PROMPTS' if 'prompts' in source else demo.NAME}"
+        return command_line("treeopt", "run", "--drafter", folder)
+    heads = ("--model", folder) if kind == "medusa-2" else ("--model", model, "--drafter", folder)
+    return command_line("treeopt", "run", *heads, "--prompts", "OTHER_PROMPTS" if "prompts" in source else demo.NAME)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.files import storage
+from treeopt.files.writing import discard
 from treeopt.report.terminal import note, progress
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from treeopt.runtime.training.batches import Text
     from treeopt.runtime.training.recipe import Recipe
 
+CHECKPOINT = "checkpoint.partial"
 BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts exceeds that on others
 
 
@@ -38,14 +40,14 @@ class TrainingJob:
     def run(self) -> tuple[tuple[Path, ...], dict[str, Any]]:
         """Count, train, count again, write the heads: their files, and what was reached."""
         from treeopt.runtime.training.checkpoint import Checkpoints
-        from treeopt.runtime.training.loop import Loop
+        from treeopt.runtime.training.loop import CHECKPOINT_STEPS, Loop
         from treeopt.runtime.training.saving import save_result
         from treeopt.runtime.training.trainees import FrozenStates
 
         is_main, recipe = self.accelerator.is_main_process, self.recipe
         states, held_states = (FrozenStates(self.target, part) for part in (self.learned, self.held_out))
         trainee = self._trainee(states)
-        checkpoints = Checkpoints(self.work / "checkpoint.partial", self._key())
+        checkpoints = Checkpoints(self.work / CHECKPOINT, self._key())
         checkpoints.check()
         loop = Loop(
             self.accelerator,
@@ -71,6 +73,8 @@ class TrainingJob:
                     shown = share
             with progress("Counting after", None, is_main):
                 after = loop.count(self.held_out, counted)
+            if loop.position.step % CHECKPOINT_STEPS:  # else it has just been kept
+                loop.checkpoint()
         except KeyboardInterrupt:
             kept = loop.keep()
             if is_main and loop.position.step:
@@ -80,7 +84,6 @@ class TrainingJob:
         if is_main:
             with progress("Writing", None, is_main):
                 files = save_result(trainee, self.target, recipe.kind, self.folder)
-            checkpoints.discard()
         self.accelerator.wait_for_everyone()
         return tuple(files), {
             "steps": loop.position.step,
@@ -118,7 +121,10 @@ class TrainingJob:
         }
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """training.json and the curves of the log; says where heads learned their texts by heart."""
+        """training.json and the curves of the log; says where heads learned their texts by heart.
+
+        The last step of the run: its checkpoint is deleted when all is written.
+        """
         from treeopt.report.figures.style import to_bytes
         from treeopt.report.figures.training import draw_training, training_caption, training_data
 
@@ -130,6 +136,7 @@ class TrainingJob:
             data = training_data(log, record["held_out"], caption=training_caption(record))
             with storage.atomic_writer(self.work / "curves.png") as stream:
                 stream.write(to_bytes(draw_training(data), "png"))
+        discard(self.work / CHECKPOINT)
 
 
 def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
-from treeopt.files.journal import discard
+from treeopt.files.writing import discard
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest

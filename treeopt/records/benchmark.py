@@ -17,7 +17,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95, stderr
 from treeopt.records.display import Drawn
-from treeopt.records.origins import Acceptance
+from treeopt.records.origins import Acceptance, check_origins
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 
@@ -234,7 +234,9 @@ class Benchmark(Drawn):
 
     @classmethod
     def load(cls, path: str | Path) -> Benchmark:
-        return storage.typed(cls, storage.read_json(path, "bench", required=("contenders",)), path)
+        document = storage.read_json(path, "bench", required=("contenders",))
+        check_origins(document, path)
+        return storage.typed(cls, document, path)
 
 
 def _with_interval(value: Any, samples: Any, blocks: int) -> Ratio:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.records.display import Drawn
+from treeopt.records.origins import check_origins
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Choice, IntArray, read_only
 
@@ -130,6 +131,7 @@ class Calibration(Drawn):
     def load(cls, path: str | Path) -> Calibration:
         required = ("num_heads", "top_k", "hits", "trials")
         document = storage.read_json(path, "calibration", required)
+        check_origins(document, path)
         try:
             calibration = cls(
                 np.array(document["hits"]),

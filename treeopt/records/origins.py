@@ -1,11 +1,17 @@
 """What records say of the drafter, the acceptance rule and the runtime that they were measured with.
 
-They are kept as they were written, with the keys that the measuring session knew.
+They are kept as they were written, with the keys that the measuring session knew. `check_origins` checks their types.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from typing_extensions import TypedDict  # pydantic takes none of typing's before Python 3.12
+
+from treeopt.files import storage
 
 
 class Drafter(TypedDict, total=False):
@@ -41,3 +47,35 @@ class Runtime(TypedDict, total=False):
     cuda_graphs: bool | None
     weights: str | None
     command: str | None
+
+
+class Provenance(TypedDict, total=False):
+    """What `treeopt.files.provenance` writes."""
+
+    model: str | None
+    revision: str | None
+    drafter: Drafter | None
+    dataset: str | None
+    dataset_fingerprint: str | None
+    acceptance: Acceptance | None
+    device: str | None
+    dtype: str | None
+    seed: int | None
+    command: str | None
+    time: str | None
+    versions: dict[str, str | None] | None
+    machine: str | None
+
+
+class Origins(TypedDict, total=False):
+    """Keys that records share. ``source`` holds the options of a trace, and says of a calibration who measured it."""
+
+    drafter: Drafter | None
+    acceptance: Acceptance | None
+    provenance: Provenance | None
+    source: str | dict[str, str | bool | int | float | None] | None
+
+
+def check_origins(record: Mapping[str, Any], file: str | Path) -> None:
+    """Raise InvalidInput, naming the place, unless what a record from ``file`` says of its origins is of these types."""
+    storage.typed(Origins, {key: record[key] for key in Origins.__annotations__ if key in record}, file)

@@ -24,7 +24,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.records.display import Drawn
-from treeopt.records.origins import Runtime
+from treeopt.records.origins import Runtime, check_origins
 
 LEVEL = "draft "  # in parts_ms: "draft 0", "draft 1", ... are the levels
 
@@ -169,6 +169,7 @@ class LatencyProfile(Drawn):
     @classmethod
     def load(cls, path: str | Path) -> LatencyProfile:
         document = storage.read_json(path, "profile", required=("points", "autoregressive"))
+        check_origins(document, path)
         alone = document["autoregressive"]
         alone = alone if isinstance(alone, list) else [alone]
         plain = [{"size": 1, "depth": 0, **p} if isinstance(p, dict) else p for p in alone]

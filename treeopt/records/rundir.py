@@ -6,19 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from treeopt.errors import InvalidInput
-from treeopt.files.storage import UNFINISHED
+from treeopt.files.writing import replace_together, sole_writer
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 T = TypeVar("T")
 
@@ -31,6 +28,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if path == "":
+            raise InvalidInput("A run directory must have a name, but it is empty; . is the current folder.")
         self.path = Path(path)
         self.trace = self.path / "trace.npz"  # calibrate
         self.calibration = self.path / "calibration.json"  # calibrate
@@ -41,7 +40,7 @@ class RunDirectory:
         self.export = self.path / "export"  # export
         self.figures = self.path / "figures"  # plot
         self.report = self.path / "report.html"  # report
-        self._lock: BaseFileLock | None = None
+        self._is_writing = False
 
     @classmethod
     def of(cls, path: str | Path | RunDirectory) -> RunDirectory:
@@ -77,46 +76,39 @@ class RunDirectory:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only writer; the operating system lifts the lock when the process ends, however it does.
+        """Be the only writer. Within it the same object may be asked again.
 
-        Within it the same object may be asked again.
-
-        Files that a killed writer left half-written are deleted. Raises InvalidInput where another
-        process is writing, or nothing can be written.
+        What a killed writer of this run left half-written is deleted. Raises InvalidInput where another process
+        is writing, or nothing can be written.
         """
-        from filelock import FileLock, Timeout
-
-        if self._lock is not None and self._lock.is_locked:
+        if self._is_writing:
             yield
             return
-        lock = self._lock = FileLock(self.path / ".lock", timeout=0)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise InvalidInput(
-                f"A run directory has one writer at a time, but another treeopt is writing to {self.path}: "
-                "wait for it, or pass another --run."
-            ) from None
-        except OSError as error:
-            raise InvalidInput(f"{self.path} cannot be written: {error.strerror}.") from None
-        except NotImplementedError:  # a file system without locks
-            yield
-            return
-        try:
-            for left in self.path.rglob(f".*{UNFINISHED}"):
-                left.unlink(missing_ok=True)
-            yield
-        finally:
-            lock.release()
-            self._tidy()
+        refusal = (
+            f"A run directory has one writer at a time, but another treeopt is writing to {self.path}: wait for it, or "
+            "pass another --run."
+        )
+        with sole_writer(self.path, self._folders, refusal):
+            self._is_writing = True
+            try:
+                yield
+            finally:
+                self._is_writing = False
 
-    def _tidy(self) -> None:
-        """Leave no folder behind where nothing was written."""
-        if [file.name for file in self.path.iterdir()] == [".lock"]:
-            (self.path / ".lock").unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
-            self.path.rmdir()
+    def _folders(self) -> Iterator[Path]:
+        """The folders that commands write to."""
+        yield from (self.path, self.figures, *self.export.glob("**"), *self.path.glob("*.partial/**"))
+
+    def replace_accuracies(
+        self, calibration: Calibration, trace: RankTrace | None = None, probe: Probe | None = None
+    ) -> None:
+        """Put what was measured in the place of what was before; those that are not given are deleted.
+
+        Whenever this is killed, and on a full disk, the files that are there are of one origin.
+        """
+        records = {self.calibration: calibration, self.probe: probe, self.trace: trace}
+        old = [self.calibration, self.probe] if trace is not None else [self.probe, self.trace]
+        replace_together({file: record.save for file, record in records.items() if record is not None}, old)
 
     def read_trace(self) -> RankTrace:
         return _read(self.trace, RankTrace.load, "treeopt calibrate")

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
 from treeopt.records.display import Drawn
+from treeopt.records.origins import check_origins
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
@@ -216,6 +217,7 @@ def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) ->
     for key, kind in _META.items():
         if not isinstance(meta.get(key), kind | None):
             raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
+    check_origins(meta, path)
     return meta
 
 

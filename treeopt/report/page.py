@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from treeopt import __version__
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.export.write import export_plan, runners
 from treeopt.files import storage
+from treeopt.files.shell import command_line
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import changed
 from treeopt.records.origins import Drafter
@@ -266,7 +266,7 @@ def _exports(run: RunDirectory, plan: Plan, entry: PlanEntry) -> Iterator[dict[s
     for name in runners((plan.drafter or {}).get("kind")):
         words = ["treeopt", "export", "--to", name, "--run", str(run.path)]
         words += ["--batch-size", str(entry.batch_size)] if len(plan.entries) > 1 else []
-        export: dict[str, Any] = {"engine": name, "command": shlex.join(words), "made": None}
+        export: dict[str, Any] = {"engine": name, "command": command_line(*words), "made": None}
         with suppress(TreeoptError):  # the command says why
             export["made"] = export_plan(plan, name, batch_size=entry.batch_size)
         yield export

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from treeopt.files.shell import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -43,20 +45,25 @@ def headline(*sentences: str) -> list[RenderableType]:
 
 
 def out(renderable: RenderableType | str) -> None:
-    """Print a result to stdout; plain text where it is no terminal."""
+    """Print a result to stdout; plain text where it is no terminal. No name in it moves the cursor."""
     from rich.console import Console
+    from rich.segment import Segment, Segments
 
     console = Console(highlight=False, markup=False)  # names in brackets are names
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=120)
-    console.print(renderable)
+    if isinstance(renderable, str):
+        console.print(printable(renderable))
+    else:
+        segments = console.render(renderable)
+        console.print(Segments([Segment(printable(part.text), part.style, part.control) for part in segments]))
 
 
 def note(message: str) -> None:
     """Print talk to stderr."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(message, style="dim", markup=False, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(printable(message), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files.places import find_local
 from treeopt.runtime.cache import TreeCache, tree_mask
 
 ATTENTION = ("sdpa", "eager")  # the implementations that take a tree mask
@@ -148,18 +148,22 @@ def load_target(
             raise InvalidInput("--device and --device-map exclude each other.")
         if importlib.util.find_spec("accelerate") is None:
             raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
+    folder = find_local(path_or_id, f"{option} must be a folder with a model or a hub id")
     device = check_device(device)
     wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    if folder is not None and not trust_remote_code:
+        common["local_files_only"] = True
     try:
         placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
         if quantization is not None:  # such weights go to their device as they are read
             placed = {"device_map": device_map or {"": device}, "quantization_config": quantization}
-        model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=wanted, **placed, **common)
-        tokenizer = AutoTokenizer.from_pretrained(path_or_id, **common)
+        place = path_or_id if folder is None else str(folder)
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, **placed, **common)
+        tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model = model if placed else model.to(device)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        where = "folder" if Path(path_or_id).exists() else "model id or folder"
+        where = "model id or folder" if folder is None else "folder"
         reason = str(error).strip().split("\n")[0]
         raise InvalidInput(f"{option} must be a loadable {where}, but {path_or_id}: {reason}") from None
     model.eval().requires_grad_(False)

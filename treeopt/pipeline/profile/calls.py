@@ -27,6 +27,7 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files import storage
 from treeopt.files.journal import Journal
 from treeopt.files.rows import Amount, checked
+from treeopt.files.shell import command_line
 from treeopt.latency.rounds import Round, is_enough
 from treeopt.pipeline.profile.placement import Wanted
 from treeopt.pipeline.profile.table import ms_of_speed
@@ -122,7 +123,7 @@ class Calls:
             context=self.context,
             tree=self._file(i).resolve(),
         )
-        shown = shlex.join(words)
+        shown = command_line(*words)
         try:
             done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
         except OSError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treeopt.errors import TreeoptError
-from treeopt.files.journal import discard
+from treeopt.files.writing import discard
 from treeopt.latency.rounds import precision_reached
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory

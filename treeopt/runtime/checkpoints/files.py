@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
+from treeopt.files.places import find_local
 from treeopt.files.storage import load_json
 
 # In the order in which a folder's files are looked for.
@@ -33,7 +34,6 @@ MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_mod
 SUFFIXES = (".safetensors", ".bin", ".pt")
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,3})\.safetensors")
 MUST = "--drafter must be a folder, a file of weights, a hub id, ngram or early-exit:LAYER"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,10 @@ class StoredTensors:
 
 def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
     """The file or folder ``path_or_id``, or the folder that a hub id was downloaded to."""
-    path = Path(path_or_id)
-    try:
-        if path.exists():
-            return path
-    except OSError:  # a name that no file system takes
-        pass
-    if not HUB_ID.fullmatch(path_or_id) or path_or_id.endswith((*SUFFIXES, ".json")):
-        raise InvalidInput(f"{MUST}, but {path_or_id} does not exist.")
+    if (path := find_local(path_or_id, MUST)) is not None:
+        return path
+    if path_or_id.endswith((*SUFFIXES, ".json")):
+        raise InvalidInput(f"{MUST}, but {Path(path_or_id).absolute()} does not exist.")
     from huggingface_hub import snapshot_download
 
     patterns = ["config.json", "tokenizer_config.json", "*.index.json", *(f"*{suffix}" for suffix in SUFFIXES)]

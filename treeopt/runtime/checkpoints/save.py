@@ -6,9 +6,9 @@ Every file appears whole or not at all, config.json last. What a layout cannot h
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.shipped import LAYOUTS
-from treeopt.files.storage import UNFINISHED, atomic_writer, write_text
+from treeopt.files.writing import atomic_writer, replacing, write_text
 from treeopt.runtime.checkpoints.checks import Heads
 from treeopt.runtime.checkpoints.eagle import eagle_config, eagle_tensors
 from treeopt.runtime.checkpoints.files import (
@@ -267,17 +267,19 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> Path:
 
 def _replace(file: Path, write: Callable[[Path], object]) -> None:
     """Have ``write`` make a file, and give it its name when it is complete."""
-    from safetensors import SafetensorError
-
-    made = file.with_name(f".{file.name}{UNFINISHED}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as made, by_libraries(file):
         write(made)
-        os.replace(made, file)
-    except (OSError, SafetensorError) as error:
-        raise InvalidInput(f"{file} cannot be written: {error}.") from None
-    finally:
-        made.unlink(missing_ok=True)
+
+
+@contextmanager
+def by_libraries(file: Path) -> Iterator[None]:
+    """Turn what Rust libraries raise where they cannot write into InvalidInput."""
+    try:
+        yield
+    except Exception as error:
+        if "os error" not in str(error):  # as Rust calls the system's
+            raise
+        raise InvalidInput(f"{file} cannot be written: {str(error).strip().splitlines()[0]}.") from None
 
 
 def _write_config(folder: Path, config: dict[str, Any]) -> Path:

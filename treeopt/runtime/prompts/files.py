@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import io
 import json
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
+from treeopt.files.places import find_local
 
 MOST_UNPACKED_BYTES = 2**28  # of a .gz file
 MOST_REASON_CHARS = 200  # of another library's message
 MOST_PARQUET_ROWS, MOST_PARQUET_BYTES = 10**7, 2**32  # by the file's own account of itself
 WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")  # name, owner/name, each with :configuration
 
 # The libraries below raise their own errors, pyarrow's, fsspec's, the network's and plain ones, and not
 # the same ones in every version; all of them mean that the data could not be read.
@@ -62,16 +61,13 @@ def read_rows(source: str, *, split: str | None = None, revision: str | None = N
 
     Raises InvalidInput where the source cannot be read or holds nothing.
     """
-    path = Path(source)
-    try:
-        is_folder, is_file = path.is_dir(), path.exists()
-    except (OSError, ValueError):  # a name too long or with a NUL
-        is_folder = is_file = False
+    must = "--prompts must be a file, a folder or a hub dataset"
+    path = find_local(source, must)
     reader = READERS.get(Path(source.lower().removesuffix(".gz")).suffix)
-    if is_folder:
+    if path is not None and path.is_dir():
         _refuse(source, "a hub dataset", revision=revision)
         return _folder(path, split)
-    if is_file:
+    if path is not None:
         _refuse(source, "a dataset", split=split, revision=revision)
         if reader is None:
             raise InvalidInput(
@@ -79,8 +75,8 @@ def read_rows(source: str, *, split: str | None = None, revision: str | None = N
                 f"a folder or a hub dataset, but got {source}."
             )
         return _file(path, reader)
-    if reader is not None or not HUB_ID.fullmatch(source):
-        raise InvalidInput(f"--prompts must be a file, a folder or a hub dataset, but {source!r} does not exist.")
+    if reader is not None:
+        raise InvalidInput(f"{must}, but {Path(source).absolute()} does not exist.")
     return _hub(source, split, revision)
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.files.journal import Journal, discard
+from treeopt.files.journal import Journal
 from treeopt.runtime.checkpoints.save import write_tensors
 
 STATE = "state.json"
@@ -100,9 +100,6 @@ class Checkpoints:
         if scaler is not None:
             scaler.load_state_dict(state["scaler"])
         return position
-
-    def discard(self) -> None:
-        discard(self.folder)
 
 
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:

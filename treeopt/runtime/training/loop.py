@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files.writing import append_line, write_text
 from treeopt.runtime.decode import synchronize
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
@@ -93,8 +94,7 @@ class Loop:
         self.position = self.checkpoints.load(self.trainee, self.optimiser, self.accelerator.scaler)
         if self.accelerator.is_main_process:
             lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            self.log.write_text("".join(f"{line}\n" for line in lines[: self.position.step]), encoding="utf-8")
+            write_text(self.log, "".join(f"{line}\n" for line in lines[: self.position.step]))
         return self.position
 
     def run(self) -> Iterator[Position]:
@@ -133,7 +133,7 @@ class Loop:
                     "texts (--tokens)."
                 ) from None
             if step % self.checkpoint_steps == 0:
-                self._checkpoint()
+                self.checkpoint()
             yield self.position
 
     def _gradient(self, step: int, seconds: float) -> dict[str, Any]:
@@ -204,18 +204,18 @@ class Loop:
     def keep(self) -> Position:
         """Where a run that is stopped now goes on: here, or with several processes at the last checkpoint."""
         if self.accelerator.num_processes == 1 and self.position.step > self.checkpoints.position().step:
-            self._checkpoint()
+            self.checkpoint()
         return self.checkpoints.position()
 
-    def _checkpoint(self) -> None:
+    def checkpoint(self) -> None:
+        """Keep where the run is now."""
         if self.accelerator.is_main_process:
             self.checkpoints.save(self.position, self.trainee, self.optimiser, self.accelerator.scaler)
         self.accelerator.wait_for_everyone()
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:
-            with self.log.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
+            append_line(self.log, json.dumps(line))
 
     def _together(self, seconds: float) -> float:
         """The first process's clock, so that all of them end at the same step."""

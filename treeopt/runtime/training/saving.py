@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from treeopt.files.writing import temporary
 from treeopt.runtime.checkpoints import save_heads
+from treeopt.runtime.checkpoints.save import by_libraries
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.recipe import MEDUSA_2
 
@@ -18,11 +20,12 @@ def save_result(trainee: Any, target: Target, kind: str, folder: Path) -> list[P
     heads = trainee.heads.eval().requires_grad_(False).to(target.dtype)
     if kind != MEDUSA_2:
         return save_heads(heads, LAYOUTS[kind], folder, base=target.name)
-    base_folder = folder / "training" / "base.partial"
+    base_folder = temporary(folder / "training" / "base")
     try:
-        trainee.merged().save_pretrained(base_folder)
-        if target.tokenizer is not None:
-            target.tokenizer.save_pretrained(base_folder)
+        with by_libraries(base_folder):
+            trainee.merged().save_pretrained(base_folder)
+            if target.tokenizer is not None:
+                target.tokenizer.save_pretrained(base_folder)
         return save_heads(heads, LAYOUTS[kind], folder, base=target.name, base_folder=base_folder)
     finally:
         shutil.rmtree(base_folder, ignore_errors=True)

@@ -1,0 +1,52 @@
+"""Names of models, drafters and prompts: what lies here, by path, and what a hub is asked for.
+
+A path is never asked of a hub: neither one that begins with . ~ or /, nor a name OWNER/NAME whose OWNER is a folder here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from treeopt.errors import InvalidInput
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.-]+)?", re.ASCII)  # OWNER/NAME:CONFIGURATION
+
+
+def find_local(name: str, must: str) -> Path | None:
+    """The file or folder of that name; None where there is none and the name may be a hub's.
+
+    must : the beginning of the sentence that refuses anything else, "--model must be a folder or a hub id"
+    """
+    path = _expanded(name)
+    if path is not None and _exists(path):
+        return path
+    if HUB_ID.fullmatch(name) and not ("/" in name and _exists(Path(name.partition("/")[0]))):
+        return None
+    raise InvalidInput(f"{must}, but {name if path is None else os.path.abspath(path)} does not exist.")
+
+
+def located(name: str) -> str:
+    """The whole path of what lies here under that name, so that it is found from other folders too; else the name.
+
+    >>> located("no-such-owner/no-such-model")
+    'no-such-owner/no-such-model'
+    """
+    path = _expanded(name)
+    return os.path.abspath(path) if path is not None and _exists(path) else name
+
+
+def _expanded(name: str) -> Path | None:
+    """The path with its ~ replaced; None for a name that no path has."""
+    try:
+        return Path(name).expanduser() if name and "\0" not in name else None
+    except RuntimeError:  # no such user
+        return Path(name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # too long a name, for example
+        return False

@@ -1,0 +1,200 @@
+"""Files that are there whole or not at all, and folders that one process writes to at a time.
+
+temporary  a file or folder while it is made or deleted, .treeopt-OWNER-RANDOM.tmp beside what it is to be or was
+owner      the folder whose lock the writer holds, by a hash of its path. Who holds that lock next deletes what a
+           killed writer left there. Files of other owners are not touched, in nested folders neither
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO, Any
+
+from treeopt.errors import InvalidInput
+
+LOCK = ".lock"
+NOBODY = "0"  # the owner of files that are written without a lock
+WRITTEN: set[Path] = set()  # files that this process has put in place; the command line says what an interrupt left
+_owner: ContextVar[str] = ContextVar("owner", default=NOBODY)
+
+
+def temporary(path: Path) -> Path:
+    """A new name beside ``path``, for what is to take its place."""
+    return path.with_name(f".treeopt-{_owner.get()}-{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """The name of a file to write, which appears under ``path`` when the block is done without an error.
+
+    Raises InvalidInput where it cannot be written: a full disk, a folder in its place, a file that is read-only.
+    """
+    path = Path(path)
+    made = temporary(path)
+    try:
+        with _named(path, made):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, "it is read-only")
+            yield made
+            os.replace(made, path)
+        WRITTEN.add(path)
+    finally:
+        with suppress(OSError):
+            made.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_writer(path: str | Path) -> Iterator[IO[bytes]]:
+    """A stream whose file appears under ``path`` only when everything was written. Raises InvalidInput as `replacing`."""
+    with replacing(path) as made:
+        raw = _Watched(made, "xb")
+        try:
+            with io.BufferedWriter(raw) as stream:
+                yield stream
+                stream.flush()
+                os.fsync(raw.fileno())
+        except Exception:
+            if raw.failure is None:
+                raise
+        if raw.failure is not None:
+            raise raw.failure
+
+
+class _Watched(io.FileIO):
+    """A file that remembers why writing failed, whatever the library that writes makes of it."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with atomic_writer(path) as stream:
+        stream.write(text.encode())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a text that grows; InvalidInput where it cannot be written."""
+    with _named(path), path.open("a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+    WRITTEN.add(path)
+
+
+def replace_together(writers: Mapping[Path, Callable[[Path], object]], gone: Iterable[Path] = ()) -> None:
+    """Put new files in the place of old ones, all written whole before the first is moved, the last one first.
+
+    gone : files to delete before that, so that whenever the process is killed, no two files are of different origin
+    """
+    with ExitStack() as stack:
+        for path, write in writers.items():
+            write(stack.enter_context(replacing(path)))
+        for path in gone:
+            with _named(path, does="deleted"):
+                path.unlink(missing_ok=True)
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder and all in it: whenever the process is killed, it is there whole or not at all."""
+    if not folder.is_dir():
+        return
+    rest = temporary(folder)
+    with _named(folder, does="deleted"):
+        os.replace(folder, rest)
+        _delete(rest)
+
+
+def is_of_journal(file: Path) -> bool:
+    """Whether a file is kept for the same command to continue with.
+
+    >>> is_of_journal(Path("run/profile.partial/batch-size-1/000000.json")), is_of_journal(Path("run/profile.json"))
+    (True, False)
+    """
+    return any(part.endswith(".partial") or part.startswith("answers-") for part in file.parts[:-1])
+
+
+@contextmanager
+def sole_writer(
+    folder: Path, places: Callable[[], Iterable[Path]], refusal: str, *, lock: bool = True
+) -> Iterator[None]:
+    """Hold the lock of ``folder``; the operating system lifts it when the process ends, however it does.
+
+    places : folders that the holder writes to, in which the temporary files of a killed one are deleted
+    lock   : False for the other processes of a command of several, whose first one holds it
+
+    Raises InvalidInput where another process holds it, with the sentence ``refusal``, or nothing can be written.
+    """
+    from filelock import FileLock, Timeout
+
+    held = FileLock(folder / LOCK, timeout=0)
+    before = _owner.set(hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:12])
+    try:
+        with _named(folder, folder / LOCK):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                if lock:
+                    held.acquire()
+                    _sweep(places())
+            except Timeout:
+                raise InvalidInput(refusal) from None
+            except NotImplementedError:  # a file system without locks
+                pass
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                _tidy(folder)
+            held.release()
+    finally:
+        _owner.reset(before)
+
+
+def _sweep(places: Iterable[Path]) -> None:
+    """Delete the temporary files and folders that a killed writer of the same owner left."""
+    for place in places:
+        for left in place.glob(f".treeopt-{_owner.get()}-*.tmp"):
+            with suppress(OSError):
+                _delete(left)
+
+
+def _tidy(folder: Path) -> None:
+    """Leave no folder behind where nothing was written."""
+    if [file.name for file in folder.iterdir()] == [LOCK]:
+        (folder / LOCK).unlink()
+    folder.rmdir()  # fails where there is something in it
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(path: Path, made: Path | None = None, *, does: str = "written") -> Iterator[None]:
+    """Turn the system's refusal into a sentence that names ``path``; errors that name another file stay."""
+    try:
+        yield
+    except OSError as error:
+        files = {str(name) for name in (error.filename, error.filename2) if name is not None}
+        about = {str(path), *map(str, path.parents), str(made)}
+        if files and not files & about:
+            raise
+        raise InvalidInput(f"{path} cannot be {does}: {error.strerror or error}.") from None
