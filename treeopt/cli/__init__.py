@@ -29,6 +29,7 @@ from treeopt.cli.profile import profile
 from treeopt.cli.run import run
 from treeopt.cli.search import search
 from treeopt.cli.show import plot, report, show
+from treeopt.cli.status import status
 from treeopt.cli.train import train
 from treeopt.cli.trees import import_tree, score
 from treeopt.errors import TreeoptError
@@ -138,6 +139,7 @@ for _command in (
     plot,
     show,
     report,
+    status,
     train,
     list_,
 ):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import counted, model_options, positive, run_directory, show_result
+from treeopt.cli.options import command, counted, model_options, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
-@click.command()
+@command()
 @model_options
 @run_directory
 @click.option("--batch-size", **positive(), help="Which of the plan's.  [default: its first]")
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @counted(treeopt.bench, "--rounds", "Times that every contender decodes every prompt.")
 @click.option("--tree", "trees", multiple=True, help="Add a tree: a file, or the name of a published one.")
 def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
-    """Decode held-out prompts for real: the chosen tree against plain decoding and others.
+    """Decode held-out prompts for real, with trees and without.
 
+    The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree.
     --prompts trace decodes the prompts of the run's own trace instead.
 
     \b

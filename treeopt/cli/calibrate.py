@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import counted, default_of, model_options, run_directory, show_result
+from treeopt.cli.options import command, counted, default_of, model_options, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
-@click.command()
+@command()
 @model_options
 @run_directory
 @counted(treeopt.calibrate, "--num-prompts", "Prompts to answer.")
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     help="Ranks to tell apart.",
 )
 def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
-    """Measure at which rank the drafter has the token that really comes.
+    """Measure how often the drafter guesses right, rank by rank.
 
     The target answers the prompts by the rule of --acceptance, conversations turn by turn. With --responses
     nothing is generated: given answers are read in one pass. What that measures is exact for the answers that

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import AS_JSON, positive, run_directory, show_files
+from treeopt.cli.options import AS_JSON, command, positive, run_directory, show_files
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
-@click.command()
+@command()
 @run_directory
 @click.option("--to", "engine", required=True, help="The serving engine (treeopt list engines).")
 @click.option("--method", help="One of the engine's ways to speculate.  [default: the drafter's]")
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 @click.option("--heads", **positive(), help="Heads that the drafter of --tree has.  [default: its depth]")
 @click.option("--max-draft-len", **positive(), help="Of a TensorRT-LLM engine that is built already.")
 def export(run: RunDirectory, engine: str, as_json: bool, **options: Any) -> None:
-    """Write what was chosen as an engine's own configuration, and print the command that uses it.
+    """Write the chosen trees as an engine's own configuration.
 
-    The files are read again by the engine's rules before they are written. What it would refuse or misread is
-    refused here, with the search to run instead.
+    The command that uses them is printed. The files are read again by the engine's rules before they are
+    written. What it would refuse or misread is refused here, with the search to run instead.
 
     \b
     Example:
@@ -44,7 +44,7 @@ def export(run: RunDirectory, engine: str, as_json: bool, **options: Any) -> Non
     show_files(paths, written.notes, as_json, command=written.command)
 
 
-@click.command()
+@command()
 @click.argument("drafter")
 @click.option("--to", "layout", required=True, help="Layout to write; treeopt list names them.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import positive, run_directory, show_result
+from treeopt.cli.options import command, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
-@click.command("import")
+@command("import")
 @run_directory
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
 @click.option("--from", "kind", help="What FILE holds, by a name from above.  [default: as the file tells]")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import click
 
-from treeopt.cli.options import AS_JSON, show_result
+from treeopt.cli.options import AS_JSON, command, show_result
+
+if TYPE_CHECKING:
+    from treeopt.export.engine import Engine
 
 DRAFTERS = {
     "medusa": "the demo model's Medusa-1 heads; of your own: their folder, file or hub id",
@@ -15,22 +21,23 @@ DRAFTERS = {
 }
 
 
-@click.command("list")
+@command("list")
 @click.argument("topic", required=False, metavar="[TOPIC]")
+@click.argument("name", required=False, metavar="[NAME]")
 @AS_JSON
-def list_(topic: str | None, as_json: bool) -> None:
-    """List shipped calibrations and profiles, the demo's drafters, published trees, engines, acceptance rules, objectives,
-    layouts and figures.
+def list_(topic: str | None, name: str | None, as_json: bool) -> None:
+    """List engines, shipped files, trees and all that has a name.
 
-    TOPIC is one of them. For engines there is a table: what each can take, where it goes, which releases.
+    TOPIC is calibrations, profiles, trees, drafters, engines, acceptance, objectives, layouts or figures.
+    With the NAME of an engine everything that is known of it is shown.
 
     \b
     Example:
         treeopt list
         treeopt list engines
+        treeopt list engines vllm
     """
     from treeopt import demo
-    from treeopt.export import listing
     from treeopt.export.table import ENGINES
     from treeopt.files.shipped import LAYOUTS, shipped
     from treeopt.growth.objectives import OBJECTIVES
@@ -49,13 +56,24 @@ def list_(topic: str | None, as_json: bool) -> None:
         "layouts": list(LAYOUTS),
         "figures": list(FIGURES),
     }
+    if name is not None and (topic != "engines" or name not in ENGINES):
+        known = f"must be one of {', '.join(ENGINES)}" if topic == "engines" else "goes with engines alone"
+        raise click.BadParameter(f"{known}, but got {name!r}.", param_hint="NAME")
     if topic is None:
         show_result(found, "\n".join(f"{k}: {', '.join(v) or 'none'}" for k, v in found.items()), as_json)
     elif topic == "engines":
-        show_result({"engines": listing.records(ENGINES)}, listing.table(ENGINES), as_json)
+        _show_engines(ENGINES if name is None else {name: ENGINES[name]}, name is not None, as_json)
     elif topic in found:
         said = {"drafters": DRAFTERS, "acceptance": MEANINGS}.get(topic, {})
         lines = [f"{name:<12}{said[name]}" if said else name for name in found[topic]]
         show_result({topic: found[topic]}, "\n".join(lines), as_json)
     else:
         raise click.BadParameter(f"must be one of {', '.join(found)}, but got {topic!r}.", param_hint="TOPIC")
+
+
+def _show_engines(engines: Mapping[str, Engine], in_full: bool, as_json: bool) -> None:
+    from treeopt.export.listing import records
+    from treeopt.report.engine_table import engine_table, method_table
+
+    table = method_table(*engines.values()) if in_full else engine_table(engines)
+    show_result({"engines": records(engines)}, table, as_json)

@@ -16,6 +16,41 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 Command = Callable[..., Any]
+# Headings of --help and the options below them, by parameter; what is in none of them comes first.
+GROUPS = {
+    "Load": ("batch_sizes", "context", "contexts"),
+    "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
+                         "max_draft_len", "measured_only"),
+    "Latencies from elsewhere": ("from_csv", "command", "runtime", "analytical", "num_heads", "overwrite"),
+    "Model and drafter": ("random_weights", "model", "drafter", "draft_depth", "revision", "dtype", "device", "device_map", "compiled",
+                          "mixed_precision", "load_in_8bit", "trust_remote_code"),
+    "Prompts and answers": ("prompts", "column", "group_by", "responses", "split", "chat_template", "num_prompts",
+                            "bench_prompts", "max_new_tokens", "tokens", "answers"),
+    "How guesses are accepted": ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "seed"),
+    "Files and output": ("calibration", "profile", "folder", "output", "as_json", "_click_default_help"),
+}  # fmt: skip
+
+
+class Grouped(click.Command):
+    """A command whose --help has its options in `GROUPS`; a single one of a group stands among the ungrouped."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        group_of = {name: title for title, names in GROUPS.items() for name in names}
+        found: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in GROUPS}}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None and isinstance(parameter, click.Option):
+                found[group_of.get(parameter.name or "", "Options")].append(record)
+        alone = [title for title, records in found.items() if len(records) == 1]
+        found["Options"] += [record for title in alone if title != "Options" for record in found.pop(title)]
+        for title, records in found.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def command(name: str | None = None) -> Callable[[Command], click.Command]:
+    """Makes a function a command with its options in groups."""
+    return click.command(name, cls=Grouped)
 
 
 class Integers(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only

@@ -14,6 +14,7 @@ import treeopt
 from treeopt.cli.options import (
     BATCH_SIZES,
     Integers,
+    command,
     counted,
     default_of,
     model_options,
@@ -36,7 +37,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-@click.command()
+@command()
 @model_options
 @run_directory
 @BATCH_SIZES
@@ -95,7 +96,7 @@ ELSEWHERE = {
 )
 @click.option("--overwrite", is_flag=True, help="Replace a measured profile by --from-csv or --analytical.")
 def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
-    """Time real decoding steps with trees of chosen sizes and depths, and plain ones.
+    """Time real decoding steps, with trees and without.
 
     Batch sizes and contexts are added to what the run's profile knows of the same model. The sizes are
     placed at the edges of tiles; those that a plan would choose between are timed for themselves.

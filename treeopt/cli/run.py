@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import BATCH_SIZES, counted, default_of, model_options, positive, run_directory, show_result
+from treeopt.cli.options import (
+    BATCH_SIZES,
+    command,
+    counted,
+    default_of,
+    model_options,
+    positive,
+    run_directory,
+    show_result,
+)
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
-@click.command()
+@command()
 @model_options
 @run_directory
 @BATCH_SIZES
@@ -23,8 +32,9 @@ if TYPE_CHECKING:
 @counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
 @click.option("--time-limit", **positive(default_of(treeopt.profile, "time_limit_s")), help="Seconds for timing steps.")
 def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
-    """Calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
+    """Do everything, from calibrate to report.
 
+    The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
     The demo model runs in bfloat16 where the processor computes in it, as servers do, else in float32;
     the other commands take float32 on a CPU unless --dtype says otherwise.
 

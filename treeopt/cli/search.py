@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import Loads, counted, default_of, positive, run_directory, show_result
+from treeopt.cli.options import Loads, command, counted, default_of, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
-@click.command()
+@command()
 @run_directory
 @counted(treeopt.search, "--budget", "Most rows verified per sequence and step, root included.")
 @click.option(

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.cli.options import Words, positive, run_directory, show_files, show_result
+from treeopt.cli.options import Words, command, positive, run_directory, show_files, show_result
 from treeopt.errors import InvalidInput
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
-@click.command()
+@command()
 @run_directory
 @click.argument("names", nargs=-1)
 @click.option("--format", "formats", type=Words(), default="png,svg", show_default=True, help="png, svg or both.")
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 def plot(
     run: RunDirectory, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None, as_json: bool
 ) -> None:
-    """Draw what was measured: the tree, accuracies, throughput, latencies, predictions.
+    """Draw pictures of what was measured and chosen.
 
+    There are pictures of the tree, accuracies, throughput, latencies and predictions.
     NAMES are figures to draw; without any, all that the run has the files for.
 
     \b
@@ -38,10 +39,10 @@ def plot(
     show_files(paths, notes, as_json)
 
 
-@click.command()
+@command()
 @run_directory
 def report(run: RunDirectory, as_json: bool) -> None:
-    """Write one HTML file with the results, the pictures, and where they come from.
+    """Write one HTML page with all results and pictures.
 
     \b
     Example:
@@ -54,12 +55,12 @@ def report(run: RunDirectory, as_json: bool) -> None:
     show_result({"files": [str(path)]}, str(path), as_json)
 
 
-@click.command()
+@command()
 @run_directory(writes=False)
 @click.option("--batch-size", **positive(), help="Which of the plan's trees.  [default: its first]")
 @click.option("--tree", "name", help="Show this tree instead: a file, or the name of a published one.")
 def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: bool) -> None:
-    """Draw a tree in the terminal: ranks, paths, and what each node adds.
+    """Draw a tree in the terminal, with what each node adds.
 
     \b
     Example:

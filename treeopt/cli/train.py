@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.options import AS_JSON, model_options, positive, show_result
+from treeopt.cli.options import AS_JSON, command, model_options, positive, show_result
 from treeopt.runtime.training.recipe import KINDS, PRECISIONS, Recipe
 
 RECIPE = tuple(field.name for field in fields(Recipe))
@@ -21,7 +21,7 @@ REFUSED = {  # options of other commands that load a model, and why train has no
 }
 
 
-@click.command()
+@command()
 @model_options(hidden=REFUSED)
 @click.option("--kind", type=click.Choice(KINDS), default=Recipe.kind, show_default=True, help="What to train.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder for the heads.")

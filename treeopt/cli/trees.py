@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 import treeopt
-from treeopt.cli.options import AS_JSON, positive, run_directory, show_result
+from treeopt.cli.options import AS_JSON, command, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
-@click.command()
+@command()
 @run_directory(writes=False)
 @click.argument("tree")
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
 @click.option("--batch-size", **positive(), help="Which of a plan's trees, where TREE is a plan.")
 def score(run: RunDirectory, tree: str, calibration: str | None, batch_size: int | None, as_json: bool) -> None:
-    """Say what a tree reaches, and how far it is from the best tree of its size.
+    """Compare a tree with the best tree of its size.
 
     TREE is a list of medusa_choices, a plan, any file that treeopt export writes, or the name of a
     published tree (treeopt list). It is judged by the run's trace, or its calibration.
@@ -41,13 +41,13 @@ def score(run: RunDirectory, tree: str, calibration: str | None, batch_size: int
     show_result(document, score_table(found, tree), as_json)
 
 
-@click.command("import-tree")
+@command("import-tree")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="Write the tree there.  [default: print it]")
 @click.option("--batch-size", **positive(), help="Which of a plan's trees, where FILE is a plan.")
 @AS_JSON
 def import_tree(file: Path, output: Path | None, batch_size: int | None, as_json: bool) -> None:
-    """Read a tree in any engine's format, and say what was silently wrong in it.
+    """Read a tree in any engine's format, and say what is wrong.
 
     FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Triton's braces,
     Neuron's lists of children, vLLM's tuples, or a plan. What has one obvious repair is repaired, and said;

@@ -1,19 +1,21 @@
-"""The table of engines as people read it, in the terminal and as JSON."""
+"""The table of engines in words, and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeopt.export.engine import Engine, Method
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 LIMITS = {"max_rank": "rank", "max_depth": "depth", "max_nodes": "choices", "max_batch_size": "batch"}
 NONE = "–"
-WIDTHS = {"drafters": 2, "shape and limits": 2, "carrier": 4, "versions": 3}  # shares of the line
+TAKES = {
+    "any": "any tree",
+    "sibling-closed": "a tree without gaps",
+    "low-rank-expands": "a tree, likelier nodes first",
+    "chain": "one chain",
+}  # by the shape
 LEFT_OUT = ("name", "write", "parse")  # of a method: functions, and what has another name
 
 
@@ -46,6 +48,16 @@ def limits(method: Method) -> str:
     return ", ".join(bounds) or NONE
 
 
+def takes(method: Method) -> str:
+    """What the engine takes this way, in a few words.
+
+    >>> from treeopt.export.table import ENGINES
+    >>> [takes(method) for method in ENGINES["vllm"].methods]
+    ['a chain for each batch size', 'one chain']
+    """
+    return "a chain for each batch size" if method.by_batch_size else TAKES[method.shape]
+
+
 def by_batch_size(method: Method) -> str:
     """Whether the engine changes with the batch: by a schedule, by another build, or not at all."""
     if method.by_batch_size:
@@ -58,29 +70,15 @@ def available(method: Method) -> str:
     return method.versions if method.status == "live" else f"{method.versions}; {method.status}"
 
 
-def table(engines: Mapping[str, Engine]) -> RenderableType:
-    """One row a method, the usual one of each engine first."""
-    from rich.markup import escape
-    from rich.table import Table
+def releases(method: Method) -> str:
+    """The same in a few words.
 
-    shown = Table(
-        title="Engines that --for and --to take",
-        title_justify="left",
-        caption="Sources, fields that must match and syntax: treeopt list engines --json",
-        caption_justify="left",
-        expand=True,
-    )
-    for name in ("engine", "method", "drafters", "shape and limits", "acceptance", "carrier", "by batch", "versions"):
-        width = 15 if name.startswith("shape") else None
-        shown.add_column(name, min_width=width, overflow="fold", ratio=WIDTHS.get(name), no_wrap=name == "engine")
-    for engine in engines.values():
-        for i, method in enumerate(engine.methods):
-            name, drafters, shape, bounds, rules, *rest = cells(method)
-            shape += "" if bounds == NONE else f", {bounds}"
-            row = [engine.name if i == 0 else "", name, drafters, shape, rules, method.carrier, *rest]
-            shown.add_row(*map(escape, row))
-        shown.add_section()
-    return shown
+    >>> from treeopt.export.table import ENGINES
+    >>> releases(ENGINES["triton"].methods[0])
+    'TensorRT engines, up to 1.2; removed'
+    """
+    first = method.versions.split(";")[0]
+    return first if method.status == "live" else f"{first}; removed"
 
 
 def cells(method: Method) -> list[str]:

@@ -94,7 +94,7 @@ def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = Fal
     """
     files = {file.name: file for file in (run.trace, run.probe, run.calibration, run.profile, run.plan)}
     found = [(name, files[name], sha256) for name, sha256 in inputs.items() if name in files]
-    return [name for name, file, sha256 in found if (sha256_of(file) != sha256 if file.exists() else or_gone)]
+    return [name for name, file, sha256 in found if (sha256_of(file) != sha256 if file.is_file() else or_gone)]
 
 
 def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | None:

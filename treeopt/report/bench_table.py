@@ -14,7 +14,8 @@ from treeopt.report.wording import percentages, pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
+
+    from treeopt.report.grid import Grid
 
 CONTENDER_COLUMNS = (
     "contender",
@@ -41,7 +42,6 @@ def bench_table(bench: Benchmark) -> RenderableType:
     columns = ("contender", "rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured")
     last = ("same\ntext",) if has_one_text(bench.acceptance) else ()
     table = grid(bench_title(bench), (*columns, "\ntokens/s", "speedup\n[95 % interval]", *last), left=1)
-    table.columns[0].no_wrap = True
     for c, (name, rows, product, joint, _, *others) in zip(bench.contenders, contender_rows(bench), strict=True):
         predicted = " / ".join((product, joint, pm(c.predicted.replayed, None))).replace("– / – / –", "–")
         table.add_row(name, rows, predicted, *others, style="bold green" if c.name == "chosen" else None)
@@ -140,7 +140,7 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
     )
 
 
-def _bench_group_table(bench: Benchmark) -> Table:
+def _bench_group_table(bench: Benchmark) -> Grid:
     """The chosen tree, group by group."""
     columns = ("group", "answers", "share", "tokens/step", "speedup [95 % interval]")
     return grid("The chosen tree by group", columns, group_rows(bench), left=1)

@@ -11,9 +11,9 @@ from treeopt.report.wording import pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from treeopt.records.calibration import Calibration
+    from treeopt.report.grid import Grid
 
 
 def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableType:
@@ -31,7 +31,8 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
         what = "Share accepted by depth"
     title = what + (f" over {' of '.join(counted)}" if counted else "")
     ranks = min(ranks, calibration.top_k)
-    table = grid(title, [who, *(f"rank {rank}" for rank in range(ranks)), "trials"], left=1, caption=_caption(info))
+    names = [f"rank {rank}" for rank in range(ranks)]
+    table = grid(title, [who, *names, "trials"], left=1, caption=_caption(info), spare=names[:1:-1])
     for k in range(calibration.num_heads):
         cells = [pm(calibration.accept[k, r], calibration.stderr[k, r], 3) for r in range(ranks)]
         table.add_row(str(k + 1), *cells, str(calibration.trials[k]))
@@ -53,7 +54,7 @@ def _chains(calibration: Calibration) -> str:
     )
 
 
-def _survival_table(calibration: Calibration) -> Table:
+def _survival_table(calibration: Calibration) -> Grid:
     """Survival of a chain depth by depth, as an engine counted it."""
     info, accept = calibration.meta, calibration.accept[:, 0]
     title = "Survival of a chain, as an engine counted it"
@@ -67,11 +68,11 @@ def _survival_table(calibration: Calibration) -> Table:
     return table
 
 
-def _group_table(groups: dict[str, Any], num_heads: int) -> Table:
+def _group_table(groups: dict[str, Any], num_heads: int) -> Grid:
     """Top-1 accuracy of each head, and tokens per step, group by group."""
     heads = [f"head {k + 1}" for k in range(num_heads)]
     title = "By group: accuracy at rank 0, held-out tokens per step with 64 rows"
-    table = grid(title, ["group", "answers", *heads, "tokens/step"], left=1)
+    table = grid(title, ["group", "answers", *heads, "tokens/step"], left=1, spare=heads[:0:-1])
     for name, group in groups.items():
         tops = [f"{h[0] / t:.3f}" if t else "–" for h, t in zip(group["hits"], group["trials"], strict=True)]
         rate = pm(group.get("tokens_per_step"), group.get("tokens_per_step_stderr"))

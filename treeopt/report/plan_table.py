@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from treeopt.trees.tree import Choice, Tree
 
 
-PREDICTED = ("tokens/step\nproduct", "\njoint", "\nreplayed")
+PREDICTED = ("tokens/step\nproduct", "tokens/step\njoint", "tokens/step\nreplayed")
 
 
 def plan_table(plan: Plan) -> RenderableType:
@@ -23,7 +23,8 @@ def plan_table(plan: Plan) -> RenderableType:
     title = "The best tree for the mix of loads" if plan.mix else "The best tree for each batch size"
     said = [*map(certainty, plan.entries), price(plan), schedule(plan)]
     columns = ("batch", "rows", "depth", "widths", *PREDICTED, "step ms", "tokens/s", "speedup")
-    table = grid(title, columns, map(plan_row, plan.entries), caption="\n".join(filter(None, said)))
+    rows, caption = map(plan_row, plan.entries), "\n".join(filter(None, said))
+    table = grid(title, columns, rows, caption=caption, wraps=("widths",), spare=PREDICTED[:2])
     return together(*headline(*doubts(plan)), table)
 
 

@@ -21,8 +21,8 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
     """Median step latency by size, at the deepest measured depth, and its ratio to a plain step."""
     from treeopt.latency.estimate import StepCosts
 
-    columns = ("batch", "context", "rows", "depth", "ms", "over plain", "samples", *PARTS)
-    table = grid("Latency of one decoding step (median)", columns)
+    columns = ("batch", "context", "rows", "depth", "ms", "over\nplain", "samples", *PARTS)
+    table = grid("Latency of one decoding step (median)", columns, spare=("samples", *reversed(PARTS)))
     for batch, context in profile.settings:
         costs = StepCosts(profile, batch, context, as_measured=True)
         plain = costs.plain

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treeopt.files.shell import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
+
+    from treeopt.report.grid import Grid
 
 Advance = Callable[[float], None]
+PIPED = 120  # characters of a line that is not a terminal's
 
 
-def grid(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), *, left: int = 0, caption: str | None = None
-) -> Table:
-    """A table of texts; the first ``left`` columns are names, the others figures."""
-    from rich.table import Table
+def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), **options: Any) -> Grid:
+    """A table of texts, with the options of `Grid`; rich is loaded when the first one is made."""
+    from treeopt.report.grid import Grid
 
-    table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return Grid(title, columns, rows, **options)
 
 
 def together(*renderables: RenderableType) -> RenderableType:
@@ -50,8 +46,8 @@ def out(renderable: RenderableType | str) -> None:
     from rich.segment import Segment, Segments
 
     console = Console(highlight=False, markup=False)  # names in brackets are names
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=120)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED
     if isinstance(renderable, str):
         console.print(printable(renderable))
     else:

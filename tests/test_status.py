@@ -1,0 +1,115 @@
+"""treeopt status: what the run holds, what is stale or damaged, and the command that comes next."""
+
+import json
+import os
+import shlex
+import shutil
+
+import pytest
+
+from tests.test_figures import long_trace, some_profile
+from treeopt.pipeline import SearchOptions, search
+from treeopt.records.calibration import Calibration
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.status import status
+
+from .conftest import treeopt
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> RunDirectory:
+    """A calibration, a profile and a plan, in a folder that a shell must be told of with care."""
+    run = RunDirectory(tmp_path_factory.mktemp("status") / "my run; $(touch x)")
+    trace = long_trace(2)
+    trace.save(run.trace)
+    Calibration.from_trace(trace).save(run.calibration)
+    some_profile([1, 4], depth=2, largest=8).save(run.profile)
+    search(run, SearchOptions(8))
+    return run
+
+
+@pytest.fixture
+def run(searched, tmp_path) -> RunDirectory:
+    return RunDirectory(shutil.copytree(searched.path, tmp_path / searched.path.name))
+
+
+def row(run: RunDirectory, name: str):
+    return next(file for file in status(run).files if file.name == name)
+
+
+def following(run: RunDirectory) -> list[str]:
+    """The words of the next command, without --run and its folder."""
+    words = shlex.split(status(run).next)
+    assert words[0] == "treeopt"
+    assert words[-2:] == ["--run", str(run.path)]
+    return words[1:-2]
+
+
+def test_each_step_is_followed_by_the_next(run, tmp_path):
+    assert following(RunDirectory(tmp_path / "empty")) == ["calibrate"]
+    assert not (tmp_path / "empty").exists()
+    run.profile.rename(tmp_path / "profile.json")
+    run.plan.rename(tmp_path / "plan.json")
+    assert following(run)[0] == "profile"
+    (tmp_path / "profile.json").rename(run.profile)
+    assert following(run) == ["search"]
+    (tmp_path / "plan.json").rename(run.plan)
+    assert following(run) == ["export", "--to", "ENGINE"], "imported accuracies cannot be benched"
+    treeopt("export", "--to", "medusa", "--batch-size", "1", "--run", run.path)
+    assert following(run) == ["report"]
+    treeopt("report", "--run", run.path)
+    assert status(run).next is None
+    assert "up to date" in status(run).why
+    os.utime(run.plan, (2**31, 2**31))
+    assert row(run, "report.html").state == row(run, "export/medusa").state == "stale"
+
+
+def test_what_was_made_from_something_else_is_stale(run):
+    assert row(run, "plan.json").state == "up to date"
+    some_profile([1, 4], depth=1).save(run.profile)
+    assert (row(run, "plan.json").state, row(run, "plan.json").why) == ("stale", "profile.json changed since")
+    assert following(run) == ["search"]
+
+
+@pytest.mark.parametrize("name", ["calibration.json", "trace.npz", "profile.json", "plan.json", "bench.json"])
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", "folder"])
+def test_a_damaged_file_is_a_row_and_no_end(run, name, damage):
+    file = run.path / name
+    file.unlink(missing_ok=True)
+    if damage == "folder":
+        file.mkdir()
+    else:
+        file.write_bytes(damage)
+    found = row(run, name)
+    assert found.state == "damaged"
+    assert found.why
+    assert following(run) == [
+        {"calibration": "calibrate", "trace": "calibrate", "plan": "search"}.get(file.stem, file.stem)
+    ]
+    assert name in treeopt("status", "--run", run.path)
+
+
+def test_a_stopped_measurement_is_continued(run):
+    blocks = run.partial("profile") / "batch-size-1"
+    blocks.mkdir(parents=True)
+    for number in range(3):
+        (blocks / f"{number:06d}.json").write_text("{}")
+    (blocks / "key.json").write_text("{}")
+    assert (row(run, "profile.partial").state, row(run, "profile.partial").why) == (
+        "unfinished",
+        "stopped after 3 blocks",
+    )
+    assert following(run) == ["profile"]
+    assert "same options" in status(run).why
+
+
+def test_it_says_of_what_and_by_which_command(own_demo_run):
+    document = json.loads(treeopt("status", "--run", own_demo_run, "--json"))
+    files = {file["name"]: file for file in document["files"]}
+    assert files["calibration.json"]["command"].startswith("treeopt")
+    assert files["calibration.json"]["made"] == files["trace.npz"]["made"]
+    assert "treeopt demo model" in files["trace.npz"]["of"]
+    assert files["trace.npz"]["holds"].startswith("8 answers, ")
+    assert files["profile.json"]["holds"].startswith("batch sizes 1, 2")
+    assert files["plan.json"]["holds"].startswith("batch sizes 1, 2: ")
+    assert document["next"].startswith("treeopt bench --batch-size 1 --run ")

@@ -1,0 +1,208 @@
+"""What a run directory holds: what each file is of, whether it is still true, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import TreeoptError
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import changed
+from treeopt.records.plan import Plan
+from treeopt.records.probe import Probe
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rules import option_of, rule_of
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+from treeopt.report.wording import count
+
+OK, STALE, DAMAGED, UNFINISHED = "up to date", "stale", "damaged", "unfinished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStatus:
+    """A file or folder of a run: when and by which command it was made, what it holds, of what, its state and why."""
+
+    name: str
+    made: str | None = None
+    command: str | None = None
+    holds: str = ""
+    of: str = ""
+    state: str = OK
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """The files of a run in the order of the line, and what to do next: why, and the command; None if nothing is."""
+
+    run: str
+    files: list[FileStatus]
+    why: str
+    next: str | None
+
+
+def status(run: RunDirectory) -> RunStatus:
+    """Read everything that a run directory has; a file that cannot be read gets a row that says so."""
+    found: dict[str, Any] = {}  # file name -> what was read from it
+    rows = [*_results(run, found), *_folders(run), *_journals(run)]
+    why, words = _next(run, {row.name: row for row in rows}, found)
+    command = shlex.join(["treeopt", *words, "--run", str(run.path)]) if words else None
+    return RunStatus(run=str(run.path), files=rows, why=why, next=command)
+
+
+def _results(run: RunDirectory, found: dict[str, Any]) -> Iterator[FileStatus]:
+    """A row for every file that a command wrote; ``found`` gets what they hold."""
+    kinds: list[tuple[Path, Callable[[Path], Any], Callable[[Any], tuple[dict[str, Any], str]]]] = [
+        (run.calibration, Calibration.load, _calibration),
+        (run.trace, RankTrace.load, _trace),
+        (run.probe, Probe.load, lambda probe: (probe.meta, f"{count(len(probe.accepted), 'step')} of a tree")),
+        (run.profile, LatencyProfile.load, _profile),
+        (run.plan, Plan.load, _plan),
+        *((file, Benchmark.load, _bench) for file in sorted(run.path.glob("bench*.json"))),
+    ]
+    calibrated: dict[str, Any] = {}  # when and by which command, which a trace does not say itself
+    for file, load, tell in kinds:
+        if not file.exists():
+            continue
+        try:
+            record = found[file.name] = load(file)
+            info, holds = tell(record)
+        except (TreeoptError, OSError) as error:
+            yield FileStatus(name=file.name, made=_written(file), state=DAMAGED, why=str(error))
+            continue
+        told = info.get("provenance") or {}
+        calibrated = calibrated or told
+        when, command = (_text(told, key) or _text(calibrated, key) for key in ("time", "command"))
+        old = changed(run, getattr(record, "inputs", None) or {}, or_gone=True)
+        yield FileStatus(
+            name=file.name,
+            made=when if file != run.plan and when else _written(file),
+            command=command if file != run.plan else None,
+            holds=holds,
+            of=_origin(told),
+            state=STALE if old else OK,
+            why=f"{', '.join(old)} changed since" if old else "",
+        )
+
+
+def _folders(run: RunDirectory) -> Iterator[FileStatus]:
+    """A row for everything that is made from results; stale where one of these is younger."""
+    results = [run.trace, run.probe, run.calibration, run.profile, run.plan, *run.path.glob("bench*.json")]
+    ages = {file: file.stat().st_mtime for file in results if file.exists()}
+    engines = sorted(run.export.iterdir()) if run.export.is_dir() else []
+    for path, what in [*((engine, [run.plan]) for engine in engines), (run.figures, results), (run.report, results)]:
+        files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+        if not path.exists() or not files:
+            continue
+        made = min(file.stat().st_mtime for file in files)
+        younger = [file.name for file in what if ages.get(file, 0) > made]
+        yield FileStatus(
+            name=str(path.relative_to(run.path)),
+            made=_written(path),
+            holds=count(len(files), "file") if path.is_dir() else "",
+            state=STALE if younger else OK,
+            why=f"{', '.join(younger)} changed since" if younger else "",
+        )
+
+
+def _journals(run: RunDirectory) -> Iterator[FileStatus]:
+    """A row for every measurement that was stopped."""
+    for folder in sorted(run.path.glob("*.partial")):
+        blocks = [file for file in folder.rglob("*") if file.is_file() and file.stem.isdecimal()]
+        why = f"stopped after {count(len(blocks), 'block')}"
+        yield FileStatus(name=folder.name, made=_written(folder), state=UNFINISHED, why=why)
+
+
+def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Why, and the words of the command; none where nothing is to be done."""
+    for row in rows.values():
+        if row.state == DAMAGED:
+            maker = {"calibration": "calibrate", "trace": "calibrate", "probe": "calibrate", "plan": "search"}
+            name = row.name.split(".")[0].split("-")[0]
+            return f"{row.name} cannot be read. Delete it, and make it again.", [maker.get(name, name)]
+    for name in ("run", "calibrate", "probe", "profile", "verify", "bench"):
+        if f"{name}.partial" in rows:
+            command = {"probe": "calibrate", "verify": "search"}.get(name, name)
+            return f"{command} was stopped. The same command, with the same options, continues.", [command]
+
+    def wanting(name: str) -> str:
+        """Why a file is to be made; empty where it is up to date."""
+        row = rows.get(name)
+        return (
+            f"There is no {name} yet." if row is None else f"{name} is stale: {row.why}." if row.state == STALE else ""
+        )
+
+    calibration, plan = found.get(run.calibration.name), found.get(run.plan.name)
+    decodes = run.trace.name in found and bool(found[run.trace.name].meta.get("source"))
+    if calibration is None:
+        return "Nothing is calibrated yet.", ["calibrate"]
+    if why := wanting(run.profile.name):
+        return why, ["profile"] if decodes else ["profile", "--from-csv", "FILE"]
+    if plan is None or wanting(run.plan.name):
+        return wanting(run.plan.name), ["search"]
+    for entry in plan.entries if decodes else ():
+        several = len(plan.entries) > 1
+        if why := wanting(run.bench_of(entry.batch_size).name if several else run.bench.name):
+            return why, ["bench", *(["--batch-size", str(entry.batch_size)] if several else [])]
+    exports = [row for name, row in rows.items() if name.startswith(f"{run.export.name}/")]
+    if not exports or any(row.state == STALE for row in exports):
+        planned = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else "ENGINE"
+        engine = exports[0].name.split("/")[1] if exports else planned
+        return wanting(exports[0].name) if exports else "Nothing is exported yet.", ["export", "--to", engine]
+    if why := wanting(run.report.name):
+        return why, ["report"]
+    return "Everything is up to date.", []
+
+
+def _calibration(calibration: Calibration) -> tuple[dict[str, Any], str]:
+    return calibration.meta, f"accuracies of {calibration.num_heads} heads"
+
+
+def _trace(trace: RankTrace) -> tuple[dict[str, Any], str]:
+    return trace.meta, f"{count(trace.num_sequences, 'answer')}, {count(len(trace.ranks), 'state')}"
+
+
+def _profile(profile: LatencyProfile) -> tuple[dict[str, Any], str]:
+    runtime = profile.runtime.get("name")
+    return profile.info, f"batch sizes {_numbers(profile.batch_sizes)}" + (f"; runtime {runtime}" if runtime else "")
+
+
+def _plan(plan: Plan) -> tuple[dict[str, Any], str]:
+    trees = ", ".join("do not speculate" if e.size == 1 else f"{e.size} rows" for e in plan.entries)
+    engine = plan.constraint.engine if plan.constraint else None
+    sizes = _numbers([entry.batch_size for entry in plan.entries])
+    return {}, f"batch sizes {sizes}: {trees}" + (f"; for {engine.name}" if engine else "")
+
+
+def _bench(bench: Benchmark) -> tuple[dict[str, Any], str]:
+    first = bench.contenders[0]
+    return {"provenance": bench.provenance}, f"batch size {first.batch_size}: {count(first.compared, 'answer')}"
+
+
+def _origin(told: Mapping[str, Any]) -> str:
+    """Model, drafter, data, number format and machine, as far as they are known."""
+    drafter, rule = told.get("drafter"), told.get("acceptance")
+    kind = _text(drafter, "id") or _text(drafter, "kind") if isinstance(drafter, Mapping) else None
+    accepts = option_of(rule) if isinstance(rule, Mapping) and rule_of(rule) != "greedy" else None
+    model, dataset, *rest = (_text(told, key) for key in ("model", "dataset", "dtype", "device", "machine"))
+    return ", ".join(filter(None, [model, kind, dataset, accepts, *rest]))
+
+
+def _text(record: Mapping[str, Any], key: str) -> str | None:
+    value = record.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _numbers(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _written(file: Path) -> str:
+    """When a file was last written, as provenance has times."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(file.stat().st_mtime))
