@@ -71,7 +71,7 @@ class Grid:
             frame = 3 * len(kept) + 1 if framed else GAP * (len(kept) - 1)
             if widths := self._widths(kept, width - frame):
                 return self._table(kept, widths, framed), [_line(name) for name in self.spare[:n]]
-        return Group(*map(self._block, range(len(self.rows)))), []
+        return Group(*(self._block(number, width) for number in range(len(self.rows)))), []
 
     def _widths(self, kept: list[int], room: int) -> list[int] | None:
         """Characters of every column; None where they cannot all have what their words and figures take."""
@@ -107,7 +107,7 @@ class Grid:
             table.add_row(*(Text(row[i]) for i in kept), style=style, end_section=number in self.sections)
         return table
 
-    def _block(self, number: int) -> RenderableType:
+    def _block(self, number: int, width: int) -> RenderableType:
         """A row as lines: its names, then each figure behind its header."""
         row, style = self.rows[number]
         names = self.left if 0 < self.left < len(row) else 1
@@ -115,12 +115,15 @@ class Grid:
             cell if self.left else f"{_line(name)} {cell}"
             for name, cell in zip(self.columns, row[:names], strict=False)
         ]
+        labels = [_line(name) for name in self.columns[names:]]
+        words = [word for cell in row[names:] for word in cell.split()]
+        beside = 2 * GAP + max(map(cell_len, labels)) + max(map(cell_len, words), default=0) <= width
         block = Table.grid(padding=(0, GAP))
-        for name, cell in zip(self.columns[names:], row[names:], strict=True):
-            block.add_row(Text(_line(name)), Text(cell, overflow="fold"))
-        return Group(
-            Text("  ".join(filter(None, heading)), style or "bold"), Padding(block, (0, 0, 0, GAP), expand=False)
-        )
+        for label, cell in zip(labels, row[names:], strict=True):
+            text = Text(cell, overflow="fold")
+            block.add_row(Text(label), text) if beside else block.add_row(Group(Text(label), text))
+        head = Text("  ".join(filter(None, heading)), style or "bold")
+        return Group(head, Padding(block, (0, 0, 0, GAP), expand=False))
 
 
 def _line(header: str) -> str:
