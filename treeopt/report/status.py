@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import TreeoptError
+from treeopt.files.shell import command_line
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import changed
@@ -52,7 +52,7 @@ def status(run: RunDirectory) -> RunStatus:
     found: dict[str, Any] = {}  # file name -> what was read from it
     rows = [*_results(run, found), *_folders(run), *_journals(run)]
     why, words = _next(run, {row.name: row for row in rows}, found)
-    command = shlex.join(["treeopt", *words, "--run", str(run.path)]) if words else None
+    command = command_line("treeopt", *words, "--run", run.path) if words else None
     return RunStatus(run=str(run.path), files=rows, why=why, next=command)
 
 
