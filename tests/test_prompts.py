@@ -183,13 +183,21 @@ def test_groups_are_named_by_a_column_and_few(tmp_path):
 
 
 def test_demo_prompts_are_grouped_by_module_on_request(demo_target):
-    plain, grouped = demo_prompts(demo_target), demo_prompts(demo_target, group_by="module")
-    assert [c.first for c in plain.conversations] == [c.first for c in grouped.conversations]
+    plain, grouped = demo_prompts(demo_target, most=400), demo_prompts(demo_target, group_by="module", most=400)
+    assert {c.first for c in plain.conversations} == {c.first for c in grouped.conversations}
     assert {c.group for c in plain.conversations} == {""}
     assert "dataclasses" in {c.group for c in grouped.conversations}
     assert len({c.group for c in grouped.conversations}) <= 64
     with pytest.raises(InvalidInput, match="by module only"):
         demo_prompts(demo_target, group_by="category")
+
+
+def test_the_demos_prompts_have_a_seed_too(demo_target):
+    known, again, other, plain = (
+        [c.first for c in demo_prompts(demo_target, seed=seed, most=20).conversations] for seed in (0, 0, 1, None)
+    )
+    assert known == again
+    assert len({*known, *other, *plain}) > 50
 
 
 # What is wrong with them

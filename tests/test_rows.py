@@ -95,18 +95,18 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
         return data if options["split"] else {"train": data, "test": None}
 
     monkeypatch.setattr(datasets, "load_dataset", hub)
-    found.append(load_prompts(PLAIN, "some/name:main", revision="v2"))
+    found.append(load_prompts(PLAIN, "some/name:main"))
     found.append(load_prompts(PLAIN, "some/name", split="test"))
     assert asked == [
-        (("some/name", "main"), {"split": None, "revision": "v2"}),
-        (("some/name", None), {"split": "test", "revision": None}),
+        (("some/name", "main"), {"split": None}),
+        (("some/name", None), {"split": "test"}),
     ]
     for prompts in found:
         assert prompts.conversations == same
     assert [prompts.name for prompts in found[2:]] == [
         "saved (train)",
         "splits (two)",
-        "some/name:main@v2 (train)",
+        "some/name:main (train)",
         "some/name (test)",
     ]
     assert len({prompts.fingerprint for prompts in found}) == 1
@@ -135,7 +135,6 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
         ("p.jsonl", b'{"text": "a"}', {"responses": "b"}, "--responses must be a column of p.jsonl: text"),
         ("p.jsonl", b'{"text": "a"}', {"split": "test"}, "--split is for a dataset"),
         ("nowhere.txt", None, {}, "does not exist"),
-        ("", None, {"split": "a", "revision": "b"}, "--revision is for a hub dataset"),
     ],
 )
 def test_a_wrong_source_is_one_sentence(tmp_path, name, data, options, words):

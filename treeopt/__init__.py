@@ -71,7 +71,7 @@ def open(
     model       : folder or hub id of the target; the run's, or the demo, by default
     drafter     : folder, file or hub id of heads or of a draft model; "ngram"; "early-exit:LAYER"
     prompts     : a file, a folder, a datasets id, or "demo"; column, group_by, responses, split, chat_template
-                  say how it is read
+                  say how it is read; they are shuffled by ``seed``, groups spread evenly, or taken ``in_order``
     dtype, device, device_map, revision, trust_remote_code : how the model is loaded
     acceptance  : "greedy", "sample", "reject" or "typical"; temperature, top_p, top_k, seed, epsilon, delta are its own
     draft_depth : guesses in a row of a drafter that makes chains

@@ -165,7 +165,7 @@ MODEL_OPTIONS: dict[str, str] = {
     "responses": "Column of given answers: one teacher-forced pass, nothing is generated.",
     "split": "Split of a datasets id.",
 }
-FLAGS = ("trust_remote_code", "chat_template")
+FLAGS = ("trust_remote_code", "chat_template", "in_order")
 # How the target decodes and what it accepts; they are put into the trace as well.
 RULE_OPTIONS: dict[str, tuple[Any, str]] = {
     "acceptance": (str, "greedy; sample (lossless, at --temperature); reject (the same with chains of a draft "
@@ -174,7 +174,7 @@ RULE_OPTIONS: dict[str, tuple[Any, str]] = {
                     "sampled at."),
     "top_p": (float, "Of sample and reject: the likeliest tokens of this probability."),
     "top_k": (int, "Of sample and reject: so many of the likeliest tokens."),
-    "seed": (int, "Of sample, reject and training.  [default: 0]"),
+    "seed": (int, "Of the prompts' order, sample, reject and training.  [default: 0]"),
     "epsilon": (float, "Of --acceptance typical.  [default: 0.09]"),
     "delta": (float, "Of --acceptance typical.  [default: the square root of epsilon]"),
     "draft_depth": (int, "Guesses in a row of a draft model, EAGLE, ngram or early exit.  [default: 5]"),
@@ -201,6 +201,9 @@ def model_options(command: Command | None = None, *, hidden: Collection[str] = (
             default=None,
             type=bool,
             help="Take prompts as plain text although the tokenizer has a chat template.",
+        ),
+        click.option(
+            "--in-order", is_flag=True, default=None, help="Take prompts as they stand in the file, not shuffled."
         ),
         click.option("--trust-remote-code", is_flag=True, default=None, help="Run a hub model's own code."),
     ]

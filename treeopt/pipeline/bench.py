@@ -11,7 +11,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.writing import discard
 from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
-from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations
+from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Predicted
 from treeopt.records.inputs import STALE, changed, inputs_of
@@ -102,6 +102,9 @@ def _held_out(
     conversations = held_out_conversations(run, decoding.session, trace, wanted)
     if len(conversations) < wanted:
         note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
+    groups = [conversation.group for conversation in conversations]
+    if any(groups) and (names := trace.conversation_groups()) and (caution := other_groups(names, groups)):
+        note(caution)
     return conversations
 
 

@@ -179,6 +179,7 @@ def _trace_meta(session: Session) -> dict[str, Any]:
         },
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
         "provenance": {**session.provenance().record(), "time": None, "command": None},
+        "prompt_seed": session.prompts.seed,
         "source": session.source,
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
@@ -25,7 +25,6 @@ class RuleOptions(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
-    seed: int
     epsilon: float
     delta: float
     draft_depth: int
@@ -45,11 +44,12 @@ class ModelOptions(RuleOptions, total=False):
     responses: str
     split: str
     chat_template: bool
+    seed: int
+    in_order: bool
     trust_remote_code: bool
 
 
 RULE_OPTIONS = frozenset(RuleOptions.__annotations__)
-NAMES = {"model", *ModelOptions.__annotations__} - RULE_OPTIONS - {"chat_template", "trust_remote_code"}
 
 
 def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
@@ -61,12 +61,12 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
     earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
     if source.get("model", earlier.get("model")) != earlier.get("model"):
         return source
+    kinds = {"model": str, **get_type_hints(ModelOptions)}
+    del kinds["trust_remote_code"]
     known = {
         name: value
         for name, value in earlier.items()
-        if (name in NAMES and isinstance(value, str))
-        or (name == "chat_template" and value is False)
-        or (name in RULE_OPTIONS and isinstance(value, str | int | float))
+        if (kind := kinds.get(name)) and (type(value) is kind or (kind is float and type(value) is int))
     }
     if "prompts" in source:  # another file has columns of its own
         if known.pop("responses", None) and known.get("temperature"):  # of the given answers

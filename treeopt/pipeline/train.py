@@ -150,12 +150,13 @@ def _open(
     """The base and the prompts that it is to answer."""
     from treeopt.runtime.training import opening
 
-    elsewhere = (*PROMPT_OPTIONS, *RULE_OPTIONS, "model", "prompts", "seed")
+    elsewhere = (*PROMPT_OPTIONS, *RULE_OPTIONS, "model", "prompts", "seed", "in_order")
     loading = {name: value for name, value in source.items() if name not in elsewhere}
     asked = {name: source[name] for name in PROMPT_OPTIONS if name in source}
+    seed = None if source.get("in_order") else source.get("seed", 0)
     with progress("Loading", None, accelerator.is_main_process):
         target = opening.open_base(source.get("model", demo.NAME), accelerator, load_in_8bit=load_in_8bit, **loading)
-        return target, opening.open_seeds(target, source.get("prompts"), num_prompts, **asked)
+        return target, opening.open_seeds(target, source.get("prompts"), num_prompts, seed, **asked)
 
 
 def _record(job: TrainingJob, prompts: PromptSet, asking: Asking) -> dict[str, Any]:

@@ -71,6 +71,13 @@ class Answers(Drawn):
         names = [str(name) for name in self.meta.get("group_names") or []]
         return names if self.group is not None and any(names) else []
 
+    def conversation_groups(self) -> list[str]:
+        """(C,) name of the group of each conversation; empty where they are not grouped."""
+        if self.group is None or not self.group_names:
+            return []
+        firsts = np.unique(self.clusters, return_index=True)[1]
+        return [self.group_names[group] for group in self.group[firsts].tolist()]
+
 
 @dataclass(frozen=True, eq=False)
 class RankTrace(Answers):

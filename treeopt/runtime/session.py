@@ -14,6 +14,7 @@ from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.prompts.order import Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.settings import DEMO, SessionSettings
 from treeopt.runtime.stop import StopRule
@@ -94,7 +95,7 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
     if settings.acceptance == "reject":
         drafter, rules = by_rejection(drafter, target, rules)
     if name == demo.NAME:
-        prompts = demo_prompts(target, group_by=settings.group_by)
+        prompts = demo_prompts(target, group_by=settings.group_by, seed=settings.order_seed)
     else:
         prompts = load_prompts(
             target,
@@ -104,6 +105,7 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
             responses=settings.responses,
             chat_template=settings.chat_template,
             split=settings.split,
+            order=Order(settings.order_seed),
         )
     return Session(
         target,
@@ -134,8 +136,9 @@ def _skipped_note(prompts: PromptSet) -> tuple[str, ...]:
     """A sentence on prompts that were left out, where some were."""
     if not prompts.skipped:
         return ()
-    first, most = prompts.skipped[0], len(prompts.skipped) + len(prompts.conversations)
+    first, some = prompts.skipped[0], len(prompts.skipped)
+    listed = "all" if some == prompts.n_skipped else f"the first {some:,}"
     return (
-        f"{len(prompts.skipped)} of {most} prompts left out, the first at row {first.row}: {first.reason}. "
-        "calibration.json lists all.",
+        f"{prompts.n_skipped:,} prompts left out, the first at row {first.row}: {first.reason}. "
+        f"calibration.json lists {listed}.",
     )

@@ -18,8 +18,9 @@ class SessionSettings:
     drafter, draft_depth : see `open_drafter`
     prompts, column, group_by, responses, split, chat_template : see `load_prompts`; "demo", the default with the demo
         model, are pieces of the Python standard library
-    acceptance, temperature, top_p, top_k, seed, epsilon, delta : see `open_acceptance`; with ``responses`` the
-        temperature is that of the given answers
+    seed : of the prompts' order and of rules that sample; with ``in_order`` prompts are taken as they stand
+    acceptance, temperature, top_p, top_k, epsilon, delta : see `open_acceptance`; with ``responses`` the temperature
+        is that of the given answers
 
     >>> SessionSettings(acceptance="sample", seed=1).rule()
     {'seed': 1}
@@ -38,6 +39,7 @@ class SessionSettings:
     responses: str | None = None
     split: str | None = None
     chat_template: bool = True
+    in_order: bool = False
     draft_depth: int | None = None
     acceptance: str | None = None
     temperature: float | None = None
@@ -46,6 +48,11 @@ class SessionSettings:
     seed: int | None = None
     epsilon: float | None = None
     delta: float | None = None
+
+    @property
+    def order_seed(self) -> int | None:
+        """That prompts are shuffled by; None where they are taken as they stand."""
+        return None if self.in_order else self.seed or 0
 
     def rule(self) -> dict[str, Any]:
         """The settings of the rule that are given, without its temperature."""

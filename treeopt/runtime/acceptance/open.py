@@ -36,7 +36,7 @@ def open_acceptance(
     name = name or ("sample" if temperature else "greedy")
     if name not in RULES:
         raise InvalidInput(f"--acceptance must be one of {', '.join(RULES)}, but got {name!r}.")
-    strange = sorted(options.keys() - set(OPTIONS[name]))
+    strange = sorted(options.keys() - {*OPTIONS[name], "seed"})  # a seed is also that of the prompts' order
     if strange:
         raise InvalidInput(f"--{strange[0].replace('_', '-')} is not for --acceptance {name}: leave it out.")
     if name == "greedy":
@@ -45,6 +45,7 @@ def open_acceptance(
                 f"--acceptance greedy has no temperature, but got --temperature {temperature}: leave it out."
             )
         return Greedy()
+    options = {option: value for option, value in options.items() if option in OPTIONS[name]}
     if temperature is not None:
         options["temperature"] = temperature
     if name == "typical":

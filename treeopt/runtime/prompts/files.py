@@ -1,7 +1,8 @@
 """Read the rows of files and datasets of prompts: .jsonl, .json, .csv, .parquet, .txt, the hub.
 
-A row that cannot be read is named and left out; a file that cannot be read is one InvalidInput. Nothing
-that a file may hold, cut off or with flipped bits, is a traceback.
+Rows come one by one, so that a file of a million lines is never held. A row that cannot be read is named and left out;
+a file that cannot be read is one InvalidInput. Nothing that a file may hold, cut off or with flipped bits, is a
+traceback.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from treeopt.errors import InvalidInput
 from treeopt.files.places import find_local
+from treeopt.files.storage import sha256_of
 
 MOST_UNPACKED_BYTES = 2**28  # of a .gz file
 MOST_REASON_CHARS = 200  # of another library's message
 MOST_PARQUET_ROWS, MOST_PARQUET_BYTES = 10**7, 2**32  # by the file's own account of itself
+BATCH_ROWS = 1024  # of a table, read at once
 WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
 
 # The libraries below raise their own errors, pyarrow's, fsspec's, the network's and plain ones, and not
@@ -44,20 +48,22 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a source holds: each record with its number (the line in .jsonl and .txt), counted from 1."""
+    """What a source holds.
+
+    found       : each row's number (the line in .jsonl and .txt), counted from 1, and its record, or why it has none;
+                  they can be read once, and InvalidInput may come among them
+    fingerprint : sha256 of the file's bytes, or of a dataset's rows; asked for when all rows were read
+    """
 
     name: str
-    fingerprint: str  # sha256 of the file's bytes, or of a dataset's rows
-    columns: tuple[str, ...]
-    records: tuple[tuple[int, dict[str, Any]], ...]
-    skipped: tuple[Skipped, ...] = ()
+    found: Iterator[Found]
+    fingerprint: Callable[[], str]
 
 
-def read_rows(source: str, *, split: str | None = None, revision: str | None = None) -> Rows:
+def read_rows(source: str, *, split: str | None = None) -> Rows:
     """The rows of a file, of a folder with a dataset in it, or of a dataset id of the Hugging Face hub.
 
-    split    : of a dataset; None takes "train", or the only one
-    revision : of a hub dataset
+    split : of a dataset; None takes "train", or the only one
 
     Raises InvalidInput where the source cannot be read or holds nothing.
     """
@@ -65,10 +71,10 @@ def read_rows(source: str, *, split: str | None = None, revision: str | None = N
     path = find_local(source, must)
     reader = READERS.get(Path(source.lower().removesuffix(".gz")).suffix)
     if path is not None and path.is_dir():
-        _refuse(source, "a hub dataset", revision=revision)
         return _folder(path, split)
     if path is not None:
-        _refuse(source, "a dataset", split=split, revision=revision)
+        if split is not None:
+            raise InvalidInput(f"--split is for a dataset, but --prompts is {source}. Leave it out.")
         if reader is None:
             raise InvalidInput(
                 f"--prompts must be a file that ends in one of {', '.join(READERS)} (or the same with .gz), "
@@ -77,40 +83,36 @@ def read_rows(source: str, *, split: str | None = None, revision: str | None = N
         return _file(path, reader)
     if reader is not None:
         raise InvalidInput(f"{must}, but {Path(source).absolute()} does not exist.")
-    return _hub(source, split, revision)
+    return _hub(source, split)
 
 
-def _refuse(source: str, kind: str, **options: str | None) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidInput(f"--{name} is for {kind}, but --prompts is {source}. Leave it out.")
+def _file(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Rows:
+    return Rows(path.name, _not_empty(path.name, _read(path, reader)), partial(sha256_of, path))
 
 
-def _file(path: Path, reader: Callable[[bytes], Iterable[Found]]) -> Rows:
+def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterator[Found]:
     try:
-        data = stored = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            data = _unpacked(stored)
-        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise ValueError("it is in UTF-16; save it as UTF-8")
-        found = list(reader(data.removeprefix(b"\xef\xbb\xbf")))
+        with path.open("rb") as stored:
+            stream = io.BytesIO(_unpacked(stored)) if path.suffix.lower() == ".gz" else stored
+            mark = stream.read(3)
+            if mark[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                raise ValueError("it is in UTF-16; save it as UTF-8")
+            stream.seek(3 if mark == b"\xef\xbb\xbf" else 0)
+            yield from reader(stream)
     except (OSError, ValueError) as error:
         raise InvalidInput(f"--prompts must be a readable file, but {path}: {first_line(error)}.") from None
-    return _rows(path.name, hashlib.sha256(stored).hexdigest(), found)
 
 
-def _rows(name: str, fingerprint: str, found: Sequence[Found]) -> Rows:
-    if not found:
+def _not_empty(name: str, found: Iterator[Found]) -> Iterator[Found]:
+    first = next(found, None)
+    if first is None:
         raise InvalidInput(f"--prompts must hold at least one prompt, but {name} is empty.")
-    records = tuple((row, record) for row, record in found if isinstance(record, dict))
-    skipped = tuple(Skipped(row, reason) for row, reason in found if isinstance(reason, str))
-    columns = dict.fromkeys(column for _, record in records for column in record)
-    return Rows(name, fingerprint, tuple(columns), records, skipped)
+    yield from chain([first], found)
 
 
-def _unpacked(data: bytes) -> bytes:
+def _unpacked(stored: IO[bytes]) -> bytes:
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        with gzip.GzipFile(fileobj=stored) as file:
             text = file.read(MOST_UNPACKED_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"it is not a whole gzip file ({first_line(error)})") from None
@@ -119,14 +121,14 @@ def _unpacked(data: bytes) -> bytes:
     return text
 
 
-# Readers of one file's bytes. They raise ValueError with the reason where the whole file is lost.
+# Readers of one file. They raise ValueError with the reason where the whole file is lost.
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, str | None]]:
+def _lines(stream: IO[bytes]) -> Iterator[tuple[int, str | None]]:
     """Numbered lines that are not blank; None where one is not UTF-8."""
-    for number, line in enumerate(data.split(b"\n"), 1):
+    for number, line in enumerate(stream, 1):
         try:
-            text = line.removesuffix(b"\r").decode("utf-8")
+            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError:
             yield number, None
         else:
@@ -134,24 +136,25 @@ def _lines(data: bytes) -> Iterator[tuple[int, str | None]]:
                 yield number, text
 
 
-def _text_file(data: bytes) -> Iterator[Found]:
-    for number, line in _lines(data):
+def _text_file(stream: IO[bytes]) -> Iterator[Found]:
+    for number, line in _lines(stream):
         yield number, "it is not UTF-8" if line is None else {"prompt": line}
 
 
-def _jsonl(data: bytes) -> Iterator[Found]:
-    for number, line in _lines(data):
+def _jsonl(stream: IO[bytes]) -> Iterator[Found]:
+    for number, line in _lines(stream):
         try:
             yield number, "it is not UTF-8" if line is None else _record(parse_json(line))
         except ValueError as error:
             yield number, str(error)
 
 
-def _json(data: bytes) -> Iterable[Found]:
+def _json(stream: IO[bytes]) -> Iterable[Found]:
+    data = stream.read()
     try:
         document = parse_json(data.decode("utf-8")) if data.strip() else []
     except ValueError:
-        lines = list(_jsonl(data))  # many a .json file has JSON lines in it
+        lines = list(_jsonl(io.BytesIO(data)))  # many a .json file has JSON lines in it
         if len(lines) > 1 and isinstance(lines[0][1], dict):
             return lines
         raise
@@ -186,43 +189,41 @@ def _record(value: Any) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else f"it must be an object or a text, but is {kind_of(value)}"
 
 
-def _csv(data: bytes, delimiter: str = ",") -> list[Found]:
-    text = io.StringIO(data.decode("utf-8"), newline="")
+def _csv(stream: IO[bytes], delimiter: str = ",") -> Iterator[Found]:
+    text = io.TextIOWrapper(stream, "utf-8", newline="")
     most = csv.field_size_limit(2**31 - 1)  # of the whole process; the rule is tokens, checked later
     try:
-        lines = [line for line in csv.reader(text, delimiter=delimiter, strict=True) if line]
+        lines = (line for line in csv.reader(text, delimiter=delimiter, strict=True) if line)
+        header = next(lines, [])
+        if len(set(header)) < len(header):
+            raise ValueError("its first line must name every column once")
+        for row, line in enumerate(lines, 1):
+            if len(line) == len(header):
+                yield row, dict(zip(header, line, strict=True))
+            else:
+                yield row, f"it has {len(line)} fields, but the header {len(header)}"
     except csv.Error as error:
         raise ValueError(f"it is not CSV ({error})") from None
     finally:
         csv.field_size_limit(most)
-    if not lines:
-        return []
-    header = lines[0]
-    if len(set(header)) < len(header):
-        raise ValueError("its first line must name every column once")
-    found: list[Found] = []
-    for row, line in enumerate(lines[1:], 1):
-        if len(line) == len(header):
-            found.append((row, dict(zip(header, line, strict=True))))
-        else:
-            found.append((row, f"it has {len(line)} fields, but the header {len(header)}"))
-    return found
+        text.detach()  # whoever opened the stream closes it
 
 
-def _parquet(data: bytes) -> list[Found]:
-    import pyarrow as pa
+def _parquet(stream: IO[bytes]) -> Iterator[Found]:
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(pa.BufferReader(data))
+        file = parquet.ParquetFile(stream)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         n_bytes = sum(group.total_byte_size for group in groups)
         if file.metadata.num_rows > MOST_PARQUET_ROWS or n_bytes > MOST_PARQUET_BYTES:
             raise ValueError(f"it has {file.metadata.num_rows} rows of {n_bytes} bytes, too many to read")
         plain = [field.name for field in file.schema_arrow if not _has_bytes(field.type)]
-        table = file.read(plain)
-        table.validate(full=True)  # before anything reads through its offsets
-        return list(enumerate(table.to_pylist(), 1))
+        numbers = count(1)
+        for batch in file.iter_batches(BATCH_ROWS, columns=plain):
+            batch.validate(full=True)  # before anything reads through its offsets
+            for record in batch.to_pylist():
+                yield next(numbers), record
     except UNREADABLE as error:
         raise ValueError(f"it is not a whole .parquet file ({first_line(error)})") from None
 
@@ -234,7 +235,7 @@ def _has_bytes(kind: Any) -> bool:
     return any(map(_has_bytes, inner)) if inner else "binary" in name
 
 
-READERS: dict[str, Callable[[bytes], Iterable[Found]]] = {
+READERS: dict[str, Callable[[IO[bytes]], Iterable[Found]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
@@ -260,14 +261,11 @@ def _folder(path: Path, split: str | None) -> Rows:
     return _dataset(str(path), path.resolve().name, split, load)
 
 
-def _hub(source: str, split: str | None, revision: str | None) -> Rows:
+def _hub(source: str, split: str | None) -> Rows:
     import datasets
 
     id_, _, config = source.partition(":")
-    name = f"{source}@{revision}" if revision else source
-    return _dataset(
-        source, name, split, lambda: datasets.load_dataset(id_, config or None, split=split, revision=revision)
-    )
+    return _dataset(source, source, split, lambda: datasets.load_dataset(id_, config or None, split=split))
 
 
 def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any]) -> Rows:
@@ -275,6 +273,7 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is raised
+    refused = f"--prompts must be a file, a folder or a hub dataset, but {source} cannot be loaded"
     try:
         dataset = load()
         if isinstance(dataset, dict):
@@ -282,18 +281,26 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
             dataset = dataset[split]
         plain = [field.name for field in dataset.features.arrow_schema if not _has_bytes(field.type)]
         dataset.data.validate(full=True)
-        records = list(dataset.select_columns(plain))
-        digest = hashlib.sha256()
-        for record in records:
-            digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
+        dataset = dataset.select_columns(plain)
     except InvalidInput:
         raise
     except UNREADABLE as error:
-        raise InvalidInput(
-            f"--prompts must be a file, a folder or a hub dataset, but {source} cannot be loaded: {first_line(error)}."
-        ) from None
-    whole = f"{name} ({split})" if split else name
-    return _rows(whole, digest.hexdigest(), list(enumerate(records, 1)))
+        raise InvalidInput(f"{refused}: {first_line(error)}.") from None
+    name, digest = f"{name} ({split})" if split else name, hashlib.sha256()
+
+    def found() -> Iterator[Found]:
+        records = enumerate(dataset, 1)
+        while True:
+            try:
+                number, record = next(records)
+                digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
+            except StopIteration:
+                return
+            except UNREADABLE as error:
+                raise InvalidInput(f"{refused}: {first_line(error)}.") from None
+            yield number, record
+
+    return Rows(name, _not_empty(name, found()), digest.hexdigest)
 
 
 def _split(source: str, splits: list[str], wanted: str | None) -> str:

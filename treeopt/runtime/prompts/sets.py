@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,11 +16,14 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.runtime.prompts.asked import COLUMNS, read_asked, read_group
 from treeopt.runtime.prompts.chat import ChatFormat, Message, Tokens
-from treeopt.runtime.prompts.files import Rows, Skipped, listed, read_rows
+from treeopt.runtime.prompts.files import Skipped, listed, read_rows
+from treeopt.runtime.prompts.order import Draw, Order, spread
 from treeopt.runtime.target import Target
 
 MOST_GROUPS = 64
 MOST_REASONS = 3  # shown where no prompt is left
+MOST_SKIPPED = 1000  # listed of the rows that give no prompt
+AS_THEY_STAND = Order()
 SLOT_CHARS = 1000  # the demo cuts one prompt per so many characters of a module
 DEMO_TOKENS = (48, 128)  # shortest and longest demo prompt
 
@@ -60,14 +63,21 @@ class Conversation:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Distinct conversations in a fixed order, and where they come from."""
+    """Distinct conversations in a fixed order, and where they come from.
+
+    fingerprint : sha256 of the data
+    skipped     : the first `MOST_SKIPPED` rows that give no prompt; n_skipped of all
+    seed        : that the order was drawn by (`treeopt.runtime.prompts.order`); None: as in the source
+    """
 
     conversations: tuple[Conversation, ...]
     name: str
-    fingerprint: str  # sha256 of the data
+    fingerprint: str
     chat: ChatFormat = field(repr=False)
     skipped: tuple[Skipped, ...] = ()
+    n_skipped: int = 0
     n_duplicates: int = 0
+    seed: int | None = None
 
     def without(self, hashes: Iterable[str]) -> PromptSet:
         """The conversations whose hash is not among ``hashes``."""
@@ -116,30 +126,61 @@ def load_prompts(
     responses: str | None = None,
     chat_template: bool = True,
     split: str | None = None,
-    revision: str | None = None,
+    order: Order = AS_THEY_STAND,
 ) -> PromptSet:
-    """The conversations of a file, folder or hub dataset (`read_rows`), each row being one.
+    """Conversations of a file, folder or hub dataset (`read_rows`), each row being one.
 
     column    : texts, lists of the user's turns, or lists of messages; None: the first of `COLUMNS` that
                 the row has, an instruction with its input
     group_by  : column whose values name the groups, at most 64
     responses : column of given answers: a text, a list of one per turn, or messages
+    order     : which are taken; with a seed they are shuffled, and groups spread evenly
 
     Rows that cannot be asked are skipped, with their reasons. Raises InvalidInput where none is left.
     """
     check_tokenizer(target)
-    rows = read_rows(source, split=split, revision=revision)
-    _check_columns(rows, {"--column": column, "--group-by": group_by, "--responses": responses})
-    skipped = list(rows.skipped)
-    drafts: list[Conversation] = []  # still without tokens
-    for row, record in rows.records:
+    rows = read_rows(source, split=split)
+    drawn, skipped, n_skipped = Draw[Conversation](order), list[Skipped](), 0  # still without tokens
+    columns: dict[str, None] = {}
+    for row, record in rows.found:
         try:
+            if isinstance(record, str):
+                raise ValueError(record)
+            columns.update(dict.fromkeys(record))
             messages, answers = read_asked(record, column, responses)
-            drafts.append(Conversation((), messages, answers, read_group(record, group_by), row))
+            drawn.add(json.dumps(messages), Conversation((), messages, answers, read_group(record, group_by), row))
         except ValueError as error:
-            skipped.append(Skipped(row, str(error)))
+            n_skipped += 1
+            if n_skipped <= MOST_SKIPPED:
+                skipped.append(Skipped(row, str(error)))
+    _check_columns(rows.name, columns, {"--column": column, "--group-by": group_by, "--responses": responses})
     chat = ChatFormat.of(target, chat_template=chat_template)
+    found, too_long = _tokenised(target, chat, drawn.things())
+    n_skipped += len(too_long)
+    skipped = sorted([*skipped, *too_long], key=lambda s: s.row)[:MOST_SKIPPED]
+    if not found:
+        reasons = "; ".join(f"row {s.row}: {s.reason}" for s in skipped[:MOST_REASONS])
+        raise InvalidInput(
+            f"--prompts must hold at least one usable prompt, but none of the {n_skipped} in {rows.name} "
+            f"is ({reasons}{'; ...' if n_skipped > MOST_REASONS else ''})."
+        )
+    groups = {conversation.group for conversation in found}
+    if len(groups) > MOST_GROUPS:
+        raise InvalidInput(
+            f"--group-by must name a column with at most {MOST_GROUPS} different values, but {group_by} "
+            f"has {len(groups)}."
+        )
+    prompts = _prompt_set(found, rows.name, rows.fingerprint(), chat, order.seed)
+    n_duplicates = prompts.n_duplicates + drawn.n_duplicates
+    return replace(prompts, skipped=tuple(skipped), n_skipped=n_skipped, n_duplicates=n_duplicates)
+
+
+def _tokenised(
+    target: Target, chat: ChatFormat, drafts: Sequence[Conversation]
+) -> tuple[list[Conversation], list[Skipped]]:
+    """The conversations with the tokens of their first prompts, and those that cannot be asked."""
     found: list[Conversation] = []
+    skipped: list[Skipped] = []
     firsts = chat.first_prompts([draft.messages for draft in drafts])
     for draft, first in zip(drafts, firsts, strict=True):
         if isinstance(first, InvalidInput):
@@ -149,37 +190,24 @@ def load_prompts(
             skipped.append(Skipped(draft.row, reason))
         else:
             found.append(replace(draft, first=first))
-    skipped.sort(key=lambda s: s.row)
-    if not found:
-        reasons = "; ".join(f"row {s.row}: {s.reason}" for s in skipped[:MOST_REASONS])
-        raise InvalidInput(
-            f"--prompts must hold at least one usable prompt, but none of the {len(skipped)} in {rows.name} "
-            f"is ({reasons}{'; ...' if len(skipped) > MOST_REASONS else ''})."
-        )
-    groups = {conversation.group for conversation in found}
-    if len(groups) > MOST_GROUPS:
-        raise InvalidInput(
-            f"--group-by must name a column with at most {MOST_GROUPS} different values, but {group_by} "
-            f"has {len(groups)}."
-        )
-    return _prompt_set(found, rows.name, rows.fingerprint, chat, skipped)
+    return found, skipped
 
 
 def demo_prompts(
-    target: Target, *, group_by: str | None = None, held_out: bool = True, most: int | None = None
+    target: Target, *, group_by: str | None = None, held_out: bool = True, most: int | None = None, seed: int | None = 0
 ) -> PromptSet:
     """Beginnings cut from the held-out modules of this interpreter's standard library, or from the others.
 
     At most one prompt, of 48 to 128 tokens, starts in every stretch of 1,000 characters, at a line.
-    Their order is shuffled, the same way every time. ``group_by="module"`` groups them by the module or
-    package that ``import`` names. ``most`` keeps the first ones only, and a few less where some are alike.
+    Their order is shuffled by the seed. ``group_by="module"`` groups them by the module or package that ``import``
+    names. ``most`` keeps the first ones only, and a few less where some are alike.
     """
     from treeopt.demo.corpus import fingerprint, standard_library
 
     if group_by not in (None, "module"):
         raise InvalidInput(f"The demo's prompts can be grouped by module only, but --group-by is {group_by}.")
     modules = standard_library(held_out=held_out)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng((seed or 0) % 2**64)
     texts: list[tuple[str, str]] = []
     for module in modules:
         for start in range(0, len(module.text) - SLOT_CHARS, SLOT_CHARS):
@@ -188,7 +216,7 @@ def demo_prompts(
             texts.append((slot[slot.find("\n") + 1 :], package if group_by else ""))
     order = rng.permutation(len(texts))
     lengths = rng.integers(DEMO_TOKENS[0], DEMO_TOKENS[1] + 1, len(texts))
-    chosen = order[:most].tolist()
+    chosen = (np.sort(order) if seed is None else order)[:most].tolist()
     all_ids = target.tokenizer([texts[i][0] for i in chosen])["input_ids"]
     found = []
     for row, (i, ids) in enumerate(zip(chosen, all_ids, strict=True), 1):
@@ -198,28 +226,30 @@ def demo_prompts(
             found.append(Conversation(first, (message,), group=texts[i][1], row=row))
     chat = ChatFormat.of(target, chat_template=False)
     name = f"{'held-out' if held_out else 'training'} modules of the Python standard library"
-    return _prompt_set(found, name, fingerprint(modules), chat, [])
+    return _prompt_set(found, name, fingerprint(modules), chat, seed)
 
 
 def _prompt_set(
-    found: Sequence[Conversation], name: str, fingerprint: str, chat: ChatFormat, skipped: Sequence[Skipped]
+    found: Sequence[Conversation], name: str, fingerprint: str, chat: ChatFormat, seed: int | None
 ) -> PromptSet:
-    """The set of these conversations; of several with the same prompts the first stays."""
+    """The set of these conversations, groups spread; of several with the same prompts the first stays."""
     unique: dict[str, Conversation] = {}
     for conversation in found:
         unique.setdefault(conversation.sha256, conversation)
     n_duplicates = len(found) - len(unique)
-    return PromptSet(tuple(unique.values()), name, fingerprint, chat, tuple(skipped), n_duplicates)
+    kept = list(unique.values())
+    if seed is not None:
+        kept = [kept[i] for i in spread([conversation.group for conversation in kept], seed)]
+    return PromptSet(tuple(kept), name, fingerprint, chat, n_duplicates=n_duplicates, seed=seed)
 
 
-def _check_columns(rows: Rows, options: Mapping[str, str | None]) -> None:
-    if not rows.records:
+def _check_columns(source: str, columns: Collection[str], options: Mapping[str, str | None]) -> None:
+    if not columns:
         return
     for option, name in options.items():
-        if name is not None and name not in rows.columns:
-            raise InvalidInput(f"{option} must be a column of {rows.name}: {listed(rows.columns)}, but got {name}.")
-    if options["--column"] is None and not any(name in rows.columns for name in COLUMNS):
+        if name is not None and name not in columns:
+            raise InvalidInput(f"{option} must be a column of {source}: {listed(columns)}, but got {name}.")
+    if options["--column"] is None and not any(name in columns for name in COLUMNS):
         raise InvalidInput(
-            f"A prompt must stand under {listed(COLUMNS)}, but {rows.name} has {listed(rows.columns)}: "
-            "name one with --column."
+            f"A prompt must stand under {listed(COLUMNS)}, but {source} has {listed(columns)}: name one with --column."
         )

@@ -12,6 +12,7 @@ import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.target import Target, open_target
 from treeopt.runtime.training.recipe import MEDUSA_2
@@ -77,8 +78,8 @@ def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **opt
     return open_target(model, **options)
 
 
-def open_seeds(target: Target, prompts: str | None, most: int, **options: Any) -> PromptSet:
-    """The first ``most`` prompts to answer, and given answers where ``responses`` names their column.
+def open_seeds(target: Target, prompts: str | None, most: int, seed: int | None = 0, **options: Any) -> PromptSet:
+    """The first ``most`` prompts to answer, in the seed's order, and given answers where ``responses`` names their column.
 
     The demo's are cut from the modules that the demo model was trained on, so that none of calibration's and
     bench's are among them.
@@ -91,6 +92,6 @@ def open_seeds(target: Target, prompts: str | None, most: int, **options: Any) -
             )
         if options:
             raise InvalidInput(f"--{sorted(options)[0].replace('_', '-')} needs --prompts: the demo's are plain text.")
-        return demo_prompts(target, held_out=False, most=most)
-    found = load_prompts(target, prompts, **options)
+        return demo_prompts(target, held_out=False, most=most, seed=seed)
+    found = load_prompts(target, prompts, order=Order(seed, max(most, MOST_DRAWN)), **options)
     return replace(found, conversations=found.conversations[:most])

@@ -1,0 +1,181 @@
+"""The order in which prompts are asked: by a seed, every group spread evenly, whatever the order in the file."""
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.pipeline.bench import _held_out
+from treeopt.pipeline.calibrate import first_conversations
+from treeopt.pipeline.decoding import held_out_conversations
+from treeopt.pipeline.session import resolve
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+from treeopt.runtime.acceptance.open import open_acceptance
+from treeopt.runtime.prompts.order import Draw, Order, spread
+from treeopt.runtime.prompts.sets import Conversation, PromptSet, load_prompts
+from treeopt.runtime.settings import SessionSettings
+
+from .prompt_files import PLAIN, load
+
+CATEGORIES = [f"category {i}" for i in range(13)]
+SORTED = [{"prompt": f"{name}, question {i}", "kind": name} for name in CATEGORIES for i in range(20)]
+
+
+@dataclass
+class FakeSession:
+    """As much of a session as choosing prompts needs."""
+
+    prompts: PromptSet
+
+
+def trace_of(conversations):
+    """A trace of one state a conversation."""
+    names = sorted({c.group for c in conversations})
+    meta = {"prompt_sha256": [c.sha256 for c in conversations], "group_names": names}
+    group = np.array([names.index(c.group) for c in conversations])
+    return RankTrace(np.zeros((2 * len(group), 1)), np.arange(0, 2 * len(group) + 1, 2), group=group, meta=meta)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_calibration_and_bench_take_of_every_category_its_share(tmp_path, grouped):
+    """In file order 96 of 260 prompts are of 5 categories, and the 24 for bench of two others."""
+    prompts = load(tmp_path, SORTED, group_by="kind" if grouped else None, order=Order(0))
+    session, run = FakeSession(prompts), RunDirectory(tmp_path / "run")
+    calibrated = first_conversations(session, 96, reserved=1)
+    rest = held_out_conversations(run, session, trace_of(calibrated), 24)
+    for found in (calibrated, rest):
+        share = len(found) / 13
+        counts = Counter(SORTED[c.row - 1]["kind"] for c in found)
+        if grouped:
+            assert set(counts) == set(CATEGORIES)
+            assert all(abs(n - share) <= 2 for n in counts.values())
+        else:  # a random 24 of 13 categories are of fewer than 8 about once in 10,000 times
+            assert len(counts) >= 8
+    assert not {c.sha256 for c in calibrated} & {c.sha256 for c in rest}
+
+
+@given(
+    groups=st.lists(st.integers(0, 5), min_size=1, max_size=80), seed=st.integers(0, 99), cut=st.floats(0, 1), end=st.floats(0, 1)
+)  # fmt: skip
+def test_any_stretch_of_the_order_has_of_every_group_its_share(groups, seed, cut, end):
+    order = spread([str(group) for group in groups], seed)
+    assert sorted(order) == list(range(len(groups)))
+    found = [groups[i] for i in order]
+    begin, stop = sorted((int(cut * len(found)), int(end * len(found))))
+    part, whole = Counter(found[begin:stop]), Counter(found)
+    for group, n in whole.items():
+        others = len(whole) - 1  # each may be a conversation ahead at either end
+        assert abs(part[group] - n * (stop - begin) / len(found)) <= 2 + 2 * others * n / len(found)
+
+
+@given(order=st.permutations(range(12)), most=st.integers(1, 14), seed=st.integers(-3, 3))
+def test_a_draw_is_a_beginning_of_one_order_however_rows_come(order, most, seed):
+    whole, drawn = Draw(Order(seed, 100)), Draw(Order(seed, most))
+    for i in range(12):
+        whole.add(str(i), i)
+    for i in (*order, *order[::-1]):
+        drawn.add(str(i), i)
+    assert drawn.things() == whole.things()[:most]
+    assert whole.n_duplicates == 0
+
+
+def test_the_order_follows_from_texts_and_seed_alone(tmp_path):
+    shuffled = random.Random(5).sample(SORTED, len(SORTED))
+    orders = [
+        [c.turns for c in load(tmp_path, rows, group_by="kind", order=Order(seed)).conversations]
+        for rows, seed in ((SORTED, 0), (shuffled, 0), (SORTED, 1))
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2])
+    assert [c.row for c in load(tmp_path, SORTED, group_by="kind").conversations] == [*range(1, 261)]  # as they stand
+
+
+def test_one_seed_is_for_the_order_and_for_the_rule_where_that_draws():
+    assert SessionSettings().order_seed == 0
+    assert SessionSettings(seed=4).order_seed == 4
+    assert SessionSettings(seed=4, in_order=True).order_seed is None
+    assert open_acceptance("greedy", seed=4).record == open_acceptance(None).record
+    assert open_acceptance("sample", seed=4).record["seed"] == 4
+    assert "seed" not in open_acceptance("typical", seed=4).record
+
+
+def test_later_commands_go_on_in_the_order_of_the_run(tmp_path):
+    run = RunDirectory(tmp_path)
+    source = {"model": "m", "seed": 7, "in_order": True, "acceptance": "sample", "top_k": 3, "trust_remote_code": True}
+    trace = trace_of([Conversation((1,), (("user", "a"),))])
+    replace(trace, meta={**trace.meta, "source": {**source, "dtype": ["no text"]}}).save(run.trace)
+    del source["trust_remote_code"]
+    assert resolve(run, {}) == source
+    assert resolve(run, {"acceptance": "typical"}) == {
+        "model": "m",
+        "seed": 7,
+        "in_order": True,
+        "acceptance": "typical",
+    }
+
+
+def test_a_bench_of_other_groups_says_so(tmp_path, capsys):
+    prompts = load(tmp_path, SORTED, group_by="kind", order=Order(0))
+    calibrated = trace_of(prompts.conversations[:96])
+    rest = replace(prompts, conversations=prompts.conversations[96:])
+    for chosen, words in (
+        (rest.conversations, ""),
+        (
+            sorted(rest.conversations, key=lambda c: c.row),
+            "The prompts are of other groups than the calibration's: category 0 54% (calibrated: 7%)",
+        ),
+    ):
+        decoding = SimpleNamespace(session=FakeSession(replace(prompts, conversations=tuple(chosen))), batch_size=1)
+        _held_out(RunDirectory(tmp_path), decoding, calibrated, 24)
+        assert capsys.readouterr().err.replace("\n", " ").startswith(words)
+        assert words or not capsys.readouterr().err
+
+
+def rows_of(path, n):
+    with path.open("w") as stream:
+        for i in range(n):
+            print(json.dumps({"prompt": f"{i} " + "x" * 200, "kind": i % 3}), file=stream)
+    return path
+
+
+def test_no_more_conversations_are_held_than_are_drawn(tmp_path):
+    """Half of the rows are broken, and only some of them are listed."""
+    path = rows_of(tmp_path / "many.jsonl", 1100)
+    with path.open("a") as stream:
+        stream.write("{\n" * 1100)
+    few = load_prompts(PLAIN, str(path), group_by="kind", order=Order(0, 50))
+    whole = load_prompts(PLAIN, str(path), order=Order(0))
+    assert len(few.conversations) == 50
+    assert {c.row for c in few.conversations} == {c.row for c in whole.conversations[:50]}
+    assert (few.n_skipped, len(few.skipped), few.skipped[0].row) == (1100, 1000, 1101)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "txt"])
+def test_a_million_rows_are_not_held(tmp_path, kind):
+    """A file of 220 MB is read in less than a quarter of that."""
+    path = rows_of(tmp_path / "many.jsonl", 10**6)
+    if kind == "csv":
+        path.write_text("prompt\n" + "".join(f"{i} {'x' * 200}\n" for i in range(10**6)))
+    path = path.rename(tmp_path / f"many.{kind}")
+    code = (
+        "import resource, sys; from tests.prompt_files import PLAIN, load_prompts; "
+        "from treeopt.runtime.prompts.order import Order\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); prompts = load_prompts(PLAIN, sys.argv[1], order=Order(0, 1000))\n"
+        "print(len(prompts.conversations), peak() - before)"
+    )
+    said = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True).stdout
+    n, kilobytes = map(int, said.split())
+    assert n == 1000
+    assert kilobytes < 50_000
