@@ -97,10 +97,7 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", hub)
     found.append(load_prompts(PLAIN, "some/name:main"))
     found.append(load_prompts(PLAIN, "some/name", split="test"))
-    assert asked == [
-        (("some/name", "main"), {"split": None}),
-        (("some/name", None), {"split": "test"}),
-    ]
+    assert asked == [(("some/name", "main"), {"split": None}), (("some/name", None), {"split": "test"})]
     for prompts in found:
         assert prompts.conversations == same
     assert [prompts.name for prompts in found[2:]] == [
