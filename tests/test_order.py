@@ -113,7 +113,7 @@ def test_later_commands_go_on_in_the_order_of_the_run(tmp_path):
     run = RunDirectory(tmp_path)
     source = {"model": "m", "seed": 7, "in_order": True, "acceptance": "sample", "top_k": 3, "trust_remote_code": True}
     trace = trace_of([Conversation((1,), (("user", "a"),))])
-    replace(trace, meta={**trace.meta, "source": {**source, "dtype": ["no text"]}}).save(run.trace)
+    replace(trace, meta={**trace.meta, "source": {**source, "dtype": 3}}).save(run.trace)
     del source["trust_remote_code"]
     assert resolve(run, {}) == source
     assert resolve(run, {"acceptance": "typical"}) == {
