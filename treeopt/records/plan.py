@@ -309,6 +309,8 @@ class Plan(Drawn):
         document["schedule"] = [
             {"from": part.first, "to": part.last, "entry": part.entry, "loss": part.loss} for part in self.schedule
         ]
+        if self.provenance is None:
+            del document["provenance"]
         for entry in document["entries"]:
             if entry["interval95"]:
                 entry["interval95"] = {name: ends for name, ends in entry["interval95"].items() if ends}
