@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -83,17 +84,18 @@ def search(
     return plan
 
 
+def _said(plan: Plan) -> Any:
+    """What a plan's file says, but for its provenance."""
+    return json.loads(to_json(replace(plan, provenance=None).document()))
+
+
 def _provenance(run: RunDirectory, plan: Plan) -> dict[str, Any]:
     """Of a search just done; where the run's plan says the same already, of that: its benchmarks stay its own."""
     try:
         earlier = run.read_plan() if run.plan.exists() else None
     except InvalidInput:  # damaged, and about to be replaced
         earlier = None
-    if (
-        earlier
-        and earlier.provenance
-        and to_json(replace(earlier, provenance=None).document()) == to_json(plan.document())
-    ):
+    if earlier and earlier.provenance and _said(earlier) == _said(plan):
         return earlier.provenance
     return {key: value for key, value in Provenance().record().items() if value is not None}
 
