@@ -5,13 +5,15 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 
 from treeopt.errors import InvalidInput
 from treeopt.export.diagnosis import diagnose
 from treeopt.files import npz
-from treeopt.files.bounds import MOST_NESTED, loads, parse_yaml
+from treeopt.files.bounds import MOST_NESTED, MOST_ROWS, few, loads, parse_yaml
 from treeopt.files.storage import load_json, to_json
 from treeopt.importing import read_measurement
+from treeopt.importing.requests import bodies
 from treeopt.pipeline.trees import import_tree, read_tree
 from treeopt.records.load import load_result
 from treeopt.trees.shapes import Limits
@@ -62,7 +64,7 @@ def test_arrays_that_nobody_asked_for_are_not_read(tmp_path):
     assert npz.names(path) == {"ranks", "starts", "other"}
 
 
-DEEP = 100_000
+MEGABYTE, DEEP = 2**20, 100_000
 JSON = {
     "nested lists": ("[" * DEEP + "]" * DEEP, "100 deep"),
     "nested objects": ('{"a":' * DEEP + "1" + "}" * DEEP, "100 deep"),
@@ -177,3 +179,47 @@ def test_texts_in_lists_stay_as_they_are():
         "t": [True],
     }
     assert "\n    [1, 2.5, null],\n" in to_json(document)
+
+
+LOGS = {
+    "vllm-metrics": "SpecDecoding metrics: Mean acceptance length: 1, Accepted: " * 20_000,
+    "llama-cpp": "statistics a: #gen drafts = 1, #acc drafts = " * 20_000,
+    "csv": "head," + "x" * 200_000 + "\n0,1\n",
+    "acceptance": "[" + "0," * 100_000 + "0]",
+    "recall": json.dumps({f"head_{i}": {"recall@1": 0.5} for i in range(9000)}),
+    "ranks": json.dumps({"ranks": [[0] * 30_000] * 2}),
+    "tensorrt-llm": "specDecodingStats" + "(" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_measurements_are_read_within_bounds(kind, tmp_path):
+    (tmp_path / "x.txt").write_text(LOGS[kind])
+    for kind_or_none in (kind, None):
+        with pytest.raises(InvalidInput) as refused:
+            read_measurement(tmp_path / "x.txt", kind_or_none)
+        assert len(str(refused.value)) < 1000
+
+
+def test_rows_are_counted_as_they_are_read():
+    assert len(list(few(range(MOST_ROWS), "x"))) == MOST_ROWS
+    with pytest.raises(InvalidInput, match="131,072 rows"):
+        list(bodies([[]] * (MOST_ROWS + 1)))
+
+
+def test_an_exposition_of_a_million_series_is_refused(tmp_path):
+    line = 'vllm:spec_decode_num_drafts_total{{engine="{}"}} 1.0\n'
+    (tmp_path / "x.txt").write_text("".join(map(line.format, range(20_000))))
+    with pytest.raises(InvalidInput, match="10,000 counters"):
+        read_measurement(tmp_path / "x.txt")
+
+
+def test_tensors_are_not_taken_more_often_than_fits(tmp_path):
+    torch.save([torch.zeros(1000, 1000, dtype=torch.bool)] * 100, tmp_path / "hits.pt")
+    with pytest.raises(InvalidInput, match="256 MiB"):
+        read_measurement(tmp_path / "hits.pt")
+    torch.save([torch.zeros(MEGABYTE)], tmp_path / "stored.pt")
+    with zipfile.ZipFile(tmp_path / "stored.pt") as stored:
+        archive(tmp_path / "packed.pt", {name: stored.read(name) for name in stored.namelist()})
+    with pytest.raises(InvalidInput, match="not readable"):
+        read_measurement(tmp_path / "packed.pt")

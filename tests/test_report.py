@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ import pytest
 from tests.test_bench_table import REJECT, TYPICAL, at_speed, ruled
 from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt import pipeline
+from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.export.write import export_plan
+from treeopt.files.shell import OBEYED
+from treeopt.pipeline import notebook
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Answer, Benchmark
@@ -26,11 +30,14 @@ from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
+from treeopt.report import figures
 from treeopt.report.page import write_report
+from treeopt.report.terminal import note, out
 from treeopt.trees.shapes import Limits
 
 EVIL = """</script></style></svg><script>document.title='owned'</script><img src=x onerror="document.title='owned'">
 {{ 7 * 7 }}{% raw %}<!-- "quoted" 'quoted' & &amp; \\u003c ]]> </textarea> $x^{2$"""
+CONTROLS = "\x1b[2J\x1b]0;owned\x07\x00\x08\x9b31m\u202e\uffff"
 
 
 def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")) -> RunDirectory:
@@ -326,7 +333,7 @@ def report(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    return write_report(make_run(tmp_path_factory.mktemp("run"), text=EVIL))
+    return write_report(make_run(tmp_path_factory.mktemp("run"), text=EVIL + CONTROLS))
 
 
 @pytest.fixture
@@ -413,7 +420,7 @@ def test_texts_of_others_are_inert(visit, hostile, bypass_csp):
     assert page.title().startswith("treeopt report: model </script>")
     assert page.locator("img, iframe, object, embed, form, [onerror], [onclick]").count() == 0
     assert page.locator("script").count() == 2
-    assert page.locator("h1").text_content() == f"model {EVIL}"
+    assert page.locator("h1").text_content().startswith(f"model {EVIL}")
     assert "{{ 7 * 7 }}{% raw %}" in page.locator("h1").inner_text()
     told = page.locator("body").text_content()
     for start in ("prompts ", "heads ", "mine ", "beware ", "treeopt bench ", "code ", "chat "):
@@ -521,3 +528,20 @@ def test_it_prints_with_everything_open(visit, report):
     page.set_viewport_size({"width": 700, "height": 1000})  # about A4
     assert page.evaluate("document.documentElement.scrollWidth") <= 700
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_control_characters_of_names_reach_no_page_picture_or_terminal(hostile, tmp_path, capsys):
+    run = RunDirectory(hostile.parent)
+    assert not OBEYED.search(hostile.read_text())
+    for path in figures.draw(run, names=["groups"], formats=("svg",))[0]:
+        ElementTree.parse(path)
+    calibration = Calibration.load(run.calibration)
+    for record in (calibration, Plan.load(run.plan), Benchmark.load(run.bench_of(1))):
+        out(notebook.table(record))
+        assert not OBEYED.search(record._repr_html_())
+    note(f"Of {calibration.meta['drafter']['id']}.")
+    with pytest.raises(SystemExit):
+        cli(["show", "--run", str(tmp_path), "--tree", f"of {CONTROLS}".replace("\0", "")])
+    shown = capsys.readouterr()
+    assert r"\x1b[2J" in shown.out
+    assert not OBEYED.search(shown.out + shown.err)

@@ -23,7 +23,7 @@ MOST_BYTES = 2**27  # of a text file
 MOST_VALUES = 2**23  # values and lines of a text, by what stands between them
 MOST_NESTED = 100  # lists and objects in one another
 MOST_YAML_CHARS = 2**17
-MOST_ROWS = 2**18  # lines of a table, responses of an engine
+MOST_ROWS = 2**17  # lines of a table, responses of an engine
 MOST_ARRAY_BYTES = 2**28  # of all arrays that are read of an archive, unpacked
 MOST_MEMBERS, MOST_DIRECTORY_BYTES = 1000, 2**17  # of an archive of arrays
 

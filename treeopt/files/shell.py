@@ -10,7 +10,7 @@ import re
 import shlex
 
 PLAIN = set(range(ord(" "), ord("~") + 1)) - set(b"'\\")  # bytes that stand for themselves in $'...'
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def shell_word(value: object) -> str:

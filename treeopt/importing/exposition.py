@@ -18,6 +18,7 @@ from treeopt.importing.survival import MOST_DRAFTS
 
 Labels = tuple[tuple[str, str], ...]
 Scrape = dict[tuple[str, Labels], float]
+MOST_SERIES, MOST_LINE_CHARS = 10_000, 4096  # of one scrape: an engine has some hundreds
 SINCE_START = (
     "One scrape counts since the server's start, warm-up included: pass two, before and after, to measure what "
     "was served between."
@@ -105,6 +106,10 @@ def scrape(text: str, path: Path, prefix: str) -> Scrape:
 
     wanted = re.compile(prefix)
     lines = [line.strip() for line in text.splitlines() if wanted.match(line.strip())]
+    if len(lines) > MOST_SERIES or len(max(lines, key=len, default="")) > MOST_LINE_CHARS:
+        raise InvalidInput(
+            f"{path} may have {MOST_SERIES:,} counters of drafts in lines of {MOST_LINE_CHARS:,} characters, but has more."
+        )
     found: Scrape = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):

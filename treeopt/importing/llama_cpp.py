@@ -31,7 +31,7 @@ REQUEST = re.compile(
     rf"(?:, mean acceptance length =\s*([\d.]+), acceptance rate per position = {RATES})?"
 )
 PROCESS = re.compile(
-    r"statistics\s+(\S+): .*?#gen drafts =\s*(\d+), #acc drafts =\s*(\d+), #gen tokens =\s*(\d+), "
+    r"statistics\s+(\S+): (?:(?!statistics).)*?#gen drafts =\s*(\d+), #acc drafts =\s*(\d+), #gen tokens =\s*(\d+), "
     rf"#acc tokens =\s*(\d+)(?:, #mean acc len =\s*([\d.]+), #acc rate/pos = {RATES})?"
 )
 NEEDED = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"

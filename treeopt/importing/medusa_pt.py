@@ -25,7 +25,7 @@ from treeopt.errors import InvalidInput
 from treeopt.importing.files import Found, head_order
 from treeopt.importing.rates import counted
 from treeopt.records.trace import MISS, NO_TRIAL, End, RankTrace
-from treeopt.trees.tree import MOST_RANK, BoolArray
+from treeopt.trees.tree import MOST_DEPTH, MOST_RANK, BoolArray
 
 NO_EOS = "Medusa's script looks for no EOS: what the model said behind the end of an answer counts too."
 NO_BLOCKS = (
@@ -82,6 +82,8 @@ def block_shape(rows: list[int]) -> tuple[int, int] | None:
 
 def check_hits(tables: list[NDArray[Any]], path: Path) -> list[BoolArray]:
     """Tables of hits, rows x candidates; InvalidInput where they are not."""
+    if len(tables) > MOST_DEPTH:
+        raise InvalidInput(f"{path} may have {MOST_DEPTH} heads, but has {len(tables):,}.")
     shapes = [table.shape for table in tables]
     if any(table.dtype.kind not in "biu" or not np.isin(table, (0, 1)).all() for table in tables):
         raise InvalidInput(f"{path} must hold hits, true or false, but it holds other numbers.")

@@ -27,8 +27,9 @@ from treeopt.errors import InvalidInput
 from treeopt.files.storage import typed
 from treeopt.importing.files import Found
 from treeopt.records.trace import MISS, NO_TRIAL, End, RankTrace
-from treeopt.trees.tree import MOST_RANK
+from treeopt.trees.tree import MOST_DEPTH, MOST_RANK
 
+MOST_GROUPS = 1000  # each is reported by itself
 ENDS = {end.name.lower(): end for end in End}
 
 
@@ -59,8 +60,11 @@ def read(content: Any, path: Path) -> Found:
     """The trace of logged ranks."""
     lines = typed(list[Logged], content if isinstance(content, list) else [content], path)
     heads = len(lines[0].ranks[0]) if lines[0].ranks else 0
+    if heads > MOST_DEPTH or len({line.group for line in lines}) > MOST_GROUPS:
+        raise InvalidInput(f"{path} may have {MOST_DEPTH} heads and {MOST_GROUPS} groups, but has more.")
     blocks = [sequence_ranks(line, heads, f"{path}, sequence {s + 1},") for s, line in enumerate(lines)]
     names = list(dict.fromkeys(line.group or "" for line in lines))
+    number = {name: place for place, name in enumerate(names)}
     ids: dict[Any, int] = {}
     trace = RankTrace(
         ranks=np.concatenate(blocks),
@@ -69,7 +73,7 @@ def read(content: Any, path: Path) -> Found:
         end=np.array([line.end or End.LIMIT for line in lines])
         if any(line.end is not None for line in lines)
         else None,
-        group=np.array([names.index(line.group or "") for line in lines]) if any(names) else None,
+        group=np.array([number[line.group or ""] for line in lines]) if any(names) else None,
         cluster=np.array(
             [
                 ids.setdefault(s if line.id is None else (type(line.id), line.id), len(ids))

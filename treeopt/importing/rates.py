@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.importing.files import Found
 from treeopt.records.calibration import Calibration
+from treeopt.trees.tree import MOST_DEPTH, MOST_RANK
 
 SLACK = 1e-3  # shares may sum to this much above one: tools round what they print
 MOST_TRIALS = 2**53  # whole numbers that a float tells apart
@@ -67,7 +68,13 @@ def check_shares(rows: Sequence[Sequence[float]], path: Path) -> NDArray[np.floa
     """(K, R) shares; InvalidInput where they are no table of numbers from 0 to 1."""
     widths = {len(row) for row in rows}
     if len(widths) != 1 or 0 in widths:
-        raise InvalidInput(f"{path} must have as many ranks for every head, at least one, but has {widths or 'none'}.")
+        raise InvalidInput(
+            f"{path} must have as many ranks for every head, at least one, but has {quoted(widths or 'none')}."
+        )
+    if len(rows) > MOST_DEPTH or max(widths) > MOST_RANK + 1:
+        raise InvalidInput(
+            f"{path} may have {MOST_DEPTH} heads and {MOST_RANK + 1:,} ranks, but has {len(rows):,} and {max(widths):,}."
+        )
     shares = np.array(rows, dtype=np.float64)
     if not ((shares >= 0) & (shares <= 1)).all():
         odd = shares[~((shares >= 0) & (shares <= 1))][0]
@@ -85,7 +92,9 @@ def known_trials(trials: Sequence[int] | None, heads: int, path: Path, assumed: 
         )
     found = [assumed or 1] * heads if trials is None else list(trials)
     if len(found) != heads or not all(1 <= n <= MOST_TRIALS for n in found):
-        raise InvalidInput(f"{path} must have trials for each of its {heads} heads, at least 1, but has {found}.")
+        raise InvalidInput(
+            f"{path} must have trials for each of its {heads} heads, at least 1, but has {quoted(found)}."
+        )
     return found
 
 

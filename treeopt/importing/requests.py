@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from treeopt.errors import InvalidInput
+from treeopt.files.bounds import few
 from treeopt.files.storage import typed
 from treeopt.importing.files import File, Found
 from treeopt.importing.survival import BIASED, MOST_DRAFTS, MOST_LENGTH, Drafts, Histograms, to_calibration
@@ -66,13 +67,19 @@ class Request:
 
 
 def bodies(content: Any) -> Iterator[dict[str, Any]]:
-    """Responses in a document: alone, in lists, or in the lines of a batch's output."""
+    """Responses in a document: alone, in lists, or in the lines of a batch's output; not more than are read."""
+    return (body for body in few(_bodies(content), "A file of responses") if body is not None)
+
+
+def _bodies(content: Any) -> Iterator[dict[str, Any] | None]:
+    """The responses, and None for each list."""
     if isinstance(content, list):
+        yield None
         for one in content:
-            yield from bodies(one)
+            yield from _bodies(one)
     elif isinstance(content, dict):
         inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), None)
-        yield from bodies(inner) if inner is not None else iter((content,))
+        yield from _bodies(inner) if inner is not None else iter((content,))
 
 
 def choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:

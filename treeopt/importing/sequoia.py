@@ -19,6 +19,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.storage import typed
 from treeopt.importing.files import Found
 from treeopt.importing.rates import SLACK, check_shares, from_shares
+from treeopt.trees.tree import MOST_DEPTH
 
 NAMES = ("acceptance", "acceptance_rate_vector")
 ALL_CHILDREN = "The vector sums to less than 1, so its last entry was taken as a child's, not as the chance of none."
@@ -36,6 +37,8 @@ def read(content: Any, path: Path, *, trials: int | None = None, heads: int | No
     """Counts of the same shares at every depth."""
     if heads is None:
         raise InvalidInput(f"{path} is one vector for all depths: say with --heads how many there are.")
+    if not 1 <= heads <= MOST_DEPTH:
+        raise InvalidInput(f"--heads must be 1 to {MOST_DEPTH}, but got {heads}.")
     vector = next(content[name] for name in NAMES if name in content) if isinstance(content, dict) else content
     chances = typed(list[float], vector.tolist() if isinstance(vector, np.ndarray) else vector, path)
     if len(chances) < 3 or chances[0] != 0:

@@ -33,6 +33,7 @@ from treeopt.trees.tree import MOST_DEPTH, IntArray
 Histograms = Mapping[int, Sequence[int]]  # by the length of the draft
 MOST_LENGTH = MOST_DEPTH  # guesses of a draft
 MOST_DRAFTS = 2**45  # of one count
+MOST_COUNTS = 2**22  # requests, by the guesses of a draft
 
 CHAIN = (
     "Only the first guess at each depth was counted, so only chains can be planned from it: "
@@ -70,6 +71,11 @@ class Drafts:
     def of(cls, groups: Sequence[Histograms], *, are_requests: bool = False) -> Drafts:
         """The counts of histograms by draft length, a row for each group."""
         depth = max((k for group in groups for k in group), default=0)
+        if len(groups) * depth > MOST_COUNTS:
+            raise InvalidInput(
+                f"There may be {MOST_COUNTS:,} counts in all, but {len(groups):,} requests of {depth} guesses have more: "
+                "import a part of them."
+            )
         tried = np.zeros((len(groups), depth), dtype=np.int64)
         passed = np.zeros_like(tried)
         lengths: dict[int, int] = {}

@@ -20,10 +20,12 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from treeopt.errors import InvalidInput, quoted
+from treeopt.files.bounds import MOST_ROWS, few
 from treeopt.files.rows import Count, Positive, checked, rule
 from treeopt.importing.files import Found, head_order
 from treeopt.importing.rates import CUMULATIVE, assumption, counted, from_shares, known_trials
 
+MOST_COLUMNS = 1000
 WIDE = re.compile(r"top[-_ ]?([1-9]\d{0,4})\Z", re.ASCII)
 Share = Annotated[float, Field(ge=0, le=1), rule("a share from 0 to 1")]
 
@@ -40,14 +42,16 @@ class Row(BaseModel):
 
 
 def matches(content: Any) -> bool:
-    return isinstance(content, str) and "head" in _cells(content.splitlines()[0])
+    return isinstance(content, str) and "head" in _cells(_header(content))
 
 
 def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
     """Counts of a table, long or wide."""
-    header = _cells(content.splitlines()[0])
+    header = _cells(_header(content))
     if len(set(header)) < len(header):
         raise InvalidInput(f"{path} must name every column once, but its header is {quoted(header)}.")
+    if len(header) > MOST_COLUMNS:
+        raise InvalidInput(f"{path} may have {MOST_COLUMNS:,} columns, but has {len(header):,}.")
     wide = {name: int(found[1]) for name in header if (found := WIDE.fullmatch(name))}
     place, value = _one(("top_k", "rank"), header, path), _one(("hits", "accuracy"), header, path)
     if wide and not place and not value:
@@ -62,13 +66,16 @@ def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
         )
     rows = _rows(content, header, wide, path)
     heads = head_order(dict.fromkeys(row.head for row in rows), path)
-    read_heads = [_of_head([row for row in rows if row.head == head], place, value, path) for head in heads]
+    by_head: dict[str, list[Row]] = {head: [] for head in heads}
+    for row in rows:
+        by_head[row.head].append(row)
+    read_heads = [_of_head(of_head, place, value, path) for of_head in by_head.values()]
     table = [values for values, _ in read_heads]
     given = [tried for _, tried in read_heads if tried is not None] or None
     if value == "accuracy":
         return from_shares(table, given, path, assumed=trials, cumulative=place == "top_k")
     if len({len(row) for row in table}) > 1:
-        raise InvalidInput(f"{path} must have as many ranks for every head, but has {[len(r) for r in table]}.")
+        raise InvalidInput(f"{path} must have as many ranks for every head, but has {quoted([len(r) for r in table])}.")
     known = known_trials(given, len(heads), path, trials)
     notes = [CUMULATIVE] * (place == "top_k") + [assumption(known[0])] * (given is None)
     hits = np.array(table, dtype=np.int64)
@@ -77,10 +84,12 @@ def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
 
 def _rows(content: str, header: list[str], wide: dict[str, int], path: Path) -> list[Row]:
     """One row a line, or of ``wide`` columns (name to k) one for each; empty cells are left out."""
-    rows = []
-    for number, line in enumerate(content.splitlines()[1:], 2):
+    rows: list[Row] = []
+    for number, line in enumerate(few(content.splitlines()[1:], path), 2):
         if not line.strip():
             continue
+        if len(rows) > MOST_ROWS:
+            raise InvalidInput(f"{path} may have {MOST_ROWS:,} cells, but has more.")
         cells = _cells(line)
         if len(cells) != len(header):
             raise InvalidInput(f"{path} line {number} must have {len(header)} cells, but it has {len(cells)}.")
@@ -119,5 +128,13 @@ def _one(names: tuple[str, ...], header: list[str], path: Path) -> str | None:
     return there[0] if there else None
 
 
+def _header(content: str) -> str:
+    return content.partition("\n")[0]
+
+
 def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in next(csv.reader([line.replace("\0", "")]), [])]
+    """The cells of a line; one where it is no CSV."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line.replace("\0", "")]), [])]
+    except csv.Error:
+        return [line]

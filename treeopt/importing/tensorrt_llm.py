@@ -27,6 +27,7 @@ from treeopt.importing.survival import Drafts, chain_histogram, to_calibration
 PREFIX = r"trtllm_spec_decode_"
 TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
 STATS = "specDecodingStats"
+MOST_LINE_CHARS = 2**16
 MEANS = ("decoding_stats", "perf_metrics", "phases")
 ASK = (
     "serve with return_perf_metrics: true and save /prometheus/metrics, which counts by token_position, or with "
@@ -111,8 +112,8 @@ def _iterations(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _literal(line: str) -> Any:
-    """A line as a literal; None where it is none. Nothing in it is run."""
+    """A line as a literal; None where it is none, or too long to be an iteration's. Nothing in it is run."""
     try:
-        return ast.literal_eval(line.strip()) if STATS in line else None
+        return ast.literal_eval(line.strip()) if len(line) < MOST_LINE_CHARS and STATS in line else None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None

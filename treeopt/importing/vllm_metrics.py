@@ -13,7 +13,6 @@ Steps without a draft are not counted. Older log lines have means only.
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from treeopt.errors import InvalidInput
+from treeopt.files.bounds import few, loads
 from treeopt.files.rows import Count, checked
 from treeopt.files.storage import typed
 from treeopt.importing.exposition import Counters, counters_among, is_exposition
@@ -32,9 +32,10 @@ from treeopt.importing.survival import BIASED, Drafts, Histograms, chain_histogr
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
 RATES = "spec_decode_per_position_acceptance_rates"
-LINE = re.compile(
-    r"SpecDecoding metrics: .*?Mean acceptance length: ([\d.]+|nan), .*?Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
-    r"Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
+# Both are searched for in turn, since a pattern with gaps in it takes hours on a line that repeats its beginning.
+MEAN = re.compile(r"SpecDecoding metrics: (?:(?!SpecDecoding).)*?Mean acceptance length: ([\d.]+|nan), ")
+COUNTS = re.compile(
+    r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
 )
 ANY_LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: ")
 OLD_LINE = (
@@ -81,13 +82,14 @@ def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str]]:
     lines: list[tuple[str, Printed]] = []
     old = 0
     for place, line in enumerate(text.splitlines(), 1):
-        found = LINE.search(line)
-        if found is None:
+        mean = MEAN.search(line)
+        counts = COUNTS.search(line, mean.end()) if mean else None
+        if mean is None or counts is None:
             old += bool(ANY_LINE.search(line))
-        elif "nan" not in found[1] + found[4]:
-            rates = [float(rate) for rate in found[4].split(", ")]
-            mean = number(found[1], path, "a mean acceptance length")
-            lines.append((f"{path}, line {place},", Printed(rates, whole(found[2]), whole(found[3]), mean)))
+        elif "nan" not in mean[1] + counts[3]:
+            rates = [float(rate) for rate in counts[3].split(", ")]
+            length = number(mean[1], path, "a mean acceptance length")
+            lines.append((f"{path}, line {place},", Printed(rates, whole(counts[1]), whole(counts[2]), length)))
     if not lines:
         raise InvalidInput(f"{path} has {OLD_LINE if old else 'no interval with drafts'}.")
     groups, notes = pooled(lines)
@@ -144,8 +146,10 @@ def _is_table(text: str) -> bool:
 def _rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
     """The runs of a sweep's summary.csv, as objects; lists are strings in it and what is missing is empty."""
     try:
-        for row in csv.DictReader(text.replace("\0", "").splitlines()):
+        for row in few(csv.DictReader(text.replace("\0", "").splitlines()), path):
             rates = row.get(RATES) or ""
-            yield {**row, RATES: json.loads(rates) if rates.startswith("[") else None}
-    except (csv.Error, ValueError, RecursionError):
+            yield {**row, RATES: loads(rates) if rates.startswith("[") else None}
+    except InvalidInput:
+        raise
+    except (csv.Error, ValueError):
         raise InvalidInput(f"{path} must be CSV with lists of rates under {RATES}, but is not.") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import OutOfRange
+from treeopt.files.shell import printable
 from treeopt.growth.score import Score
 from treeopt.pipeline.export import export_to
 from treeopt.records.benchmark import Benchmark
@@ -74,7 +75,8 @@ def html(record: Any) -> str:
     parts = []
     for segment in console.render(table(record)):
         bold = segment.style is not None and segment.style.bold and segment.text.strip()
-        parts.append(f"<b>{escape(segment.text)}</b>" if bold else escape(segment.text))
+        text = escape(printable(segment.text))
+        parts.append(f"<b>{text}</b>" if bold else text)
     return f'<pre style="{STYLE}">{"".join(parts)}</pre>'
 
 

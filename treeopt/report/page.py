@@ -20,7 +20,7 @@ from treeopt import __version__
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.export.write import export_plan, runners
 from treeopt.files import storage
-from treeopt.files.shell import command_line
+from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import changed
 from treeopt.records.origins import Drafter
@@ -185,7 +185,7 @@ def render(*, marks: list[Mark], **content: Any) -> str:
     )
     environment.filters["pm"] = pm
     environment.globals.update(certainty=certainty, bench_table=bench_table, count=count)
-    return environment.get_template("report.html.j2").render(
+    page = environment.get_template("report.html.j2").render(
         tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
         style=Markup(style),
         script=Markup(script),
@@ -194,6 +194,7 @@ def render(*, marks: list[Mark], **content: Any) -> str:
         version=__version__,
         **content,
     )
+    return printable(page)
 
 
 def origin_rows(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -8,7 +8,6 @@ sample  several rows of the same step are samples of it; those of one round are 
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from treeopt.errors import InvalidInput
+from treeopt.files.bounds import few, loads
 from treeopt.files.provenance import Provenance
 from treeopt.files.rows import Amount, Count, Positive, checked
 from treeopt.files.storage import read_text
@@ -187,7 +187,7 @@ def read_rows(file: Path) -> list[Row]:
     """The rows of a table (comma, semicolon or tab) or of JSON lines; InvalidInput names the line."""
     text = read_text(file).removeprefix("\ufeff")
     found, unused = [], set[str]()
-    for line, record in _records(file, text):
+    for line, record in few(_records(file, text), file):
         try:
             if {"step_time", "num_draft_tokens", "steps"} <= record.keys():
                 found.append(checked(SglangLine, record).row())
@@ -237,8 +237,8 @@ def _records(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _json(file: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = loads(line)
+    except ValueError:
         record = None
     if not isinstance(record, dict):
         raise InvalidInput(f"{file} line {number} must be one JSON object; was it cut off?")

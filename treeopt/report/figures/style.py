@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from treeopt.files.shell import printable
 from treeopt.records.rules import option_of
 
 if TYPE_CHECKING:
@@ -254,10 +255,14 @@ def span(numbers: Sequence[int]) -> str:
 @look()
 def to_bytes(figure: Figure, kind: str, dpi: float = DPI) -> bytes:
     """The figure as a PNG or SVG file, without dates: the same figure gives the same bytes."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(printable(text.get_text()))
     stream = io.BytesIO()
     nobody = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[kind]
     figure.savefig(stream, format=kind, dpi=dpi, metadata=nobody)
-    return stream.getvalue()
+    return stream.getvalue() if kind == "png" else printable(stream.getvalue().decode()).encode()
 
 
 def to_svg(figure: Figure, prefix: str = "") -> str:
