@@ -428,7 +428,7 @@ def test_texts_of_others_are_inert(visit, hostile, bypass_csp):
     assert f"empty {EVIL}" in told
     page.hover("#tree-0-node-0")
     assert f"before {EVIL}" in page.locator("#tip").text_content()
-    assert page.locator("#tip mark").first.text_content() == f"guess {EVIL}\n".replace("\n", "⏎\n")
+    assert page.locator("#tip mark").first.text_content().startswith(f"guess {EVIL}".replace("\n", "⏎\n"))
     assert page.locator("#tip img, #tip script").count() == 0
 
 
