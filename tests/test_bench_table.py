@@ -10,8 +10,9 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.benchmark import Benchmark, Quality
-from treeopt.records.plan import RunnerUp
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.contender import Quality
+from treeopt.records.expected import RunnerUp
 from treeopt.report.bench_table import about_rule, bench_table, quality_rows, text_price
 from treeopt.report.plan_table import plan_table, tree_view
 from treeopt.trees.shapes import Limits
@@ -26,7 +27,6 @@ JUDGED = {
     "difference_nats_per_token_stderr": 0.062,
     "changed_answers_share": 1.0,
     "changed_tokens_share": 0.66,
-    "answers": 12,
 }
 
 
@@ -34,14 +34,25 @@ def ruled(bench, acceptance):
     """As a benchmark under a rule; texts that depend on the tree are judged."""
     judged = acceptance["rule"] in ("rejection", "typical")
     quality = {contender.name: Quality(**JUDGED) for contender in bench.contenders} if judged else None
-    return replace(bench, provenance={"acceptance": acceptance}, quality=quality)
+    bench = replace(bench, provenance={"acceptance": acceptance}, quality=quality)
+    if not judged:
+        return bench
+    changed = [
+        replace(c, identical=0, sequences=[replace(a, identical=False) for a in c.sequences]) for c in bench.contenders
+    ]
+    return replace(bench, contenders=tuple(changed))
 
 
 def at_speed(bench, speed):
     """The chosen tree that many times as fast as plain decoding, up to noise of the blocks."""
     plain, chosen, *others = bench.contenders
-    blocks = [replace(block, decode_s=block.decode_s / speed) for block in plain.blocks]
-    chosen = replace(chosen, blocks=[replace(block, tokens=50) for block in blocks])
+    steps = {(block.round, *block.prompts): block.steps for block in chosen.blocks}
+    blocks = [
+        replace(block, steps=steps[(block.round, *block.prompts)], decode_s=block.decode_s / speed)
+        for block in plain.blocks
+    ]
+    seconds = sum(block.decode_s for block in blocks)
+    chosen = replace(chosen, blocks=blocks, tokens_per_s=sum(block.tokens for block in blocks) / seconds)
     return replace(bench, contenders=(plain, chosen, *others))
 
 

@@ -22,8 +22,9 @@ from treeopt.growth.source import source_of
 from treeopt.planning.comparison import dense_widths
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.benchmark import Benchmark, Block, Contender
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.contender import Answer, Block, Contender
 from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -84,11 +85,12 @@ def some_profile(batch_sizes, *, depth: int = 3, largest: int = 64, parts: bool 
 def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchmark:
     rng = np.random.default_rng(2)
 
-    def contender(name: str, tree: Tree, rate: float, speed: float) -> Contender:
+    def contender(name: str, tree: Tree, speed: float, accepted: list[int]) -> Contender:
+        rate = 1 + sum(n * count for n, count in enumerate(accepted)) / 100
         timed = [
             Block(
                 round=r,
-                prompts=[100 * g + i],
+                prompts=[g * blocks + i],
                 tokens=50,
                 steps=round(50 / rate),
                 group=group,
@@ -104,27 +106,50 @@ def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchma
             size=len(tree),
             medusa_choices=tree.choices,
             steps=100,
-            passes=90,
+            passes=105,
             tokens=round(100 * rate),
             tokens_per_step=rate,
-            tokens_per_s=100 * speed,
+            tokens_per_s=sum(b.tokens for b in timed) / sum(b.decode_s for b in timed),
             identical=9,
             compared=9,
             predicted_tokens_per_step=rate * 1.03,
-            replayed_tokens_per_step=rate,
-            accepted=[50, 30, 20],
+            accepted=accepted,
             replayed_accepted=[40, 40, 20],
             predicted_accepted=[0.5, 0.25, 0.25],
             blocks=timed,
         )
 
     found = [
-        contender("plain", Tree.chain(0), 1.0, 1.0),
-        contender("chosen", Tree.chain(2), 1.7, 1.4),
-        contender("mc_sim_7b_63", published_tree(), 2.2, 0.8),
-        contender("a tree with a name as long as a file's may be", Tree.chain(3), 1.8, 1.3),
+        contender("plain", Tree.chain(0), 1.0, [100]),
+        contender("chosen", Tree.chain(2), 1.4, [50, 30, 20]),
+        contender("mc_sim_7b_63", published_tree(), 0.8, [30, 30, 30, 10]),
+        contender("a tree with a name as long as a file's may be", Tree.chain(3), 1.3, [40, 40, 20]),
     ]
     return Benchmark(contenders=tuple(found), dtype="bfloat16", rounds=2, prompts="held out")
+
+
+def with_answers(contender: Contender) -> Contender:
+    """With the answers that its blocks are of, the first of them unlike the plain one."""
+    answers = [
+        Answer(id=str(p), steps=block.steps, tokens=1 + block.tokens, identical=p > 0, group=block.group)
+        for block in contender.blocks
+        if block.round == 0
+        for p in block.prompts
+    ]
+    answers[0] = replace(answers[0], first_difference=2, logit_gap=0.01)
+    steps, tokens = sum(a.steps for a in answers), sum(a.tokens - 1 for a in answers)
+    most, rest = divmod(tokens - steps, steps)
+    return replace(
+        contender,
+        steps=steps,
+        passes=steps,
+        tokens=tokens,
+        tokens_per_step=tokens / steps,
+        identical=len(answers) - 1,
+        compared=len(answers),
+        accepted=[0] * most + [steps - rest, rest],
+        sequences=answers,
+    )
 
 
 def some_groups(heads: int, names) -> dict:

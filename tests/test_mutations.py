@@ -22,8 +22,9 @@ from treeopt.importing import read_measurement
 from treeopt.pipeline import read_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.benchmark import Answer, Benchmark, Block, Contender
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.contender import Answer, Block, Contender
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
@@ -89,18 +90,18 @@ def write_plan(path):
 
 
 def write_bench(path):
-    block = Block(round=0, prompts=[0], tokens=4, steps=2, decode_s=0.1, group="a")
-    sequence = Answer(id="x", steps=2, tokens=5, identical=True, group="a")
+    block = Block(round=0, prompts=[0], tokens=4, steps=4, decode_s=0.1, group="a")
+    sequence = Answer(id="x", steps=4, tokens=5, identical=True, group="a")
     contenders = [
         Contender(
             name=name,
             batch_size=1,
             size=1,
             medusa_choices=[],
-            steps=2,
-            passes=3,
+            steps=4,
+            passes=5,
             tokens=4,
-            tokens_per_step=2.0,
+            tokens_per_step=1.0,
             tokens_per_s=40.0,
             identical=1,
             compared=1,

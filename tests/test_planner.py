@@ -14,8 +14,9 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE
-from treeopt.records.benchmark import Benchmark, Block, Contender
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.contender import Block, Contender
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import FOLDS, fold_numbers

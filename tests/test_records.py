@@ -147,7 +147,7 @@ def test_options_of_what_is_given_anew_are_not_taken_over(run):
 
 # Plans and benchmarks, typed to the leaf
 
-TIMED = {"tokens_per_step": 1.9, "tokens_per_s": 400.0}
+TIMED = {"tokens_per_step": 1.9, "tokens_per_s": 1520.0}
 SPEEDUP = {"value": 1.5, "low": 1.4, "high": 1.6}
 ENTRY = {
     "batch_size": 4,
@@ -174,12 +174,12 @@ FULL_ENTRY = ENTRY | {
         "conversations": 40,
         "steps": 900,
     },
-    "interval95": {"tokens_per_step": [1.8, 2.0], "size": [2.0, 5.0]},
+    "interval95": {"tokens_per_step": [1.8, 2.0], "size": [3.0, 4.0]},
     "tied_sizes": [3, 4],
     "runner_up": {
         "size": 4,
         "depth": 2,
-        "tokens_per_s": 398.0,
+        "tokens_per_s": 1512.0,
         "behind": 0.005,
         "behind_stderr": 0.01,
         "prompts_to_separate": None,
@@ -192,11 +192,14 @@ FULL_ENTRY = ENTRY | {
         "prompts": 24,
         "afresh": {"name": "3 rows, depth 2", "size": 3, "speedup": None, "prompts": 24, **TIMED},
     },
-    "best_chain": {"size": 2, "depth": 1, "step_ms": 4.5, **TIMED},
+    "best_chain": {"size": 2, "depth": 1, "step_ms": 5.0, **TIMED},
     "unconstrained": {"size": 5, "depth": 3, **TIMED},
     "warnings": ["beware"],
     "groups": {"code": {"tokens_per_step": 2.1, "tokens_per_step_stderr": 0.1, "speedup": None}},
-    "curve": [{"size": 3, "depth": 2, "step_ms": 5.0, "tokens_per_s_stderr": 3.0, **TIMED}],
+    "curve": [
+        {"size": 3, "depth": 2, "step_ms": 5.0, "tokens_per_s_stderr": 3.0, **TIMED},
+        {"size": 4, "depth": 2, "step_ms": 5.03, "tokens_per_s_stderr": 3.0, **TIMED, "tokens_per_s": 1512.0},
+    ],
 }
 PLAN = {
     "schema": "treeopt.plan/1",
@@ -223,11 +226,11 @@ CONTENDER = {
     "size": 2,
     "medusa_choices": [[0]],
     "steps": 10,
-    "passes": 12,
+    "passes": 11,
     "tokens": 15,
     "tokens_per_step": 1.5,
     "tokens_per_s": None,
-    "identical": 1,
+    "identical": 0,
     "compared": 1,
 }
 FULL_CONTENDER = CONTENDER | {
@@ -269,9 +272,9 @@ BENCH = {
             "difference_nats_per_token_stderr": 0.02,
             "changed_answers_share": 1.0,
             "changed_tokens_share": 0.6,
-            "answers": 12,
-            "tokens": 600,
-            "reference_tokens": 590,
+            "answers": 1,
+            "tokens": 16,
+            "reference_tokens": 15,
             "reference_log_likelihood_nats_per_token": -0.7,
             "reference_log_likelihood_nats_per_token_stderr": 0.1,
         }

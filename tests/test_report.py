@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.test_bench_table import REJECT, TYPICAL, at_speed, ruled
-from tests.test_figures import long_trace, some_bench, some_profile
+from tests.test_figures import long_trace, some_bench, some_profile, with_answers
 from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
@@ -24,10 +24,10 @@ from treeopt.files.shell import OBEYED
 from treeopt.pipeline import notebook
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.benchmark import Answer, Benchmark
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
-from treeopt.records.plan import Plan
+from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
@@ -81,9 +81,8 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
     replace(plan, entries=tuple(warned), inputs=inputs_of(run.trace, run.profile)).save(run.plan)
     for batch_size in batch_sizes:
         bench = some_bench(names, batch_size=batch_size)
-        odd = Answer(id="x", steps=3, tokens=9, identical=False, group=names[0], logit_gap=0.01)
-        contenders = [replace(c, sequences=[odd]) for c in bench.contenders[:-1]]
-        contenders.append(replace(bench.contenders[-1], name=f"mine {text}"))
+        contenders = [with_answers(contender) for contender in bench.contenders]
+        contenders[-1] = replace(contenders[-1], name=f"mine {text}")
         replace(
             bench,
             contenders=tuple(contenders),
@@ -132,7 +131,15 @@ def test_a_run_with_some_of_its_files_makes_a_report(no_pictures, tmp_path, gone
 def test_do_not_speculate_is_said(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     plan = run.read_plan()
-    lone = replace(plan.entries[0], size=1, depth=0, medusa_choices=[], groups={})
+    plain = plan.entries[0].curve[0]
+    lone = PlanEntry(
+        **{name: getattr(plain, name) for name in ("size", "depth", "tokens_per_step", "step_ms", "tokens_per_s")},
+        batch_size=1,
+        context_tokens=plan.entries[0].context_tokens,
+        medusa_choices=[],
+        speedup=1.0,
+        curve=plan.entries[0].curve,
+    )
     Plan(entries=(lone,), drafter=plan.drafter).save(run.plan)
     page = write_report(run).read_text()
     assert "No tree pays here" in page
@@ -203,12 +210,6 @@ def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_pat
 
 def test_groups_have_errors_and_their_shares_add_up(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,), groups=("a", "b", "c"))
-    bench = Benchmark.load(run.bench_of(1))
-    answers = [
-        Answer(id=str(i), steps=3 + i % 2, tokens=9, identical=True, group=name)
-        for i, name in enumerate(bench.groups * 3)
-    ]
-    replace(bench, contenders=tuple(replace(c, sequences=answers) for c in bench.contenders)).save(run.bench_of(1))
     page = html.unescape(write_report(run).read_text())
     table = page[
         page.index("The chosen tree by group") : page.index("</table>", page.index("The chosen tree by group"))
@@ -218,7 +219,7 @@ def test_groups_have_errors_and_their_shares_add_up(no_pictures, tmp_path):
     for tokens, speedup, count, _, measured, ratio in rows:
         assert "±" in tokens
         assert "±" in speedup
-        assert count == "3"
+        assert count == "6"
         assert "±" in measured
         assert "[" in ratio
     assert sum(int(row[3].rstrip("%")) for row in rows) == 100
@@ -227,7 +228,7 @@ def test_groups_have_errors_and_their_shares_add_up(no_pictures, tmp_path):
 def test_tied_sizes_are_a_band(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     plan = run.read_plan()
-    replace(plan, entries=(replace(plan.entries[0], tied_sizes=[3, 4, 5, 9]),)).save(run.plan)
+    replace(plan, entries=(replace(plan.entries[0], tied_sizes=[3, 4, 5, plan.entries[0].size]),)).save(run.plan)
     page = write_report(run).read_text()
     assert page.count('class="band"') == 2
     assert "shaded: tied sizes" in page

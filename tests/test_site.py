@@ -18,8 +18,9 @@ import pytest
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.files.shipped import LAYOUTS
-from treeopt.records.benchmark import Answer, Benchmark, Block, Contender
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.contender import Answer, Block, Contender
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace

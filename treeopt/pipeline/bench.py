@@ -13,7 +13,7 @@ from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups
 from treeopt.pipeline.trees import named_tree
-from treeopt.records.benchmark import Predicted
+from treeopt.records.contender import Predicted
 from treeopt.records.inputs import STALE, changed, inputs_of
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_rule

@@ -13,7 +13,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.pipeline.calibrate import collect, first_conversations
-from treeopt.records.benchmark import Quality
+from treeopt.records.contender import Quality
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import Answers, RankTrace

@@ -11,8 +11,9 @@ from treeopt.files.writing import discard
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
+from treeopt.records.expected import Decoded, DecodedAfresh, Verified
 from treeopt.records.inputs import Accuracies
-from treeopt.records.plan import Decoded, DecodedAfresh, Plan, PlanEntry, Verified
+from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.trees.tree import Tree

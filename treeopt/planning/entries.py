@@ -11,7 +11,8 @@ from treeopt.planning.candidates import Candidates, Floats
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, runner_up, select
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
-from treeopt.records.plan import BestChain, CurvePoint, GroupFigures, Interval95, PlanEntry, PlanPredicted, TreeFigures
+from treeopt.records.expected import BestChain, CurvePoint, GroupFigures, Interval95, PlanPredicted, TreeFigures
+from treeopt.records.plan import PlanEntry
 from treeopt.trees.tree import Choice, Tree
 
 

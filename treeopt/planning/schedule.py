@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from treeopt.planning.candidates import Candidates, Key
 from treeopt.planning.select import Selection
-from treeopt.records.plan import BatchRange
+from treeopt.records.ranges import BatchRange
 
 
 def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[BatchRange]:

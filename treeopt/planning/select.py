@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.planning.candidates import Candidates
-from treeopt.records.plan import RunnerUp
+from treeopt.records.expected import RunnerUp
 from treeopt.trees.tree import IntArray
 
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with

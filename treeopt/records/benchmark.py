@@ -1,13 +1,9 @@
-"""What real decoding measured, contender by contender: ``bench.json``.
-
-steps    decoding steps summed over rows; a step of a batch of b live rows counts b times
-passes   forwards of the target, prefills included
-block    prompts that were decoded together with one contender; contenders are interleaved by block
-"""
+"""What real decoding measured, contender by contender: ``bench.json``, and their ratios."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,113 +11,13 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95, stderr
+from treeopt.records.agreement import SUMS, agree, at_place, rounding, within
+from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95
+from treeopt.records.contender import Contender, Quality
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Acceptance, check_origins
 
 FEWEST_BLOCKS = 5  # below it no interval is given
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Timed steps (all rows live) of one contender on one block of prompts in one round."""
-
-    round: int
-    prompts: list[int]
-    tokens: int
-    steps: int
-    decode_s: float
-    group: str = ""  # a block's prompts are all of one group
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a contender decoded for one prompt, beside the plain answer and the replay."""
-
-    id: str  # of the conversation
-    steps: int
-    tokens: int
-    identical: bool
-    replayed_steps: int | None = None
-    group: str = ""
-    first_difference: int | None = None  # place of the first token that differs
-    logit_gap: float | None = None  # between the two tokens there, at the target
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """Tokens per step, predicted in three ways; None where unknown.
-
-    product  : as if guesses were right or wrong independently of each other
-    joint    : averaged over all states
-    replayed : as decoding goes, with its standard error
-    """
-
-    product: float | None = None
-    joint: float | None = None
-    replayed: float | None = None
-    replayed_stderr: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quality:
-    """What the target thinks of a contender's texts, and how far they are from the reference: plain answers."""
-
-    log_likelihood_nats_per_token: float
-    log_likelihood_nats_per_token_stderr: float
-    difference_nats_per_token: float
-    difference_nats_per_token_stderr: float
-    changed_answers_share: float
-    changed_tokens_share: float
-    answers: int | None = None
-    tokens: int | None = None
-    reference_tokens: int | None = None
-    reference_log_likelihood_nats_per_token: float | None = None
-    reference_log_likelihood_nats_per_token_stderr: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """One tree, or plain decoding (size 1), on all prompts."""
-
-    name: str
-    batch_size: int
-    size: int
-    medusa_choices: list[list[int]]
-    steps: int
-    passes: int
-    tokens: int
-    tokens_per_step: float
-    tokens_per_s: float | None
-    identical: int
-    compared: int
-    decode_s: list[float] = field(default_factory=list)  # per round
-    prefill_s: float | None = None
-    predicted: Predicted = field(default_factory=Predicted)
-    predicted_tokens_per_step: float | None = None  # the replayed one
-    replayed_steps: int | None = None
-    replayed_tokens_per_step: float | None = None
-    accepted: list[int] = field(default_factory=list)  # steps that emitted 0, 1, ... guesses
-    replayed_accepted: list[int] = field(default_factory=list)  # the same by replay
-    predicted_accepted: list[float] = field(default_factory=list)  # share of steps, before this run
-    sequences: list[Answer] = field(default_factory=list)
-    blocks: list[Block] = field(default_factory=list)
-
-    @property
-    def stderr(self) -> float | None:
-        """Standard error of tokens_per_step over conversations; None for fewer than two."""
-        return self.stderr_of(None)
-
-    def stderr_of(self, group: str | None) -> float | None:
-        """The same on the answers of a group alone."""
-        answers = [answer for answer in self.sequences if group in (None, answer.group)]
-        names = {name: i for i, name in enumerate(dict.fromkeys(answer.id for answer in answers))}
-        if len(names) < 2:
-            return None
-        which = [names[answer.id] for answer in answers]
-        tokens = np.bincount(which, [answer.tokens - 1 for answer in answers])
-        steps = np.bincount(which, [answer.steps for answer in answers])
-        return stderr(drawn_rates(tokens, steps, conversation_draws(len(names))), len(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +27,13 @@ class Ratio:
     value: float
     low: float | None
     high: float | None
+
+    def check(self) -> None:
+        """Raise InvalidInput for a ratio outside its interval, or below 0."""
+        ends = self.low, self.high
+        slack = SUMS + sum(rounding(number) for number in (self.value, *ends) if number is not None)
+        within(0, inf if ends[1] is None else ends[1] + slack, speedup=self.value)
+        within(0 if ends[0] is None else ends[0] - slack, speedup=self.value)
 
     def __str__(self) -> str:
         interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
@@ -236,7 +139,41 @@ class Benchmark(Drawn):
     def load(cls, path: str | Path) -> Benchmark:
         document = storage.read_json(path, "bench", required=("contenders",))
         check_origins(document, path)
-        return storage.typed(cls, document, path)
+        bench = storage.typed(cls, document, path)
+        bench.check(path)
+        return bench
+
+    def check(self, source: str | Path) -> None:
+        """Raise InvalidInput, with the place in the file ``source``, where numbers contradict one another."""
+        first = self.contenders[0]
+        with at_place(source, "the top"):
+            within(1, rounds=self.rounds, max_new_tokens=self.max_new_tokens)
+            within(0, 1, loop_share=self.loop_share)
+            if first.blocks:
+                agree("rounds", self.rounds, 1 + max(block.round for block in first.blocks), "those of the blocks")
+        for i, contender in enumerate(self.contenders):
+            contender.check(source, f"contenders.{i}", self.max_new_tokens)
+            with at_place(source, f"contenders.{i}"):
+                self._check_alike(first, contender)
+        for name, quality in (self.quality or {}).items():
+            with at_place(source, f"quality.{name}"):
+                quality.check(self.contender(name))
+
+    def _check_alike(self, first: Contender, other: Contender) -> None:
+        """Raise InvalidInput unless two contenders decoded the same prompts."""
+        agree("batch_size", other.batch_size, first.batch_size, f"that of {first.name}")
+        agree("compared", other.compared, first.compared, f"that of {first.name}")
+        decoded = [
+            [[a.id for a in c.sequences], sorted((b.round, b.prompts) for b in c.blocks)] for c in (first, other)
+        ]
+        for what, ours, theirs in zip(("sequences", "blocks"), decoded[1], decoded[0], strict=True):
+            if ours and theirs and ours != theirs:
+                raise InvalidInput(f"The {what} must be of the same prompts as those of {first.name}, but are not.")
+        replayed = [c.replayed_steps and c.replayed_tokens_per_step for c in (first, other)]
+        if all(replayed):
+            tokens = [(c.replayed_steps or 0) * (c.replayed_tokens_per_step or 0.0) for c in (first, other)]
+            rates = [c.replayed_tokens_per_step for c in (first, other)]
+            agree("replayed_steps x replayed_tokens_per_step", tokens[1], tokens[0], f"that of {first.name}", *rates)
 
 
 def _with_interval(value: Any, samples: Any, blocks: int) -> Ratio:

@@ -7,119 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage
-from treeopt.records.benchmark import Predicted, Ratio
+from treeopt.records.agreement import agree, at_place, rounding, shares, within
 from treeopt.records.display import Drawn, Exported, viewer
+from treeopt.records.expected import (
+    BestChain,
+    CurvePoint,
+    GroupFigures,
+    Interval95,
+    PlanPredicted,
+    RunnerUp,
+    TreeFigures,
+    Verified,
+    check_speed,
+)
 from treeopt.records.origins import Acceptance, Drafter, Runtime
-from treeopt.trees.shapes import Limits
+from treeopt.records.ranges import BatchRange, check_schedule, each_its_own
+from treeopt.trees.shapes import SHAPES, Limits, check_shape
 from treeopt.trees.tree import Choice, Tree
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanPredicted(Predicted):
-    """The predictions of an entry, and how many sequences, conversations and steps they rest on."""
-
-    sequences: int | None = None
-    conversations: int | None = None
-    steps: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval95:
-    """95 % intervals, [low, high], of an entry's figures and of the size that would be fastest."""
-
-    tokens_per_step: list[float] | None = None
-    tokens_per_s: list[float] | None = None
-    speedup: list[float] | None = None
-    size: list[float] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeFigures:
-    """What a tree is expected to reach; tokens_per_s is None where there was no profile."""
-
-    size: int
-    depth: int
-    tokens_per_step: float
-    tokens_per_s: float | None = None
-
-    @property
-    def rate(self) -> float:
-        """What trees are compared by: tokens per second, or per step where no latency is known."""
-        return self.tokens_per_s or self.tokens_per_step
-
-
-@dataclass(frozen=True, kw_only=True)
-class BestChain(TreeFigures):
-    """The fastest chain of top-1 guesses."""
-
-    step_ms: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint(TreeFigures):
-    """The best tree of one size."""
-
-    step_ms: float | None = None
-    tokens_per_s_stderr: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerUp:
-    """The fastest tree of another size.
-
-    behind : log of the chosen tree's tokens per second over this one's, with its standard error
-    prompts_to_separate : conversations that would tell the two apart; None where more would not
-    """
-
-    size: int
-    depth: int
-    tokens_per_s: float
-    behind: float
-    behind_stderr: float
-    prompts_to_separate: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoded:
-    """What real decoding with a tree reached; speedup is over plain decoding, None where nothing was timed."""
-
-    name: str
-    size: int
-    tokens_per_step: float
-    tokens_per_s: float | None
-    speedup: Ratio | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodedAfresh(Decoded):
-    """What the winner reached on prompts that it was not chosen by."""
-
-    prompts: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """A choice by real decoding: all that decoded the same ``prompts``, plain decoding among them, and the winner."""
-
-    size: int
-    depth: int
-    finalists: list[Decoded]
-    prompts: int
-    afresh: DecodedAfresh
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupFigures:
-    """What the chosen tree is expected to reach on a group of prompts."""
-
-    tokens_per_step: float | None = None
-    tokens_per_step_stderr: float | None = None
-    speedup: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +90,107 @@ class PlanEntry:
         """What trees are compared by: tokens per second, or per step where no latency is known."""
         return self.tokens_per_s or self.tokens_per_step
 
+    def check(self, source: str | Path, where: str) -> None:
+        """Raise InvalidInput, with the place in the file, where the figures contradict one another."""
+        with at_place(source, where):
+            within(1, batch_size=self.batch_size)
+            within(0, context_tokens=self.context_tokens, **{k: v for k, v in vars(self).items() if "stderr" in k})
+            check_speed(self.size, self.tokens_per_step, self.step_ms, self.tokens_per_s, self.batch_size)
+            self._check_predicted()
+            self._check_growth()
+            if self.interval95:
+                self.interval95.check(
+                    tokens_per_step=self.tokens_per_step, tokens_per_s=self.tokens_per_s, speedup=self.speedup
+                )
+            if self.verified:
+                self.verified.check(self.size, self.depth, self.batch_size)
+        for i, point in enumerate(self.curve):
+            with at_place(source, f"{where}.curve.{i}"):
+                point.check(self.batch_size)
+        with at_place(source, where):
+            self._check_curve()
+        for name in ("best_chain", "unconstrained"):
+            if (figures := getattr(self, name)) is not None:
+                with at_place(source, f"{where}.{name}"):
+                    figures.check(self.batch_size)
+        if self.runner_up:
+            with at_place(source, f"{where}.runner_up"):
+                self.runner_up.check(self.tokens_per_s)
+        for name, group in self.groups.items():
+            with at_place(source, f"{where}.groups.{name}"):
+                group.check(self.size, self.tokens_per_step, self.speedup)
+
+    def _check_predicted(self) -> None:
+        of, rate = self.predicted, self.tokens_per_step
+        within(1, self.size, product=of.product, joint=of.joint, replayed=of.replayed)
+        within(0, replayed_stderr=of.replayed_stderr)
+        within(1, sequences=of.sequences, steps=of.steps)
+        within(1, of.sequences or inf, conversations=of.conversations)
+        agree("predicted.replayed", of.replayed, rate, "the entry's tokens_per_step", rate)
+        if self.tokens_per_step_stderr is not None:
+            error = self.tokens_per_step_stderr
+            agree("predicted.replayed_stderr", of.replayed_stderr, error, "the entry's tokens_per_step_stderr", error)
+        if of.replayed is None:
+            agree("predicted.product", of.product, rate, "the entry's tokens_per_step", rate)
+        shares("accepted", self.accepted)
+        if self.accepted:  # a step that ends an answer may emit a guess and no token behind it
+            ending = 1.0 if of.joint is None else (of.sequences or 1) / (of.steps or 1)
+            slack = sum(i * rounding(share) for i, share in enumerate(self.accepted)) + rounding(rate)
+            mean = 1 + sum(i * share for i, share in enumerate(self.accepted))
+            most = rate + slack + (ending if of.replayed is not None else 0.0)
+            within(rate - slack, most, **{"1 + the mean of accepted": mean})
+
+    def _check_growth(self) -> None:
+        if not self.growth_order:
+            return
+        own = [path for path, _ in self.growth_order[: self.size - 1]]
+        if {tuple(path) for path in own} != set(self.tree.paths[1:]):
+            raise InvalidInput(
+                f"growth_order must begin with the {self.size - 1} paths of the tree, but has {own[:8]}."
+            )
+        sums, slack = 1.0, 0.0
+        for n, (_, gain) in enumerate(self.growth_order, 1):
+            sums, slack = sums + gain, slack + rounding(gain)
+            within(1 - slack, n + 1 + slack, **{f"1 + the first {n} gains of growth_order": sums})
+            if n == self.size - 1 and self.predicted.product is not None and self.predicted.replayed is None:
+                rate = self.tokens_per_step + slack
+                within(rate - 2 * slack, rate, **{"1 + the gains of the tree": sums})
+
+    def _check_curve(self) -> None:
+        sizes = [point.size for point in self.curve]
+        for name, found in (("curve", sizes), ("tied_sizes", self.tied_sizes)):
+            if found != sorted(set(found)) or (found and found[0] < 1):
+                raise InvalidInput(f"The sizes of {name} must rise, but are {found[:8]}.")
+        points = {point.size: point for point in self.curve}
+        named = {self.size, *self.tied_sizes, *((self.interval95 and self.interval95.size) or ())}
+        named |= {self.runner_up.size} if self.runner_up else set()
+        if points and (strange := sorted(named - points.keys())):
+            raise InvalidInput(
+                f"curve must have a point for every size that is named, but has none for {strange[0]:g}."
+            )
+        if self.tied_sizes and self.size not in self.tied_sizes and self.verified is None:
+            raise InvalidInput(
+                f"tied_sizes must have the chosen size {self.size} among them, but are {self.tied_sizes[:8]}."
+            )
+        if points and (runner := self.runner_up):
+            best = points[runner.size]
+            if best.depth == runner.depth and (speed := best.tokens_per_s) is not None:
+                agree("runner_up.tokens_per_s", runner.tokens_per_s, speed, "the curve's", speed)
+        if own := points.get(self.size):
+            if own.depth == self.depth:
+                agree("tokens_per_step", self.tokens_per_step, own.tokens_per_step, "the curve's", own.tokens_per_step)
+                if own.step_ms is not None:
+                    agree("step_ms", self.step_ms, own.step_ms, "the curve's", own.step_ms)
+            else:
+                within(
+                    0, own.rate + rounding(own.rate) + rounding(self.rate), **{"tokens per second or step": self.rate}
+                )
+        if (plain := points.get(1)) and plain.step_ms and self.step_ms:
+            of = self.tokens_per_step, plain.step_ms, self.step_ms
+            agree(
+                "speedup", self.speedup, of[0] * of[1] / of[2], "tokens_per_step x the step_ms of size 1 / step_ms", *of
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedEngine:
@@ -201,22 +212,18 @@ class Constraint:
     mix: dict[int, float] | None = None
     engine: PlannedEngine | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class BatchRange:
-    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the tree of ``entries[entry]``.
-
-    ``loss`` is the largest share of the throughput that it costs at a batch size of the range, None where there is
-    no profile. In the file ``first`` and ``last`` are "from" and "to".
-    """
-
-    first: int
-    last: int | None
-    entry: int
-    loss: float | None = None
-
-    def __str__(self) -> str:
-        return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"
+    def check(self, entry: PlanEntry) -> None:
+        """Raise InvalidInput where an entry's tree is not within the limits."""
+        tree = entry.tree
+        within(0, inf if self.budget is None else self.budget, size=len(tree))
+        within(0, inf if self.max_depth is None else self.max_depth, depth=tree.depth)
+        within(0, inf if self.max_rank is None else self.max_rank, **{"the largest rank": max(tree.max_rank, 0)})
+        if self.shape is not None:
+            check_shape(self.shape)
+            if not SHAPES[self.shape](tree):
+                raise InvalidInput(f"The tree must be {self.shape}, as the search was asked, but is not.")
+        if self.mix is not None and not self.mix.get(entry.batch_size, 0) > 0:
+            raise InvalidInput(f"mix must have a share above 0 for batch size {entry.batch_size}, but has {self.mix}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,32 +335,19 @@ class Plan(Drawn):
                 {names.get(key, key): value for key, value in part.items()} if isinstance(part, dict) else part
                 for part in document["schedule"]
             ]
-        return storage.typed(cls, document, path)
+        plan = storage.typed(cls, document, path)
+        plan.check(path)
+        return plan
 
-
-def each_its_own(batch_sizes: list[int]) -> list[BatchRange]:
-    """The schedule in which every entry serves the batch sizes from its own up to the next one's.
-
-    >>> print(*each_its_own([2, 8]), sep="; ")
-    from 1 to 7: entry 0; from 8 to the end: entry 1
-    """
-    first = {size: i for i, size in reversed(list(enumerate(batch_sizes)))}
-    begins = [1, *sorted(first)[1:]]
-    ends = [*(begin - 1 for begin in begins[1:]), None]
-    return [
-        BatchRange(first=begin, last=end, entry=first[size])
-        for size, begin, end in zip(sorted(first), begins, ends, strict=True)
-    ]
-
-
-def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
-    """Raise InvalidInput where ranges overlap, leave a gap, or name no entry."""
-    begin: int | None = 1
-    for part in schedule:
-        if part.first != begin or (part.last is not None and part.last < part.first):
-            raise InvalidInput(f"A schedule must have ranges from 1 on that follow each other, but has '{part}'.")
-        if not 0 <= part.entry < n_entries:
-            raise InvalidInput(f"A schedule must name entries 0 to {n_entries - 1}, but has '{part}'.")
-        begin = None if part.last is None else part.last + 1
-    if begin is not None:
-        raise InvalidInput("The last range of a schedule must be open: its 'to' is null.")
+    def check(self, source: str | Path) -> None:
+        """Raise InvalidInput, with the place in the file ``source``, where numbers contradict one another."""
+        heads = (self.drafter or {}).get("num_heads")
+        for i, entry in enumerate(self.entries):
+            entry.check(source, f"entries.{i}")
+            with at_place(source, f"entries.{i}"):
+                within(0, inf if heads is None else heads, depth=entry.depth)
+                if self.constraint:
+                    self.constraint.check(entry)
+        for i, part in enumerate(self.schedule):
+            with at_place(source, f"schedule.{i}"):
+                within(0, 1, loss=part.loss)

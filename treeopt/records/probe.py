@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.files import npz, storage
 from treeopt.files.bounds import MOST_ARRAY_BYTES
-from treeopt.records.trace import Answers, read_meta
+from treeopt.records.agreement import within
+from treeopt.records.trace import Answers, check_answers, read_meta
 from treeopt.trees.tree import BoolArray, IntArray, Tree, read_only
 
 SCHEMA = storage.schema("probe")
@@ -92,6 +93,24 @@ class Probe(Answers):
                 f"log_likelihood must have {wanted} entries of at most 0, one per accepted node, but has shape {found}."
             )
 
+    def check(self) -> None:
+        """Raise InvalidInput where a sequence is not as long as its steps with the policy make it.
+
+        A step emits the guesses on the longest accepted path, and one token more unless a guess ends the sequence.
+        """
+        check_answers(self, self.lengths)
+        followed = np.array([path in set(self.policy.paths) for path in self.tree.paths])
+        guesses = np.where(self.accepted & followed, self.tree.depths, 0).max(1)
+        cut = np.where((self.ends & followed).any(1), guesses, 0)  # as many may be left out
+        most, less = (
+            np.bincount(self.sequence, tokens, minlength=self.num_sequences).astype(np.int64)
+            for tokens in (1 + guesses, cut)
+        )
+        for s in np.flatnonzero((self.lengths > 1 + most) | (self.lengths < 1 + most - less))[:1].tolist():
+            within(
+                1 + most[s] - less[s], 1 + most[s], **{f"the length of sequence {s}, by its steps,": self.lengths[s]}
+            )
+
     @property
     def num_heads(self) -> int:
         """Depth of the probe tree: no tree beyond it can be scored."""
@@ -151,7 +170,9 @@ class Probe(Answers):
             fields |= {name: _tree(meta.pop(name, None)) for name in ("tree", "policy")}
             for name in _BITS:
                 fields[name] = _unpacked(name, arrays[name], len(fields["tree"]))
-            return cls(**fields, meta={k: v for k, v in meta.items() if k != "schema"})
+            probe = cls(**fields, meta={k: v for k, v in meta.items() if k != "schema"})
+            probe.check()
+            return probe
         except InvalidInput as error:
             raise InvalidInput(f"{path} is not a probe: {error}") from None
 

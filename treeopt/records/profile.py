@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,9 +24,11 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
+from treeopt.records.agreement import agree, at_place, within
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Runtime, check_origins
 
+LAST_DIGIT = 1e-5  # of what the file says of its precision
 LEVEL = "draft "  # in parts_ms: "draft 0", "draft 1", ... are the levels
 
 Setting = tuple[int, int]  # batch_size, context_tokens
@@ -55,6 +58,16 @@ class StepTiming:
             )
         if self.expanding is not None:
             _check_expanding(self.expanding, self.size, self.depth)
+        within(0, context_tokens=self.context_tokens)
+        within(0, self.depth, accepted_mean=self.accepted_mean)
+        _check_rounds(self.round, self.step_ms)
+        counts = {len(samples) for samples in (self.parts_ms or {}).values()}
+        if len(counts) > 1 or 0 in counts:
+            raise InvalidInput(
+                f"parts_ms must have as many samples of every part, at least one, but has {sorted(counts)}."
+            )
+        for part, samples in (self.parts_ms or {}).items():
+            within(0, **{f"parts_ms of {part}": min(samples)})
 
     @property
     def setting(self) -> Setting:
@@ -104,6 +117,55 @@ class DraftTiming:
             raise InvalidInput(
                 f"On level 0 of a draft timing the root expands alone, but it says {self.expanding_nodes} nodes."
             )
+        _check_rounds(self.round, self.ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """How well latencies are known: halves of 95 % intervals as shares, what was wanted and the widest."""
+
+    wanted: float
+    reached: bool | None = None
+    worst: float | None = None
+    missed: int | None = None
+    timings: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A setting of which something is said."""
+
+    batch_size: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor(Place):
+    """The least time of a plain step at a memory bandwidth."""
+
+    gb_per_s: float
+    weight_bytes: int
+    cache_bytes: int
+    floor_ms: float
+    plain_over_floor: float
+
+    def check(self, plain: StepTiming) -> None:
+        """Raise InvalidInput where the figures contradict one another, or the plain step there."""
+        within(0, weight_bytes=self.weight_bytes, cache_bytes=self.cache_bytes, gb_per_s=self.gb_per_s)
+        floor_ms = 1e-6 * (self.weight_bytes + self.cache_bytes) / self.gb_per_s
+        agree("floor_ms", self.floor_ms, floor_ms, "weight_bytes + cache_bytes / gb_per_s", self.gb_per_s)
+        over = median(plain.step_ms) / self.floor_ms
+        agree("plain_over_floor", self.plain_over_floor, over, "the median plain step / floor_ms", self.floor_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """What a file says of its timings that can be checked against them."""
+
+    precision: Precision | None = None
+    drift: list[Place] | None = None
+    bandwidth_floor: list[Floor] | None = None
+    weight_bytes: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +237,46 @@ class LatencyProfile(Drawn):
         plain = [{"size": 1, "depth": 0, **p} if isinstance(p, dict) else p for p in alone]
         rest = ("schema", "points", "autoregressive", "draft", "runtime")
         info = {k: v for k, v in document.items() if k not in rest}
-        return storage.typed(cls, {**document, "autoregressive": plain, "info": info}, path)
+        profile = storage.typed(cls, {**document, "autoregressive": plain, "info": info}, path)
+        profile.check(path)
+        return profile
+
+    def check(self, source: str | Path) -> None:
+        """Raise InvalidInput, with the place in the file ``source``, where what it says of its timings contradicts them."""
+        plain = {timing.setting: timing for timing in self.autoregressive}
+        known = storage.typed(Info, self.info, source)
+        weights = known.weight_bytes or {}
+        with at_place(source, "weight_bytes"):
+            within(0, **weights)
+            within(0, weights.get("target", inf), plain_step=weights.get("plain_step"))
+        if of := known.precision:
+            with at_place(source, "precision"):
+                agree("timings", of.timings, len(self.points) + len(plain), "the points and the plain steps")
+                within(0, inf if of.timings is None else of.timings, missed=of.missed)
+                if of.missed is not None and of.worst is not None:
+                    low, high = (of.wanted, inf) if of.missed else (0.0, of.wanted)
+                    within(low - LAST_DIGIT, high + LAST_DIGIT, worst=of.worst)
+                    agree("reached", of.reached, int(not of.missed), "whether none is missed")
+        for name, places in (("drift", known.drift), ("bandwidth_floor", known.bandwidth_floor)):
+            for i, at in enumerate(places or ()):
+                with at_place(source, f"{name}.{i}"):
+                    if (timing := plain.get((at.batch_size, at.context_tokens))) is None:
+                        raise InvalidInput(
+                            f"there is no plain step at batch size {at.batch_size} and context {at.context_tokens}."
+                        )
+                    if isinstance(at, Floor):
+                        at.check(timing)
 
 
 def _without_unknown(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
+
+
+def _check_rounds(rounds: Sequence[int] | None, samples: Sequence[float]) -> None:
+    """Raise InvalidInput unless every sample has a round, or none."""
+    if rounds is not None:
+        agree("the rounds", len(rounds), len(samples), "one for each sample")
+        within(0, round=min(rounds, default=0))
 
 
 def _check_expanding(expanding: Sequence[int], size: int, depth: int) -> None:

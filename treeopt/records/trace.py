@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
+from treeopt.records.agreement import agree, within
 from treeopt.records.display import Drawn
 from treeopt.records.origins import check_origins
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
@@ -134,6 +136,30 @@ class RankTrace(Answers):
             if value is not None and value.shape != (want,):
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {value.shape}.")
 
+    def check(self) -> None:
+        """Raise InvalidInput where what a file says of its sequences contradicts them."""
+        check_answers(self, self.lengths)
+        agree("num_heads", self.meta.get("num_heads"), self.num_heads, "the columns of ranks")
+        left = np.repeat(self.starts[1:], self.lengths) - np.arange(len(self.ranks))  # tokens from each state on
+        beyond = np.argwhere((self.ranks >= 0) & (left[:, None] < 2 + np.arange(self.num_heads)))
+        if len(beyond):
+            state, head = beyond[0].tolist()
+            raise InvalidInput(
+                f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left[state]} before "
+                f"the end, has rank {self.ranks[state, head]} at head {head + 1}."
+            )
+        within(0, tokens=0 if self.tokens is None else int(self.tokens.min()))
+        within(MISS, target_rank=0 if self.target_rank is None else int(self.target_rank.min()))
+        if self.tokens is not None and self.end is not None and self.meta.get("eos_ids"):
+            last, eos = self.tokens[self.starts[1:] - 1], self.meta["eos_ids"]
+            wrong = np.flatnonzero(np.isin(last, eos) != (self.end == End.EOS))
+            if len(wrong):
+                s = int(wrong[0])
+                raise InvalidInput(
+                    f"end must be {End.EOS.value} where a sequence ends with one of eos_ids, but sequence {s} ends with "
+                    f"token {last[s]}, and its end is {self.end[s]}."
+                )
+
     @property
     def num_heads(self) -> int:
         return int(self.ranks.shape[1])
@@ -210,7 +236,9 @@ class RankTrace(Answers):
             raise InvalidInput(f"{path} weighs its sequences differently, which is not supported yet.")
         try:
             kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
-            return cls(**kinds, meta=meta)
+            trace = cls(**kinds, meta=meta)
+            trace.check()
+            return trace
         except InvalidInput as error:
             raise InvalidInput(f"{path} is not a rank trace: {error}") from None
 
@@ -226,6 +254,28 @@ def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) ->
             raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
     check_origins(meta, path)
     return meta
+
+
+def check_answers(record: Answers, lengths: NDArray[Any]) -> None:
+    """Raise InvalidInput where what a trace or a probe says of its sequences contradicts them.
+
+    lengths : (S,) tokens of each
+    """
+    sequences, meta = record.num_sequences, record.meta
+    for name in ("prompt_tokens", "cluster", "end", "group"):
+        values = getattr(record, name)
+        if values is None or not sequences:
+            continue
+        most = {"end": max(End), "group": len(meta["group_names"]) - 1 if "group_names" in meta else inf}.get(name, inf)
+        within(0, most, **{name: int(values.min())})
+        within(0, most, **{name: int(values.max())})
+    if meta.get("prompt_sha256") is not None:
+        agree("prompt_sha256", len(meta["prompt_sha256"]), sequences, "one for each sequence")
+    limit = meta.get("max_new_tokens")
+    if limit is not None and sequences:
+        within(0, limit, **{"tokens of a sequence": int(lengths.max())})
+    if meta.get("batch_sizes"):
+        within(1, batch_sizes=min(meta["batch_sizes"]))
 
 
 def fold_numbers(trace: Answers) -> IntArray:

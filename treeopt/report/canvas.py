@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treeopt.errors import OutOfRange
-from treeopt.records.plan import CurvePoint, PlanEntry
+from treeopt.records.expected import CurvePoint
+from treeopt.records.plan import PlanEntry
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.figures.style import SEQUENTIAL, Z95, runs
 from treeopt.report.figures.tree import RAREST, TreeData, columns, node_gid, tree_data

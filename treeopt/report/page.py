@@ -22,9 +22,10 @@ from treeopt.export.write import export_plan, runners
 from treeopt.files import storage
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.expected import GroupFigures
 from treeopt.records.inputs import changed
 from treeopt.records.origins import Drafter
-from treeopt.records.plan import GroupFigures, Plan, PlanEntry
+from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import bench_table

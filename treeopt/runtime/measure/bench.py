@@ -19,7 +19,8 @@ import torch
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.replay import accepted_counts, replay, tokens_per_step
-from treeopt.records.benchmark import Answer, Benchmark, Block, Contender, Predicted
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.decode import Decoder, Setup, synchronize
 from treeopt.runtime.measure.ranks import Prompt
