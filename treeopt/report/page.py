@@ -127,7 +127,7 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         plan_rows=map(plan_row, plan.entries),
         sections=sections,
         origin=origin,
-        stale=list(_stale(run, origins.notes)),
+        stale=list(stale := _stale(run, origins.notes)),
         about_rule=about_rule(plan.acceptance),
         one_text=has_one_text(plan.acceptance),
         rule=rule,
@@ -138,6 +138,8 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
     )
     storage.write_text(run.report, page)
+    for said, command in stale.items():
+        hint(f"{said} Run again: treeopt {command}")
     for missing in filter(None, [*(s["missing"] for s in sections), *(p for p in drawn if isinstance(p, str))]):
         hint(missing)
     return run.report
@@ -235,12 +237,13 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> Iterator[str]:
-    """Files that were made from others than those that are here now."""
-    for file, this in notes.items():
-        command = "search" if file == run.plan.name else "bench"
-        for name in changed(run, this.inputs or {}):
-            yield f"{file} was made from another {name} than the one here now: run treeopt {command} again."
+def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
+    """A sentence on each file that was made from another than the one that is here now, and the command to run again."""
+    return {
+        f"{file} was made from another {name} than the one here now.": "search" if file == run.plan.name else "bench"
+        for file, this in notes.items()
+        for name in changed(run, this.inputs or {})
+    }
 
 
 def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[list[str]]:
