@@ -73,6 +73,7 @@ def open(
     prompts     : a file, a folder, a datasets id, or "demo"; column, group_by, responses, split, chat_template
                   say how it is read; they are shuffled by ``seed``, groups spread evenly, or taken ``in_order``
     dtype, device, device_map, revision, trust_remote_code : how the model is loaded
+    threads     : that a CPU computes with; by default the run's, or as few as bring something
     acceptance  : "greedy", "sample", "reject" or "typical"; temperature, top_p, top_k, seed, epsilon, delta are its own
     draft_depth : guesses in a row of a drafter that makes chains
 

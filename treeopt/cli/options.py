@@ -174,6 +174,7 @@ RULE_OPTIONS: dict[str, tuple[Any, str]] = {
                     "sampled at."),
     "top_p": (float, "Of sample and reject: the likeliest tokens of this probability."),
     "top_k": (int, "Of sample and reject: so many of the likeliest tokens."),
+    "threads": (click.IntRange(1), "Threads on a CPU.  [default: the run's, or as few as bring something]"),
     "seed": (int, "Of the prompts' order, sample, reject and training.  [default: 0]"),
     "epsilon": (float, "Of --acceptance typical.  [default: 0.09]"),
     "delta": (float, "Of --acceptance typical.  [default: the square root of epsilon]"),

@@ -16,6 +16,7 @@ REFUSED = {  # options of other commands that load a model, and why train has no
     "drafter": "makes a drafter",
     "draft_depth": "makes a drafter",
     "group_by": "reports no groups",
+    "threads": "takes as many threads as OMP_NUM_THREADS says, or all",
     "epsilon": "has answers written greedily or with --acceptance sample",
     "delta": "has answers written greedily or with --acceptance sample",
 }

@@ -27,10 +27,11 @@ class Provenance:
     device: str | None = None
     dtype: str | None = None
     seed: int | None = None
+    threads: int | None = None  # that a processor computes with; None on other devices
     command: str = field(default_factory=lambda: command_line("treeopt", *sys.argv[1:]))
     time: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
-    machine: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}, {cpu()}")
+    machine: str = field(default_factory=lambda: machine())
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -45,6 +46,11 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[package] = None
     return found
+
+
+def machine() -> str:
+    """The system and the processor."""
+    return f"{platform.system()} {platform.machine()}, {cpu()}"
 
 
 def cpu() -> str:

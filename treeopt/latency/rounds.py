@@ -1,7 +1,8 @@
 """Rounds of a timing: when there are enough of them, and the timings that they make.
 
 round  a visit to everything that is compared, in random order; a dictionary, as it stands in the journal:
-       {"seconds", "lengths", "points": [{"step_ms", "accepted", "parts_ms"}]}, the plain step's point the last.
+       {"seconds", "processor_s", "lengths", "points": [{"step_ms", "accepted", "parts_ms"}]}, the plain step's point
+       the last.
        What somebody else's benchmark timed has "seconds" and "step_ms" alone.
 """
 
@@ -19,6 +20,7 @@ from treeopt.trees.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
 FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in how many it has to be small
+LEAST_SHARE = 0.8  # of the time that is measured, in which this process has the processor
 PRECISION = 0.02  # margin of error that is small enough
 
 Round = dict[str, Any]
@@ -104,6 +106,34 @@ def precision_reached(points: Sequence[StepTiming], plain: Sequence[StepTiming],
         "missed": missed,
         "timings": len(margins),
     }
+
+
+def processor_share(rounds: Sequence[Round]) -> float | None:
+    """Processor time of this process over the time that rounds took, at most 1; None where that was not measured.
+
+    At least one thread computes all the time, so on a CPU less than 1 means that other programs had the processor.
+
+    >>> processor_share([{"seconds": 4.0, "processor_s": 1.0}])
+    0.25
+    """
+    if not rounds or any("processor_s" not in round_ for round_ in rounds):
+        return None
+    seconds = sum(round_["seconds"] for round_ in rounds)
+    return round(min(sum(round_["processor_s"] for round_ in rounds) / seconds, 1.0), 3) if seconds else None
+
+
+def busy(share: float | None) -> str | None:
+    """Says so where a machine was too busy for its times to be believed, by its `processor_share`.
+
+    >>> busy(0.97), busy(0.5)[:79]
+    (None, 'The machine is busy: other programs had the processor for 50% of the time that w')
+    """
+    if share is None or share >= LEAST_SHARE:
+        return None
+    return (
+        f"The machine is busy: other programs had the processor for {1 - share:.0%} of the time that was measured, so "
+        "times are too long and uncertain. Measure again when nothing else runs."
+    )
 
 
 def drifts(plain: Sequence[StepTiming], nominal: Sequence[bool] | None = None) -> list[dict[str, Any]]:

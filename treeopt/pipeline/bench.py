@@ -12,6 +12,7 @@ from treeopt.files.writing import discard
 from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups
+from treeopt.pipeline.threads import settle_threads
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.contender import Predicted
 from treeopt.records.inputs import STALE, changed, inputs_of
@@ -60,6 +61,7 @@ def bench(
     source = run.read_probe() if of_probe else trace
     if changed(run, plan.inputs, or_gone=True):
         note(STALE)
+    settle_threads(run, session)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
     decoding = Decoding(
         session,

@@ -18,6 +18,7 @@ from treeopt.files.journal import Journal
 from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
+from treeopt.pipeline.threads import settle_threads
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -60,6 +61,7 @@ def calibrate(
             "--responses out."
         )
     conversations = first_conversations(session, num_prompts, reserved=1)
+    settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     trace = collect(
         asking,

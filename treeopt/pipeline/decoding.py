@@ -12,6 +12,7 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
+from treeopt.latency.rounds import busy, processor_share
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.records.contender import Quality
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
@@ -132,7 +133,7 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[di
     }
     journal = Journal(decoding.folder / f"batch-size-{rows}", key)
     with progress(f"Decoding with {len(trees)} contenders", len(prompts) * len(trees) * decoding.rounds) as advance:
-        return decode_contenders(
+        visits = decode_contenders(
             session.setup(decoding.max_new_tokens),
             prompts,
             trees,
@@ -141,6 +142,10 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[di
             journal=journal,
             progress=advance,
         )
+    share = processor_share([run for visit in visits for run in visit["runs"].values()])
+    if session.target.device.type == "cpu" and (caution := busy(share)):
+        note(caution)
+    return visits
 
 
 def _quality(

@@ -13,6 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.places import located
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
+from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
     from treeopt.runtime.session import Session
@@ -46,6 +47,7 @@ class ModelOptions(RuleOptions, total=False):
     chat_template: bool
     seed: int
     in_order: bool
+    threads: int
     trust_remote_code: bool
 
 
@@ -116,6 +118,7 @@ def compiled(session: Session, wanted: bool) -> Iterator[None]:
 
 def open_session(source: dict[str, Any]) -> Session:
     """Load a model, its drafter and prompts, and note what was found strange."""
+    import_torch()
     from treeopt.runtime.session import open_session
     from treeopt.runtime.settings import SessionSettings
 
@@ -128,6 +131,7 @@ def open_session(source: dict[str, Any]) -> Session:
 
 def demo_dtype() -> str:
     """What the demo runs in: verifying several rows pays where products of few rows are cheap."""
-    import torch
+    import_torch()
+    from treeopt.runtime.target import computes_in_bfloat16
 
-    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    return "bfloat16" if computes_in_bfloat16() else "float32"

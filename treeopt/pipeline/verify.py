@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.errors import InvalidInput
 from treeopt.files.writing import discard
 from treeopt.growth.source import Source, objective_for, source_of
+from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.expected import Decoded, DecodedAfresh, Verified
@@ -50,6 +51,7 @@ def verified(
             "--verify decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
             "and batch sizes without shares."
         )
+    settle_threads(run, session)
     proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
     take = {batch_size: (proof.size, proof.depth) for batch_size, proof in proofs.items()}
     plan = plan_trees(record, latencies, request, take=take)

@@ -61,6 +61,7 @@ class Provenance(TypedDict, total=False):
     device: str | None
     dtype: str | None
     seed: int | None
+    threads: int | None
     command: str | None
     time: str | None
     versions: dict[str, str | None] | None

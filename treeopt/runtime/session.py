@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
@@ -18,7 +20,7 @@ from treeopt.runtime.prompts.order import Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.settings import DEMO, SessionSettings
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, open_target
+from treeopt.runtime.target import Target, dtype_note, open_target
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Session:
             device=str(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
             seed=seed,
+            threads=torch.get_num_threads() if target.device.type == "cpu" else None,
         )
 
     def runtime(self) -> Runtime:
@@ -74,6 +77,8 @@ class Session:
 def open_session(settings: SessionSettings = DEMO) -> Session:
     """Load everything and raise InvalidInput where the parts do not belong together."""
     given = settings.responses is not None
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     rules = open_acceptance(settings.acceptance, settings.temperature, given=given, **settings.rule())
     name = _prompts_name(settings)
     target = open_target(
@@ -113,7 +118,7 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
         opened.record,
         prompts,
         given=given,
-        notes=(*opened.notes, *_skipped_note(prompts)),
+        notes=(*opened.notes, *filter(None, [dtype_note(target)]), *_skipped_note(prompts)),
         acceptance=rules,
         temperature=settings.temperature if given else None,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class Target:
         self._additive = config._attn_implementation == "eager"
         self.context = context_limit(config)
         self.eos_ids = eos_ids(model, tokenizer)
+        self.stored_dtype: torch.dtype | None = None  # of the checkpoint, where it is known
         self.passes = 0  # forwards of the decoder so far
         self.compiled = False
 
@@ -138,7 +140,7 @@ def load_target(
     """
     import transformers
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers.logging.set_verbosity_error()
@@ -159,6 +161,7 @@ def load_target(
         if quantization is not None:  # such weights go to their device as they are read
             placed = {"device_map": device_map or {"": device}, "quantization_config": quantization}
         place = path_or_id if folder is None else str(folder)
+        stored = AutoConfig.from_pretrained(place, **common).get_text_config().dtype
         model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, **placed, **common)
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model = model if placed else model.to(device)
@@ -167,7 +170,9 @@ def load_target(
         reason = str(error).strip().split("\n")[0]
         raise InvalidInput(f"{option} must be a loadable {where}, but {path_or_id}: {reason}") from None
     model.eval().requires_grad_(False)
-    return Target(model, tokenizer, name=path_or_id, revision=revision)
+    target = Target(model, tokenizer, name=path_or_id, revision=revision)
+    target.stored_dtype = stored
+    return target
 
 
 def check_device(device: str | None) -> str:
@@ -185,6 +190,29 @@ def wanted_dtype(dtype: str | None, device: str) -> torch.dtype | None:
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInput(f"--dtype must be one of {', '.join(DTYPES)}, but got {dtype!r}.")
     return DTYPES[dtype] if dtype else torch.float32 if device == "cpu" else None
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether this machine's processor has instructions for products in bfloat16."""
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def dtype_note(target: Target) -> str | None:
+    """What to know of the number format on a CPU."""
+    if target.device.type != "cpu":
+        return None
+    computes = computes_in_bfloat16()
+    if target.dtype == torch.bfloat16 and not computes:
+        return (
+            "This processor does not compute in bfloat16: it converts every number, so that a step of many rows takes "
+            "many times as long as it should, and larger trees look worse than they are. Use --dtype float32."
+        )
+    if target.dtype == torch.float32 and target.stored_dtype == torch.bfloat16:
+        other = "it is faster, and takes half the memory" if computes else "but this processor does not compute in it"
+        return f"The checkpoint is in bfloat16 and is loaded in float32. --dtype bfloat16 keeps it; {other}."
+    return None
 
 
 def layer_devices(model: Any, num_layers: int) -> list[torch.device] | None:

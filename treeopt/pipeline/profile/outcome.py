@@ -7,7 +7,7 @@ from typing import Any
 
 from treeopt.errors import TreeoptError
 from treeopt.files.writing import discard
-from treeopt.latency.rounds import precision_reached
+from treeopt.latency.rounds import busy, precision_reached
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -34,6 +34,8 @@ def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") ->
             f"{known['missed']} of {known['timings']} latencies are not known to {known['wanted']:.1%} yet, the worst "
             f"to {known['worst']:.1%}: {remedy}."
         )
+    if caution := busy(result.info.get("processor_share")):
+        note(caution)
     for place in result.info["drift"]:
         if abs(place["drift"]) > TOLD_DRIFT:
             note(
@@ -63,6 +65,8 @@ def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
         return result
     ours, theirs = (p.info.get("provenance") or {} for p in (result, earlier))
     other = [key for key in SAME if ours.get(key) != theirs.get(key)]
+    if None not in (ours.get("threads"), theirs.get("threads")) and ours["threads"] != theirs["threads"]:
+        other.append("threads")
     other += ["runtime"] if result.runtime != earlier.runtime else []
     if other:
         note(f"The run's profile differs in {', '.join(other)} and is replaced.")

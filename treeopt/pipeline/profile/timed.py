@@ -23,9 +23,10 @@ import numpy as np
 
 from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.rounds import Round, drifts, timings
+from treeopt.latency.rounds import Round, drifts, processor_share, timings
 from treeopt.pipeline.profile.outcome import finish
 from treeopt.pipeline.profile.placement import Wanted, check_sizes, rivals, shaped, timing_trees, tree_families
+from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import Accuracies, find_accuracies, inputs_of
@@ -77,6 +78,7 @@ def profile(
         check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
     families = tree_families(source, drafter.num_heads, wanted.largest, ranks=drafter.draft_vocab_size)
     check_sizes(wanted.sizes or (), families)
+    settle_threads(run, session)
     stages = Stages(run, session, wanted, families, max_new_tokens, _acceptance(session, source))
     stages.first()
     if wanted.sizes is None and source is not None:
@@ -86,6 +88,8 @@ def profile(
     info = _info(session, plain, gb_per_s)
     info["drift"] = drifts(plain, [measured.context is not None for measured in found])
     info["inputs"] = inputs_of(used) if used else {}
+    if session.target.device.type == "cpu":
+        info["processor_share"] = processor_share([r for at in found for _, rounds in at.stages for r in rounds])
     return finish(run, LatencyProfile(points, plain, session.runtime(), info), wanted.precision)
 
 

@@ -102,6 +102,7 @@ def decode_contenders(
 def decode_block(decoder: Decoder, tree: Tree | None, prompts: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Any]:
     """Decode some prompts to their ends; times and counts cover the steps with all rows live."""
     decoder.start(prompts)
+    began, worked = time.perf_counter(), time.process_time()
     passes, prefill_s = decoder.target.passes, 0.0
     timed_s, timed_tokens, timed_steps = 0.0, 0, 0
     while not decoder.is_done:
@@ -123,6 +124,8 @@ def decode_block(decoder: Decoder, tree: Tree | None, prompts: Sequence[tuple[in
         "steps": timed_steps,
         "decode_s": timed_s,
         "prefill_s": prefill_s,
+        "seconds": time.perf_counter() - began,
+        "processor_s": time.process_time() - worked,
         "passes": decoder.target.passes - passes,
         "rows": [{"id": row.id, "tokens": row.tokens, "accepted": row.accepted} for row in rows],
     }

@@ -93,7 +93,7 @@ def one_round(supply: Supply, trees: Sequence[Tree], rng: np.random.Generator) -
     """Visit every tree, and plain decoding `PLAIN_VISITS` times, in random order; all rows are live in every step."""
     decoder = supply.decoder
     points: list[dict[str, Any]] = [{"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)]
-    lengths, started = [], time.perf_counter()
+    lengths, started, worked = [], time.perf_counter(), time.process_time()
     for i in rng.permutation([*range(len(trees)), *[len(trees)] * PLAIN_VISITS]).tolist():
         tree, point = trees[i] if i < len(trees) else None, points[i]
         for n in range(UNTIMED_STEPS + TIMED_STEPS):
@@ -107,7 +107,12 @@ def one_round(supply: Supply, trees: Sequence[Tree], rng: np.random.Generator) -
             if n >= UNTIMED_STEPS:
                 point["step_ms"].append(round(1e3 * seconds, 5))
                 point["accepted"].append(float(accepted.mean()))
-    return {"seconds": time.perf_counter() - started, "lengths": lengths, "points": points}
+    return {
+        "seconds": time.perf_counter() - started,
+        "processor_s": time.process_time() - worked,
+        "lengths": lengths,
+        "points": points,
+    }
 
 
 class Supply:
