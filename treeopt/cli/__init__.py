@@ -37,6 +37,7 @@ from treeopt.files import writing
 from treeopt.files.shell import printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Group(click.Group):
@@ -106,12 +107,8 @@ def _refused(error: OSError) -> str:
     """What the system would not do, and with which file."""
     if error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}."
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes again in the end
-        return f"The output cannot be written: {error.strerror}."
-    return f"Something cannot be read or written: {error.strerror}."
+    what = "The output" if error.errno in FULL else "Something"  # what is written to files names them
+    return f"{what} cannot be written: {error.strerror}."
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

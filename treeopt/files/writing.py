@@ -104,7 +104,11 @@ def replace_together(writers: Mapping[Path, Callable[[Path], object]], gone: Ite
     """
     with ExitStack() as stack:
         for path, write in writers.items():
-            write(stack.enter_context(replacing(path)))
+            made = stack.enter_context(replacing(path))
+            try:
+                write(made)
+            except InvalidInput as error:
+                raise InvalidInput(str(error).replace(str(made), str(path))) from None
         for path in gone:
             with _named(path, does="deleted"):
                 path.unlink(missing_ok=True)

@@ -88,7 +88,7 @@ def train(
     accelerator = opening.open_accelerator(
         recipe.kind, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
-    with _writing(folder, wanted.answers, lock=accelerator.is_main_process):
+    with writing_heads(folder, wanted.answers, lock=accelerator.is_main_process):
         return _train(folder, source, recipe, wanted, accelerator, load_in_8bit=load_in_8bit)
 
 
@@ -123,7 +123,7 @@ def _train(
 
 
 @contextmanager
-def _writing(folder: Path, answers: Path | None, *, lock: bool) -> Iterator[None]:
+def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator[None]:
     """Be the only writer of a folder of heads, though of several processes."""
 
     def places() -> Iterator[Path]:

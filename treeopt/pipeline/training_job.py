@@ -125,18 +125,21 @@ class TrainingJob:
 
         The last step of the run: its checkpoint is deleted when all is written.
         """
-        from treeopt.report.figures.style import to_bytes
-        from treeopt.report.figures.training import draw_training, training_caption, training_data
-
         storage.write_json(self.work / "training.json", "training", record)
         log = [json.loads(line) for line in storage.read_text(self.work / "log.jsonl").splitlines()]
         if said := by_heart(log, record["held_out"]["after"]):
             note(said)
         if log:
-            data = training_data(log, record["held_out"], caption=training_caption(record))
-            with storage.atomic_writer(self.work / "curves.png") as stream:
-                stream.write(to_bytes(draw_training(data), "png"))
+            self.draw_curves(log, record)
         discard(self.work / CHECKPOINT)
+
+    def draw_curves(self, log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+        from treeopt.report.figures.style import to_bytes
+        from treeopt.report.figures.training import draw_training, training_caption, training_data
+
+        data = training_data(log, record["held_out"], caption=training_caption(record))
+        with storage.atomic_writer(self.work / "curves.png") as stream:
+            stream.write(to_bytes(draw_training(data), "png"))
 
 
 def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,272 @@
+"""Files that cannot be written: a full disk, a folder in a file's place. One sentence, exit 1, and what was there stays."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from treeopt import demo
+from treeopt.cli import cli
+from treeopt.errors import InvalidInput
+from treeopt.files import npz, writing
+from treeopt.files.journal import Journal
+from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import read_accuracies
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+
+from .conftest import treeopt
+from .test_kills import prepare
+from .test_report import make_run
+
+TRAIN = (
+    "train",
+    "--num-prompts",
+    4,
+    "--max-new-tokens",
+    8,
+    "--batch-size",
+    2,
+    "--heads",
+    2,
+    "--steps",
+    2,
+    "-o",
+    "heads",
+)
+# Commands that load no model, and a file that they write.
+ALL = (
+    (("search", "--budget", 8), "treeopt-run/plan.json"),
+    (("export", "--to", "tensorrt-llm"), "treeopt-run/export/tensorrt-llm/llm_api_options.yml"),
+    (("plot", "latency", "--format", "png"), "treeopt-run/figures/latency.png"),
+    (("report",), "treeopt-run/report.html"),
+    (("import", "ranks.jsonl", "--overwrite"), "treeopt-run/calibration.json"),
+    (("import", "table.csv", "--trials", 100, "--overwrite"), "treeopt-run/calibration.json"),
+    (("profile", "--from-csv", "steps.csv", "--overwrite"), "treeopt-run/profile.json"),
+    (("profile", "--analytical", "H100-SXM", "--model", "llama-7b", "--overwrite"), "treeopt-run/profile.json"),
+)
+QUICK = (ALL[1], *ALL[4:7], (("import-tree", "tree.json", "--output", "out/tree.json"), "out/tree.json"))
+
+
+@contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file grows beyond so many bytes: the system refuses, as it does where a disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> Path:
+    run = make_run(tmp_path_factory.mktemp("whole") / "run", batch_sizes=(1,))
+    treeopt("export", "--to", "tensorrt-llm", "--run", run.path)
+    return run.path
+
+
+@pytest.fixture
+def work(whole_run, tmp_path, monkeypatch) -> Path:
+    """A folder with a run that has everything, and files to import."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole_run, "treeopt-run")
+    Path("steps.csv").write_text("batch_size,size,step_ms\n1,1,10\n1,8,12\n")
+    Path("ranks.jsonl").write_text(
+        "".join(f'{{"ranks": [[0, {i % 3}], [1, null], [null, null]]}}\n' for i in range(40))
+    )
+    Path("table.csv").write_text("head,rank,accuracy\n1,0,0.6\n1,1,0.2\n2,0,0.4\n2,1,0.1\n")
+    Path("tree.json").write_text("[[0], [1]]")
+    return tmp_path
+
+
+def refused(*arguments: object, codes: tuple[int, ...] = (1,)) -> str:
+    """What a command says that cannot write: one sentence, no traceback."""
+    result = CliRunner().invoke(cli, list(map(str, arguments)))
+    assert isinstance(result.exception, SystemExit), (arguments, result.exception or result.output)
+    assert result.exit_code in codes, (arguments, result.exit_code, result.output)
+    return result.stderr
+
+
+def is_one_sentence(said: str) -> bool:
+    return said.startswith("treeopt: ") and said.count("\n") == 1 and said.endswith(".\n")
+
+
+@pytest.mark.parametrize("after", [0, pytest.param(700, marks=pytest.mark.long)], ids="{}-bytes".format)
+def test_a_full_disk_is_one_sentence_and_what_was_there_stays(work, after):
+    for command, output in QUICK if after == 0 else ALL:
+        before = contents(work)
+        with full_disk(after):
+            said = refused(*command)
+        assert is_one_sentence(said.splitlines(keepends=True)[-1]), said
+        assert str(Path(output).parent) in said
+        assert "cannot be written: File too large." in said
+        assert contents(work) == before, command
+    for command, _ in () if after == 0 else ALL:
+        treeopt(*command)
+
+
+@pytest.mark.parametrize("commands", ["quick", pytest.param("all", marks=pytest.mark.long)])
+def test_a_folder_in_a_files_place_is_one_sentence_and_what_was_there_stays(work, commands):
+    for command, output in QUICK[-3:] if commands == "quick" else (*ALL, *QUICK[-1:]):
+        file = work / output
+        kept = file.read_bytes() if file.exists() else None
+        file.unlink(missing_ok=True)
+        file.mkdir(parents=True)
+        (file / "mine").write_text("mine")
+        before = contents(work)
+        assert f"{output} cannot be written: there is a folder of that name." in refused(*command)
+        assert contents(work) == before, command
+        shutil.rmtree(file)
+        if kept is not None:
+            file.write_bytes(kept)
+
+
+def test_a_file_in_a_folders_place_and_a_read_only_file(work, monkeypatch):
+    shutil.rmtree("treeopt-run/figures", ignore_errors=True)
+    Path("treeopt-run/figures").write_text("mine")
+    Path("taken").write_text("mine")
+    before = contents(work)
+    assert "treeopt-run/figures/latency.png cannot be written" in refused("plot", "latency", "--format", "png")
+    assert "taken cannot be written" in refused("search", "--calibration", "vicuna-7b-medusa1", "--run", "taken")
+    assert "taken/x cannot be written" in refused("import-tree", "tree.json", "--output", "taken/x")
+    monkeypatch.setattr(writing.os, "access", lambda path, mode: Path(path).name != "plan.json")
+    assert "treeopt-run/plan.json cannot be written: it is read-only." in refused("search", "--budget", 8)
+    assert contents(work) == before
+
+
+def test_an_import_leaves_two_files_of_one_origin_wherever_it_is_killed(tmp_path, monkeypatch):
+    """Killed at each of its steps, what is there is all old or all new, or less of it; then the import finishes."""
+    ranks, starts = np.array([[0, 1], [1, 0], [-2, -2]]), np.array([0, 3])
+    old, new = (RankTrace(ranks + np.array([[shift], [shift], [0]]), starts, meta={"top_k": 9}) for shift in (0, 1))
+    for with_trace in (True, False):
+        for step in range(40):
+            run = RunDirectory(tmp_path / f"{with_trace}-{step}")
+            run.replace_accuracies(Calibration.from_trace(old), old)
+            calls = []
+
+            def killed(function, *arguments, calls=calls, step=step, **options):
+                calls.append(function)
+                if len(calls) > step:
+                    raise KeyboardInterrupt
+                return function(*arguments, **options)
+
+            with monkeypatch.context() as patched:
+                for owner, name in ((writing.os, "replace"), (Path, "unlink"), (writing.os, "fsync")):
+                    function = getattr(owner, name)
+                    patched.setattr(owner, name, lambda *a, f=function, **o: killed(f, *a, **o))
+                with suppress(KeyboardInterrupt):
+                    run.replace_accuracies(Calibration.from_trace(new), new if with_trace else None)
+            found = read_accuracies(run)[1]
+            hits = [
+                (r if isinstance(r, Calibration) else Calibration.from_trace(r)).hits.tolist()
+                for r in (found, *([run.read_calibration()] if run.calibration.exists() else []))
+            ]
+            assert all(one == hits[0] for one in hits)
+            assert hits[0] in [Calibration.from_trace(trace).hits.tolist() for trace in (old, new)]
+            if len(calls) <= step:
+                assert hits[0] == Calibration.from_trace(new).hits.tolist()
+                assert run.trace.exists() == with_trace
+                break
+        else:
+            raise AssertionError("it has more steps")
+
+
+def test_what_a_library_makes_of_a_full_disk_is_one_sentence(tmp_path):
+    """torch's and numpy's archives, safetensors, a journal and a log."""
+    import torch
+
+    from treeopt.runtime.checkpoints.save import write_tensors
+
+    big = {"x": torch.zeros(10_000)}
+    log = tmp_path / "log.jsonl"
+    log.write_text("{}\n")
+    for write in (
+        lambda: write_tensors(tmp_path / "x.pt", big),
+        lambda: write_tensors(tmp_path / "x.safetensors", big),
+        lambda: npz.write(tmp_path / "x.npz", {"x": np.random.default_rng(0).integers(0, 2**60, 1000)}),
+        lambda: Journal(tmp_path / "x.partial", {"key": "x" * 100}),
+        lambda: writing.append_line(log, "x" * 100),
+    ):
+        with full_disk(50), pytest.raises(InvalidInput, match=r"cannot be written: .*(File too large|os error 27)"):
+            write()
+    assert log.read_text().startswith("{}\n")
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["log.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("list",), *(pytest.param(("list", word), marks=pytest.mark.long) for word in ("engines", "--json"))],
+    ids=str,
+)
+def test_an_output_that_is_full_or_closed_is_no_traceback(command):
+    treeopt = [sys.executable, "-m", "treeopt.cli", *command]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(treeopt, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "treeopt: The output cannot be written: No space left on device.\n")
+    if command == ("list", "engines"):
+        done = subprocess.Popen(treeopt, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        done.stdout.close()
+        assert done.stderr.read() == b""
+        with Path("/dev/full").open("w") as full:
+            assert subprocess.run(treeopt, stdout=full, stderr=full, check=False).returncode == 1
+
+
+# The whole campaign
+
+
+MODEL = ("--num-prompts", 4, "--max-new-tokens", 8)
+HEADS = ("train", *MODEL, "--batch-size", 2, "--heads", 2, "--steps", 2, "-o", "heads")
+HEAVY = (  # commands that load a model
+    ("calibrate", *MODEL),
+    ("calibrate", *MODEL, "--acceptance", "typical"),
+    ("profile", "--sizes", "1,4", "--time-limit", 1),
+    ("search", "--budget", 4, "--batch-size", 1, "--verify", 1),
+    ("bench", "--num-prompts", 2, "--rounds", 1, "--max-new-tokens", 8, "--batch-size", 1),
+    ("run", *MODEL, "--budget", 8, "--time-limit", 1, "--bench-prompts", 2),
+    *((*HEADS, "--kind", kind) for kind in ("medusa-1", "hydra", "hydra++", "medusa-2")),
+    *(("convert", str(demo.HEADS), "--to", layout, "--output", "out") for layout in ("vllm", "medusa-pt", "medusa")),
+    ("convert", str(demo.HEADS), "--to", "merged", "--model", str(demo.MODEL), "--output", "out"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 300, 3_000, 30_000, 300_000, 3_000_000])
+def test_the_disk_is_full_in_every_command(tmp_path, monkeypatch, demo_run, after):
+    """Each says so in one sentence and loses nothing; with space again it does what it is for."""
+    monkeypatch.chdir(tmp_path)
+    full = 0
+    for number, command in enumerate((*HEAVY, *(command for command, _ in ALL))):
+        folder = tmp_path / str(number)
+        prepare(folder, demo_run)
+        monkeypatch.chdir(folder)
+        before = contents(folder)
+        with full_disk(after):
+            result = CliRunner().invoke(cli, list(map(str, command)))
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
+        if result.exit_code:
+            full += 1
+            assert result.exit_code == 1, (command, result.output)
+            assert re.search("(cannot be written|needs time).*\\.\n$", result.stderr), (command, result.stderr)
+            assert "Traceback" not in result.stderr
+            there = contents(folder)
+            assert {name: there.get(name) for name in before} == before or command[0] == "run", command
+            assert not list(folder.rglob(".treeopt-*")), command
+            treeopt(*command)
+        shutil.rmtree(folder)
+    print(f"{full} of {len(HEAVY) + len(ALL)} commands were refused beyond {after} bytes")
+    assert full > 5 or after > 3_000
