@@ -25,6 +25,8 @@ from treeopt.runtime.memory import with_less_memory
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
+from .conftest import invoke, treeopt
+
 CALIBRATE = ("calibrate", "--num-prompts", "32", "--max-new-tokens", "24", "--batch-size", "1")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -316,3 +318,50 @@ def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys
     np.testing.assert_array_equal(one.ranks, two.ranks)
     assert two.meta["batch_sizes"] == [2, 1]
     assert "Out of memory with 2 rows" in capsys.readouterr().err
+
+
+def interrupted(monkeypatch, owner, name, *arguments, number=signal.SIGTERM, error=None):
+    """What a command says that gets a signal in the middle of a function, which makes another error of it."""
+
+    def stopped(*_, **__):
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise (error or KeyboardInterrupt) from None
+
+    before = signal.signal(number, signal.default_int_handler)  # it is ignored in what a shell starts in the background
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, stopped)
+            return treeopt(*arguments, code=128 + number)
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupt_is_one_whatever_a_library_makes_of_it_and_says_what_is_left(tmp_path, monkeypatch, number):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ranks.jsonl").write_text('{"ranks": [[0, 1], [1, null], [null, null]]}\n')
+    archive = ValueError("Can't close the ZIP file while there is an open writing handle on it.")
+    unreadable = InvalidInput("x is not a readable file")
+    for error in (None, archive, unreadable, RuntimeError("enforce fail"), OSError(28, "No space left on device")):
+        said = interrupted(monkeypatch, npz.np, "savez_compressed", "import", "ranks.jsonl", number=number, error=error)
+        assert said.splitlines()[-1] == "treeopt: interrupted. Nothing was changed."
+        assert [path.name for path in tmp_path.iterdir()] == ["ranks.jsonl"]
+    plan = ("search", "--calibration", "vicuna-7b-medusa1", "--budget", "4")
+    module = sys.modules["treeopt.pipeline.search"]
+    said = interrupted(monkeypatch, module, "note_warnings", *plan, number=number)
+    assert said.splitlines()[-1] == (
+        "treeopt: interrupted. Every file is whole. The same treeopt search command begins anew."
+    )
+
+
+def test_an_interrupted_calibration_says_that_its_blocks_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = sys.modules["treeopt.pipeline.calibrate"]
+    options = ("calibrate", "--num-prompts", "2", "--max-new-tokens", "8")
+    said = interrupted(monkeypatch, module, "examples", *options)
+    assert said.splitlines()[-1] == (
+        "treeopt: interrupted. What was finished is kept. The same treeopt calibrate command continues."
+    )
+    assert "Continuing after 1 of 1 blocks" in invoke(*options).stderr
