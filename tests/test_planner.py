@@ -9,7 +9,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.shipped import shipped
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
-from treeopt.growth.source import source_of
+from treeopt.growth.source import TraceSource, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -172,6 +172,25 @@ def test_nothing_is_extrapolated(trace):
     assert StepCosts(profile, 1, 100).step(9, 3) is None
     with pytest.raises(OutOfRange, match="treeopt profile --batch-size 2"):
         plan_trees(trace, profile, PlanRequest(Limits(20), batch_sizes=(2,)))
+
+
+def test_a_budget_beyond_the_profile_costs_nothing(trace, monkeypatch):
+    """Trees of 4,096 rows were grown and thrown away, although 12 rows were the most that was timed."""
+    profile, grown = staircase(lambda rows: 1.0, sizes=range(2, 13)), []
+    crossfit = TraceSource.crossfit
+    monkeypatch.setattr(TraceSource, "crossfit", lambda s, limits, *a: grown.append(limits) or crossfit(s, limits, *a))
+    wide, narrow = (plan_trees(trace, profile, PlanRequest(Limits(budget))) for budget in (4096, 12))
+    assert max(limits.budget for limits in grown) == 13
+    assert wide.entries[0].medusa_choices == narrow.entries[0].medusa_choices
+    assert (wide.constraint.budget, narrow.constraint.budget) == (12, 12)
+    (said,) = set(wide.entries[0].warnings) - set(narrow.entries[0].warnings)
+    assert "covers sizes up to 12" in said
+    assert "the budget is 4,096" in said
+    grown.clear()
+    with pytest.raises(InvalidInput, match="at most 1,024 without a profile, but got 4,096"):
+        plan_trees(trace, None, PlanRequest(Limits(4096)))
+    plan_trees(trace, None, PlanRequest(Limits(30)))
+    assert [limits.max_depth for limits in grown] == [trace.num_heads]  # no depth but the one that is taken
 
 
 def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():

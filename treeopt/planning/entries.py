@@ -13,6 +13,7 @@ from treeopt.planning.select import Selection, runner_up, select
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.expected import BestChain, CurvePoint, GroupFigures, Interval95, PlanPredicted, TreeFigures
 from treeopt.records.plan import PlanEntry
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
 
 
@@ -55,9 +56,9 @@ def entry_of(
         tied_sizes=sorted({int(s) for s in c.sizes[selection.tied]}),
         runner_up=runner_up(c, selection),
         accepted=source.held_out_shares(best, size).tolist(),
-        best_chain=_best_chain(source, min(len(families), request.limits.budget - 1), costs, c.batch_size),
+        best_chain=_best_chain(source, request.limits, costs, c.batch_size),
         warnings=[
-            *_profile_warnings(c, families, costs, request.context),
+            *_profile_warnings(c, families, costs, request),
             *source.caveats(tree, budget=request.limits.budget, most=len(best.family)),
         ],
         groups=_groups(best, size, source, (speedup or 0.0) / rate),
@@ -105,7 +106,9 @@ def _predicted(best: HeldOut, size: int, source: Source) -> PlanPredicted:
     )
 
 
-def _profile_warnings(c: Candidates, families: list[HeldOut], costs: StepCosts | None, wanted: int | None) -> list[str]:
+def _profile_warnings(
+    c: Candidates, families: list[HeldOut], costs: StepCosts | None, request: PlanRequest
+) -> list[str]:
     """What the profile does not tell: sizes and depths that it does not cover, the context that is wanted."""
     if costs is None:
         return ["No profile was used: this is the largest tree of the budget, whatever a step costs."]
@@ -123,12 +126,15 @@ def _profile_warnings(c: Candidates, families: list[HeldOut], costs: StepCosts |
             f"The profile has nothing about trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
             "they were left out: time these sizes too."
         )
-    if wanted is not None and wanted != c.context:
+    if request.context is not None and request.context != c.context:
         warnings.append(
-            f"The profile has no context of {wanted} tokens: this is for {c.context}, the nearest measured."
+            f"The profile has no context of {request.context} tokens: this is for {c.context}, the nearest measured."
         )
     if largest < most:
-        warnings.append(f"The profile covers sizes up to {largest}, so larger trees (to {most}) were left out.")
+        warnings.append(
+            f"The profile covers sizes up to {largest}, so larger trees were left out, although the budget is "
+            f"{request.limits.budget:,}: time larger sizes to have them considered."
+        )
     if deepest < len(families):
         warnings.append(
             f"The profile covers depths up to {deepest}, so deeper trees (to {len(families)}) were left out."
@@ -164,9 +170,9 @@ def _curve(c: Candidates) -> list[CurvePoint]:
     return points
 
 
-def _best_chain(source: Source, longest: int, costs: StepCosts | None, batch_size: int) -> BestChain | None:
+def _best_chain(source: Source, limits: Limits, costs: StepCosts | None, batch_size: int) -> BestChain | None:
     """The fastest chain of top-1 guesses: a fixed tree, so its replay is not in-sample."""
-    chains = []
+    chains, longest = [], min(limits.depth(source.num_heads), limits.budget - 1)
     for depth in range(1, longest + 1):
         latency = costs.step(depth + 1, depth) if costs else None
         if costs and latency is None:

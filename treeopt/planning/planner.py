@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from treeopt.errors import InvalidInput
 from treeopt.growth.heldout import HeldOut
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
@@ -24,6 +25,8 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.trees.shapes import Limits
 
 REQUEST = PlanRequest()
+MOST_UNTIMED = 1024  # rows of a tree where nothing was timed
+LEAST_GROWN = 8  # rows, so that a profile without trees can be told which to time
 
 
 def plan_trees(
@@ -47,9 +50,9 @@ def plan_trees(
     [[0], [0, 0]]
     """
     source = source_of(record)
-    limits = replace(request.limits, max_depth=request.limits.depth(source.num_heads))
     costs = _step_costs(source, profile, request)
-    families = _grown(source, request, limits)
+    limits = _useful(request.limits, source, costs)
+    families = _grown(source, request, limits, timed=bool(costs))
     options = [candidates_of(families, batch_size, costs.get(batch_size)) for batch_size in request.sizes]
     mix = request.mix
     if mix is None:
@@ -61,10 +64,9 @@ def plan_trees(
         entry_of(c, selection, families, source, costs.get(c.batch_size), request)
         for c, selection in zip(options, selections, strict=True)
     ]
-    wide = request.unconstrained()
-    wide = replace(wide, max_depth=wide.depth(source.num_heads))
+    wide = _useful(request.unconstrained(), source, costs)
     if mix is None and wide != limits:
-        families = _grown(source, request, wide)
+        families = _grown(source, request, wide, timed=bool(costs))
         free = [candidates_of(families, batch_size, costs.get(batch_size)) for batch_size in request.sizes]
         entries = [replace(e, unconstrained=unconstrained(c)) for e, c in zip(entries, free, strict=True)]
     drafter: Drafter = source.meta.get("drafter") or Drafter()
@@ -75,7 +77,7 @@ def plan_trees(
         drafter={**drafter, "num_heads": source.num_heads},
         acceptance=source.meta.get("acceptance"),
         constraint=Constraint(
-            budget=limits.budget,
+            budget=min([limits.budget, *([max(c.reach[0] for c in costs.values())] if costs else [])]),
             max_rank=limits.max_rank,
             shape=limits.shape,
             max_depth=limits.max_depth,
@@ -95,8 +97,26 @@ def _step_costs(source: Source, profile: LatencyProfile | None, request: PlanReq
     return {b: StepCosts(profile, b, context, measured_only=request.measured_only) for b in request.sizes}
 
 
-def _grown(source: Source, request: PlanRequest, limits: Limits) -> list[HeldOut]:
-    """The trees of depth limits 1, 2, ..., and what they reach on answers that they were not grown on."""
-    objective = objective_for(source, request.objective)
-    depths = range(1, limits.depth(source.num_heads) + 1)
+def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> Limits:
+    """The limits within which trees are worth growing: no deeper than the heads, and no larger than what was timed.
+
+    One row more than was timed tells whether there are larger trees. Raises InvalidInput for a budget that only a
+    profile could make sense of.
+    """
+    if not costs and limits.budget > MOST_UNTIMED:
+        raise InvalidInput(
+            f"--budget must be at most {MOST_UNTIMED:,} without a profile, but got {limits.budget:,}: the largest tree "
+            "would be taken, whatever a step costs. Measure with: treeopt profile"
+        )
+    most = max((c.reach[0] for c in costs.values()), default=limits.budget) + 1
+    return replace(limits, max_depth=limits.depth(source.num_heads), budget=min(limits.budget, max(most, LEAST_GROWN)))
+
+
+def _grown(source: Source, request: PlanRequest, limits: Limits, *, timed: bool) -> list[HeldOut]:
+    """The trees of depth limits 1, 2, ..., and what they reach on answers that they were not grown on.
+
+    timed : whether there are latencies; without them the deepest limit is all that is looked at
+    """
+    objective, deepest = objective_for(source, request.objective), limits.depth(source.num_heads)
+    depths = range(1 if timed else deepest, deepest + 1)
     return [source.crossfit(replace(limits, max_depth=depth), objective) for depth in depths]
