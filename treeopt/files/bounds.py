@@ -39,10 +39,14 @@ def has_too_many_values(text: str) -> bool:
     return len(text) > MOST_VALUES and sum(map(text.count, SEPARATORS)) > MOST_VALUES
 
 
-def loads(text: str) -> Any:
-    """JSON within the bounds. A ValueError says why it is none: its message ends the sentence "it cannot be read: ..."."""
+def loads(text: str, *, big_numbers: bool = False) -> Any:
+    """JSON within the bounds. A ValueError says why it is none: its message ends the sentence "it cannot be read: ...".
+
+    big_numbers : whether whole numbers may have more than 64 bits, as in configs of tokenizers
+    """
     try:
-        document = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+        whole = int if big_numbers else _whole
+        document = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=whole)
     except RecursionError:
         document = None
     if (document is None and text.strip() != "null") or is_nested_beyond(document, MOST_NESTED):

@@ -94,11 +94,11 @@ def read_text(path: str | Path) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def load_json(path: str | Path) -> Any:
-    """Any JSON at ``path`` within the bounds; NaN and infinities are refused."""
+def load_json(path: str | Path, *, big_numbers: bool = False) -> Any:
+    """Any JSON at ``path`` within the bounds (`loads`); NaN and infinities are refused."""
     text = read_text(path)
     try:
-        return loads(text)
+        return loads(text, big_numbers=big_numbers)
     except json.JSONDecodeError as error:
         raise InvalidInput(f"{path} is not valid JSON (line {error.lineno}: {error.msg}); was it cut off?") from None
     except ValueError as error:

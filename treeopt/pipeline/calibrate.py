@@ -165,6 +165,7 @@ def collect(
         while len(done) < len(blocks):
             trace, batch_size = with_less_memory(attempt, batch_size, note)
             trace.save(journal.block(len(done)))
+            journal.finish(len(done))
             done.append(trace)
     return join(done, {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]})
 

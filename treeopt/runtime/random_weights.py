@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.files import storage
 from treeopt.growth.worth import product_values
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.folder import check_config, loadable, read_object
 from treeopt.runtime.prompts.chat import ChatFormat
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.session import Session
@@ -64,20 +64,19 @@ def random_target(config: str, *, dtype: str | None, device: str | None, seed: i
     transformers.logging.set_verbosity_error()
     path = Path(config)
     file = path / "config.json" if path.is_dir() else path
-    refuse_experts(storage.load_json(file), file)
+    description = read_object(file)
+    refuse_experts(description, file)
+    check_config(description, file)
     device = check_device(device)
-    try:
+    with loadable("--random-weights must be the config of a causal LM", str(file)):
         known = AutoConfig.from_pretrained(str(file))
         wanted = wanted_dtype(dtype, device) or getattr(known, "dtype", None) or torch.float32
         with torch.random.fork_rng(), torch.device(device):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(known, dtype=wanted)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InvalidInput(f"--random-weights must be the config of a causal LM, but {file}: {reason}") from None
-    model.eval().requires_grad_(False)
-    name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return Target(model, name=f"{RANDOM} of {name}")
+        model.eval().requires_grad_(False)
+        name = file.resolve().parent.name if file.name == "config.json" else file.stem
+        return Target(model, name=f"{RANDOM} of {name}")
 
 
 def refuse_experts(config: Any, file: Path) -> None:

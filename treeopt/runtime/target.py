@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from treeopt import demo
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.files.places import find_local
 from treeopt.runtime.cache import TreeCache, tree_mask
+from treeopt.runtime.folder import check_folder, loadable
 
 ATTENTION = ("sdpa", "eager")  # the implementations that take a tree mask
 LAYERS = {"full_attention", "sliding_attention"}
@@ -139,7 +140,6 @@ def load_target(
     quantization is a config of transformers', for weights in 8 bits and the like.
     """
     import transformers
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -156,23 +156,28 @@ def load_target(
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     if folder is not None and not trust_remote_code:
         common["local_files_only"] = True
-    try:
-        placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
-        if quantization is not None:  # such weights go to their device as they are read
-            placed = {"device_map": device_map or {"": device}, "quantization_config": quantization}
+    placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+    if quantization is not None:  # such weights go to their device as they are read
+        placed = {"device_map": device_map or {"": device}, "quantization_config": quantization}
+    with loadable(f"{option} must be a loadable {'model id or ' * (folder is None)}folder", path_or_id):
+        if folder is not None:
+            check_folder(folder)
         place = path_or_id if folder is None else str(folder)
         stored = AutoConfig.from_pretrained(place, **common).get_text_config().dtype
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, **placed, **common)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            place, dtype=wanted, output_loading_info=True, **placed, **common
+        )
+        if missing := sorted(found["missing_keys"]):
+            raise InvalidInput(
+                f"{option} must have all weights of its model, but {path_or_id} lacks {len(missing)} of them, first of "
+                f"all {quoted(missing[0])}."
+            )
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model = model if placed else model.to(device)
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        where = "model id or folder" if folder is None else "folder"
-        reason = str(error).strip().split("\n")[0]
-        raise InvalidInput(f"{option} must be a loadable {where}, but {path_or_id}: {reason}") from None
-    model.eval().requires_grad_(False)
-    target = Target(model, tokenizer, name=path_or_id, revision=revision)
-    target.stored_dtype = stored
-    return target
+        model.eval().requires_grad_(False)
+        target = Target(model, tokenizer, name=path_or_id, revision=revision)
+        target.stored_dtype = stored
+        return target
 
 
 def check_device(device: str | None) -> str:
@@ -280,5 +285,8 @@ def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
-            return frozenset(ids if isinstance(ids, list | tuple) else [ids])
+            found = ids if isinstance(ids, list | tuple) else [ids]
+            if not all(type(one) is int and one >= 0 for one in found):
+                raise InvalidInput(f"eos_token_id must be the ids of tokens, but the model has {quoted(ids)}.")
+            return frozenset(found)
     return frozenset()

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
+from treeopt.files.bounds import check_stored
 from treeopt.files.places import find_local
-from treeopt.files.storage import load_json
+from treeopt.runtime.folder import check_header, read_object
 
 # In the order in which a folder's files are looked for.
 HEAD_FILES = (
@@ -59,7 +60,7 @@ class StoredTensors:
     def config(self) -> dict[str, Any]:
         """config.json beside the files; empty where there is none."""
         file = self.folder / "config.json"
-        return _read_object(file) if file.is_file() else {}
+        return read_object(file) if file.is_file() else {}
 
     def read(self, name: str) -> Tensor:
         parts = [self._read_part(file, name) for file in self.parts[name]]
@@ -154,12 +155,14 @@ def open_safetensors(file: Path) -> Any:
     """A handle with ``keys()`` and ``get_tensor(name)``; the header is checked against the file's size."""
     from safetensors import safe_open
 
+    check_header(file)
     return safe_open(file, framework="pt")
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:
     """The tensors of a pickled state dict; nothing is executed."""
     with readable(file):
+        check_stored(file)
         document = torch.load(file, weights_only=True, map_location="cpu")
         if not isinstance(document, dict) or not all(
             isinstance(name, str) and type(value) in (Tensor, nn.Parameter) for name, value in document.items()
@@ -204,7 +207,7 @@ def _ranked(path: Path, folder: dict[str, Path]) -> StoredTensors:
 
 
 def _indexed(index: Path, folder: dict[str, Path]) -> StoredTensors:
-    where = _read_object(index).get("weight_map")
+    where = read_object(index).get("weight_map")
     if not isinstance(where, dict) or not where:
         raise InvalidInput(f"{index} must have a weight_map of tensor names to files, but it has none.")
     for name, file in where.items():
@@ -224,13 +227,3 @@ def _names(file: Path, pickled: dict[Path, dict[str, Tensor]]) -> list[str]:
         raise InvalidInput(f"A file of weights must end in {', '.join(SUFFIXES)}, but got {file}.")
     pickled[file] = read_pickle(file)
     return list(pickled[file])
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        document = load_json(file)
-    except RecursionError:
-        raise InvalidInput(f"{file} is nested too deeply to be read.") from None
-    if not isinstance(document, dict):
-        raise InvalidInput(f"{file} must hold a JSON object, but it holds a {type(document).__name__}.")
-    return document

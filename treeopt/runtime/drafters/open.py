@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
+from treeopt.runtime.folder import read_object
 from treeopt.runtime.target import Target
 
 NGRAM, EARLY_EXIT = "ngram", "early-exit"  # names of the drafters without weights
@@ -108,12 +108,12 @@ def _exit_layer(name: str, target: Target) -> int:
 def is_causal_lm(folder: Path) -> bool:
     """Whether a folder holds a whole model with a tokenizer, and no heads beside it."""
     try:
-        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = read_object(folder / "config.json")
+    except InvalidInput:
         return False
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         return False
-    if not isinstance(document, dict) or any("medusa" in key or "hydra" in key for key in document):
+    if any("medusa" in key or "hydra" in key for key in document):
         return False
     names = document.get("architectures")
     return isinstance(names, list) and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)

@@ -8,9 +8,13 @@ special tokens. Without one a conversation is plain text, and each prompt goes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from types import FrameType
 from typing import Any
 
 from treeopt.errors import InvalidInput
@@ -20,6 +24,7 @@ from treeopt.runtime.target import Target
 Tokens = tuple[int, ...]
 Message = tuple[str, str]  # role (system, user or assistant), text
 BLANK_LINE = "\n\n"
+TEMPLATE_SECONDS, TEMPLATE_CHARS = 5, 2**17  # most that a template may take, and write, for a word
 # Templates that write today's date are given this day's, or a prompt would not be the same tomorrow.
 SOME_DAY = datetime(2025, 1, 1)
 DATE_MACRO = "{% macro strftime_now(format) %}{{ format STEPS }}{% endmacro +%}".replace(
@@ -48,7 +53,24 @@ class ChatFormat:
                 raise InvalidInput(f"{reason} Or leave it out with --no-chat-template.") from None
             if "strftime_now" in template:
                 template = DATE_MACRO + template
-        return cls(target.tokenizer, target.eos_ids, target.vocab_size, template)
+        chat = cls(target.tokenizer, target.eos_ids, target.vocab_size, template)
+        if template is not None:
+            chat._try_template()
+        return chat
+
+    def _try_template(self) -> None:
+        """InvalidInput where the template, which is a program, takes for ever for a word, or makes a book of it."""
+        try:
+            with time_limit(TEMPLATE_SECONDS):
+                written = self._apply([[("user", "a")]], tokenize=False)
+            if len(written[0]) <= TEMPLATE_CHARS:
+                return
+            did = f"writes more than {TEMPLATE_CHARS:,} characters"
+        except TimeoutError:
+            did = f"takes more than {TEMPLATE_SECONDS} seconds"
+        except Exception:  # it may want other messages: each conversation is tried
+            return
+        raise InvalidInput(f"The model's chat template {did} for one word: leave it out with --no-chat-template.")
 
     def first_prompts(self, conversations: Sequence[Sequence[Message]]) -> list[Tokens | InvalidInput]:
         """Tokens up to the first answer of each conversation; the error where it cannot be written."""
@@ -131,15 +153,35 @@ class ChatFormat:
             raise InvalidInput(f"the model's chat template refuses it: {first_line(error)}") from None
         return self._checked(ids)
 
-    def _apply(self, conversations: list[list[Message]], *, finished: bool = False) -> list[list[int]]:
+    def _apply(self, conversations: list[list[Message]], *, finished: bool = False, tokenize: bool = True) -> list[Any]:
         """Rendered and tokenised in one go: a tokenizer's own BOS is not put before the template's."""
-        return self.tokenizer.apply_chat_template(
+        found = self.tokenizer.apply_chat_template(
             [[{"role": role, "content": text} for role, text in messages] for messages in conversations],
             chat_template=self.template,
-            tokenize=True,
+            tokenize=tokenize,
             add_generation_prompt=not finished,
-            return_dict=True,
-        )["input_ids"]
+            return_dict=tokenize,
+        )
+        return found["input_ids"] if tokenize else found
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer, in the main thread; elsewhere nothing can be interrupted."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 
 
 def dialogue(messages: Sequence[Message], answers: Sequence[str]) -> list[Message]:

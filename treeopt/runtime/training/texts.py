@@ -91,10 +91,11 @@ def own_texts(
     batch_size = asking.batch_size
     for number in range(worker.rank, len(blocks), worker.count):
         file, block = journal.block(number), blocks[number]
-        if not file.exists():
+        if not journal.is_finished(number):
             attempt = partial(answer_block, target, prompts, block, asking)
             answered, batch_size = with_less_memory(attempt, batch_size, say)
             npz.write(file, _arrays(answered))
+            journal.finish(number)
         advance(len(block) * worker.count)
     worker.wait()
     return [
