@@ -3,10 +3,14 @@
 A journal is a folder ``NAME.partial`` of numbered files, each written whole or not at all, and a key
 that says what is being measured. The same command finds the journal and continues behind its last
 block; the journal of anything else is thrown away. It is gone when the result is written.
+
+A block is finished when its hash, together with the key's, stands beside it: what was damaged since, or comes from another
+journal, is measured again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,22 +38,48 @@ class Journal:
         if known != wanted:
             discard(folder)
             storage.write_text(folder / "key.json", storage.to_json(wanted))
+        self._whole: set[int] = set()
+        self._key = hashlib.sha256(storage.to_json(wanted).encode()).hexdigest()
 
     def block(self, number: int) -> Path:
         """The file of a block."""
         return self.folder / f"{number:06d}{self.suffix}"
 
     def finished(self) -> int:
-        """How many blocks, from the first on, are there."""
+        """How many blocks, from the first on, are there as they were finished."""
         number = 0
-        while self.block(number).exists():
+        while self.is_finished(number):
             number += 1
         return number
 
+    def is_finished(self, number: int) -> bool:
+        """Whether a block is there as it was finished."""
+        if number not in self._whole:
+            try:
+                if self._hash_of(number).read_text(encoding="ascii") != self._hash(number):
+                    return False
+            except (OSError, ValueError):
+                return False
+            self._whole.add(number)
+        return True
+
+    def finish(self, number: int) -> None:
+        """Say that the file of a block is whole."""
+        storage.write_text(self._hash_of(number), self._hash(number))
+        self._whole.add(number)
+
     def append(self, document: Mapping[str, Any]) -> None:
         """Write the next block of a journal of JSON."""
-        storage.write_text(self.block(self.finished()), storage.to_json(document))
+        number = self.finished()
+        storage.write_text(self.block(number), storage.to_json(document))
+        self.finish(number)
 
     def documents(self) -> list[dict[str, Any]]:
-        """All blocks of a journal of JSON."""
+        """All finished blocks of a journal of JSON."""
         return [storage.load_json(self.block(number)) for number in range(self.finished())]
+
+    def _hash_of(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.sha256"
+
+    def _hash(self, number: int) -> str:
+        return hashlib.sha256(f"{self._key} {storage.sha256_of(self.block(number))}".encode()).hexdigest()

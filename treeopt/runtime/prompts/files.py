@@ -24,7 +24,11 @@ from treeopt.errors import InvalidInput
 from treeopt.files.places import find_local
 from treeopt.files.storage import sha256_of
 
+MOST_ROWS = 10**6
 MOST_UNPACKED_BYTES = 2**28  # of a .gz file
+MOST_DOCUMENT_BYTES, MOST_LINE_BYTES = 2**27, 2**24  # of a .json file, which is read whole; of a line of the others
+MOST_RATIO, SMALL_BYTES = 100, 2**24  # of what unpacks: how many times its size, unless that is little
+FEWEST_BATCH_ROWS, SMALL_ROWS = 8, 2**16
 MOST_REASON_CHARS = 200  # of another library's message
 MOST_PARQUET_ROWS, MOST_PARQUET_BYTES = 10**7, 2**32  # by the file's own account of itself
 BATCH_ROWS = 1024  # of a table, read at once
@@ -98,7 +102,10 @@ def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterato
             if mark[:2] in (b"\xff\xfe", b"\xfe\xff"):
                 raise ValueError("it is in UTF-16; save it as UTF-8")
             stream.seek(3 if mark == b"\xef\xbb\xbf" else 0)
-            yield from reader(stream)
+            for number, found in enumerate(reader(stream)):
+                if number == MOST_ROWS:
+                    raise ValueError(f"it has more than {MOST_ROWS:,} rows; keep a part of them (head -n {MOST_ROWS})")
+                yield found
     except (OSError, ValueError) as error:
         raise InvalidInput(f"--prompts must be a readable file, but {path}: {first_line(error)}.") from None
 
@@ -118,6 +125,8 @@ def _unpacked(stored: IO[bytes]) -> bytes:
         raise ValueError(f"it is not a whole gzip file ({first_line(error)})") from None
     if len(text) > MOST_UNPACKED_BYTES:
         raise ValueError(f"unpacked it has more than {MOST_UNPACKED_BYTES // 2**20} MiB")
+    if len(text) > max(SMALL_BYTES, MOST_RATIO * stored.tell()):
+        raise ValueError(f"it unpacks to more than {MOST_RATIO} times its size")
     return text
 
 
@@ -126,7 +135,9 @@ def _unpacked(stored: IO[bytes]) -> bytes:
 
 def _lines(stream: IO[bytes]) -> Iterator[tuple[int, str | None]]:
     """Numbered lines that are not blank; None where one is not UTF-8."""
-    for number, line in enumerate(stream, 1):
+    for number, line in enumerate(iter(partial(stream.readline, MOST_LINE_BYTES + 1), b""), 1):
+        if len(line) > MOST_LINE_BYTES:
+            raise ValueError(f"line {number} has more than {MOST_LINE_BYTES // 2**20} MiB")
         try:
             text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError:
@@ -150,7 +161,11 @@ def _jsonl(stream: IO[bytes]) -> Iterator[Found]:
 
 
 def _json(stream: IO[bytes]) -> Iterable[Found]:
-    data = stream.read()
+    data = stream.read(MOST_DOCUMENT_BYTES + 1)
+    if len(data) > MOST_DOCUMENT_BYTES:
+        raise ValueError(
+            f"it has more than {MOST_DOCUMENT_BYTES // 2**20} MiB; as JSON lines (jq -c '.[]') it is read row by row"
+        )
     try:
         document = parse_json(data.decode("utf-8")) if data.strip() else []
     except ValueError:
@@ -191,9 +206,10 @@ def _record(value: Any) -> dict[str, Any] | str:
 
 def _csv(stream: IO[bytes], delimiter: str = ",") -> Iterator[Found]:
     text = io.TextIOWrapper(stream, "utf-8", newline="")
-    most = csv.field_size_limit(2**31 - 1)  # of the whole process; the rule is tokens, checked later
+    most = csv.field_size_limit(MOST_LINE_BYTES)  # of the whole process; the rule is tokens, checked later
     try:
-        lines = (line for line in csv.reader(text, delimiter=delimiter, strict=True) if line)
+        parts = iter(partial(text.readline, MOST_LINE_BYTES), "")  # a longer line is a field too long, or none
+        lines = (line for line in csv.reader(parts, delimiter=delimiter, strict=True) if line)
         header = next(lines, [])
         if len(set(header)) < len(header):
             raise ValueError("its first line must name every column once")
@@ -218,9 +234,21 @@ def _parquet(stream: IO[bytes]) -> Iterator[Found]:
         n_bytes = sum(group.total_byte_size for group in groups)
         if file.metadata.num_rows > MOST_PARQUET_ROWS or n_bytes > MOST_PARQUET_BYTES:
             raise ValueError(f"it has {file.metadata.num_rows} rows of {n_bytes} bytes, too many to read")
+        stored = stream.seek(0, io.SEEK_END)
+        if file.metadata.num_rows > max(SMALL_ROWS, stored):
+            raise ValueError(f"it says that it has {file.metadata.num_rows} rows in {stored} bytes")
+        # A value that is stored once may stand in every row.
+        longest = max(
+            (group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns)), default=1
+        )
+        rows = min(BATCH_ROWS, max(FEWEST_BATCH_ROWS, 2**26 // max(longest, 1)))
+        unpacked = 0
         plain = [field.name for field in file.schema_arrow if not _has_bytes(field.type)]
         numbers = count(1)
-        for batch in file.iter_batches(BATCH_ROWS, columns=plain):
+        for batch in file.iter_batches(rows, columns=plain):
+            unpacked += batch.nbytes
+            if unpacked > max(SMALL_BYTES, MOST_RATIO * stored):
+                raise ValueError(f"it unpacks to more than {MOST_RATIO} times its size")
             batch.validate(full=True)  # before anything reads through its offsets
             for record in batch.to_pylist():
                 yield next(numbers), record
