@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files import npz, writing
+from treeopt.files import npz, storage, writing
 from treeopt.files.journal import Journal
 from treeopt.files.writing import discard
 from treeopt.latency.rounds import timings
@@ -196,6 +197,27 @@ def test_a_journal_is_of_one_measurement(tmp_path):
     assert Journal(tmp_path / "a.partial", {"seed": 2}).documents() == []
     discard(tmp_path / "a.partial")
     assert not (tmp_path / "a.partial").exists()
+
+
+def test_blocks_that_were_damaged_or_are_another_runs_are_not_taken_for_finished(tmp_path):
+    mine, other = (Journal(tmp_path / name, {"seed": name}) for name in ("mine", "other"))
+    for number in range(4):
+        mine.append({"n": number})
+        other.append({"n": -number})
+    blocks = [mine.block(number).read_bytes() for number in range(4)]
+    for damaged in (b"", b"[" * 5000, blocks[2][:-1], blocks[1], other.block(2).read_bytes()):
+        mine.block(2).write_bytes(damaged)
+        again = Journal(tmp_path / "mine", {"seed": "mine"})
+        assert again.documents() == [{"n": 0}, {"n": 1}]
+        again.append({"n": 2})
+        assert Journal(tmp_path / "mine", {"seed": "mine"}).documents() == [{"n": n} for n in range(4)]
+    shutil.copytree(tmp_path / "other", tmp_path / "mine", dirs_exist_ok=True)
+    shutil.copy(tmp_path / "other/key.json", tmp_path / "key.json")
+    (tmp_path / "mine/key.json").write_text(storage.to_json({"seed": "mine"}))
+    assert Journal(tmp_path / "mine", {"seed": "mine"}).documents() == []
+    for key in ("", "[" * 5000, "[1]"):
+        (tmp_path / "mine/key.json").write_text(key)
+        assert Journal(tmp_path / "mine", {"seed": "mine"}).documents() == []
 
 
 def test_memory_that_runs_out_halves_the_batch():

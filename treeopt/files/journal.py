@@ -79,7 +79,7 @@ class Journal:
         return [storage.load_json(self.block(number)) for number in range(self.finished())]
 
     def _hash_of(self, number: int) -> Path:
-        return self.folder / f"{number:06d}.sha256"
+        return self.folder / f"{self.block(number).name}.sha256"
 
     def _hash(self, number: int) -> str:
         return hashlib.sha256(f"{self._key} {storage.sha256_of(self.block(number))}".encode()).hexdigest()
