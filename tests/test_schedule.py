@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.export.chains import merged
 from treeopt.export.write import method_of
+from treeopt.pipeline.export import export_to
 from treeopt.pipeline.search import SearchOptions, request_of
 from treeopt.planning.candidates import Candidates
 from treeopt.planning.planner import plan_trees
@@ -21,9 +25,9 @@ from treeopt.planning.request import PlanRequest
 from treeopt.planning.schedule import schedule_of
 from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan, PlannedEngine
+from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.report.plan_table import plan_table, price, schedule
+from treeopt.report.plan_table import certainty, mixture, plan_rows, plan_table, price, schedule, written_for
 from treeopt.trees.shapes import Limits
 
 SIZES = (1, 2, 4, 8)
@@ -94,6 +98,156 @@ def test_chains_shorten_with_the_batch_until_none_pays():
         assert entry.unconstrained.tokens_per_s >= entry.tokens_per_s * 0.995
     assert f"best tree {plan.entries[0].unconstrained.tokens_per_step:.2f}" in price(plan)
     plan_table(plan)
+
+
+def searched(*batch_sizes: int, **options) -> Plan:
+    """Of latencies that grow evenly with the rows beyond 64, so that a straight line between batch sizes may be wrong."""
+    return plan_trees(
+        calibration(), hardware((1, 2, 3, 4, 5, 6, 7, 8)), PlanRequest(batch_sizes=batch_sizes, **options)
+    )
+
+
+def true_loss(whole: Plan, entry: PlanEntry, batch_size: int) -> float:
+    """What the tree of an entry of another plan loses at a batch size, by the latencies that were measured there."""
+    curve = {(point.size, point.depth): point.tokens_per_s for point in whole[batch_size].curve}
+    return 1 - curve[entry.size, entry.depth] / max(curve.values())
+
+
+def served(plan: Plan, batch_size: int) -> PlanEntry:
+    part = next(p for p in plan.schedule if p.first <= batch_size and (p.last or 10**9) >= batch_size)
+    return plan.entries[part.entry]
+
+
+def test_between_searched_batch_sizes_the_faster_tree_is_taken_and_its_loss_is_said():
+    whole, plan = searched(*range(1, 9)), searched(1, 4, 8)
+    assert [part.first for part in plan.schedule] != [1, 4, 8], "not simply that of the next smaller one"
+    ours, smaller = 0.0, 0.0
+    for batch_size in (2, 3, 5, 6, 7):
+        ours = max(ours, true_loss(whole, served(plan, batch_size), batch_size))
+        smaller = max(smaller, true_loss(whole, plan[max(b for b in (1, 4) if b < batch_size)], batch_size))
+    assert ours < smaller / 2
+    estimated = max(part.between for part in plan.schedule if part.between is not None)
+    assert estimated >= 0
+    assert plan.error_between > 0
+    assert abs(ours - estimated) <= plan.error_between + 0.02
+    said = schedule(plan)
+    assert "Searched: 1, 4, 8." in said
+    assert f"loses at most {estimated:.1%} there" in said
+    assert f"off by up to {plan.error_between:.1%}" in said
+    assert "Above 8 nothing was searched" in said
+
+
+def test_what_is_not_known_between_batch_sizes_is_not_claimed():
+    assert "How far that is off is not known" in schedule(searched(1, 8))
+    neighbours = searched(1, 2)
+    assert all(part.between is None for part in neighbours.schedule)
+    assert "interpolated" not in schedule(neighbours)
+    unknown = plan_trees(calibration(), request=PlanRequest(batch_sizes=[2, 8]))
+    assert "what it loses is not known" in schedule(unknown)
+    assert schedule(unknown).endswith("Above 8 nothing was searched, and below 2.")
+
+
+def test_what_a_tree_loses_elsewhere_is_exact():
+    whole = searched(1, 2, 4, 8)
+    for entry in whole:
+        assert entry.elsewhere.keys() == {1, 2, 4, 8}
+        for batch_size, loss in entry.elsewhere.items():
+            best = whole[batch_size].tokens_per_s
+            curve = {(point.size, point.depth): point.tokens_per_s for point in whole[batch_size].curve}
+            if (entry.size, entry.depth) in curve:
+                assert loss == pytest.approx(1 - curve[entry.size, entry.depth] / best)
+
+
+def test_a_mix_has_totals_and_the_price_of_sharing_one_tree():
+    mix = {1: 2.0, 4: 1.0, 8: 1.0}
+    plan, alone = searched(*mix), None
+    alone, plan = plan, plan_trees(calibration(), hardware((1, 2, 4, 8)), PlanRequest(batch_sizes=mix))
+    shares = [0.5, 0.25, 0.25]
+    assert len({str(entry.medusa_choices) for entry in plan}) == 1
+    assert plan.total.tokens_per_s == pytest.approx(sum(w * e.tokens_per_s for w, e in zip(shares, plan, strict=True)))
+    plain = sum(w * e.tokens_per_s / e.speedup for w, e in zip(shares, plan, strict=True))
+    assert plan.total.speedup == pytest.approx(plan.total.tokens_per_s / plain)
+    assert [e.own.size for e in plan] == [e.size for e in alone]
+    assert plan.total.own_tokens_per_s == pytest.approx(
+        sum(w * e.own.tokens_per_s for w, e in zip(shares, plan, strict=True))
+    )
+    assert 0 < plan.total.price < 1
+    assert [certainty(entry) for entry in plan] == [""] * 3, "a single batch size was not chosen for"
+    said = mixture(plan)
+    assert f"sharing one costs {plan.total.price:.1%} over the mix" in said
+    assert "share of the time" in said
+    assert [row[0] for row in plan_rows(plan)] == ["1 (50%)", "4 (25%)", "8 (25%)", "mix"]
+    assert "50% of the time at 1" in written_for(plan, [None])[0]
+    assert mixture(alone) == schedule(plan) == ""
+
+
+def test_a_mix_of_one_load_costs_nothing():
+    plan = plan_trees(calibration(), hardware((1, 8)), PlanRequest(batch_sizes={8: 3.0}))
+    assert plan.total.price == pytest.approx(0)
+    assert plan.total.speedup == pytest.approx(plan[8].speedup)
+
+
+@pytest.mark.parametrize("mix", [{1: 0.0}, {1: -1.0}, {1: float("nan")}, {1: float("inf")}, {0: 1.0}])
+def test_shares_are_positive(mix):
+    with pytest.raises(InvalidInput, match=r"share of the time|at least 1"):
+        PlanRequest(batch_sizes=mix)
+
+
+def test_a_batch_size_is_given_once_and_shares_are_of_the_time():
+    twice = CliRunner().invoke(cli, ["search", "--batch-size", "1:0.5,1:0.5"])
+    assert twice.exit_code == 2
+    assert "has 1 twice" in twice.output
+    said = " ".join(CliRunner().invoke(cli, ["search", "--help"]).output.split())
+    assert "a share is of the time that the server decodes so many at once" in said
+
+
+def exported(plan: Plan, engine: str, tmp_path, **options) -> tuple[dict[str, str], str]:
+    """Files by their name below the folder, and the notes; a plan of Medusa heads unless it says otherwise."""
+    plan = replace(plan, drafter={"kind": "medusa", "num_heads": 4, **(plan.drafter or {})})
+    paths, written = export_to(tmp_path, plan, engine, **options)
+    return {str(path.relative_to(tmp_path)): path.read_text() for path in paths}, " ".join(written.notes)
+
+
+def test_an_engine_of_one_tree_gets_a_folder_for_each_batch_size(tmp_path):
+    plan = searched(1, 4, 8)
+    files, notes = exported(plan, "tensorrt-llm", tmp_path)
+    for entry in plan:
+        choices = yaml.safe_load(files[f"batch-size-{entry.batch_size}/medusa_choices.yml"])
+        assert choices == entry.medusa_choices
+        assert f"{entry.batch_size} ({entry.size} rows, {entry.depth} deep)" in notes
+    assert "Written for each batch size" in notes
+    assert re.search(r"For one server take that of --batch-size \d\. .* loses \d+\.\d%", notes)
+    one, notes = exported(plan, "tensorrt-llm", tmp_path / "one", batch_size=4)
+    assert yaml.safe_load(one["medusa_choices.yml"]) == plan[4].medusa_choices
+    assert f"Written for batch size 4 ({plan[4].size} rows" in notes
+    assert f"{plan[4].elsewhere[1]:.1%} at 1, {plan[4].elsewhere[8]:.1%} at 8" in notes
+
+
+def test_an_engine_of_one_sequence_gets_its_tree_alone(tmp_path):
+    files, notes = exported(searched(1, 4, 8), "medusa", tmp_path)
+    assert {name.split("/")[0] for name in files} == {"batch-size-1"}
+    assert "nothing was written for batch size 4, 8" in notes
+
+
+def test_a_schedule_says_for_which_loads_it_is(tmp_path):
+    plan = plan_trees(engine_log(), hardware(), PlanRequest(Limits(shape="chain"), batch_sizes=[1, 8, 64]))
+    files, notes = exported(replace(plan, drafter={"kind": "eagle3", "num_heads": 3}), "vllm", tmp_path)
+    assert set(files) == {"speculative_config.json", "commands.sh"}
+    assert notes.startswith("Written for all batch sizes. Schedule by batch size: 1–")
+    assert "Searched: 1, 8, 64." in notes
+
+
+def test_an_export_leaves_nothing_of_another_load_behind(tmp_path):
+    plan = searched(1, 4, 8)
+    exported(plan, "tensorrt-llm", tmp_path)
+    exported(searched(1, 4), "tensorrt-llm", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"batch-size-1", "batch-size-4"}
+    (tmp_path / "batch-size-4" / "mine.txt").write_text("mine")
+    exported(searched(1), "tensorrt-llm", tmp_path)
+    assert (tmp_path / "batch-size-4" / "mine.txt").read_text() == "mine"
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()} - {"mine.txt"}
+    assert left == {".written", "llm_api_options.yml", "medusa_choices.yml", "commands.sh"}
+    assert not (tmp_path / "batch-size-1").exists()
 
 
 def test_a_plan_keeps_its_schedule(tmp_path):

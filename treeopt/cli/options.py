@@ -82,6 +82,8 @@ class Loads(Integers):
         for part in str(value).split(","):
             number, _, share = part.partition(":")
             (batch_size,) = super().convert(number, param, ctx)
+            if batch_size in shares:
+                self.fail(f"must have each batch size once, but has {batch_size} twice.", param, ctx)
             try:
                 shares[batch_size] = float(share)
             except ValueError:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     "--batch-size",
     "batch_sizes",
     type=Loads(),
-    help="Sequences decoded at once: 1,4,8; or one tree for a mix of loads, "
-    "1:0.5,4:0.3,8:0.2.  [default: the profile's]",
+    help="Sequences decoded at once: 1,4,8. With shares, 1:0.5,4:0.3,8:0.2, one tree for all: a share is of the time "
+    "that the server decodes so many at once, not of requests or tokens.  [default: the profile's]",
 )
 @click.option("--context", **positive(), help="Tokens that a sequence has.  [default: as in the trace]")
 @click.option("--for", "engine", help="Plan what this engine can take (treeopt list engines).")

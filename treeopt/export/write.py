@@ -115,6 +115,20 @@ def way_of(plan: Plan, engine: str, method: str | None = None) -> Method:
     return method_of(engine, (plan.drafter or {}).get("kind"), method)
 
 
+def loads_of(plan: Plan, way: Method) -> list[int | None]:
+    """The batch sizes that a plan is written for, one by one; None alone where a schedule or one tree serves all.
+
+    An engine that decodes fewer sequences at once gets those that it can decode, if the plan has any.
+    """
+    trees = {tuple(map(tuple, entry.medusa_choices)) for entry in plan.entries}
+    lengths = {plan.entries[part.entry].depth for part in plan.schedule}
+    if len(trees) == 1 or way.by_batch_size or (way.shape == "chain" and len(lengths) == 1):
+        return [None]
+    sizes: list[int | None] = [entry.batch_size for entry in plan.entries]
+    most = way.max_batch_size
+    return [size for size in sizes if most is None or (size or 0) <= most] or sizes
+
+
 def export_plan(
     plan: Plan,
     engine: str,
@@ -125,6 +139,8 @@ def export_plan(
     max_draft_len: int | None = None,
 ) -> Written:
     """An engine's files for a plan: its schedule where the engine takes chains, else the entry of a batch size.
+
+    Without a ``batch_size`` all must have one tree (`loads_of`).
 
     Raises InvalidInput for a plan of trees and an engine of chains: the best chain is no path of the best tree.
     """
@@ -142,7 +158,7 @@ def export_plan(
         batch_size=plan.entries[-1].batch_size,
         acceptance=plan.acceptance,
     )
-    if batch_size is not None or (way.shape != "chain" and len(plan.schedule) > 1):
+    if batch_size is not None or (way.shape != "chain" and loads_of(plan, way) != [None]):
         entry = plan.entry(batch_size)
         request = replace(request, tree=entry.tree, batch_size=entry.batch_size)
     elif way.shape == "chain":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.export.engine import Written
 from treeopt.files.places import located
 from treeopt.files.storage import read_text
 from treeopt.files.writing import replace_together, sole_writer, write_text
@@ -18,12 +19,10 @@ from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.figures.registry import Inputs
+from treeopt.report.plan_table import written_for
 from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts
 from treeopt.trees.shapes import SHAPES
-
-if TYPE_CHECKING:
-    from treeopt.export.engine import Written
 
 WRITTEN = ".written"  # lists the files of an export in its folder
 
@@ -40,8 +39,8 @@ def export(
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
-    Of a plan the entry of ``batch_size``, or the whole schedule where the engine takes one. ``target`` says for which
-    engine exactly: ``version``, ``max_draft_len``.
+    Of a plan the entry of ``batch_size``. Without one it is the whole schedule where the engine takes one, else a
+    folder for each batch size. ``target`` says for which engine exactly: ``version``, ``max_draft_len``.
     """
     from treeopt.export.engine import Request
     from treeopt.export.write import export_request
@@ -67,16 +66,67 @@ def export(
 
 
 def export_to(
-    folder: Path, plan: Plan, engine: str, against: Sequence[str] = (), **options: Any
+    folder: Path, plan: Plan, engine: str, against: Sequence[str] = (), *, batch_size: int | None = None, **options: Any
 ) -> tuple[list[Path], Written]:
     """Write a plan as an engine's files: (files, what was written).
 
-    ``options`` are those of `export_plan`. What speaks ``against`` the plan's trees is the first of the notes.
+    A plan of several trees for an engine that takes one is written for each batch size into a folder of its own.
+    ``options`` are those of `export_plan`. What speaks ``against`` the plan's trees is the first of the notes, then
+    for which load it is.
     """
-    from treeopt.export.write import export_plan
+    from treeopt.export.write import export_plan, loads_of, way_of
 
-    written = export_plan(plan, engine, **options)
-    return _write(folder, replace(written, notes=(*against, *written.notes, *_other_runtime(plan, engine))))
+    sizes = loads_of(plan, way_of(plan, engine, options.get("method"))) if batch_size is None else [batch_size]
+    parts: dict[int | None, Written] = {}
+    notes, refused = [*against, *written_for(plan, sizes)], []
+    left = (
+        []
+        if sizes == [None] or batch_size is not None
+        else [e.batch_size for e in plan.entries if e.batch_size not in sizes]
+    )
+    if left:
+        notes.append(
+            f"{engine} decodes no more sequences at once: nothing was written for batch size {', '.join(map(str, left))}."
+        )
+    for size in sizes:
+        try:
+            parts[size] = export_plan(plan, engine, batch_size=size, **options)
+        except InvalidInput as error:
+            refused.append((size, error))
+    if not parts:
+        raise refused[0][1]
+    notes += [f"Nothing was written for batch size {size}. {error}" for size, error in refused]
+    notes += _notes(parts)
+    notes += _other_runtime(plan, engine)
+    if batch_size is not None or None in parts:
+        (written,) = parts.values()
+        _clear(folder, ())
+        return _write(folder, replace(written, notes=tuple(notes)))
+    _write(folder, Written(files={}, command=""))
+    _clear(folder, [f"batch-size-{size}" for size in parts])
+    paths = [path for size, part in parts.items() for path in _write(folder / f"batch-size-{size}", part)[0]]
+    command = "\n".join(f"# Batch size {size}\n{part.command}" for size, part in parts.items())
+    return paths, Written(files={}, command=command, notes=tuple(notes))
+
+
+def _notes(parts: Mapping[int | None, Written]) -> list[str]:
+    """What there is to know of the parts of an export, each sentence once, with the batch sizes that it is for."""
+    found: dict[str, list[str]] = {}
+    for size, part in parts.items():
+        for text in part.notes:
+            found.setdefault(text, []).append(str(size))
+    return [
+        text if len(sizes) == len(parts) else f"Batch size {', '.join(sizes)}: {text}" for text, sizes in found.items()
+    ]
+
+
+def _clear(folder: Path, kept: Collection[str]) -> None:
+    """Delete what an earlier export wrote for batch sizes one by one, except for those that are ``kept``."""
+    for part in folder.glob("batch-size-*"):
+        if part.name not in kept and (part / WRITTEN).is_file():
+            _write(part, Written(files={}, command=""))
+            if not any(part.iterdir()):
+                part.rmdir()
 
 
 def export_all(run: RunDirectory, plan: Plan) -> list[str]:
@@ -84,7 +134,7 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
 
     A plan of chains goes to the engines of chains too.
     """
-    from treeopt.export.write import check_rule_of, runners
+    from treeopt.export.write import check_rule_of, loads_of, runners
 
     kind = (plan.drafter or {}).get("kind")
     able, written = runners(kind), []
@@ -103,8 +153,7 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
         if way.shape == "chain" and not all(SHAPES["chain"](entry.tree) for entry in plan.entries):
             chains.append(name)
             continue
-        sizes = [None] if way.shape == "chain" else [entry.batch_size for entry in plan.entries]
-        for batch_size in sizes:
+        for batch_size in loads_of(plan, way):
             try:
                 paths, _ = export(run, name, batch_size=batch_size)
                 written += [name] if paths else []

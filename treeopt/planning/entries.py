@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from treeopt.growth.heldout import HeldOut
@@ -9,9 +11,17 @@ from treeopt.growth.source import Source
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidates, Floats
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.select import Selection, runner_up, select
+from treeopt.planning.select import Selection, runner_up, select, throughput, throughput_draws
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
-from treeopt.records.expected import BestChain, CurvePoint, GroupFigures, Interval95, PlanPredicted, TreeFigures
+from treeopt.records.expected import (
+    BestChain,
+    CurvePoint,
+    GroupFigures,
+    Interval95,
+    Mixture,
+    PlanPredicted,
+    TreeFigures,
+)
 from treeopt.records.plan import PlanEntry
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
@@ -25,7 +35,7 @@ def entry_of(
     costs: StepCosts | None,
     request: PlanRequest,
 ) -> PlanEntry:
-    """The chosen candidate and its rivals.
+    """The chosen candidate and its rivals; those of a mix are the mix's (`mixture_of`).
 
     families : of depth limits 1, 2, ...
     """
@@ -52,9 +62,9 @@ def entry_of(
         speedup_stderr=stderr(speedups[1:], n) if speedups is not None and noisy else None,
         growth_order=_growth_order(best, size),
         predicted=_predicted(best, size, source),
-        interval95=_intervals(c, selection, speedups if noisy else None),
-        tied_sizes=sorted({int(s) for s in c.sizes[selection.tied]}),
-        runner_up=runner_up(c, selection),
+        interval95=_intervals(c, selection, speedups if noisy else None, mixed=request.mix is not None),
+        tied_sizes=tied_sizes(c, selection) if request.mix is None else [],
+        runner_up=runner_up([c], [1.0], selection) if request.mix is None else None,
         accepted=source.held_out_shares(best, size).tolist(),
         best_chain=_best_chain(source, request.limits, costs, c.batch_size),
         warnings=[
@@ -73,8 +83,11 @@ def _speedups(c: Candidates, i: int) -> Floats | None:
     return np.append(c.rates[i] * (c.plain_ms[0] / c.ms[i]), c.rate_draws[i] * c.plain_ms[1:] / c.ms_draws[i])
 
 
-def _intervals(c: Candidates, selection: Selection, speedups: Floats | None) -> Interval95 | None:
-    """What is uncertain; ``speedups`` None where latencies are not known, or nothing is noisy."""
+def _intervals(c: Candidates, selection: Selection, speedups: Floats | None, *, mixed: bool) -> Interval95 | None:
+    """What is uncertain; ``speedups`` None where latencies are not known, or nothing is noisy.
+
+    mixed : whether the size was chosen for other batch sizes too
+    """
     i = selection.chosen
     best = c.held_out[i]
     n = best.conversations or BOOTSTRAPS
@@ -84,7 +97,8 @@ def _intervals(c: Candidates, selection: Selection, speedups: Floats | None) -> 
     if speedups is not None:
         found["tokens_per_s"] = interval95(c.throughput_draws[i], n)
         found["speedup"] = interval95(speedups[1:], n)
-        found["size"] = [float(end) for end in selection.sizes95]
+        if not mixed:
+            found["size"] = [float(end) for end in selection.sizes95]
     return Interval95(**found) if found else None
 
 
@@ -190,7 +204,12 @@ def _best_chain(source: Source, limits: Limits, costs: StepCosts | None, batch_s
     return max(chains, key=lambda chain: chain.rate, default=None)
 
 
-def unconstrained(c: Candidates) -> TreeFigures:
+def tied_sizes(c: Candidates, selection: Selection) -> list[int]:
+    """Sizes that the data cannot tell from the fastest."""
+    return sorted({int(size) for size in c.sizes[selection.tied]})
+
+
+def best_of(c: Candidates) -> TreeFigures:
     """What the best tree of all would reach."""
     i = select([c], [1.0]).chosen
     return TreeFigures(
@@ -198,4 +217,29 @@ def unconstrained(c: Candidates) -> TreeFigures:
         depth=int(c.depths[i]),
         tokens_per_step=float(c.rates[i]),
         tokens_per_s=None if c.ms is None else float(c.throughput[i]),
+    )
+
+
+def mixture_of(
+    options: list[Candidates], shares: Sequence[float], selection: Selection, own: Sequence[TreeFigures]
+) -> Mixture | None:
+    """What the tree for a mix reaches over all of it; None without latencies.
+
+    own : of every batch size what its own best tree reaches
+    """
+    i, plain = selection.chosen, []
+    for share, c in zip(shares, options, strict=True):
+        if c.plain_ms is None:
+            return None
+        plain.append(share * 1e3 * c.batch_size / c.plain_ms)  # (1 + B,) tokens per second
+    total, draws = throughput(options, shares)[i], throughput_draws(options, shares)[i]
+    alone, n = np.sum(plain, axis=0), options[0].held_out[i].conversations or BOOTSTRAPS
+    return Mixture(
+        tokens_per_s=float(total),
+        tokens_per_s_stderr=stderr(draws, n),
+        speedup=float(total / alone[0]),
+        speedup_stderr=stderr(draws / alone[1:], n),
+        own_tokens_per_s=float(sum(w * (figures.tokens_per_s or 0.0) for w, figures in zip(shares, own, strict=True))),
+        tied_sizes=tied_sizes(options[0], selection),
+        runner_up=runner_up(options, shares, selection),
     )

@@ -14,9 +14,9 @@ from treeopt.growth.heldout import HeldOut
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import candidates_of, common
-from treeopt.planning.entries import entry_of, unconstrained
+from treeopt.planning.entries import best_of, entry_of, mixture_of
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.schedule import one_for_all, schedule_of
+from treeopt.planning.schedule import error_between, losses_elsewhere, one_for_all, schedule_of
 from treeopt.planning.select import select
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import Drafter
@@ -54,21 +54,29 @@ def plan_trees(
     limits = _useful(request.limits, source, costs)
     families = _grown(source, request, limits, timed=bool(costs))
     options = [candidates_of(families, batch_size, costs.get(batch_size)) for batch_size in request.sizes]
-    mix = request.mix
+    mix, total, error = request.mix, None, None
+    own = [best_of(c) if mix else None for c in options]
     if mix is None:
         selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
+        error = error_between(options, selections)
     else:
         options = common(options)
-        selections = [select(options, [mix[c.batch_size] / sum(mix.values()) for c in options])] * len(options)
+        shares = [mix[c.batch_size] / sum(mix.values()) for c in options]
+        selections = [select(options, shares)] * len(options)
+        total = mixture_of(options, shares, selections[0], [figures for figures in own if figures])
     entries = [
         entry_of(c, selection, families, source, costs.get(c.batch_size), request)
         for c, selection in zip(options, selections, strict=True)
+    ]
+    entries = [
+        replace(e, elsewhere=losses, own=figures)
+        for e, losses, figures in zip(entries, losses_elsewhere(options, selections), own, strict=True)
     ]
     wide = _useful(request.unconstrained(), source, costs)
     if mix is None and wide != limits:
         families = _grown(source, request, wide, timed=bool(costs))
         free = [candidates_of(families, batch_size, costs.get(batch_size)) for batch_size in request.sizes]
-        entries = [replace(e, unconstrained=unconstrained(c)) for e, c in zip(entries, free, strict=True)]
+        entries = [replace(e, unconstrained=best_of(c)) for e, c in zip(entries, free, strict=True)]
     drafter: Drafter = source.meta.get("drafter") or Drafter()
     return Plan(
         entries=tuple(entries),
@@ -76,16 +84,23 @@ def plan_trees(
         objective=objective_for(source, request.objective),
         drafter={**drafter, "num_heads": source.num_heads},
         acceptance=source.meta.get("acceptance"),
-        constraint=Constraint(
-            budget=min([limits.budget, *([max(c.reach[0] for c in costs.values())] if costs else [])]),
-            max_rank=limits.max_rank,
-            shape=limits.shape,
-            max_depth=limits.max_depth,
-            measured_only=request.measured_only,
-            mix=mix,
-            engine=request.engine,
-        ),
+        constraint=_constraint(limits, request, costs),
         runtime=profile.runtime if profile else None,
+        total=total,
+        error_between=error,
+    )
+
+
+def _constraint(limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> Constraint:
+    """What the trees were allowed to be, for the record."""
+    return Constraint(
+        budget=min([limits.budget, *([max(c.reach[0] for c in costs.values())] if costs else [])]),
+        max_rank=limits.max_rank,
+        shape=limits.shape,
+        max_depth=limits.max_depth,
+        measured_only=request.measured_only,
+        mix=request.mix,
+        engine=request.engine,
     )
 
 

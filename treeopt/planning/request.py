@@ -40,6 +40,13 @@ class PlanRequest:
         if self.context is not None and self.context < 1:
             raise InvalidInput(f"--context must be at least 1, but got {self.context}.")
         check_objective(self.objective)
+        for batch_size, share in (self.mix or {}).items():
+            if not 0 < share < float("inf"):
+                raise InvalidInput(
+                    f"A mix needs a positive share of the time for every batch size, but {batch_size} has {share}."
+                )
+        if not self.sizes or self.sizes[0] < 1:
+            raise InvalidInput(f"Batch sizes must be at least 1, but got {self.sizes}.")
 
     @property
     def sizes(self) -> list[int]:

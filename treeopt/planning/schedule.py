@@ -2,19 +2,33 @@
 
 A range has one tree for all its batch sizes. It may be another than the best of some of them as long as it
 is tied with it there; what it costs by the estimates is the range's loss.
+
+Between two batch sizes that were searched, step latencies are interpolated on a straight line. A range ends there
+where the next one's tree becomes faster by that estimate. What the trees lose there is an estimate too: `error_between`
+says how far such estimates were off at batch sizes that were searched.
+
+n candidates of two batch sizes · G batch sizes between them
 """
 
 from __future__ import annotations
 
-from treeopt.planning.candidates import Candidates, Key
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from treeopt.planning.candidates import Candidates, Floats, Key
 from treeopt.planning.select import Selection
 from treeopt.records.ranges import BatchRange
+from treeopt.trees.tree import IntArray
 
 
 def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[BatchRange]:
     """The fewest ranges of batch sizes; entry i is what was selected for options[i].
 
-    A batch size that was not asked for belongs with the next smaller one that was.
+    Above the largest batch size that was searched its tree goes on, and below the smallest one that one's.
+    Without latencies a batch size between two belongs with the smaller one.
     """
     chosen = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)]
     losses = [_losses(c, s, chosen) for c, s in zip(options, selections, strict=True)]
@@ -32,12 +46,55 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
         entry = min(best, key=lambda i: (round(best[i], 6), not first <= i <= last, i))
         starts.append((first, entry, best[entry]))
         first = last + 1
-    begins = [1, *(options[first].batch_size for first, _, _ in starts[1:])]
-    ends = [*(begin - 1 for begin in begins[1:]), None]
+    changes = [
+        _change(options[first - 1], options[first], chosen[before], chosen[after])
+        for (_, before, _), (first, after, _) in pairwise(starts)
+    ]
+    begins = [1, *changes]
+    ends = [*(begin - 1 for begin in changes), None]
     return [
-        BatchRange(first=begin, last=end, entry=entry, loss=None if options[0].ms is None else loss)
+        BatchRange(
+            first=begin,
+            last=end,
+            entry=entry,
+            loss=None if options[0].ms is None else loss,
+            between=_loss_between(options, begin, end, chosen[entry]),
+        )
         for begin, end, (_, entry, loss) in zip(begins, ends, starts, strict=True)
     ]
+
+
+def error_between(options: list[Candidates], selections: list[Selection]) -> float | None:
+    """How far interpolated losses are off: the largest error at batch sizes that were searched, each left out in turn.
+
+    Of the trees chosen on either side the one with the smaller interpolated loss is taken. A share of the throughput;
+    None where there are no three batch sizes, or no profile.
+    """
+    keys, found = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)], []
+    for i in range(1, len(options) - 1):
+        low, left_out, high = options[i - 1 : i + 2]
+        estimates = {key: _lost(low, high, [left_out.batch_size], key) for key in (keys[i - 1], keys[i + 1])}
+        known = {key: float(losses[0]) for key, losses in estimates.items() if losses is not None}
+        key = min(known, key=known.__getitem__, default=None)
+        true = None if key is None else _lost(left_out, left_out, [left_out.batch_size], key)
+        if key is not None and true is not None:
+            found.append(abs(known[key] - float(true[0])))
+    return max(found, default=None)
+
+
+def losses_elsewhere(options: list[Candidates], selections: list[Selection]) -> list[dict[int, float]]:
+    """Of every chosen tree: batch size -> share of the throughput that it loses there against that one's own.
+
+    Empty without latencies, and for a tree that all batch sizes have.
+    """
+    keys = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)]
+    found: list[dict[int, float]] = [{} for _ in options]
+    for losses, key in zip(found, keys, strict=True):
+        for c, selection in zip(options, selections, strict=True):
+            place = np.flatnonzero(_codes(c) == _code(*key))
+            if c.ms is not None and len(place) and len(set(keys)) > 1:
+                losses[c.batch_size] = float(1 - c.throughput[place[0]] / c.throughput[selection.chosen])
+    return found
 
 
 def one_for_all() -> list[BatchRange]:
@@ -50,3 +107,52 @@ def _losses(c: Candidates, selection: Selection, chosen: list[Key]) -> dict[int,
     own = float(c.throughput[selection.chosen])
     tied = {c.key(i): float(c.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
     return {i: max(0.0, 1 - tied[key] / own) for i, key in enumerate(chosen) if key in tied}
+
+
+def _change(low: Candidates, high: Candidates, before: Key, after: Key) -> int:
+    """The first batch size at which the tree after is faster than the one before, by interpolated latencies."""
+    between = range(low.batch_size + 1, high.batch_size)
+    losses = [_lost(low, high, between, key) for key in (before, after)]
+    if losses[0] is None or losses[1] is None:
+        return high.batch_size
+    better = np.flatnonzero(losses[1] < losses[0])
+    return between[int(better[0])] if len(better) else high.batch_size
+
+
+def _loss_between(options: list[Candidates], first: int, last: int | None, key: Key) -> float | None:
+    """What a tree loses at most at batch sizes of a range that lie between those that were searched."""
+    found = []
+    for low, high in pairwise(options):
+        between = range(max(first, low.batch_size + 1), min(last or high.batch_size, high.batch_size - 1) + 1)
+        losses = _lost(low, high, between, key)
+        if losses is not None and len(losses):
+            found.append(float(losses.max()))
+    return max(found, default=None)
+
+
+def _lost(low: Candidates, high: Candidates, batch_sizes: Sequence[int], key: Key) -> Floats | None:
+    """(G,) share of the throughput that a tree loses against the fastest, by interpolated latencies.
+
+    None where a latency of the tree is not known.
+    """
+    if low.ms is None or high.ms is None:
+        return None
+    keys, here, there = np.intersect1d(_codes(low), _codes(high), assume_unique=True, return_indices=True)
+    place = np.flatnonzero(keys == _code(*key))
+    if not len(place):
+        return None
+    share = (np.array(batch_sizes, float) - low.batch_size) / max(high.batch_size - low.batch_size, 1)
+    ms = low.ms[here, None] * (1 - share) + high.ms[there, None] * share  # (n, G)
+    rates = low.rates[here, None] / ms
+    found: Floats = 1 - rates[place[0]] / rates.max(axis=0)
+    return found
+
+
+def _code(size: Any, depth: Any) -> Any:
+    """Size and depth as one number."""
+    return size * 2**20 + depth
+
+
+def _codes(c: Candidates) -> IntArray:
+    codes: IntArray = _code(c.sizes.astype(np.int64), c.depths)
+    return codes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.planning.candidates import Candidates
+from treeopt.planning.candidates import Candidates, Floats
 from treeopt.records.expected import RunnerUp
 from treeopt.trees.tree import IntArray
 
@@ -42,12 +42,11 @@ def select(options: list[Candidates], shares: Sequence[float], *, take: tuple[in
 
     take : (size, depth) of the one to choose whatever the prediction says
     """
-    first = options[0]
-    total = np.sum([w * c.throughput for w, c in zip(shares, options, strict=True)], axis=0)
+    first, total = options[0], throughput(options, shares)
     if first.ms is None:  # nothing says what a step costs: the whole budget
         chosen = _place(first, take) if take else int(first.sizes.argmax())
         return Selection(chosen, np.array([chosen]), None, [int(first.sizes[chosen])] * 2)
-    draws = np.sum([w * c.throughput_draws for w, c in zip(shares, options, strict=True)], axis=0)
+    draws = throughput_draws(options, shares)
     fastest = int(total.argmax())
     near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
     # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
@@ -63,30 +62,43 @@ def select(options: list[Candidates], shares: Sequence[float], *, take: tuple[in
     return Selection(chosen, tied, runner_up, ends)
 
 
+def throughput(options: list[Candidates], shares: Sequence[float]) -> Floats:
+    """(n,) tokens per second over the batch sizes, each for its share of the time."""
+    found: Floats = np.sum([w * c.throughput for w, c in zip(shares, options, strict=True)], axis=0)
+    return found
+
+
+def throughput_draws(options: list[Candidates], shares: Sequence[float]) -> Floats:
+    """(n, B)"""
+    found: Floats = np.sum([w * c.throughput_draws for w, c in zip(shares, options, strict=True)], axis=0)
+    return found
+
+
 def _place(c: Candidates, wanted: tuple[int, int]) -> int:
     """Which candidate has the wanted size and depth, the fastest one if there are several."""
     found = np.flatnonzero((c.sizes == wanted[0]) & (c.depths == wanted[1]))
     return int(found[c.throughput[found].argmax()])
 
 
-def runner_up(c: Candidates, selection: Selection) -> RunnerUp | None:
+def runner_up(options: list[Candidates], shares: Sequence[float], selection: Selection) -> RunnerUp | None:
     """The fastest tree of another size, how far behind it is, and how many conversations would tell.
 
     So many tell two trees apart in four of five cases. None where there are as many already: more would make
     tokens per step surer, but not the latencies, which need a longer profile.
     """
-    i, j = selection.chosen, selection.runner_up
+    c, i, j = options[0], selection.chosen, selection.runner_up
     if j is None or c.ms is None:
         return None
-    behind = float(np.log(c.throughput[i] / c.throughput[j]))
-    noise = np.log(c.throughput_draws[i] / c.throughput_draws[j])
+    total, draws = throughput(options, shares), throughput_draws(options, shares)
+    behind = float(np.log(total[i] / total[j]))
+    noise = np.log(draws[i] / draws[j])
     of_prompts = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
     n = c.held_out[i].conversations
     needed = n * (POWER * of_prompts / behind) ** 2 if behind else np.inf
     return RunnerUp(
         size=int(c.sizes[j]),
         depth=int(c.depths[j]),
-        tokens_per_s=float(c.throughput[j]),
+        tokens_per_s=float(total[j]),
         behind=behind,
         behind_stderr=float(noise.std()),
         prompts_to_separate=int(np.ceil(needed)) if n and n < needed <= ASKED else None,

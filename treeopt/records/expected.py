@@ -5,7 +5,8 @@ Each class is an object of ``plan.json``, its fields are the object's keys; None
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import log
 
 from treeopt.errors import InvalidInput
@@ -114,6 +115,47 @@ class RunnerUp:
             behind, slack = log(speeds[0] / speeds[1]), sum(rounding(speed) / speed for speed in speeds)
             slack += rounding(self.behind) + SUMS
             within(behind - slack, behind + slack, behind=self.behind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """What one tree for several batch sizes reaches over all of them, each for its share of the time.
+
+    tokens_per_s     : of the mean second; speedup is over plain decoding in the same mix
+    own_tokens_per_s : the same where every batch size has its own best tree
+    tied_sizes, runner_up : as of an entry, but over the mix
+    """
+
+    tokens_per_s: float
+    speedup: float
+    own_tokens_per_s: float
+    tokens_per_s_stderr: float | None = None
+    speedup_stderr: float | None = None
+    tied_sizes: list[int] = field(default_factory=list)
+    runner_up: RunnerUp | None = None
+
+    @property
+    def price(self) -> float:
+        """Share of the throughput that sharing one tree costs."""
+        return 1 - self.tokens_per_s / self.own_tokens_per_s
+
+    def check(self, shares: Sequence[float], speeds: Sequence[tuple[float, float, float]]) -> None:
+        """Raise InvalidInput where the figures are not those of all batch sizes together.
+
+        speeds : of each batch size tokens per second with the tree, by plain decoding, and with its own tree
+        """
+        within(0, tokens_per_s_stderr=self.tokens_per_s_stderr, speedup_stderr=self.speedup_stderr)
+        whole = sum(shares)
+        ours, plain, own = (
+            sum(share * speed for share, speed in zip(shares, column, strict=True)) / whole
+            for column in zip(*speeds, strict=True)
+        )
+        of = [speed for row in speeds for speed in row]
+        agree("total.tokens_per_s", self.tokens_per_s, ours, "the sum of the shares x tokens_per_s", *of)
+        agree("total.own_tokens_per_s", self.own_tokens_per_s, own, "the sum of the shares x own.tokens_per_s", *of)
+        agree("total.speedup", self.speedup, ours / plain, "total.tokens_per_s over that of plain decoding", *of)
+        if self.runner_up:
+            self.runner_up.check(self.tokens_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,14 @@ from typing import Any
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage
-from treeopt.records.agreement import agree, at_place, rounding, shares, within
+from treeopt.records.agreement import SUMS, agree, at_place, rounding, shares, within
 from treeopt.records.display import Drawn, Exported, viewer
 from treeopt.records.expected import (
     BestChain,
     CurvePoint,
     GroupFigures,
     Interval95,
+    Mixture,
     PlanPredicted,
     RunnerUp,
     TreeFigures,
@@ -30,6 +31,10 @@ from treeopt.records.origins import Acceptance, Drafter, Runtime
 from treeopt.records.ranges import BatchRange, check_schedule, each_its_own
 from treeopt.trees.shapes import SHAPES, Limits, check_shape
 from treeopt.trees.tree import Choice, Tree
+
+
+# Keys that earlier releases did not write: left out where they say nothing.
+LATER = {"provenance", "total", "error_between", "elsewhere", "own", "between"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,8 @@ class PlanEntry:
     tied_sizes    : sizes that the data cannot tell from the fastest
     accepted      : share of the steps that emit 0, 1, ... guesses
     unconstrained : what the best tree without the limits reaches
+    elsewhere     : batch size of the plan -> share of the throughput that the tree loses there against that one's own
+    own           : of one tree for a mix: what the best tree for this batch size alone reaches
     curve         : the best tree of every size
     """
 
@@ -69,6 +76,8 @@ class PlanEntry:
     verified: Verified | None = None
     best_chain: BestChain | None = None
     unconstrained: TreeFigures | None = None
+    elsewhere: dict[int, float] = field(default_factory=dict)
+    own: TreeFigures | None = None
     warnings: list[str] = field(default_factory=list)
     groups: dict[str, GroupFigures] = field(default_factory=dict)
     curve: list[CurvePoint] = field(default_factory=list)
@@ -109,7 +118,7 @@ class PlanEntry:
                 point.check(self.batch_size)
         with at_place(source, where):
             self._check_curve()
-        for name in ("best_chain", "unconstrained"):
+        for name in ("best_chain", "unconstrained", "own"):
             if (figures := getattr(self, name)) is not None:
                 with at_place(source, f"{where}.{name}"):
                     figures.check(self.batch_size)
@@ -234,6 +243,8 @@ class Plan(Drawn):
     inputs     : file -> sha256 of what it was made from
     provenance : command, time, versions and machine of the search
     schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
+    total      : of one tree for a mix of batch sizes, what it reaches over all
+    error_between : how far a range's loss ``between`` may be off, tested at the batch sizes that were searched
     """
 
     entries: tuple[PlanEntry, ...]
@@ -245,6 +256,8 @@ class Plan(Drawn):
     inputs: dict[str, str] = field(default_factory=dict)
     provenance: dict[str, Any] | None = None
     schedule: list[BatchRange] = field(default_factory=list)
+    total: Mixture | None = None
+    error_between: float | None = None
 
     def __post_init__(self) -> None:
         if not self.entries:
@@ -314,10 +327,13 @@ class Plan(Drawn):
         """What ``plan.json`` says."""
         document = {"schema": storage.schema("plan"), **asdict(self)}
         document["schedule"] = [
-            {"from": part.first, "to": part.last, "entry": part.entry, "loss": part.loss} for part in self.schedule
+            {{"first": "from", "last": "to"}.get(key, key): value for key, value in part.items()}
+            for part in document["schedule"]
         ]
-        if self.provenance is None:
-            del document["provenance"]
+        for part in (document, *document["entries"], *document["schedule"]):
+            for key in LATER & part.keys():
+                if not part[key] and part[key] != 0:
+                    del part[key]
         for entry in document["entries"]:
             if entry["interval95"]:
                 entry["interval95"] = {name: ends for name, ends in entry["interval95"].items() if ends}
@@ -350,4 +366,29 @@ class Plan(Drawn):
                     self.constraint.check(entry)
         for i, part in enumerate(self.schedule):
             with at_place(source, f"schedule.{i}"):
-                within(0, 1, loss=part.loss)
+                within(0, 1, loss=part.loss, between=part.between)
+        with at_place(source, "total"):
+            within(0, 1, error_between=self.error_between)
+            if self.total:
+                self._check_total(self.total)
+        for i, entry in enumerate(self.entries):
+            with at_place(source, f"entries.{i}.elsewhere"):
+                self._check_elsewhere(entry)
+
+    def _check_total(self, total: Mixture) -> None:
+        shares, speeds = [(self.mix or {}).get(entry.batch_size, 0.0) for entry in self.entries], []
+        for e in self.entries:
+            if not (e.tokens_per_s and e.speedup and e.own and e.own.tokens_per_s and sum(shares)):
+                raise InvalidInput("A total needs the shares, tokens_per_s, speedup and own of every entry.")
+            speeds.append((e.tokens_per_s, e.tokens_per_s / e.speedup, e.own.tokens_per_s))
+        total.check(shares, speeds)
+
+    def _check_elsewhere(self, entry: PlanEntry) -> None:
+        for batch_size, loss in entry.elsewhere.items():
+            other = self.entry(batch_size)
+            within(-inf, 1, **{str(batch_size): loss})
+            same = [p.tokens_per_s for p in other.curve if (p.size, p.depth) == (entry.size, entry.depth)]
+            if same and same[0] and other.tokens_per_s:
+                follows, slack = 1 - same[0] / other.tokens_per_s, rounding(loss) + SUMS
+                slack += 2 * sum(rounding(speed) / speed for speed in (same[0], other.tokens_per_s))
+                within(follows - slack, follows + slack, **{str(batch_size): loss})

@@ -11,14 +11,18 @@ from treeopt.errors import InvalidInput
 class BatchRange:
     """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the tree of ``entries[entry]``.
 
-    ``loss`` is the largest share of the throughput that it costs at a batch size of the range, None where there is
-    no profile. In the file ``first`` and ``last`` are "from" and "to".
+    loss    : the largest share of the throughput that it costs at a batch size of the range that was searched
+    between : the same at those between two that were searched, by interpolated latencies
+
+    Both are None where there is no profile, or no such batch size. In the file ``first`` and ``last`` are "from"
+    and "to".
     """
 
     first: int
     last: int | None
     entry: int
     loss: float | None = None
+    between: float | None = None
 
     def __str__(self) -> str:
         return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"

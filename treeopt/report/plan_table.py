@@ -9,9 +9,11 @@ from treeopt.report.verdict import doubts
 from treeopt.report.wording import count, pm, ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
-    from treeopt.records.plan import Plan, PlanEntry
+    from treeopt.records.plan import BatchRange, Plan, PlanEntry, RunnerUp
     from treeopt.trees.tree import Choice, Tree
 
 
@@ -20,12 +22,25 @@ PREDICTED = ("tokens/step\nproduct", "tokens/step\njoint", "tokens/step\nreplaye
 
 def plan_table(plan: Plan) -> RenderableType:
     """One row per batch size: the chosen tree and what to expect of it; then how sure the choice is."""
-    title = "The best tree for the mix of loads" if plan.mix else "The best tree for each batch size"
-    said = [*map(certainty, plan.entries), price(plan), schedule(plan)]
+    title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
+    said = [*map(certainty, plan.entries), mixture(plan), price(plan), schedule(plan)]
     columns = ("batch", "rows", "depth", "widths", *PREDICTED, "step ms", "tokens/s", "speedup")
-    rows, caption = map(plan_row, plan.entries), "\n".join(filter(None, said))
-    table = grid(title, columns, rows, caption=caption, wraps=("widths",), spare=PREDICTED[:2])
+    caption = "\n".join(filter(None, said))
+    table = grid(title, columns, plan_rows(plan), caption=caption, wraps=("batch", "widths"), spare=PREDICTED[:2])
     return together(*headline(*doubts(plan)), table)
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """The cells of every entry, and those of a mix over all."""
+    rows, whole = [plan_row(entry) for entry in plan.entries], sum((plan.mix or {}).values())
+    if plan.mix:
+        shares = [plan.mix[entry.batch_size] / whole for entry in plan.entries]
+        rows = [(f"{cells[0]} ({share:.0%})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
+    if plan.total:
+        rates = pm(plan.total.tokens_per_s, plan.total.tokens_per_s_stderr, 0)
+        speedup = pm(plan.total.speedup, plan.total.speedup_stderr)
+        rows.append(("mix", *rows[0][1:7], "–", rates, speedup))
+    return rows
 
 
 def plan_row(e: PlanEntry) -> tuple[str, ...]:
@@ -44,26 +59,52 @@ def plan_row(e: PlanEntry) -> tuple[str, ...]:
     )
 
 
-def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
-    """Which sizes are as good as the chosen one; empty where nothing is known. The ``hint`` is what would tell them apart."""
-    runner, tied = entry.runner_up, entry.tied_sizes
-    if runner is None or entry.interval95 is None or entry.interval95.tokens_per_step is None:
+def certainty(entry: PlanEntry) -> str:
+    """Which sizes are as good as the chosen one, and what it would take to tell; empty where nothing is known."""
+    if entry.runner_up is None or entry.interval95 is None or entry.interval95.tokens_per_step is None:
         return ""
-    said = f"Batch size {entry.batch_size}: "
-    others = [size for size in tied if size != entry.size]
-    said += f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
-    ahead, error = 100 * runner.behind, 100 * runner.behind_stderr
-    which = "behind" if ahead >= 0 else "ahead"
-    said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
-    if others and hint and runner.prompts_to_separate:
-        said += f". About {runner.prompts_to_separate:,} prompts would tell them apart if latencies were exact"
-    elif others and hint:
-        said += ". More prompts would not tell them apart, but a longer profile may"
+    said = f"Batch size {entry.batch_size}: {_ties(entry.size, entry.tied_sizes, entry.runner_up)}"
     verified = entry.verified
     if verified and verified.afresh.speedup:
         said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
         said += f"{verified.afresh.speedup.value:.2f} times as fast as plain"
     return said + "."
+
+
+def _ties(size: int, tied: list[int], runner: RunnerUp) -> str:
+    """Which sizes are tied with the chosen one, and how far the next best is behind."""
+    others = [one for one in tied if one != size]
+    said = f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
+    ahead, error = 100 * runner.behind, 100 * runner.behind_stderr
+    which = "behind" if ahead >= 0 else "ahead"
+    said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
+    if others and runner.prompts_to_separate:
+        said += f", which some {runner.prompts_to_separate:,} prompts would settle, latencies aside"
+    elif others:
+        said += ", which more prompts would not settle; a longer profile may"
+    return said
+
+
+def mixture(plan: Plan) -> str:
+    """What one tree for a mix of loads reaches, and what it costs not to have one for each; empty without a mix."""
+    if not plan.mix:
+        return ""
+    said = "A percentage is the share of the time that the server decodes so many sequences at once."
+    if (total := plan.total) is None:
+        return said
+    said += (
+        f" The row of the mix has the mean over the time: {total.tokens_per_s:,.0f} tokens per second, "
+        f"{pm(total.speedup, total.speedup_stderr)} times plain decoding."
+    )
+    losses = [(e.batch_size, 1 - e.rate / e.own.rate) for e in plan.entries if e.own]
+    each = ", ".join(f"{max(loss, 0):.1%} at batch size {size}" for size, loss in losses)
+    said += (
+        f" With its own tree for each batch size it would be {total.own_tokens_per_s:,.0f}: sharing one costs "
+        f"{max(total.price, 0):.1%} over the mix ({each})."
+    )
+    if total.runner_up:
+        said += f" Over the mix {_ties(plan.entries[0].size, total.tied_sizes, total.runner_up)}."
+    return said
 
 
 def price(plan: Plan) -> str:
@@ -85,20 +126,86 @@ def price(plan: Plan) -> str:
 
 
 def schedule(plan: Plan) -> str:
-    """Which batch sizes get which tree, and what it costs to give several the same; empty for a single range."""
-    if len(plan.schedule) < 2 or plan.mix:
+    """Which batch sizes get which tree, what sharing costs, and how sure it is between; empty for a single batch size."""
+    if len(plan.entries) < 2 or plan.mix:
         return ""
-    parts = []
-    for part in plan.schedule:
-        entry, first, last = plan.entries[part.entry], part.first, part.last
-        which = f"{first} on" if last is None else str(first) if last == first else f"{first}–{last}"
-        chain = entry.size == entry.depth + 1
-        tree = f"chain of {entry.depth}" if chain else f"{entry.size} rows, {entry.depth} deep"
-        parts.append(f"{which}: {'do not speculate' if entry.size == 1 else tree}")
-    most = max(part.loss or 0.0 for part in plan.schedule)
-    shared = f" Sharing trees costs at most {most:.1%}, within the noise." if most else ""
-    between = " A batch size between those asked for gets what the next smaller one gets."
-    return f"Schedule by batch size: {'; '.join(parts)}.{shared}{between}"
+    parts = [f"{_range(part)}: {tree_words(plan.entries[part.entry])}" for part in plan.schedule]
+    searched = [entry.batch_size for entry in plan.entries]
+    said = f"Schedule by batch size: {'; '.join(parts)}. Searched: {', '.join(map(str, searched))}."
+    if most := max(part.loss or 0.0 for part in plan.schedule):
+        said += f" Sharing trees costs at most {most:.1%} at these, within the noise."
+    between = [part.between for part in plan.schedule if part.between is not None]
+    if between:
+        said += (
+            f" Between these the step times are interpolated: by that estimate the schedule loses at most {max(between):.1%} "
+            "there."
+        )
+        said += (
+            " How far that is off is not known: it takes three batch sizes."
+            if plan.error_between is None
+            else f" Tested by leaving out batch sizes that were searched, such estimates are off by up to {plan.error_between:.1%}."
+        )
+    elif searched[-1] - searched[0] >= len(searched):
+        said += " A batch size between these gets what the next smaller one gets; what it loses is not known."
+    said += f" Above {searched[-1]} nothing was searched"
+    return said + (f", and below {searched[0]}." if searched[0] > 1 else ".")
+
+
+def _range(part: BatchRange) -> str:
+    """The batch sizes of a range.
+
+    >>> from treeopt.records.plan import BatchRange
+    >>> _range(BatchRange(first=1, last=4, entry=0)), _range(BatchRange(first=5, last=None, entry=0))
+    ('1–4', '5 on')
+    """
+    if part.last is None:
+        return f"{part.first} on"
+    return str(part.first) if part.last == part.first else f"{part.first}–{part.last}"
+
+
+def tree_words(entry: PlanEntry) -> str:
+    """The tree of an entry in a few words."""
+    if entry.size == 1:
+        return "do not speculate"
+    return f"chain of {entry.depth}" if entry.size == entry.depth + 1 else f"{entry.size} rows, {entry.depth} deep"
+
+
+def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
+    """For which load an export is, and what it loses against each batch size's own tree.
+
+    sizes : batch sizes whose trees are written; None alone for a schedule, or for the one tree that all have
+    """
+    if plan.mix:
+        whole = sum(plan.mix.values())
+        shares = [f"{share / whole:.0%} of the time at {size}" for size, share in sorted(plan.mix.items())]
+        price = _lost([(e.batch_size, 1 - e.rate / e.own.rate) for e in plan.entries if e.own])
+        load = f"the mix of batch sizes ({', '.join(shares)})"
+        return [f"Written for {load}: {tree_words(plan.entries[0])}.{price}"]
+    if list(sizes) == [None] and len(plan.entries) > 1:
+        return [f"Written for all batch sizes. {schedule(plan)}"]
+    entries = [plan.entry(size) for size in sizes]
+    if len(entries) > 1:
+        said = [f"Written for each batch size, to start a server with: {', '.join(map(_with_size, entries))}."]
+        shared = min((e for e in plan.entries if e.elsewhere), key=lambda e: max(e.elsewhere.values()), default=None)
+        if shared is not None:
+            said.append(f"For one server take that of --batch-size {shared.batch_size}.{_losses(shared)}")
+        return said
+    known = _losses(entries[0]) or " What it loses at other batch sizes is not known."
+    return [f"Written for batch size {_with_size(entries[0])}.{known}"]
+
+
+def _with_size(entry: PlanEntry) -> str:
+    return f"{entry.batch_size} ({tree_words(entry)})"
+
+
+def _losses(entry: PlanEntry) -> str:
+    """What an entry's tree loses at the plan's other batch sizes; empty where nothing is known."""
+    return _lost([(size, loss) for size, loss in sorted(entry.elsewhere.items()) if size != entry.batch_size])
+
+
+def _lost(losses: Sequence[tuple[int, float]]) -> str:
+    each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
+    return f" Against each batch size's own tree it loses {each}." if each else ""
 
 
 def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:

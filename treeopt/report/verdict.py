@@ -88,6 +88,8 @@ def doubts(plan: Plan, benches: Mapping[int, Benchmark] | None = None, *, batch_
     benches    : batch size -> its benchmark; the others go by the prediction
     batch_size : of this one alone
     """
+    if plan.mix:
+        return _mix_doubts(plan)
     entries = plan.entries if batch_size is None else (plan.entry(batch_size),)
     found: dict[str, list[str]] = {}
     for entry in entries:
@@ -97,6 +99,25 @@ def doubts(plan: Plan, benches: Mapping[int, Benchmark] | None = None, *, batch_
             found.setdefault(said, []).append(str(entry.batch_size))
     alone = len(entries) == 1
     return [said if alone else f"Batch size {', '.join(sizes)}: {said}" for said, sizes in found.items()]
+
+
+def _mix_doubts(plan: Plan) -> list[str]:
+    """What there is against one tree for a mix of loads, as it is predicted."""
+    total = plan.total
+    if total is None:
+        return []
+    if plan.entries[0].size == 1:
+        return ["No tree pays over the mix: serve the model without speculation."]
+    found = []
+    if total.speedup <= 1:
+        found.append(
+            f"Speculation is predicted to lose over the mix ({pm(total.speedup, total.speedup_stderr)} times as fast): serve "
+            "the model without it."
+        )
+    slower = [f"{e.batch_size} ({pm(e.speedup, None)} times)" for e in plan.entries if e.speedup and e.speedup < 1]
+    if slower:
+        found.append(f"The one tree is predicted to be slower than plain decoding at batch size {', '.join(slower)}.")
+    return found
 
 
 def predicted_doubts(entry: PlanEntry) -> list[str]:
