@@ -47,7 +47,9 @@ FREE = {
         "entries.unconstrained.*": "of a tree that is not in the file",
         "entries.curve.(size|depth|tokens_per_s_stderr)": "of a tree that is not in the file; a bootstrap",
         "constraint.*": "what was asked; the trees must keep to it",
+        "entries.elsewhere.*": "checked where the other batch size's curve has the tree",
         "schedule.(loss|to|from|entry)": "what ties cost by the bootstrap; ranges must follow one another",
+        "(schedule.between|error_between)": "of latencies that are not in the file",
         "drafter.num_(heads|layers)": "a label; trees are at most as deep",
         "acceptance.*": "a label",
     },
@@ -159,6 +161,24 @@ def files(demo_run, tmp_path) -> dict[str, Path]:
 def test_a_damaged_number_is_refused_or_nothing_contradicts_it(files, name):
     load_result(files[name])
     check(files[name], SAMPLE)
+
+
+def test_the_totals_of_a_mix_and_the_losses_elsewhere_must_agree_with_the_entries(tmp_path):
+    several = PlanRequest(Limits(16), batch_sizes=(1, 4, 16))
+    mix = replace(several, batch_sizes={1: 2.0, 16: 1.0})
+    for request, keys in ((mix, ("tokens_per_s", "own_tokens_per_s", "speedup")), (several, ("elsewhere",))):
+        plan_trees(long_trace(3), some_profile((1, 4, 16)), request).save(tmp_path / "plan.json")
+        load_result(tmp_path / "plan.json")
+        whole = json.loads((tmp_path / "plan.json").read_text())
+        for key in keys:
+            document = json.loads(json.dumps(whole))
+            if key == "elsewhere":
+                document["entries"][0][key]["1"] += 0.01
+            else:
+                document["total"][key] *= 1.01
+            (tmp_path / "plan.json").write_text(json.dumps(document))
+            with pytest.raises(InvalidInput, match=r"(total\.\w+|\b1) must be"):
+                load_result(tmp_path / "plan.json")
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from treeopt.planning.entries import best_of, entry_of, mixture_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.schedule import error_between, losses_elsewhere, one_for_all, schedule_of
 from treeopt.planning.select import select
+from treeopt.records.expected import TreeFigures
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import Drafter
 from treeopt.records.plan import Constraint, Plan
@@ -72,11 +73,8 @@ def plan_trees(
         replace(e, elsewhere=losses, own=figures)
         for e, losses, figures in zip(entries, losses_elsewhere(options, selections), own, strict=True)
     ]
-    wide = _useful(request.unconstrained(), source, costs)
-    if mix is None and wide != limits:
-        families = _grown(source, request, wide, timed=bool(costs))
-        free = [candidates_of(families, batch_size, costs.get(batch_size)) for batch_size in request.sizes]
-        entries = [replace(e, unconstrained=best_of(c)) for e, c in zip(entries, free, strict=True)]
+    free = [] if mix else _unlimited(source, request, limits, costs)
+    entries = [replace(e, unconstrained=figures) for e, figures in zip(entries, free, strict=True)] if free else entries
     drafter: Drafter = source.meta.get("drafter") or Drafter()
     return Plan(
         entries=tuple(entries),
@@ -89,6 +87,15 @@ def plan_trees(
         total=total,
         error_between=error,
     )
+
+
+def _unlimited(
+    source: Source, request: PlanRequest, limits: Limits, costs: Mapping[int, StepCosts]
+) -> list[TreeFigures]:
+    """What the best tree of every batch size reaches without the limits; empty where there are none."""
+    wide = _useful(request.unconstrained(), source, costs)
+    families = _grown(source, request, wide, timed=bool(costs)) if wide != limits else []
+    return [best_of(candidates_of(families, size, costs.get(size))) for size in request.sizes] if families else []
 
 
 def _constraint(limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> Constraint:

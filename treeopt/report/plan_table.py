@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from treeopt.records.plan import BatchRange, Plan, PlanEntry, RunnerUp
+    from treeopt.records.expected import RunnerUp
+    from treeopt.records.plan import Plan, PlanEntry
+    from treeopt.records.ranges import BatchRange
     from treeopt.trees.tree import Choice, Tree
 
 
@@ -154,7 +156,7 @@ def schedule(plan: Plan) -> str:
 def _range(part: BatchRange) -> str:
     """The batch sizes of a range.
 
-    >>> from treeopt.records.plan import BatchRange
+    >>> from treeopt.records.ranges import BatchRange
     >>> _range(BatchRange(first=1, last=4, entry=0)), _range(BatchRange(first=5, last=None, entry=0))
     ('1–4', '5 on')
     """
