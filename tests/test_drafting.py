@@ -106,12 +106,12 @@ def test_a_draft_record_by_hand_needs_four_keys_and_bad_ones_are_refused(tmp_pat
         ({"ms": [-1.0]}, "samples"),
         ({"level": -1}, "level >= 0"),
         ({"expanding_nodes": 0}, "expanding_nodes >= 1"),
-        ({"expanding_nodes": 2}, "alone"),
+        ({"expanding_nodes": 2}, "only the root expands"),
     ):
         path.write_text(json.dumps({**document, "draft": [{**draft[0], **change}]}))
         with pytest.raises(InvalidInput, match=message):
             LatencyProfile.load(path)
     for bad in ([1], [1, 3], [2, 1], [1, 0], [1, 1, 1]):
         path.write_text(json.dumps({**document, "points": [{**points[0], "expanding": bad}]}))
-        with pytest.raises(InvalidInput, match="expanding must have 2 numbers"):
+        with pytest.raises(InvalidInput, match="expanding must say for each of 2 levels"):
             LatencyProfile.load(path)

@@ -142,7 +142,7 @@ def test_runs_without_speculation_are_left_out(imported):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (bench(spec_decode_per_position_acceptance_rates=None), "leaves them out"),
+        (bench(spec_decode_per_position_acceptance_rates=None), "writes them only with speculation"),
         (bench(spec_decode_num_drafts=None), "spec_decode_num_drafts must be a whole number"),
         (bench(spec_decode_accepted_tokens=1500), "sum to"),
         (bench(spec_decode_per_position_acceptance_rates=[80.0, 60.0, 42.0]), "from 0 to"),

@@ -412,7 +412,7 @@ def test_notes_say_what_the_engine_cannot_do_or_may_get_wrong():
     assert "at most 1 sequence" in notes(published_tree(), "medusa", batch_size=4)
     full = Tree.from_choices([[r] for r in range(8)] + [[0, r] for r in range(8)] + [[1, r] for r in range(16)])
     assert len(full) == 33
-    assert "falls out of the C++ runtime's packed mask" in notes(full, "tensorrt-llm")
+    assert "has no bit for the last node" in notes(full, "tensorrt-llm")
     assert "packed mask" in notes(full, "tensorrt-llm", method_of("tensorrt-llm", method="eagle"))
     assert "packed mask" not in notes(full, "tensorrt-llm", max_draft_len=33)
     assert "PR #15918" in notes(published_tree(), "tensorrt-llm")
@@ -435,7 +435,7 @@ def test_the_drafter_picks_the_method():
     assert method_of("tensorrt-llm", "medusa").name == "medusa"
     assert method_of("tensorrt-llm", "eagle3").name == "draft-len"
     assert method_of("vllm", "medusa").name == "medusa"
-    with pytest.raises(InvalidInput, match=r"medusa-tree runs|kinds medusa, but this is of eagle3"):
+    with pytest.raises(InvalidInput, match=r"medusa-tree runs|kinds medusa, but this drafter is eagle3"):
         method_of("neuron-medusa", "eagle3")
 
 
@@ -512,7 +512,7 @@ def test_n_grams_are_looked_up_at_the_lengths_that_were_measured():
     assert (config["prompt_lookup_max"], config["prompt_lookup_min"]) == (lookup.longest, lookup.shortest)
     written = export_plan(plan, "tensorrt-llm")
     assert yaml.safe_load(written.files["llm_api_options.yml"])["speculative_config"]["max_matching_ngram_size"] == 3
-    assert any("in a way of its own" in note for note in written.notes)
+    assert any("in its own way" in note for note in written.notes)
 
 
 def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):

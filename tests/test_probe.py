@@ -78,7 +78,7 @@ def test_sequences_can_be_taken_apart_and_put_together(probe):
         (lambda p: {"log_likelihood": p.log_likelihood[1:]}, "one per accepted node"),
         (lambda p: {"log_likelihood": -p.log_likelihood + 1}, "at most 0"),
         (lambda p: {"log_likelihood": p.log_likelihood * np.nan}, "at most 0"),
-        (lambda p: {"policy": Tree.chain(4)}, "all nodes of the policy"),
+        (lambda p: {"policy": Tree.chain(4)}, "every node of the policy"),
         (lambda p: {"tree": Tree.from_choices([])}, "accepted must be"),
     ],
 )

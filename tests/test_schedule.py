@@ -346,4 +346,4 @@ def test_search_for_an_engine_and_its_export_agree(tmp_path, monkeypatch):
         assert merged(method_of(engine, "eagle3").parse(files)) == merged(wanted)
     refused = CliRunner().invoke(cli, ["export", "--to", "tgi"])
     assert refused.exit_code == 1
-    assert "kinds medusa, ngram, but this is of eagle3" in refused.output
+    assert "kinds medusa, ngram, but this drafter is eagle3" in refused.output

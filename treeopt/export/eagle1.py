@@ -34,8 +34,9 @@ def write(request: Request) -> Written:
     wrong = misdrafted(tree.choices)
     if wrong:
         notes.append(
-            f"EAGLE-1 drafts below {list(wrong[0])} from another node's guesses, since a node before its parent expands "
-            "without a child that does: the text stays right, but fewer guesses are accepted than planned."
+            f"EAGLE-1 drafts below {list(wrong[0])} from another node's guesses, because a node before its "
+            "parent has children but no grandchildren. The text stays right, but fewer guesses are accepted "
+            "than planned."
         )
     files = {"choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"}
     return Written(files=files, command=command, notes=tuple(notes))

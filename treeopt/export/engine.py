@@ -48,7 +48,8 @@ class Request:
         """The tree; InvalidInput where there is none to speculate with."""
         if self.tree is None or len(self.tree) == 1:
             raise InvalidInput(
-                f"{engine} needs at least one choice, but here it is not to speculate: serve the model without its heads."
+                f"{engine} needs at least one choice, but the plan is not to speculate here: serve the model "
+                "without its heads."
             )
         return self.tree
 

@@ -58,8 +58,9 @@ def write_tree(request: Request) -> Written:
     notes = [f"speculation_length must be {len(tree)}, the size of the tree. EAGLE-1 drafters only, greedy."]
     if not leaf_last(tree):
         notes.append(
-            "A leaf comes before an inner node of its level here, where Neuron is suspected to gather the wrong "
-            "tokens (by reading its topk_permute_index): compare its text with plain decoding before you rely on it."
+            "In this tree a leaf comes before an inner node of its level. Neuron may gather the wrong tokens "
+            "there, as its topk_permute_index reads. Compare its text with plain decoding before you rely on "
+            "it."
         )
     return Written(files={TREE_FILE: f"{json.dumps(children)}\n"}, command=command, notes=tuple(notes))
 

@@ -112,7 +112,7 @@ def slots_of(text: str) -> dict[int, int]:
         if not isinstance(steps, list) or not steps or not all(type(s) is int and s >= 0 for s in steps):
             raise InvalidInput(f"Batch size {key} needs candidate_steps of at least 0, but has {steps!r}.")
         if len(set(steps)) > 1:
-            raise InvalidInput(f"Of candidate_steps {steps} SGLang chooses at run time: leave one of them.")
+            raise InvalidInput(f"SGLang chooses among candidate_steps {steps} at run time: leave one of them.")
         slots[int(key)] = steps[0]
     if not slots:
         raise InvalidInput('An adaptive config needs a batch size, as in {"1": {"candidate_steps": [3]}}.')

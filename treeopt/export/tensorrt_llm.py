@@ -89,8 +89,8 @@ def mask_note(n: int, built: int) -> list[str]:
     if n != built or built % WORD:
         return []
     return [
-        f"With {n} choices and as large a max_draft_len the last node's bit falls out of the C++ runtime's packed mask: "
-        f"take one choice less, or build for one more (--max-draft-len {n + 1})."
+        f"With {n} choices and the same max_draft_len, the packed mask of the C++ runtime has no bit for "
+        f"the last node: take one choice less, or build for one more (--max-draft-len {n + 1})."
     ]
 
 

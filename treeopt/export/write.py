@@ -27,8 +27,8 @@ def method_of(engine: str, drafter: str | None = None, method: str | None = None
     'chain'
     >>> method_of("tgi", "eagle3")
     Traceback (most recent call last):
-    treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this is of eagle3, which \
-tensorrt-llm, vllm, sglang, lmdeploy, llama-cpp, rtp-llm can run.
+    treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this drafter is eagle3. It runs in \
+tensorrt-llm, vllm, sglang, lmdeploy, llama-cpp, rtp-llm.
     """
     if engine not in ENGINES:
         raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.")
@@ -43,9 +43,9 @@ tensorrt-llm, vllm, sglang, lmdeploy, llama-cpp, rtp-llm can run.
             return one
     kinds = dict.fromkeys(kind for one in methods for kind in one.drafters)
     others = [name for name, other in ENGINES.items() if any(drafter in m.drafters for m in other.methods)]
-    able = f", which {', '.join(others)} can run" if others else ""
+    able = f" It runs in {', '.join(others)}." if others else ""
     way = engine if method is None else f"{engine} with {method}"
-    raise InvalidInput(f"{way} runs drafters of the kinds {', '.join(kinds)}, but this is of {drafter}{able}.")
+    raise InvalidInput(f"{way} runs drafters of the kinds {', '.join(kinds)}, but this drafter is {drafter}.{able}")
 
 
 def runners(drafter: str | None) -> dict[str, Method]:
@@ -72,8 +72,8 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
     notes = check_rule_of(request.acceptance, way, engine)
     if request.drafter == "ngram":
         notes.append(
-            f"{engine} looks n-grams up in a way of its own, of which tokens per step depend: measure them there, and "
-            "compare by treeopt import."
+            f"{engine} looks n-grams up in its own way, so its tokens per step differ. Measure them in the "
+            "engine, and read them with treeopt import."
         )
     for flag, given, heeded in (
         ("--engine-version", request.version, way.by_version),
@@ -183,7 +183,7 @@ def check_rule_of(record: Mapping[str, Any] | None, way: Method, engine: str) ->
     if rule in way.rules:
         return [f"The plan holds for {asked}: requests must ask for the same."]
     if way.shape == "chain" and rule != "typical":
-        return [f"The plan holds for {asked}; whether {engine} decodes so was not checked."]
+        return [f"The plan holds for {asked}. Whether {engine} decodes by that rule was not checked."]
     able = [
         name
         for name, other in ENGINES.items()
@@ -236,7 +236,7 @@ def check(tree: Tree, way: Method, engine: str, request: Request) -> None:
     first = [path[0] for path in tree.paths[1:] if len(path) == 1]
     if way.first_depth_closed and first != list(range(len(first))):
         raise InvalidInput(
-            f"{engine} needs ranks without gaps at depth 1, but the tree has {first} there, of which it would give two "
-            f"one place: {search}"
+            f"{engine} needs ranks without gaps at depth 1, but the tree has {first} there, and two of these "
+            f"would get the same place: {search}"
         )
     check_shape_of(tree, way, engine)

@@ -53,7 +53,7 @@ def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
     """
     if limits.shape not in SHAPES:
         raise InvalidInput(
-            f"From a probe trees of --shape {', '.join(SHAPES)} can be grown, but not {limits.shape}: take "
+            f"Trees from a probe can have --shape {', '.join(SHAPES)}, but not {limits.shape}: use "
             "sibling-closed, and an engine that takes it."
         )
     if not len(probe.accepted):

@@ -105,11 +105,11 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
         error = None
     elif tree == best.tree:
         given, error = best, 0.0
-        notes.append("The search grows this very tree on this trace; its figures are the held-out ones.")
+        notes.append("The search finds the same tree on this trace, so the figures shown are the held-out ones.")
     else:
         error = _distance_stderr(given.rates, curve)
         if grown_here:
-            notes.append("The tree was grown on this very trace: its figures are in-sample, and flatter it.")
+            notes.append("The tree was grown on this trace, so its figures are in-sample, and too good.")
     reached = np.flatnonzero(curve.tokens_per_step >= given.rates.tokens_per_step * (1 - ROUNDING))
     smallest = int(curve.family.sizes[reached[0]]) if len(reached) else None
     return Score(
@@ -128,9 +128,9 @@ def _notes(source: Source, unknown: int, size: int) -> list[str]:
     notes = []
     if unknown:
         notes.append(
-            f"{unknown} of its {size - 1} guesses are beyond rank {source.num_ranks - 1} or depth "
-            f"{source.num_heads}, where this {source.kind} ends: they count as never accepted, so its "
-            "figures are lower bounds."
+            f"This {source.kind} ends at rank {source.num_ranks - 1} and depth {source.num_heads}. {unknown} "
+            f"of the {size - 1} guesses lie beyond that and count as never accepted, so the figures are lower "
+            "bounds."
         )
     if source.answers is None:
         notes.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")

@@ -272,7 +272,7 @@ class ProbeSource(AnswersSource):
     @property
     def approximate(self) -> str:
         rows = len(self.record.policy)
-        return f"approximate but for the tree that was probed with ({rows} row{'s' * (rows > 1)})"
+        return f"approximate, except for the tree that was probed with ({rows} row{'s' * (rows > 1)})"
 
     @cached_property
     def _accepted(self) -> probed.AcceptedNodes:
@@ -309,8 +309,9 @@ class ProbeSource(AnswersSource):
         found, policy, rows = [], self.record.policy, len(self.record.tree)
         if tree != policy:
             found.append(
-                "These tokens per step are approximate: the probe's steps begin where the tree that it was decoded with led "
-                f"(rows: {len(policy)}; of this one: {len(tree)}). treeopt bench measures them."
+                f"These tokens per step are approximate. The probe was decoded with another tree ({len(policy)} "
+                f"rows; this one has {len(tree)}), so its steps begin at other places. treeopt bench measures "
+                "them."
             )
         if rows == most < budget:
             found.append(f"The probe tree has {rows} rows, so larger trees were left out.")
@@ -366,8 +367,8 @@ class CalibrationSource(Source):
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         if self.meta.get("source") == ENGINE_LOG:
             return [
-                f"An engine's log tells of chains only, here up to {self.num_heads} long, and of decoding with that "
-                "length: for other lengths it is an estimate."
+                f"An engine's log covers chains only. This one is of chains of up to {self.num_heads} guesses, so "
+                "figures for other lengths are estimates."
             ]
         return ["Predicted from marginal accuracies alone: independent heads, nothing held out."]
 

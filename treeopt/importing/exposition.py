@@ -20,8 +20,8 @@ Labels = tuple[tuple[str, str], ...]
 Scrape = dict[tuple[str, Labels], float]
 MOST_SERIES, MOST_LINE_CHARS = 10_000, 4096  # of one scrape: an engine has some hundreds
 SINCE_START = (
-    "One scrape counts since the server's start, warm-up included: pass two, before and after, to measure what "
-    "was served between."
+    "One scrape counts from the start of the server, warm-up included. To measure a stretch of time, "
+    "pass two scrapes: one before it and one after."
 )
 
 

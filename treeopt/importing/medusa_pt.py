@@ -27,10 +27,10 @@ from treeopt.importing.rates import counted
 from treeopt.records.trace import MISS, NO_TRIAL, End, RankTrace
 from treeopt.trees.tree import MOST_DEPTH, MOST_RANK, BoolArray
 
-NO_EOS = "Medusa's script looks for no EOS: what the model said behind the end of an answer counts too."
+NO_EOS = "Medusa's script does not stop at EOS, so what the model wrote after the end of an answer counts too."
 NO_BLOCKS = (
-    "The rows are not those of prompts with the same number of steps each, so which rows belong together is "
-    "unknown: only the accuracy of each head was taken, over its own rows."
+    "The prompts do not have the same number of steps each, so it is unknown which rows belong "
+    "together. Only the accuracy of each head was taken, over its own rows."
 )
 
 

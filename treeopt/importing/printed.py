@@ -16,7 +16,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.importing.survival import BIASED, MOST_DRAFTS, Histograms, chain_histogram
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
-CUT = "Rates are not printed for all positions of the drafts: depths beyond were left out."
+CUT = "Rates are printed for the first positions of a draft only. Deeper ones were left out."
 MOST_TRIED = 2000  # numbers of drafts that are tried around the printed mean's
 
 

@@ -97,7 +97,7 @@ def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
     [[0, 2], [-1, -2], [-2, -2]]
     """
     if heads < 1 or not line.ranks or any(len(row) != heads for row in line.ranks):
-        raise InvalidInput(f"{where} must have one rank a head in every row, {heads} as in the file's first.")
+        raise InvalidInput(f"{where} must have one rank per head in every row, {heads} as in the file's first row.")
     ranks = np.array([[MISS if rank is None else rank for rank in row] for row in line.ranks])
     state, head = np.indices(ranks.shape)
     past = state + head + 2 > len(ranks)

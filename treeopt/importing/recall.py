@@ -65,7 +65,13 @@ def _row(shares: dict[str, float], name: str, path: Path) -> tuple[list[float], 
         raise InvalidInput(f"{path} must have recall@1 for every head, but {quoted(name)} has none.")
     if len(row) == len(by_k):
         return row, None
-    return (row, f"Ranks beyond {len(row)} were left out: k leaps from there, and single ranks cannot be told apart.")
+    return (
+        row,
+        (
+            f"Ranks beyond {len(row)} were left out: the file skips values of k after that, so single ranks "
+            "cannot be told apart."
+        ),
+    )
 
 
 def _totals(content: dict[str, Any], n_heads: int, path: Path) -> list[int] | None:

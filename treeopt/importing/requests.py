@@ -128,8 +128,8 @@ def read_requests(
     said = [*notes, *[BIASED] * is_mixed]
     if silent := skipped + len(requests) - len(groups):
         said.append(
-            f"{silent} of {skipped + len(requests)} responses say nothing of drafts (several choices, or none drafted) "
-            "and were left out."
+            f"{silent} of {skipped + len(requests)} responses say nothing about drafts (several choices, or "
+            "none drafted) and were left out."
         )
     return to_calibration(Drafts.of(groups, are_requests=are_requests), path, notes=said)
 

@@ -22,7 +22,10 @@ from treeopt.importing.rates import SLACK, check_shares, from_shares
 from treeopt.trees.tree import MOST_DEPTH
 
 NAMES = ("acceptance", "acceptance_rate_vector")
-ALL_CHILDREN = "The vector sums to less than 1, so its last entry was taken as a child's, not as the chance of none."
+ALL_CHILDREN = (
+    "The vector sums to less than 1, so its last entry was taken as that of a child, not as the "
+    "chance that no child is accepted."
+)
 
 
 def matches(content: Any) -> bool:
@@ -36,7 +39,7 @@ def matches(content: Any) -> bool:
 def read(content: Any, path: Path, *, trials: int | None = None, heads: int | None = None) -> Found:
     """Counts of the same shares at every depth."""
     if heads is None:
-        raise InvalidInput(f"{path} is one vector for all depths: say with --heads how many there are.")
+        raise InvalidInput(f"{path} is one vector for all depths: pass the number of depths with --heads.")
     if not 1 <= heads <= MOST_DEPTH:
         raise InvalidInput(f"--heads must be 1 to {MOST_DEPTH}, but got {heads}.")
     vector = next(content[name] for name in NAMES if name in content) if isinstance(content, dict) else content

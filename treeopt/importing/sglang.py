@@ -32,8 +32,8 @@ ASK = (
     'it with "return_spec_tokens_details": true'
 )
 ADAPTIVE = (
-    "SGLang does not record how long each draft was. If the server adapted its number of steps, survival is biased "
-    "down and cannot be put right: measure with a fixed --speculative-num-steps."
+    "SGLang does not record how long each draft was. If the server adapted its number of steps, "
+    "survival is too low, and this cannot be corrected: measure with a fixed --speculative-num-steps."
 )
 UNLIKELY = 1e-6
 

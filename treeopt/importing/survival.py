@@ -36,20 +36,20 @@ MOST_DRAFTS = 2**45  # of one count
 MOST_COUNTS = 2**22  # requests, by the guesses of a draft
 
 CHAIN = (
-    "Only the first guess at each depth was counted, so only chains can be planned from it: "
+    "Only the first guess at each depth was counted, so only chains can be planned from this file: "
     "treeopt search --shape chain."
 )
 OPTIMISTIC = (
-    "Drafts of one request depend on one another, and the file does not tell requests apart: the standard "
-    "errors take drafts for independent and are too small."
+    "The file does not tell requests apart. Drafts of one request depend on one another but are "
+    "counted as independent, so the standard errors are too small."
 )
 MIXED = (
-    "Drafts were of several lengths. Each depth rests on the drafts that reached it, which is right unless "
-    "lengths were chosen by how sure the drafter was."
+    "Drafts had several lengths. Each depth counts only the drafts that reached it. That is wrong if "
+    "the drafter chose the lengths by its own confidence."
 )
 BIASED = (
-    "Drafts were of several lengths, but which were is not recorded: a short one counts as a miss at the depths "
-    "it never guessed, so survival is biased down."
+    "Drafts had several lengths, but the file does not say which draft had which. A short draft "
+    "counts as a miss at the depths that it did not reach, so survival is too low."
 )
 
 
@@ -156,8 +156,8 @@ def step_start(lengths: Mapping[int, int], reached: int) -> str:
     """What survival at the lengths that were served says of other lengths."""
     served = " and ".join(filter(None, [", ".join(map(str, list(lengths)[:-1])), str(list(lengths)[-1])]))
     return (
-        f"Survival was measured with drafts of {served} tokens. Where the steps of decoding start depends on the "
-        f"length, so that it is an estimate for any other, and beyond depth {reached} nothing is known."
+        f"Survival was measured with drafts of {served} tokens. For any other length it is an estimate, "
+        f"since steps of decoding then start at other places. Beyond depth {reached} nothing is known."
     )
 
 

@@ -130,8 +130,8 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
         is_mixed += run.drafted != run.drafts * len(reached)
     if not groups:
         raise InvalidInput(
-            f"{path} must have {RATES} in some run, but has none: vllm bench serve leaves them out without "
-            "speculation, and where the server does not show it /metrics."
+            f"{path} must have {RATES} in some run, but has none: vllm bench serve writes them only with "
+            "speculation, and only if it can read the server's /metrics."
         )
     notes = [BIASED] if is_mixed else []
     if left := len(records) - len(groups):

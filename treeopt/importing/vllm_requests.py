@@ -20,7 +20,10 @@ from treeopt.importing.requests import bodies, choices, gather, read_requests
 
 POOLED = "pooled_spec_decode_acceptance_histogram"
 RECORD = "spec_decode_acceptance"
-NO_LENGTH = "The pooled histogram does not tell the draft length: the most that was accepted was taken for it."
+NO_LENGTH = (
+    "The pooled histogram does not say how long drafts were. The largest number of accepted tokens "
+    "was taken as the length."
+)
 
 
 def matches(content: Any) -> bool:

@@ -125,7 +125,7 @@ def _profile_warnings(
 ) -> list[str]:
     """What the profile does not tell: sizes and depths that it does not cover, the context that is wanted."""
     if costs is None:
-        return ["No profile was used: this is the largest tree of the budget, whatever a step costs."]
+        return ["No profile was used, so this is the largest tree of the budget. What a step costs was not considered."]
     warnings = []
     if costs.below_plain:
         warnings.append(
@@ -137,12 +137,12 @@ def _profile_warnings(
     gaps = sorted(size for size in known - set(c.sizes.tolist()) if size <= largest and not costs.measured_only)
     if gaps:
         warnings.append(
-            f"The profile has nothing about trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
-            "they were left out: time these sizes too."
+            "The profile has no latency for trees of "
+            f"{', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so they were left out."
         )
     if request.context is not None and request.context != c.context:
         warnings.append(
-            f"The profile has no context of {request.context} tokens: this is for {c.context}, the nearest measured."
+            f"The profile has no context of {request.context} tokens. The nearest measured one was taken: {c.context}."
         )
     if largest < most:
         warnings.append(

@@ -38,8 +38,8 @@ def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, 
             return path, Calibration.load(path)
         if is_probe(path):
             raise InvalidInput(
-                f"Accuracies come from a trace or a calibration, but {path} is a probe of typical acceptance, on "
-                "which only search plans."
+                f"Accuracies come from a trace or a calibration, but {path} is a probe of typical acceptance. "
+                "Only treeopt search takes one."
             )
         return path, RankTrace.load(path)
     if run.trace.exists():

@@ -81,7 +81,7 @@ class Probe(Answers):
             if value is not None and value.shape != (self.num_sequences,):
                 raise InvalidInput(f"{name} must have {self.num_sequences} entries, but has shape {value.shape}.")
         if len(self.tree) < 2 or not set(self.policy.paths) <= set(self.tree.paths):
-            raise InvalidInput("A probe tree must have guesses, and all nodes of the policy among them.")
+            raise InvalidInput("A probe tree must have guesses, and hold every node of the policy.")
         above = self.accepted[:, self.tree.parents[1:]]
         if not self.accepted[:, 0].all() or (self.accepted[:, 1:] & ~above).any():
             raise InvalidInput("A node can be accepted only where its parent is, and the root always is.")

@@ -115,7 +115,7 @@ class DraftTiming:
             )
         if self.level == 0 and self.expanding_nodes != 1:
             raise InvalidInput(
-                f"On level 0 of a draft timing the root expands alone, but it says {self.expanding_nodes} nodes."
+                f"On level 0 of a draft timing only the root expands, but the timing says {self.expanding_nodes} nodes."
             )
         _check_rounds(self.round, self.ms)
 
@@ -193,8 +193,8 @@ class LatencyProfile(Drawn):
         for point in self.points:
             if point.size == 1 and point.step_ms not in [p.step_ms for p in self.autoregressive]:
                 raise InvalidInput(
-                    "A point of size 1 must have the samples of the plain step, which is what size 1 costs, but "
-                    f"that of batch size {point.batch_size} has others: leave it out."
+                    "A point of size 1 is the plain step and must have its samples, but the point of batch size "
+                    f"{point.batch_size} has others: leave it out."
                 )
             if point.setting not in known:
                 raise InvalidInput(
@@ -289,8 +289,8 @@ def _check_expanding(expanding: Sequence[int], size: int, depth: int) -> None:
         or sum(expanding) >= size
     ):
         raise InvalidInput(
-            f"expanding must have {depth} numbers for depth {depth}, of the nodes with children on every level, the "
-            f"root's 1 first, for {size} rows less than {size} together, but is {list(expanding)}."
+            f"expanding must say for each of {depth} levels how many nodes have children. It must begin with "
+            f"1, the root, and its sum must be below the size, {size}, but it is {list(expanding)}."
         )
 
 

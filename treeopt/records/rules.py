@@ -102,6 +102,6 @@ def check_rule(
         return
     options = "" if command == "search" else f" {option_of(wanted)}"
     raise InvalidInput(
-        f"A tree is only as good as the acceptance rule that it was measured under: {what} for "
+        f"A tree must be used with the acceptance rule that it was measured under, but {what} for "
         f"{option_of(measured)}, not for {option_of(wanted)}. Run: treeopt {command}{options}"
     )

@@ -233,7 +233,7 @@ class RankTrace(Answers):
         arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "weight", "meta"))
         meta = read_meta(path, arrays, SCHEMA)
         if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
-            raise InvalidInput(f"{path} weighs its sequences differently, which is not supported yet.")
+            raise InvalidInput(f"{path} gives its sequences different weights, which is not supported.")
         try:
             kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
             trace = cls(**kinds, meta=meta)

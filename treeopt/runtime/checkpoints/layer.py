@@ -68,8 +68,8 @@ def build_layer_config(
         head_width, told_by = getattr(like, "head_dim", None) or max(1, width // heads), "num_attention_heads"
     else:
         raise InvalidInput(
-            f"How many attention heads the layer in {stored.origin} has is told by config.json beside it or by the "
-            "target, but neither is there: pass --model."
+            f"The number of attention heads of the layer in {stored.origin} comes from config.json beside it "
+            "or from the target, but neither is there: pass --model."
         )
     for name in (query, key, value):
         rows = len(tensors[name])

@@ -72,8 +72,8 @@ def open_drafter(
     heads = loaded.heads
     if depth is not None and heads.num_heads != depth:
         raise InvalidInput(
-            f"--draft-depth is for drafters that could go on for ever, but {where} has {heads.num_heads} heads: leave "
-            "it out, and limit the tree with search --max-depth."
+            f"--draft-depth is for drafters without a fixed number of guesses, but {where} has "
+            f"{heads.num_heads} heads: leave it out, and limit the tree with search --max-depth."
         )
     if heads.shares_projection and target.lm_head.bias is not None:
         raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
