@@ -179,15 +179,15 @@ def test_lengths_that_were_mixed_and_not_recorded_are_warned_of(imported, text):
 def test_a_length_does_not_predict_others_and_that_is_said(imported):
     _, notes = imported(exposition())
     said = next(note for note in notes if "drafts of 3 tokens" in note)
-    assert "an estimate for any other" in said
-    assert "beyond depth 3 nothing is known" in said
+    assert "For any other length it is an estimate" in said
+    assert "Beyond depth 3 nothing is known" in said
 
 
 def test_depths_that_no_draft_reached_are_left_out(imported):
     calibration, notes = imported(exposition(10, [4, 2, 0, 0]))
     assert calibration.meta["survival"] == pytest.approx([0.4, 0.2, 0])
     assert calibration.meta["draft_length"] == 4
-    assert any("beyond depth 3" in note for note in notes)
+    assert any("Beyond depth 3" in note for note in notes)
 
 
 # What is asked for.
@@ -238,7 +238,7 @@ def test_the_command_keeps_the_source_and_shows_survival(tmp_path):
     info = Calibration.load(run / "calibration.json").meta
     assert info["source"] == "engine log"
     assert info["survival"] == pytest.approx(SURVIVAL)
-    assert any("an estimate for any other" in note for note in info["notes"])
+    assert any("For any other length it is an estimate" in note for note in info["notes"])
     imported = info["provenance"]["imported"]
     assert imported["kind"] == "vllm-metrics"
     assert [file["file"] for file in imported["files"]] == ["before.txt", "after.txt"]

@@ -321,7 +321,7 @@ class TestWithinAnEngine:
     def test_the_drafter_picks_the_method_or_is_refused(self):
         request, _ = request_for(engine_log("eagle3"), engine="tensorrt-llm")
         assert request.engine.method == "draft-len"
-        with pytest.raises(InvalidInput, match="of eagle3, which tensorrt-llm, vllm"):
+        with pytest.raises(InvalidInput, match=r"drafter is eagle3\. It runs in tensorrt-llm, vllm"):
             request_for(engine_log("eagle3"), engine="medusa")
         with pytest.raises(InvalidInput, match="vllm with medusa runs drafters"):
             request_for(engine_log("eagle3"), engine="vllm", method="medusa")

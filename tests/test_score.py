@@ -70,7 +70,7 @@ def test_by_marginals_no_tree_beats_the_best(tree):
 def test_guesses_that_the_calibration_does_not_know_are_counted_as_never_accepted(calibration):
     score = score_tree(calibration, published_tree())
     assert score.unknown_nodes == 63 - 38
-    assert score.notes[0].startswith("25 of its 63 guesses are beyond rank 4 or depth 5")
+    assert score.notes[0].startswith("This calibration ends at rank 4 and depth 5. 25 of the 63 guesses")
     assert (
         score.given.rates.product
         == score_tree(calibration, published_tree().cut(max_depth=5, max_rank=4)).given.rates.product

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 @run_directory
 @click.option("--to", "engine", required=True, help="The serving engine (treeopt list engines).")
 @click.option("--method", help="One of the engine's ways to speculate.  [default: the drafter's]")
-@click.option("--engine-version", "version", help="Release, where its files differ by release: 1.2.")
+@click.option("--engine-version", "version", help="Release of the engine, such as 1.2, if its files differ by release.")
 @click.option(
     "--batch-size",
     **positive(),
     help="Which of the plan's trees, where it has several.  [default: the schedule, where the engine takes one]",
 )
 @click.option("--tree", help="Export this tree instead of the plan's: a file, or the name of a published one.")
-@click.option("--heads", **positive(), help="Heads that the drafter of --tree has.  [default: its depth]")
-@click.option("--max-draft-len", **positive(), help="Of a TensorRT-LLM engine that is built already.")
+@click.option(
+    "--heads", **positive(), help="Number of heads of the drafter of --tree.  [default: the depth of the tree]"
+)
+@click.option("--max-draft-len", **positive(), help="max_draft_len of a TensorRT-LLM engine that is built already.")
 def export(run: RunDirectory, engine: str, as_json: bool, **options: Any) -> None:
     """Write the chosen trees as an engine's own configuration.
 

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 @command("import")
 @run_directory
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
-@click.option("--from", "kind", help="What FILE holds, by a name from above.  [default: as the file tells]")
-@click.option("--trials", **positive(), help="Trials of every head to assume, where the file has shares only.")
-@click.option("--heads", **positive(), help="Depths that one acceptance vector stands for.")
+@click.option("--from", "kind", help="What FILE holds: a name from the list above.  [default: found from the file]")
+@click.option("--trials", **positive(), help="Trials of every head, if the file has shares only.")
+@click.option("--heads", **positive(), help="Number of depths, if the file has one vector for all of them.")
 @click.option(
     "--drafter",
-    help="What drafted, which no file tells: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram or redrafter.",
+    help=(
+        "What made the drafts, which the file does not say: medusa, hydra, eagle, eagle3, mtp, "
+        "draft-model, ngram or redrafter."
+    ),
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run's trace and calibration.")
 def import_(run: RunDirectory, files: tuple[Path, ...], as_json: bool, **options: Any) -> None:

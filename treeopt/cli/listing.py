@@ -16,7 +16,7 @@ DRAFTERS = {
     "medusa": "the demo model's Medusa-1 heads; of your own: their folder, file or hub id",
     "hydra": "the demo model's Hydra heads; of your own: as above",
     "draft": "the demo model's draft model; of your own: a folder of a small causal LM with the same tokenizer",
-    "ngram": "what came in the text before behind its last tokens; no weights",
+    "ngram": "the tokens that followed the same last tokens earlier in the text; no weights",
     "early-exit": "the target's own first layers, early-exit:LAYER; no weights, and no engine that runs it",
 }
 

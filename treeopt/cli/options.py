@@ -164,7 +164,7 @@ MODEL_OPTIONS: dict[str, str] = {
     "prompts": "A .jsonl, .json, .csv, .parquet or .txt file, a folder, a datasets id, or demo.",
     "column": "Column that holds the prompt or conversation.  [default: the first known name]",
     "group_by": "Column to report groups by, for example category.",
-    "responses": "Column of given answers: one teacher-forced pass, nothing is generated.",
+    "responses": "Column of given answers. They are read in one pass; nothing is generated.",
     "split": "Split of a datasets id.",
 }
 FLAGS = ("trust_remote_code", "chat_template", "in_order")
@@ -172,15 +172,15 @@ FLAGS = ("trust_remote_code", "chat_template", "in_order")
 RULE_OPTIONS: dict[str, tuple[Any, str]] = {
     "acceptance": (str, "greedy; sample (lossless, at --temperature); reject (the same with chains of a draft "
                    "model, by p/q rejection); typical (Medusa's).  [default: greedy]"),
-    "temperature": (click.FloatRange(min=0), "Of sample and reject (1.0) and typical (0.7); with --responses what they were "
-                    "sampled at."),
-    "top_p": (float, "Of sample and reject: the likeliest tokens of this probability."),
-    "top_k": (int, "Of sample and reject: so many of the likeliest tokens."),
-    "threads": (click.IntRange(1), "Threads on a CPU.  [default: the run's, or as few as bring something]"),
-    "seed": (int, "Of the prompts' order, sample, reject and training.  [default: 0]"),
-    "epsilon": (float, "Of --acceptance typical.  [default: 0.09]"),
-    "delta": (float, "Of --acceptance typical.  [default: the square root of epsilon]"),
-    "draft_depth": (int, "Guesses in a row of a draft model, EAGLE, ngram or early exit.  [default: 5]"),
+    "temperature": (click.FloatRange(min=0), "Sampling temperature; with --responses that of the answers.  [default: 1.0; "
+                    "typical 0.7]"),
+    "top_p": (float, "With sample and reject: sample from the likeliest tokens of this total probability."),
+    "top_k": (int, "With sample and reject: sample from this many of the likeliest tokens."),
+    "threads": (click.IntRange(1), "Threads on a CPU.  [default: the run's, or the fewest that are about as fast]"),
+    "seed": (int, "Seed of the prompts' order, of sampling and of training.  [default: 0]"),
+    "epsilon": (float, "Threshold of --acceptance typical.  [default: 0.09]"),
+    "delta": (float, "Entropy factor of --acceptance typical.  [default: the square root of epsilon]"),
+    "draft_depth": (int, "How many tokens a draft model, EAGLE, ngram or early exit guesses ahead.  [default: 5]"),
 }  # fmt: skip
 
 

@@ -48,25 +48,34 @@ ELSEWHERE = {
     default=(),
     help="Hold rows at these lengths: 512,4096.  [default: the prompts']",
 )
-@click.option("--sizes", type=Integers(), help="Time exactly these tree sizes, root included.  [default: placed]")
-@counted(treeopt.profile, "--budget", "Largest size to place, root included.")
+@click.option(
+    "--sizes",
+    type=Integers(),
+    help="Time exactly these tree sizes, root included.  [default: sizes at the edges of tiles]",
+)
+@counted(treeopt.profile, "--budget", "Largest tree size to time, root included.")
 @click.option(
     "--precision",
     type=click.FloatRange(min=0, min_open=True),
     default=100 * default_of(treeopt.profile, "precision"),
     show_default=True,
-    help="Percent to know every latency to (95 % interval).",
+    help="Wanted margin of error of every latency, in percent (95 % interval).",
 )
 @click.option(
     "--time-limit",
     "time_limit_s",
     **positive(default_of(treeopt.profile, "time_limit_s")),
-    help="Seconds for all batch sizes and contexts together.",
+    help="Seconds in all, for all batch sizes and contexts.",
 )
-@click.option("--calibration", help="What timed trees are grown on, a file or a name.  [default: the run's]")
+@click.option(
+    "--calibration", help="Calibration that timed trees are grown on: a file or a name.  [default: the run's]"
+)
 @click.option("--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights.")
 @click.option(
-    "--heads", "num_heads", **positive(), help="Heads, where no drafter says how many.  [default: as calibrated, or 4]"
+    "--heads",
+    "num_heads",
+    **positive(),
+    help=("Number of heads, if no drafter says it.  [default: as calibrated, or 4]"),
 )
 @click.option(
     "--bandwidth",
@@ -80,7 +89,7 @@ ELSEWHERE = {
     "--from-csv",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Time nothing: read latencies of your own engine from a table.",
+    help="Read latencies of your own engine from a table instead of timing.",
 )
 @click.option(
     "--command",
@@ -92,7 +101,7 @@ ELSEWHERE = {
 @click.option(
     "--analytical",
     metavar="DEVICE",
-    help="Time nothing: compute latencies from a device's roofline and the config.json of --model.",
+    help="Compute latencies from a device's roofline and the config.json of --model instead of timing.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace a measured profile by --from-csv or --analytical.")
 def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:

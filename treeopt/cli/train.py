@@ -26,23 +26,29 @@ REFUSED = {  # options of other commands that load a model, and why train has no
 @model_options(hidden=REFUSED)
 @click.option("--kind", type=click.Choice(KINDS), default=Recipe.kind, show_default=True, help="What to train.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder for the heads.")
-@click.option("--heads", "num_heads", **positive(Recipe.num_heads), help="Tokens to guess beyond the next one.")
-@click.option("--layers", "num_layers", **positive(), help="Blocks of a head.  [default: 1; hydra++ 4]")
+@click.option(
+    "--heads", "num_heads", **positive(Recipe.num_heads), help="Number of heads: tokens to guess beyond the next one."
+)
+@click.option("--layers", "num_layers", **positive(), help="Residual blocks of each head.  [default: 1; hydra++ 4]")
 @click.option("--steps", **positive(), help="Steps to train.")
 @click.option("--epochs", type=float, help="Passes over the texts.  [default: 1, unless --steps or --minutes]")
-@click.option("--minutes", type=float, help="Minutes to train, the learning rate falling with the clock.")
-@click.option("--batch-size", **positive(Recipe.batch_size), help="Texts of a step, over all devices.")
-@click.option("--accumulate", **positive(Recipe.accumulate), help="Passes that a step is spread over, to save memory.")
-@click.option("--learning-rate", type=float, help="Highest, of the heads.  [default: 0.001; medusa-2 0.002]")
+@click.option("--minutes", type=float, help="Minutes to train. The learning rate falls over this time.")
+@click.option("--batch-size", **positive(Recipe.batch_size), help="Texts in each step, over all devices.")
+@click.option(
+    "--accumulate", **positive(Recipe.accumulate), help="Split each step into this many passes, to save memory."
+)
+@click.option(
+    "--learning-rate", type=float, help="Highest learning rate of the heads.  [default: 0.001; medusa-2 0.002]"
+)
 @click.option("--num-prompts", **positive(1024), help="Prompts to answer.")
 @click.option("--max-new-tokens", **positive(128), help="Longest answer.")
 @click.option("--tokens", **positive(), help="Longest text, prompt included.  [default: the model's context]")
 @click.option(
     "--answers",
     type=click.Path(path_type=Path),
-    help="Folder for the model's answers, for several runs.  [default: by the heads]",
+    help="Folder for the model's answers, which several runs may share.  [default: beside the heads]",
 )
-@click.option("--mixed-precision", type=click.Choice(PRECISIONS), help="What products are computed in.")
+@click.option("--mixed-precision", type=click.Choice(PRECISIONS), help="Number format of matrix products.")
 @click.option("--load-in-8bit", is_flag=True, help="Load the frozen base in 8 bits (needs bitsandbytes and CUDA).")
 @AS_JSON
 def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -> None:

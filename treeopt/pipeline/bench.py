@@ -137,7 +137,7 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
         and decoding.ranks == trace.top_k
     ):
         return trace
-    note("The trace has another dtype, other limits or given answers: answering its prompts again.")
+    note("The trace has another dtype, other limits or given answers, so its prompts are answered again.")
     return None
 
 

@@ -57,8 +57,8 @@ def calibrate(
     is_typical = session.acceptance.record["rule"] == "typical"
     if is_typical and session.given:
         raise InvalidInput(
-            "Typical acceptance is measured by decoding with a tree, so given answers say nothing of it: leave "
-            "--responses out."
+            "Typical acceptance is measured by decoding with a tree, so given answers say nothing about it: "
+            "leave --responses out."
         )
     conversations = first_conversations(session, num_prompts, reserved=1)
     settle_threads(run, session)

@@ -161,7 +161,7 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
                 at = "" if batch_size is None else f" at batch size {batch_size}"
                 note(f"Not exported for {name}{at}: {error}")
     if chains:
-        note(f"For engines of chains ({', '.join(chains)}) search again: treeopt search --for {chains[0]}")
+        note(f"Engines of chains ({', '.join(chains)}) need a search of their own: treeopt search --for {chains[0]}")
     if others:
         note(f"Not exported for {', '.join(others)}: none of them decodes by {option_of(plan.acceptance or {})}.")
     return list(dict.fromkeys(written))
@@ -185,8 +185,8 @@ def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
     if name is None or str(name).startswith(engine):
         return ()
     return (
-        f"What was chosen rests on step latencies of {name}; a step costs otherwise in {engine}, where another size "
-        "may be faster.",
+        f"The plan was made with step latencies of {name}. Steps take another time in {engine}, and "
+        "another size may be faster there.",
     )
 
 

@@ -57,8 +57,8 @@ def _(record: RankTrace) -> RenderableType:
 @table.register(Probe)
 def _(record: Probe) -> RenderableType:
     return (
-        f"What {len(record.accepted):,} steps of {record.num_sequences:,} answers would have accepted, "
-        f"of a tree of {len(record.tree)} rows"
+        f"Probe of {len(record.accepted):,} steps of {record.num_sequences:,} answers: what each would "
+        f"have accepted of a tree of {len(record.tree)} rows"
     )
 
 

@@ -120,7 +120,7 @@ def request_of(
     if batch_sizes is None:
         batch_sizes = latencies.batch_sizes if latencies else (1,)
     if engine is None and options.method is not None:
-        raise InvalidInput("--method is one of an engine's: say which engine with --for.")
+        raise InvalidInput("--method belongs to an engine: name the engine with --for.")
     drafter = record.meta.get("drafter") or {}
     way = None if engine is None else method_of(engine, drafter.get("kind"), options.method)
     limits = limits_of(options, way)
@@ -132,8 +132,8 @@ def request_of(
         warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {limits.budget} rows.")
     if way.max_batch_size is not None and max(batch_sizes) > way.max_batch_size:
         warnings.append(
-            f"{engine} decodes at most {way.max_batch_size} sequence at a time with {way.name}; larger batch sizes "
-            "are plans for elsewhere."
+            f"{engine} decodes at most {way.max_batch_size} sequence at a time with {way.name}; the plans of "
+            "larger batch sizes are not for it."
         )
     most_rank = max(limits.max_rank, MAX_RANK) if options.max_rank is None else options.max_rank
     wider = Limits(options.budget, options.max_depth, most_rank, limits.shape)
@@ -207,4 +207,4 @@ def check_same_model(record: Accuracies, profile: LatencyProfile, run: RunDirect
     if info.get("acceptance") and theirs.get("acceptance"):
         check_rule(theirs["acceptance"], info["acceptance"], f"{run.profile} holds", command="profile")
     if profile.info.get("measures") == ANALYTICAL and drafter.get("kind") not in (None, "medusa"):
-        note(f"The latencies are computed with Medusa heads; drafting with {drafter['kind']} costs otherwise.")
+        note(f"The latencies are computed for Medusa heads. Drafting with {drafter['kind']} takes another time.")

@@ -80,7 +80,7 @@ def train(
 
     if source.get("acceptance") not in (None, "greedy", "sample"):
         raise InvalidInput(
-            "Answers to learn from are written plainly, greedily or with --acceptance sample, but got "
+            "The model writes answers to learn from greedily or with --acceptance sample, but got "
             f"--acceptance {source['acceptance']}: leave it out."
         )
     _check_folder(folder, recipe.kind)

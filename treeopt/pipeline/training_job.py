@@ -157,6 +157,7 @@ def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str 
     if learned <= ratio * held_out or learned <= held_out + difference:
         return None
     return (
-        f"At the end first choices are right in {learned:.2f} of the states of texts learned from, but in "
-        f"{held_out:.2f} of held-out ones: the heads know these texts by heart. Use more prompts, or train for less long."
+        f"At the end the first choice is right in {learned:.2f} of the states of texts that were learned "
+        f"from, but in {held_out:.2f} of the states of held-out texts. The heads have memorised the "
+        "texts: use more prompts, or train for a shorter time."
     )

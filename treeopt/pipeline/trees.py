@@ -87,7 +87,10 @@ def score(
     asked = tree if isinstance(tree, Tree) else named_tree(str(tree), batch_size=batch_size)
     path, source = read_accuracies(run, None if calibration is None else str(calibration))
     if calibration is None and run.probe.exists():
-        note("Scored by greedy decoding: what a tree reaches under typical acceptance, treeopt bench --tree measures.")
+        note(
+            "Scored by greedy decoding. What a tree reaches under typical acceptance is measured by treeopt "
+            "bench --tree."
+        )
     with progress("Scoring", None):
         return score_tree(source, asked, grown_here=sha256_of(path) in grown_on)
 

@@ -120,8 +120,8 @@ def quality_note(bench: Benchmark) -> str:
         "typical": " The rule does not keep the texts: a log-likelihood below that of plain answers is its price.",
     }.get(rule, "")
     return (
-        "Plain answers were decoded beforehand in a batch of 16; rounding differs with the batch size, so plain decoding "
-        f"itself may change texts, in bfloat16 many.{meaning}"
+        "Plain answers were decoded beforehand in a batch of 16. Rounding differs with the batch size, "
+        f"so plain decoding itself may change some texts, and in bfloat16 many.{meaning}"
     )
 
 
@@ -134,9 +134,10 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
         return "What the rule costs in text is not measured yet."
     by, error = of.difference_nats_per_token, of.difference_nats_per_token_stderr
     return (
-        f"To the target the chosen tree's texts are {abs(by):.3f} ±{error:.3f} nats per token {'less' if by <= 0 else 'more'} "
-        f"likely than plain answers; {of.changed_answers_share:.0%} of the answers and {of.changed_tokens_share:.0%} of "
-        "the tokens changed."
+        f"By the target's own probabilities, texts of the chosen tree are {abs(by):.3f} ±{error:.3f} nats "
+        f"per token {('less' if by <= 0 else 'more')} likely than plain answers; "
+        f"{of.changed_answers_share:.0%} of the answers and {of.changed_tokens_share:.0%} of the tokens "
+        "changed."
     )
 
 

@@ -24,8 +24,9 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
     said = [f"{record['steps']:,} steps in {record['seconds']:,.0f} s."]
     if after["base_nats_per_token"] is not None:
         said.append(
-            f"The base's own loss on them was {before['base_nats_per_token']:.4f} nats per token and is "
-            f"{after['base_nats_per_token']:.4f}; KL to what it was: {after['base_kl_nats_per_token']:.4f}."
+            f"The base's own loss on these texts went from {before['base_nats_per_token']:.4f} to "
+            f"{after['base_nats_per_token']:.4f} nats per token. The KL divergence from the original base is "
+            f"{after['base_kl_nats_per_token']:.4f}."
         )
-    said.append("Calibrate on other prompts than these heads learned from:")
+    said.append("Calibrate on prompts that the heads did not learn from:")
     return together(table, *said, command)

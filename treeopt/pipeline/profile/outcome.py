@@ -40,8 +40,8 @@ def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") ->
         if abs(place["drift"]) > TOLD_DRIFT:
             note(
                 f"Plain steps at batch size {place['batch_size']} became {abs(place['drift']):.0%} "
-                f"{'slower' if place['drift'] > 0 else 'faster'} while they were timed. Trees are compared with "
-                "plain steps of their own round, so that this is corrected."
+                f"{('slower' if place['drift'] > 0 else 'faster')} while they were timed. Trees are compared with "
+                "plain steps of their own round, which corrects for this."
             )
     floors = result.info.get("bandwidth_floor") or []
     if floors or "weights" in result.runtime:

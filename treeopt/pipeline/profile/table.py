@@ -130,7 +130,7 @@ def profile_from_file(
         rows = [replace(r, context_tokens=r.context_tokens or contexts[0]) for r in rows]
     elif any(row.context_tokens is None for row in rows):
         rows = [replace(r, context_tokens=r.context_tokens or UNKNOWN_CONTEXT) for r in rows]
-        note(f"The contexts of some rows are not known and stand as {UNKNOWN_CONTEXT}; --context tells them.")
+        note(f"Some rows do not say their context. It is written as {UNKNOWN_CONTEXT}; pass it with --context.")
     if any(row.depth is None for row in rows):
         deepest = num_heads or calibrated_heads(run) or NUM_HEADS
         rows = [replace(r, depth=min(r.size - 1, deepest)) if r.depth is None else r for r in rows]
@@ -146,8 +146,8 @@ def profile_from_file(
     few = sum(len(p.step_ms) < 2 for p in (*result.points, *result.autoregressive))
     if few:
         note(
-            f"{few} of {len(result.points) + len(result.autoregressive)} latencies have one sample: how well they are "
-            "known is not."
+            f"{few} of {len(result.points) + len(result.autoregressive)} latencies have one sample each, so "
+            "their error is unknown."
         )
     else:
         result.info["precision"] = precision_reached(result.points, result.autoregressive, PRECISION)
@@ -251,7 +251,7 @@ def _by_meaning(record: Mapping[str, Any]) -> dict[str, Any]:
     for name in record:
         other = names.setdefault(SYNONYMS.get(name, name), name)
         if other != name:
-            raise InvalidInput(f"a row must say a thing once, but has {other} and {name}.")
+            raise InvalidInput(f"a row must give each value once, but has {other} and {name}.")
     return {meaning: record[name] for meaning, name in names.items()}
 
 

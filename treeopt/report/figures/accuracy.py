@@ -86,7 +86,7 @@ def accuracy_data(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Acc
         "published figures" if info.get("source") == "published" else None,
         style.origin(info.get("provenance")),
         style.rule(info.get("acceptance")),
-        "of the drafts whose tokens before were accepted" if is_log else None,
+        "only drafts whose earlier tokens were accepted" if is_log else None,
         "95 % intervals, drafts as independent" if is_log else INTERVALS,
     )
     return AccuracyData(

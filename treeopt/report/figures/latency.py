@@ -269,8 +269,9 @@ def draw_parts(data: PartsData, figure: Figure | None = None) -> Figure:
     labels = [*reversed([label for label in every if label not in lines]), *lines]  # as they are stacked
     style.legend(grid[0, min(n, ACROSS) - 1], handles=[every[label] for label in labels], labels=labels)
     note = (
-        f"medians of trees as deep as their rows allow, {max(panel.depth for panel in data.panels)} at most; parts are timed in "
-        "steps of their own, and scaled where they take longer together than a whole step; the rest is between them"
+        f"medians of trees as deep as their rows allow, {max(panel.depth for panel in data.panels)} at "
+        "most; parts are timed in steps of their own; if they take longer together than a whole step "
+        "they are scaled to it, and if they take less there is a rest"
     )
     style.heading(figure, "What a decoding step is made of", style.sentence(data.caption, note))
     return figure

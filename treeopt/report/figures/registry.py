@@ -70,7 +70,7 @@ class Inputs:
         if self.grown_on is not None:
             return self.grown_on
         if self.plan.objective == COVERAGE:
-            raise OutOfRange(f"The plan was made from another probe than there is in {self.run.path}: search again.")
+            raise OutOfRange(f"The plan was made from another probe than the one in {self.run.path}: search again.")
         if self.run.trace.exists():
             return self.trace
         if self.run.calibration.exists():
