@@ -293,7 +293,7 @@ def wrong(tmp_path):
         (("calibrate", "--drafter", "early-exit:9", *run), "layer of 1 to 4"),
         (("calibrate", "--drafter", "ngram", "--draft-depth", "0", *run), "--draft-depth must be at least 1"),
         (("calibrate", "--draft-depth", "3", *run), "has 4 heads"),
-        (("train", "--acceptance", "typical", "-o", tmp_path / "heads"), "written plainly"),
+        (("train", "--acceptance", "typical", "-o", tmp_path / "heads"), "writes answers to learn from greedily"),
         (("calibrate", "--acceptance", "magic", *run), "greedy, sample, reject, typical"),
         (("calibrate", "--acceptance", "reject", *run), "needs --drafter MODEL"),
         (("calibrate", "--epsilon", "0.1", *run), "not for --acceptance greedy"),

@@ -130,9 +130,9 @@ def test_depths_that_are_not_said_are_the_deepest_that_fit(run, tmp_path, capsys
     assert [(p.size, p.depth) for p in profile.points] == [(2, 1), (8, 3), (16, 3)]
     assert StepCosts(profile, 1, 0).step(12, 3) is not None
     said = capsys.readouterr().err.replace("\n", " ")
-    assert "The file says no depths" in said
+    assert "The file has no depths" in said
     assert "have one sample" in said
-    assert "contexts of some rows are not known" in said
+    assert "do not say their context" in said
 
 
 def test_a_plan_can_be_made_of_a_table(run, tmp_path):

@@ -37,8 +37,7 @@ def import_file(
     there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
     if there and not overwrite:
         raise InvalidInput(
-            f"An import does not replace measurements unasked, but {there[0]} exists: pass another --run, or "
-            "--overwrite."
+            f"{there[0]} exists, and an import replaces it only with --overwrite: pass that, or another --run."
         )
     paths = [paths] if isinstance(paths, Path) else list(paths)
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]

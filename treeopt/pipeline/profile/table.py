@@ -136,8 +136,8 @@ def profile_from_file(
         rows = [replace(r, depth=min(r.size - 1, deepest)) if r.depth is None else r for r in rows]
         if any(row.size > 2 for row in rows):
             note(
-                f"The file says no depths: trees are taken to be {deepest} deep, or as deep as they can be; a column "
-                "depth or --heads tells it."
+                f"The file has no depths. Trees are taken to be {deepest} deep, or as deep as their rows allow. "
+                "Give the depth by a column depth, or by --heads."
             )
     result = profile_of(rows, str(file))
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
@@ -268,7 +268,7 @@ def check_unmeasured(run: RunDirectory) -> None:
     """Raise InvalidInput where the run has a profile that was measured."""
     if run.profile.exists() and run.read_profile().info.get("measures") != MEASURES:
         raise InvalidInput(
-            f"A measured profile is not replaced unasked, but {run.profile} is one: pass another --run, or --overwrite."
+            f"{run.profile} was measured, and is replaced only with --overwrite: pass that, or another --run."
         )
 
 
