@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -17,11 +18,15 @@ from click.testing import CliRunner
 from treeopt import demo
 from treeopt.cli import cli
 from treeopt.files import storage, writing
+from treeopt.files.journal import Journal
+from treeopt.pipeline import SearchOptions, search
 from treeopt.pipeline.train import writing_heads
 from treeopt.pipeline.training_job import TrainingJob
 from treeopt.records.calibration import Calibration
+from treeopt.records.expected import DecodedAfresh, Verified
 from treeopt.records.inputs import read_accuracies
 from treeopt.records.load import load_result
+from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
 
 from .conftest import invoke, treeopt
@@ -200,6 +205,28 @@ def test_training_that_is_killed_while_it_writes_is_finished_by_the_same_command
     one, two = (results(Path(folder), "train") for folder in ("undisturbed", "heads"))
     assert one == two
     assert treeopt(*TRAIN)  # and a run that is finished is trained anew
+
+
+def test_what_verify_decoded_is_kept_until_the_plan_is_written(own_demo_run, monkeypatch):
+    run = RunDirectory(own_demo_run)
+    session = SimpleNamespace(target=SimpleNamespace(device=SimpleNamespace(type="cuda")))  # nothing is decoded
+
+    def proof(run, session, entry, *rest):
+        Journal(run.partial("verify"), {}).append({"decoded": 1})
+        afresh = DecodedAfresh(name="x", size=1, tokens_per_step=1.0, tokens_per_s=None, speedup=None, prompts=1)
+        return Verified(size=entry.size, depth=entry.depth, finalists=[], prompts=1, afresh=afresh)
+
+    def killed(*arguments):
+        raise Killed
+
+    monkeypatch.setattr("treeopt.pipeline.verify._proof", proof)
+    with monkeypatch.context() as patched:
+        patched.setattr(Plan, "save", killed)
+        with pytest.raises(Killed):
+            search(run, SearchOptions(budget=8, batch_sizes=[1]), session=session, verify=1)
+    assert run.partial("verify").exists()
+    search(run, SearchOptions(budget=8, batch_sizes=[1]), session=session, verify=1)
+    assert not run.partial("verify").exists()
 
 
 def test_a_folder_of_heads_has_one_writer_who_clears_up(tmp_path):

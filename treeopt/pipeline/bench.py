@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput
-from treeopt.files.writing import discard
+from treeopt.files.writing import discard, replace_together
 from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups
@@ -89,9 +89,8 @@ def bench(
             f"Nothing was timed: {len(conversations)} prompts never fill a batch of {plain.batch_size}. Pass a larger "
             "--num-prompts."
         )
-    result.save(run.bench)
-    if len(plan.entries) > 1:  # the last run's is bench.json; each batch size keeps its own
-        result.save(run.bench_of(entry.batch_size))
+    files = [run.bench, *([run.bench_of(entry.batch_size)] if len(plan.entries) > 1 else [])]
+    replace_together(dict.fromkeys(files, result.save))  # bench.json is the last run's; each batch size keeps its own
     discard(run.partial("bench"))
     return result
 

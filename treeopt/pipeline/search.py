@@ -12,6 +12,7 @@ from treeopt.export.engine import Method
 from treeopt.files.provenance import Provenance
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
+from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -80,6 +81,7 @@ def search(
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)))
     plan = replace(plan, provenance=_provenance(run, plan))
     plan.save(run.plan)
+    discard(run.partial("verify"))
     note_warnings(plan)
     return plan
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
-from treeopt.files.writing import discard
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
@@ -55,7 +54,6 @@ def verified(
     proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
     take = {batch_size: (proof.size, proof.depth) for batch_size, proof in proofs.items()}
     plan = plan_trees(record, latencies, request, take=take)
-    discard(run.partial("verify"))
     return replace(plan, entries=tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries))
 
 

@@ -273,9 +273,13 @@ def _replace(file: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def by_libraries(file: Path) -> Iterator[None]:
-    """Turn what Rust libraries raise where they cannot write into InvalidInput."""
+    """Turn what libraries raise where they cannot write into InvalidInput."""
     try:
         yield
+    except OSError as error:
+        if error.filename is not None:  # a sentence names it later
+            raise
+        raise InvalidInput(f"{file} cannot be written: {error.strerror or error}.") from None
     except Exception as error:
         if "os error" not in str(error):  # as Rust calls the system's
             raise
