@@ -258,6 +258,8 @@ def test_what_later_commands_load_is_found_from_every_folder(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path / "my")
     assert resolve(run, {"model": "../my"}) == whole
     assert resolve(run, {}) == whole
+    (tmp_path / "my" / "hydra").mkdir()  # with another model than the demo it is a folder like others
+    assert resolve(run, {"drafter": "hydra"})["drafter"] == f"{tmp_path}/my/hydra"
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -123,6 +124,10 @@ def results(folder: Path, name: str) -> dict[str, object]:
             found[place] = "is there"
         elif file.suffix == ".json":
             found[place] = kept(json.loads(file.read_text()))
+        elif file.suffix == ".npz":
+            with np.load(file) as archive:
+                found[place] = {name: archive[name].tolist() for name in archive.files if name != "meta"}
+                found[place + " meta"] = kept(json.loads(str(archive["meta"]))) if "meta" in archive.files else None
         elif file.suffix == ".jsonl" and "training" in file.parts:
             found[place] = [kept(json.loads(line)) for line in file.read_text().splitlines()]
         else:

@@ -368,7 +368,7 @@ def test_an_interrupt_is_one_whatever_a_library_makes_of_it_and_says_what_is_lef
     unreadable = InvalidInput("x is not a readable file")
     for error in (None, archive, unreadable, RuntimeError("enforce fail"), OSError(28, "No space left on device")):
         said = interrupted(monkeypatch, npz.np, "savez_compressed", "import", "ranks.jsonl", number=number, error=error)
-        assert said.splitlines()[-1] == "treeopt: interrupted. Nothing was changed."
+        assert said.splitlines()[-1] == "treeopt: interrupted. No result was changed."
         assert [path.name for path in tmp_path.iterdir()] == ["ranks.jsonl"]
     plan = ("search", "--calibration", "vicuna-7b-medusa1", "--budget", "4")
     module = sys.modules["treeopt.pipeline.search"]

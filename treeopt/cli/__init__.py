@@ -100,7 +100,7 @@ def _left(command: str) -> str:
         return f"\ntreeopt: interrupted. What was finished is kept. The same treeopt {command} command continues."
     if any(not writing.is_of_journal(file) for file in files):
         return f"\ntreeopt: interrupted. Every file is whole. The same treeopt {command} command begins anew."
-    return "\ntreeopt: interrupted. Nothing was changed."
+    return "\ntreeopt: interrupted. No result was changed."
 
 
 def _refused(error: OSError) -> str:

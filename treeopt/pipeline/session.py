@@ -59,8 +59,8 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
 
     Whether to trust a model's own code is asked anew every time.
     """
-    source = located_source(source)
     earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
+    source = located_source(source, earlier.get("model", demo.NAME))
     if source.get("model", earlier.get("model")) != earlier.get("model"):
         return source
     kinds = {"model": str, **get_type_hints(ModelOptions)}
@@ -81,9 +81,12 @@ def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
     return {**known, **source}
 
 
-def located_source(source: dict[str, Any]) -> dict[str, Any]:
-    """The options with whole paths, so that later commands find the same files wherever they are started."""
-    is_demo = source.get("model", demo.NAME) == demo.NAME
+def located_source(source: dict[str, Any], model: str = demo.NAME) -> dict[str, Any]:
+    """The options with whole paths, so that later commands find the same files wherever they are started.
+
+    model : the target where the options do not name one
+    """
+    is_demo = source.get("model", model) == demo.NAME
     reserved = {demo.NAME, "ngram", "trace", *(demo.DRAFTERS if is_demo else ())}
     paths = {
         name: source[name] for name in ("model", "drafter", "prompts") if source.get(name) not in (None, *reserved)
