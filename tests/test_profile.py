@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.latency.rounds import drift, margin_of_error, timings
+from treeopt.latency.rounds import drift, margin_of_error, timed_trees, timings
 from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -95,7 +95,42 @@ def test_time_ends_it_after_three_rounds_at_least(measured):
     rounds, *_ = measured(lambda clock, tree: 1e-3 * wild.pop(), time_limit_s=0.0)
     assert len(rounds) == 3
     rounds, *_ = measured(lambda clock, tree: 1e-3 * wild.pop(), time_limit_s=7.5)
-    assert len(rounds) == 8
+    assert len(rounds) == 7  # another one would end after 8 s
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "sizes", "steps"),
+    [(1e4, 20, 10), (410.0, 20, 5), (200.0, 20, 2), (100.0, 8, 2), (40.0, 2, 2), (0.0, 2, 2)],
+)
+def test_a_time_limit_is_kept_or_what_does_not_fit_is_said_before(limit_s, sizes, steps, target, heads, monkeypatch):
+    """A step takes a second on a made clock, more with more rows; of 20 trees those far apart stay."""
+    now = [0.0]
+
+    def step(decoder, tree):
+        now[0] += 1.0 if tree is None else 1 + len(tree) / 100
+        return (1.0 if tree is None else 1 + len(tree) / 100), np.zeros(1)
+
+    monkeypatch.setattr(timing.Supply, "refill", lambda supply: None)
+    monkeypatch.setattr(timing, "timed_step", step)
+    monkeypatch.setattr(timing, "step_parts", lambda decoder, tree: step(decoder, tree) and {"target": 1.0})
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    trees = [Tree.from_choices([[i] for i in range(1 + n)]) for n in range(20)]
+    said = []
+    rounds = measure_steps(
+        Setup(target, heads, NEVER),
+        [[1, 2]],
+        trees,
+        batch_size=1,
+        time_limit_s=limit_s,
+        precision=1e-9 if limit_s < 1e4 else 0.02,
+        progress=said.append,
+    )
+    planned = said[0]
+    kept = timed_trees(rounds, trees)
+    assert (len(kept), sum(planned.visit)) == (sizes, steps)
+    assert {len(tree) for tree in kept} >= {2, 21}
+    assert len(rounds) >= 3
+    assert now[0] <= 1.2 * max(limit_s, rounds[0]["warm_up_s"] + planned.least_s)
 
 
 def test_interruptions_do_not_reach_the_latency_and_stay_in_the_file(measured):
@@ -197,6 +232,7 @@ def run(tmp_path):
 
 
 QUICK = {"time_limit_s": 0.0, "max_new_tokens": 24}
+FIVE = {"time_limit_s": 1e6, "precision": 1e6, "max_new_tokens": 24}  # rounds, the fewest where there is time
 
 
 def settings_of(run):
@@ -279,17 +315,17 @@ def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatc
 
     monkeypatch.setattr(Journal, "append", dies)
     with pytest.raises(Killed):
-        pipeline.profile(run, session, batch_sizes=(1,), budget=16, **QUICK)
+        pipeline.profile(run, session, batch_sizes=(1,), budget=16, **FIVE)
     assert not run.profile.exists()
     kept = {name: (run.partial("profile") / name / "000000.json").read_text() for name in set(written)}
     monkeypatch.setattr(Journal, "append", lambda journal, document: (append(journal, document), written.append("+")))
-    result = pipeline.profile(run, session, batch_sizes=(1,), budget=16, **QUICK)
-    assert written.count("+") == 1  # two of the three rounds were there
+    result = pipeline.profile(run, session, batch_sizes=(1,), budget=16, **FIVE)
+    assert written.count("+") == 3  # two of the five rounds were there
     assert len(kept) == 2
     assert not run.partial("profile").exists()
-    later = [point for point in result.points if min(point.round) == 3]
+    later = [point for point in result.points if min(point.round) == 5]
     assert later
-    assert set(result.autoregressive[0].round) == set(range(6))
+    assert set(result.autoregressive[0].round) == set(range(10))
     first = json.loads(kept["batch-size-1-refined"])["points"][0]["step_ms"]
     assert list(later[0].step_ms[:6]) == first
 

@@ -2,13 +2,15 @@
 
 round  a visit to everything that is compared, in random order; a dictionary, as it stands in the journal:
        {"seconds", "processor_s", "lengths", "points": [{"step_ms", "accepted", "parts_ms"}]}, the plain step's point
-       the last.
+       the last. The first round has also "kept" and "visit", what was planned, and "warm_up_s".
        What somebody else's benchmark timed has "seconds" and "step_ms" alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
 from statistics import median
 from typing import Any
 
@@ -25,17 +27,90 @@ PRECISION = 0.02  # margin of error that is small enough
 
 Round = dict[str, Any]
 
+# Untimed and timed steps each time a point has its turn; fewer where the time is short. The first steps find the caches
+# full of what the step before needed, which is no part of what a step costs where one follows the other.
+VISITS = ((4, 6), (2, 3), (1, 1))
+PLAIN_VISITS = 3  # turns of the plain step per round: every speedup is against it
+LEAST_TREES = 2  # that are timed however short the time
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a time limit has room for.
+
+    kept    : places of the trees that are timed
+    visit   : one of `VISITS`
+    whole_s : what the fewest rounds would take with all trees and the shortest visits
+    least_s : what they take as planned
+    """
+
+    kept: list[int]
+    visit: tuple[int, int]
+    whole_s: float
+    least_s: float
+
+
+def plan_rounds(trees: Sequence[Tree], step_s: Sequence[float], time_limit_s: float) -> Planned:
+    """The longest visits with which the fewest rounds of all trees fit, or else the trees that fit with the shortest.
+
+    step_s : seconds of a step with each tree, and of a plain step
+
+    >>> plan_rounds([Tree.chain(1), Tree.chain(2), Tree.chain(3)], [1.0, 1.0, 1.0, 1.0], 30.0).kept
+    [0, 2]
+    """
+
+    def seconds(kept: Sequence[int], visit: tuple[int, int]) -> float:
+        steps = sum(step_s[i] for i in kept) + PLAIN_VISITS * step_s[len(trees)]
+        return FEWEST_ROUNDS * sum(visit) * steps
+
+    places, shortest = list(range(len(trees))), VISITS[-1]
+    whole_s = seconds(places, shortest)
+    for visit in VISITS:
+        if seconds(places, visit) <= time_limit_s:
+            return Planned(places, visit, whole_s, seconds(places, visit))
+    kept: list[int] = []
+    for i in far_apart(trees):
+        if len(kept) < LEAST_TREES or seconds([*kept, i], shortest) <= time_limit_s:
+            kept.append(i)
+    return Planned(sorted(kept), shortest, whole_s, seconds(kept, shortest))
+
+
+def far_apart(trees: Sequence[Tree]) -> list[int]:
+    """Places of the trees, the largest first, then always the one that is least like those before it.
+
+    >>> far_apart([Tree.chain(1), Tree.chain(2), Tree.chain(7)])
+    [2, 0, 1]
+    """
+    left = sorted(range(len(trees)), key=lambda i: (len(trees[i]), trees[i].depth))
+    order = [left.pop()] if left else []
+
+    def apart(i: int, j: int) -> float:
+        one, other = trees[i], trees[j]
+        return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4
+
+    while left:
+        order.append(max(left, key=lambda i: min(apart(i, j) for j in order)))
+        left.remove(order[-1])
+    return order
+
+
+def timed_trees(rounds: Sequence[Round], trees: Sequence[Tree]) -> list[Tree]:
+    """The trees that the points of the rounds are of."""
+    kept = rounds[0].get("kept") if rounds else None
+    return list(trees) if kept is None else [trees[i] for i in kept]
+
 
 def is_enough(
     rounds: Sequence[Round], trees: Sequence[Tree], batch_size: int, *, time_limit_s: float, precision: float
 ) -> bool:
-    """Whether the rounds used up the time, or every latency is known to ``precision``.
+    """Whether the time has no room for another round, or every latency is known to ``precision``.
 
     The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
     """
     if len(rounds) < FEWEST_ROUNDS:
         return False
-    if sum(round_["seconds"] for round_ in rounds) > time_limit_s:
+    seconds = sum(round_["seconds"] for round_ in rounds)
+    if seconds + seconds / len(rounds) > time_limit_s:
         return True
     if len(rounds) < FEWEST_SAMPLES:
         return False

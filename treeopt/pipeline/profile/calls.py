@@ -28,10 +28,10 @@ from treeopt.files import storage
 from treeopt.files.journal import Journal
 from treeopt.files.rows import Amount, checked
 from treeopt.files.shell import command_line
-from treeopt.latency.rounds import Round, is_enough
+from treeopt.latency.rounds import FEWEST_ROUNDS, Round, is_enough
 from treeopt.pipeline.profile.placement import Wanted
 from treeopt.pipeline.profile.table import ms_of_speed
-from treeopt.report.terminal import progress
+from treeopt.report.terminal import note, progress
 from treeopt.trees.tree import Tree
 
 PLACES = ("size", "batch_size", "depth", "context", "tree")
@@ -107,6 +107,12 @@ class Calls:
                     rounds, self.trees, self.batch_size, time_limit_s=time_limit_s, precision=precision
                 ):
                     return rounds
+                if len(calls) == count and (least_s := FEWEST_ROUNDS * rounds[0]["seconds"]) > time_limit_s:
+                    note(
+                        f"Each of {FEWEST_ROUNDS} rounds takes about {rounds[0]['seconds']:.0f} s at batch size "
+                        f"{self.batch_size}: {least_s:.0f} s, more than the {max(time_limit_s, 0):.0f} s that --time-limit "
+                        "leaves. Fewer --sizes take less."
+                    )
                 started = time.perf_counter()
                 step_ms = self.call(self._order(len(calls) // count)[len(calls) % count])
                 calls.append({"step_ms": step_ms, "seconds": time.perf_counter() - started})

@@ -14,6 +14,7 @@ which is recorded all the same, reach it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ import numpy as np
 
 from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.rounds import Round, drifts, processor_share, timings
+from treeopt.latency.rounds import Planned, Round, drifts, processor_share, timed_trees, timings
 from treeopt.pipeline.profile.outcome import finish
 from treeopt.pipeline.profile.placement import Wanted, check_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.pipeline.threads import settle_threads
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 STAGE_ONE = 0.75  # share of the time limit
+LEAST_STEPS = 40  # that the second stage of a setting takes
+SPARE = 1.2  # times the limit that is kept without a word
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
 
@@ -107,7 +110,13 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        return float(sum(round_["seconds"] for _, rounds in self.stages for round_ in rounds))
+        rounds = [round_ for _, rounds in self.stages for round_ in rounds]
+        return float(sum(round_["seconds"] + round_.get("warm_up_s", 0.0) for round_ in rounds))
+
+    @property
+    def mean_step_s(self) -> float:
+        rounds = [round_ for _, rounds in self.stages for round_ in rounds]
+        return float(sum(round_["seconds"] for round_ in rounds) / sum(len(round_["lengths"]) for round_ in rounds))
 
     def timings(self) -> tuple[list[StepTiming], StepTiming]:
         """All trees' timings, and the plain one over the rounds of all stages."""
@@ -166,7 +175,7 @@ class Stages:
             given = bool(self.wanted.sizes)
             trees = timing_trees(self.families, self.wanted.sizes_at(batch_size), given=given)
             measured = Measured(batch_size, context)
-            measured.stages.append((trees, self._rounds(measured, trees, limit_s)))
+            measured.stages.append(self._rounds(measured, trees, limit_s))
             self.found[batch_size, context] = measured
 
     def second(self, source: Source) -> None:
@@ -175,15 +184,19 @@ class Stages:
         if answers is not None and answers.clusters.max() < 1:  # one conversation: nothing to hold out
             record = source.calibration or record
         waiting: list[tuple[Measured, list[Tree]]] = []
+        started = time.perf_counter()
         for context in dict.fromkeys(measured.context for measured in self.found.values()):
             here = [measured for measured in self.found.values() if measured.context == context]
             with progress("Planning", None):
                 entries = self._planned(here, record)
             waiting += [(measured, self._rivals(entries[measured.batch_size], measured.trees)) for measured in here]
-        waiting = [(measured, trees) for measured, trees in waiting if trees]
+        waiting, planned_s = [(measured, trees) for measured, trees in waiting if trees], time.perf_counter() - started
         for i, (measured, trees) in enumerate(waiting):
-            share_s = (self.wanted.time_limit_s - self._seconds()) / (len(waiting) - i)
-            measured.stages.append((trees, self._rounds(measured, trees, share_s, stage="-refined")))
+            share_s = (self.wanted.time_limit_s - planned_s - self._seconds()) / (len(waiting) - i)
+            if share_s < LEAST_STEPS * measured.mean_step_s:
+                note(f"No time is left to time the plan's own candidates at batch size {measured.batch_size}.")
+                continue
+            measured.stages.append(self._rounds(measured, trees, share_s, stage="-refined"))
 
     def _planned(self, found: Sequence[Measured], record: Accuracies) -> dict[int, PlanEntry]:
         """Batch size to the entry of a quick plan on what was measured."""
@@ -203,8 +216,10 @@ class Stages:
     def _seconds(self) -> float:
         return sum(measured.seconds for measured in self.found.values())
 
-    def _rounds(self, at: Measured, trees: list[Tree], limit_s: float, stage: str = "") -> list[Round]:
-        """The rounds of one setting and stage, through its journal."""
+    def _rounds(
+        self, at: Measured, trees: list[Tree], limit_s: float, stage: str = ""
+    ) -> tuple[list[Tree], list[Round]]:
+        """The rounds of one setting and stage, through its journal, and the trees that there was time for."""
         from treeopt.runtime.measure.steps import measure_steps, rows_at
 
         session = self.session
@@ -229,7 +244,14 @@ class Stages:
         journal = Journal(self.run.partial("profile") / f"batch-size-{at.batch_size}{held}{stage}", known)
         title = f"Timing {len(trees)} trees, batch size {at.batch_size}" + held.replace("-", " ")
         with progress(title, max(limit_s, 0.0)) as advance:
-            return measure_steps(
+
+            def heard(event: Planned | Round) -> None:
+                if isinstance(event, Planned):
+                    _say_planned(at, trees, limit_s, event)
+                else:
+                    advance(event["seconds"])
+
+            rounds = measure_steps(
                 setup,
                 prompts,
                 trees,
@@ -237,8 +259,24 @@ class Stages:
                 time_limit_s=limit_s,
                 precision=self.wanted.precision,
                 journal=journal,
-                progress=advance,
+                progress=heard,
             )
+        return timed_trees(rounds, trees), rounds
+
+
+def _say_planned(at: Measured, trees: Sequence[Tree], limit_s: float, planned: Planned) -> None:
+    """Before the first round: what the time limit has no room for."""
+    where = f"batch size {at.batch_size}" + ("" if at.context is None else f", context {at.context}")
+    if len(planned.kept) < len(trees):
+        kept = sorted({len(trees[i]) for i in planned.kept})
+        note(
+            f"Timing all {len(trees)} trees at {where} would take about {planned.whole_s:.0f} s, of which --time-limit "
+            f"leaves {max(limit_s, 0):.0f} s. Timed are {len(kept)} sizes: {', '.join(map(str, kept))}."
+        )
+    if planned.least_s > SPARE * limit_s:
+        note(
+            f"The least that can be timed at {where} takes about {planned.least_s:.0f} s, more than the time limit leaves."
+        )
 
 
 def _acceptance(session: Session, source: Source | None) -> Acceptance:

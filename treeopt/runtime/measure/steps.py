@@ -21,16 +21,13 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
-from treeopt.latency.rounds import PRECISION, Round, is_enough
+from treeopt.latency.rounds import PLAIN_VISITS, PRECISION, VISITS, Planned, Round, is_enough, plan_rounds, timed_trees
 from treeopt.runtime.decode import Decoder, Setup, synchronize
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
-# Steps each time a point has its turn. The first ones find the caches full of what the step before needed,
-# which is no part of what a step costs where one follows the other; the last of them is timed by its parts.
-UNTIMED_STEPS, TIMED_STEPS = 4, 6
-PLAIN_VISITS = 3  # turns of the plain step per round: every speedup is against it
+LONG_STEP_S = 0.5  # a first step that takes so long is not taken twice
 SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
 
 
@@ -61,50 +58,79 @@ def measure_steps(
     time_limit_s: float,
     precision: float = PRECISION,
     journal: Journal | None = None,
-    progress: Callable[[float], None] = lambda seconds: None,
+    progress: Callable[[Planned | Round], None] = lambda event: None,
 ) -> list[Round]:
     """Time steps with each tree, and plain ones, at one batch size, round by round.
 
     Rounds go on until every latency is known to ``precision`` (at least five), or until the time limit (at least
-    three). Those of the journal come first, and every new one goes there; ``progress`` is called with the seconds
-    of each. Raises InvalidInput where no answer is longer than its first token.
+    three). Where these would take longer, trees are left out: the rounds are of their `timed_trees`. Rounds of the
+    journal come first, and every new one goes there; ``progress`` is called with what is planned, before the first
+    round, and with every round. Raises InvalidInput where no answer is longer than its first token.
     """
     decoder = Decoder.for_prompts(setup, prompts, trees, batch_size=batch_size)
     decoder.start([])
     supply = Supply(decoder, prompts)
     rounds = journal.documents() if journal else []
     for round_ in rounds:
-        progress(round_["seconds"])
+        progress(round_)
+    first: dict[str, Any] = rounds[0] if rounds else {}
     is_warm = False
-    while not is_enough(rounds, trees, batch_size, time_limit_s=time_limit_s, precision=precision):
+    while not is_enough(
+        rounds,
+        timed_trees(rounds, trees),
+        batch_size,
+        time_limit_s=time_limit_s - first.get("warm_up_s", 0.0),
+        precision=precision,
+    ):
         if not is_warm:
-            for tree in (*trees, None):
-                supply.refill()
-                timed_step(decoder, tree)
+            started, step_s = time.perf_counter(), first_steps(supply, trees)
             is_warm = True
-        rounds.append(one_round(supply, trees, np.random.default_rng([0, len(rounds)])))
+        if not rounds:
+            warm_up_s = time.perf_counter() - started
+            planned = plan_rounds(trees, step_s, time_limit_s - warm_up_s)
+            progress(planned)
+            first = {"kept": planned.kept, "visit": planned.visit, "warm_up_s": warm_up_s}
+        kept = [trees[i] for i in first.get("kept", range(len(trees)))]
+        found = one_round(supply, kept, np.random.default_rng([0, len(rounds)]), first.get("visit", VISITS[0]))
+        rounds.append(found if rounds else {**first, **found})
         if journal:
             journal.append(rounds[-1])
-        progress(rounds[-1]["seconds"])
+        progress(rounds[-1])
     return rounds
 
 
-def one_round(supply: Supply, trees: Sequence[Tree], rng: np.random.Generator) -> Round:
-    """Visit every tree, and plain decoding `PLAIN_VISITS` times, in random order; all rows are live in every step."""
-    decoder = supply.decoder
+def first_steps(supply: Supply, trees: Sequence[Tree]) -> list[float]:
+    """Seconds of a step with each tree, and of a plain one; of two, since the first finds nothing warm."""
+    found = []
+    for tree in (*trees, None):
+        supply.refill()
+        seconds = timed_step(supply.decoder, tree)[0]
+        if seconds < LONG_STEP_S or supply.decoder.target.compiled:
+            supply.refill()
+            seconds = min(seconds, timed_step(supply.decoder, tree)[0])
+        found.append(seconds)
+    return found
+
+
+def one_round(supply: Supply, trees: Sequence[Tree], rng: np.random.Generator, visit: Sequence[int]) -> Round:
+    """Visit every tree, and plain decoding `PLAIN_VISITS` times, in random order; all rows are live in every step.
+
+    visit : untimed steps, of which the last is timed by its parts, and timed ones
+    """
+    decoder, (untimed, timed) = supply.decoder, visit
     points: list[dict[str, Any]] = [{"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)]
     lengths, started, worked = [], time.perf_counter(), time.process_time()
     for i in rng.permutation([*range(len(trees)), *[len(trees)] * PLAIN_VISITS]).tolist():
         tree, point = trees[i] if i < len(trees) else None, points[i]
-        for n in range(UNTIMED_STEPS + TIMED_STEPS):
+        for n in range(untimed + timed):
             supply.refill()
             lengths.append(sum(decoder.cache.lengths) // decoder.batch_size)
-            if n == UNTIMED_STEPS - 1:
+            if n == untimed - 1:
                 for part, ms in step_parts(decoder, tree).items():
                     point["parts_ms"].setdefault(part, []).append(round(ms, 5))
                 continue
             seconds, accepted = timed_step(decoder, tree)
-            if n >= UNTIMED_STEPS:
+            if n >= untimed:
                 point["step_ms"].append(round(1e3 * seconds, 5))
                 point["accepted"].append(float(accepted.mean()))
     return {
