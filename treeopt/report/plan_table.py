@@ -61,11 +61,11 @@ def plan_row(e: PlanEntry) -> tuple[str, ...]:
     )
 
 
-def certainty(entry: PlanEntry) -> str:
-    """Which sizes are as good as the chosen one, and what it would take to tell; empty where nothing is known."""
+def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
+    """Which sizes are as good as the chosen one; empty where nothing is known. The ``hint`` is what would tell them apart."""
     if entry.runner_up is None or entry.interval95 is None or entry.interval95.tokens_per_step is None:
         return ""
-    said = f"Batch size {entry.batch_size}: {_ties(entry.size, entry.tied_sizes, entry.runner_up)}"
+    said = f"Batch size {entry.batch_size}: {_ties(entry.size, entry.tied_sizes, entry.runner_up, hint=hint)}"
     verified = entry.verified
     if verified and verified.afresh.speedup:
         said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
@@ -73,17 +73,17 @@ def certainty(entry: PlanEntry) -> str:
     return said + "."
 
 
-def _ties(size: int, tied: list[int], runner: RunnerUp) -> str:
+def _ties(size: int, tied: list[int], runner: RunnerUp, *, hint: bool = True) -> str:
     """Which sizes are tied with the chosen one, and how far the next best is behind."""
     others = [one for one in tied if one != size]
     said = f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
     ahead, error = 100 * runner.behind, 100 * runner.behind_stderr
     which = "behind" if ahead >= 0 else "ahead"
     said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
-    if others and runner.prompts_to_separate:
-        said += f", which some {runner.prompts_to_separate:,} prompts would settle, latencies aside"
-    elif others:
-        said += ", which more prompts would not settle; a longer profile may"
+    if others and hint and runner.prompts_to_separate:
+        said += f". About {runner.prompts_to_separate:,} prompts would tell them apart if latencies were exact"
+    elif others and hint:
+        said += ". More prompts would not tell them apart, but a longer profile may"
     return said
 
 
