@@ -64,7 +64,7 @@ def kill_and_continue(folder, number, after_blocks, rng):
     """Kill a calibration some time after it wrote a block; what it said."""
     process = start(folder, *CALIBRATE)
     partial = folder / "treeopt-run" / "calibrate.partial"
-    while process.poll() is None and len(list(partial.glob("0*.npz"))) < after_blocks:
+    while process.poll() is None and len(list(partial.glob("0*.sha256"))) < after_blocks:
         time.sleep(0.02)
     time.sleep(rng.uniform(0, 0.1))
     process.send_signal(number)
