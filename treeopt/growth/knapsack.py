@@ -1,6 +1,6 @@
 """The best tree of every size within a shape, exactly, where nodes have values that only add up.
 
-A shape ties nodes to others: a node of rank 2 needs its siblings of rank 0 and 1, likely or not, and
+A shape makes nodes depend on others: a node of rank 2 needs its siblings of rank 0 and 1, even unlikely ones, and
 the best trees of two sizes need not be nested. They are found by a knapsack over the subtrees, in which
 a node's children are a row of which the first few are taken, as Sequoia's dynamic program has it.
 

@@ -129,7 +129,7 @@ def _profile_warnings(
     warnings = []
     if costs.below_plain:
         warnings.append(
-            "Some trees were timed faster than a plain step. That is noise, so the plan takes them to cost as much as one."
+            "Some trees were timed faster than a plain step. That is noise, so the plan takes them to cost as much as a plain step."
         )
     most = max(len(held_out.family) for held_out in families)
     largest, deepest = costs.reach

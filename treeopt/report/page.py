@@ -33,7 +33,7 @@ from treeopt.report.bench_table import about_rule, group_rows, has_one_text, tex
 from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, pictures, to_svg
 from treeopt.report.figures.registry import Inputs
-from treeopt.report.plan_table import certainty, plan_row
+from treeopt.report.plan_table import certainty, mixture, plan_rows, price, schedule
 from treeopt.report.verdict import measured_doubts, measured_ties, predicted_doubts, speedup_over
 from treeopt.report.wording import count, pm
 from treeopt.trees.tree import Choice
@@ -124,7 +124,8 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
     drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
     page = render(
         plan=plan,
-        plan_rows=map(plan_row, plan.entries),
+        plan_rows=plan_rows(plan),
+        about_plan=[said for said in (mixture(plan), price(plan), schedule(plan)) if said],
         sections=sections,
         origin=origin,
         stale=list(stale := _stale(run, origins.notes)),

@@ -1,4 +1,4 @@
-"""Lossless sampling: the target samples with noise that belongs to a place in a text, and guesses must match it.
+"""Lossless sampling: the noise is fixed for each position of a text, and a guess is accepted if it is the sampled token.
 
 The noise is a function of seed, sequence, position and token alone, and the token is the argmax of log-probability
 plus Gumbel noise (the Gumbel-max trick), which is a draw from the softmax. So the text is the same for every
