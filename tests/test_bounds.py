@@ -35,7 +35,10 @@ def archive(path, members: dict[str, bytes], method=zipfile.ZIP_DEFLATED):
     return path
 
 
-SMALL = {"ranks.npy": member("(1, 1)", zeros=8), "starts.npy": member("(2,)", zeros=8) + (1).to_bytes(8, "little")}
+SMALL = {
+    "ranks.npy": member("(2, 1)", zeros=8) + (-2).to_bytes(8, "little", signed=True),
+    "starts.npy": member("(2,)", zeros=8) + (2).to_bytes(8, "little"),
+}
 NPZ = {
     "zeros that unpack to a gigabyte": {**SMALL, "ranks.npy": member(f"({2**27}, 1)", zeros=2**20)},
     "a header that says a petabyte": {**SMALL, "ranks.npy": member(f"({2**47}, 1)")},

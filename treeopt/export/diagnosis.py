@@ -6,7 +6,6 @@ whose parents are added. A parent that is missing beside others that are there h
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.export import eagle1, hydra, modelopt, tensorrt_llm, triton
 from treeopt.export.buffers import decoded, in_order, medusa_buffers
 from treeopt.export.reading import Choices, check_chars, in_braces, read_choices
-from treeopt.files.bounds import loads
+from treeopt.files.bounds import loads, parse_literal
 from treeopt.trees.tree import Choice, Tree, check_size
 
 UNREADABLE = "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
@@ -135,8 +134,8 @@ def _braces(value: str, argument: bool) -> tuple[Choices, tuple[str, ...], tuple
         value = value.partition("_choices:")[2].replace("\\,", ",")
     if value.lstrip().startswith("["):
         try:
-            choices = list(ast.literal_eval(value.strip()))
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            choices = list(parse_literal(value))
+        except (ValueError, TypeError):
             raise InvalidInput(UNREADABLE) from None
     else:
         pieces = re.findall(r"\{([^{}]*)", value)

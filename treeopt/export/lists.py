@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from treeopt.errors import InvalidInput
+from treeopt.files.bounds import parse_python
 from treeopt.trees.tree import Tree
 
 
@@ -22,10 +23,10 @@ def the_list(text: str) -> list[Any]:
             ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else "": ast.literal_eval(
                 statement.value
             )
-            for statement in ast.parse(text).body
+            for statement in parse_python(text).body
             if isinstance(statement, ast.Assign | ast.Expr) and isinstance(statement.value, ast.List)
         }
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+    except (ValueError, TypeError, MemoryError, RecursionError):
         found = {}
     if len(found) > 1:
         raise InvalidInput(f"it must hold one list of choices, but it has {', '.join(found)}: keep one of them.")

@@ -6,14 +6,13 @@ flag, Triton's braces, Neuron's lists of children, vLLM's string of tuples, and 
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.export.lists import the_list
-from treeopt.files.bounds import loads, parse_yaml
+from treeopt.files.bounds import loads, parse_literal, parse_yaml
 from treeopt.trees.tree import Tree, check_size
 
 MOST_CHARS = 2**20  # of a tree's file
@@ -124,8 +123,8 @@ def _python(text: str) -> Choices | None:
 
 def _literal(text: str) -> Choices | None:
     try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        found = parse_literal(text)
+    except ValueError:
         return None
     return list(found) if isinstance(found, list | tuple) else None
 

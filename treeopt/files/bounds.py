@@ -6,10 +6,12 @@ What lies beyond is refused in a sentence. The bounds stand here, and in docs/fo
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 import struct
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -88,6 +90,25 @@ def parse_yaml(text: str) -> Any:
                 raise ValueError(f"YAML may be {MOST_NESTED} deep and must have no aliases")
         return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, RecursionError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
+def parse_python(text: str) -> ast.Module:
+    """Python's text as a tree, of which nothing is run; ValueError where it is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's remarks on somebody else's file
+            return ast.parse(text)
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def parse_literal(text: str) -> Any:
+    """A literal of Python; ValueError where it is none."""
+    try:
+        (statement,) = parse_python(text.strip()).body
+        return ast.literal_eval(statement.value if isinstance(statement, ast.Expr) else text)
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 

@@ -10,7 +10,6 @@ have means only. Of drafts of one token a mean is all there is to know, so those
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
+from treeopt.files.bounds import parse_literal
 from treeopt.files.storage import typed
 from treeopt.importing.exposition import Counters, counters_among, is_exposition
 from treeopt.importing.files import File, Found
@@ -114,6 +114,6 @@ def _iterations(content: Any) -> Iterator[dict[str, Any]]:
 def _literal(line: str) -> Any:
     """A line as a literal; None where it is none, or too long to be an iteration's. Nothing in it is run."""
     try:
-        return ast.literal_eval(line.strip()) if len(line) < MOST_LINE_CHARS and STATS in line else None
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return parse_literal(line) if len(line) < MOST_LINE_CHARS and STATS in line else None
+    except ValueError:
         return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treeopt.errors import InvalidInput
 from treeopt.files import storage
+from treeopt.files.bounds import loads
 from treeopt.files.writing import discard
 from treeopt.report.terminal import note, progress
 
@@ -126,7 +127,11 @@ class TrainingJob:
         The last step of the run: its checkpoint is deleted when all is written.
         """
         storage.write_json(self.work / "training.json", "training", record)
-        log = [json.loads(line) for line in storage.read_text(self.work / "log.jsonl").splitlines()]
+        file = self.work / "log.jsonl"
+        try:
+            log = [loads(line) for line in storage.read_text(file).splitlines()]
+        except ValueError as error:
+            raise InvalidInput(f"The heads are whole, but {file} cannot be read: {error}.") from None
         if said := by_heart(log, record["held_out"]["after"]):
             note(said)
         if log:

@@ -20,6 +20,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.journal import Journal
 from treeopt.runtime.checkpoints.save import write_tensors
+from treeopt.runtime.folder import reason_of
 
 STATE = "state.json"
 DIGESTS = ("texts", "weights")  # keys whose values say nothing to a reader
@@ -47,6 +48,7 @@ class Checkpoints:
         if not (self.folder / STATE).exists():
             return
         known, wanted = storage.load_json(self.folder / "key.json"), json.loads(storage.to_json(self.key))
+        known = known if isinstance(known, dict) else {}
         other = [name for name in wanted if known.get(name) != wanted[name]]
         if other:
             said = [
@@ -91,14 +93,16 @@ class Checkpoints:
         try:
             stored = load_file(self.folder / f"{name}.safetensors")
             state = torch.load(self.folder / f"{name}.optimiser", weights_only=True, map_location="cpu")
-        except OSError as error:
-            raise InvalidInput(f"{self.folder} cannot be continued: {error}. Delete it to begin anew.") from None
-        missing, strange = module.load_state_dict(stored, strict=False)
-        assert not strange, "a checkpoint of the same key has the same tensors"
-        assert not set(missing) & weights(module).keys(), "a checkpoint holds all that is trained"
-        optimiser.load_state_dict(state["optimiser"])
-        if scaler is not None:
-            scaler.load_state_dict(state["scaler"])
+            missing, strange = module.load_state_dict(stored, strict=False)
+            if strange or set(missing) & weights(module).keys():
+                raise ValueError(f"{name}.safetensors must have all that is trained, and nothing else")
+            optimiser.load_state_dict(state["optimiser"])
+            if scaler is not None:
+                scaler.load_state_dict(state["scaler"])
+        except Exception as error:  # safetensors and torch raise anything at damaged files
+            raise InvalidInput(
+                f"{self.folder} cannot be continued: {reason_of(error)}. Delete it to begin anew."
+            ) from None
         return position
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files.storage import read_text
 from treeopt.files.writing import append_line, write_text
 from treeopt.runtime.decode import synchronize
 from treeopt.runtime.memory import is_out_of_memory
@@ -93,7 +94,7 @@ class Loop:
         self.accelerator.wait_for_everyone()
         self.position = self.checkpoints.load(self.trainee, self.optimiser, self.accelerator.scaler)
         if self.accelerator.is_main_process:
-            lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+            lines = read_text(self.log).splitlines() if self.log.exists() else []
             write_text(self.log, "".join(f"{line}\n" for line in lines[: self.position.step]))
         return self.position
 
