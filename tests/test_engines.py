@@ -154,7 +154,8 @@ def test_list_engines_as_json_has_all_fields():
 def test_list_takes_its_topics_and_no_other():
     summary = json.loads(listed("--json"))
     for topic in summary.keys() - {"engines"}:
-        assert [line.split()[0] for line in listed(topic).splitlines()] == summary[topic]
+        named = [line.split()[0] for line in listed(topic).splitlines() if not line.startswith(" ")]
+        assert named == summary[topic]
     result = CliRunner().invoke(cli, ["list", "engine"])
     assert result.exit_code == 2
     assert "must be one of calibrations, profiles, trees, drafters, engines, acceptance" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import click
@@ -60,15 +61,24 @@ def list_(topic: str | None, name: str | None, as_json: bool) -> None:
         known = f"must be one of {', '.join(ENGINES)}" if topic == "engines" else "goes with engines alone"
         raise click.BadParameter(f"{known}, but got {name!r}.", param_hint="NAME")
     if topic is None:
-        show_result(found, "\n".join(f"{k}: {', '.join(v) or 'none'}" for k, v in found.items()), as_json)
+        show_result(found, _lines({topic: ", ".join(names) or "none" for topic, names in found.items()}), as_json)
     elif topic == "engines":
         _show_engines(ENGINES if name is None else {name: ENGINES[name]}, name is not None, as_json)
     elif topic in found:
         said = {"drafters": DRAFTERS, "acceptance": MEANINGS}.get(topic, {})
-        lines = [f"{name:<12}{said[name]}" if said else name for name in found[topic]]
-        show_result({topic: found[topic]}, "\n".join(lines), as_json)
+        table = _lines({name: said[name] for name in found[topic]}) if said else "\n".join(found[topic])
+        show_result({topic: found[topic]}, table, as_json)
     else:
         raise click.BadParameter(f"must be one of {', '.join(found)}, but got {topic!r}.", param_hint="TOPIC")
+
+
+def _lines(said: Mapping[str, str]) -> str:
+    """Names and what is said of each, within the width of the terminal."""
+    width, indent = click.get_current_context().make_formatter().width, max(map(len, said)) + 2
+    return "\n".join(
+        fill(text, width, initial_indent=name.ljust(indent), subsequent_indent=" " * indent, break_on_hyphens=False)
+        for name, text in said.items()
+    )
 
 
 def _show_engines(engines: Mapping[str, Engine], in_full: bool, as_json: bool) -> None:

@@ -41,7 +41,8 @@ def bench_table(bench: Benchmark) -> RenderableType:
     """What the benchmark comes to, then predicted, replayed and measured, contender by contender."""
     columns = ("contender", "rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured")
     last = ("same\ntext",) if has_one_text(bench.acceptance) else ()
-    table = grid(bench_title(bench), (*columns, "\ntokens/s", "speedup\n[95 % interval]", *last), left=1)
+    columns = (*columns, "\ntokens/s", "speedup\n[95 % interval]", *last)
+    table = grid(bench_title(bench), columns, left=1, spare=columns[2:4])
     for c, (name, rows, product, joint, _, *others) in zip(bench.contenders, contender_rows(bench), strict=True):
         predicted = " / ".join((product, joint, pm(c.predicted.replayed, None))).replace("– / – / –", "–")
         table.add_row(name, rows, predicted, *others, style="bold green" if c.name == "chosen" else None)

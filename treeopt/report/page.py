@@ -115,7 +115,7 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         pass  # what the plan was made from is not at hand
     if run.profile.exists():
         origins.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
-    unsaid = ("schema", "entries", "schedule", "inputs", "provenance", "constraint")
+    unsaid = ("schema", "entries", "schedule", "inputs", "provenance", "constraint", "total", "error_between")
     searched = {key: value for key, value in plan.document().items() if key not in unsaid}
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
     origins.add(run.plan, about, **searched, search_limits=plan.document()["constraint"])
@@ -230,7 +230,7 @@ def _answers(answers: Mapping[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key.replace('_', ' ')} {_text(v)}" for key, v in value.items() if v is not None)
+        return ", ".join(f"{str(key).replace('_', ' ')} {_text(v)}" for key, v in value.items() if v is not None)
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     if isinstance(value, bool):
