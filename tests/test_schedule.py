@@ -27,7 +27,10 @@ from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.page import write_report
 from treeopt.report.plan_table import certainty, mixture, plan_rows, plan_table, price, schedule, written_for
+from treeopt.report.verdict import doubts
 from treeopt.trees.shapes import Limits
 
 SIZES = (1, 2, 4, 8)
@@ -347,3 +350,26 @@ def test_search_for_an_engine_and_its_export_agree(tmp_path, monkeypatch):
     refused = CliRunner().invoke(cli, ["export", "--to", "tgi"])
     assert refused.exit_code == 1
     assert "kinds medusa, ngram, but this drafter is eagle3" in refused.output
+
+
+def test_the_report_of_a_mix_has_its_totals(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    calibration().save(run.calibration)
+    hardware((1, 8)).save(run.profile)
+    plan = plan_trees(calibration(), hardware((1, 8)), PlanRequest(Limits(16), batch_sizes={1: 1.0, 8: 3.0}))
+    plan.save(run.plan)
+    page = " ".join(write_report(run).read_text(encoding="utf-8").split())
+    assert "One tree for the mix of loads" in page
+    assert "8 (75%)" in page
+    assert f"sharing one costs {plan.total.price:.1%} over the mix" in page
+
+
+def test_what_there_is_against_a_mix_is_of_the_mix():
+    plan = plan_trees(calibration(), hardware((1, 64)), PlanRequest(batch_sizes={1: 0.99, 64: 0.01}))
+    slower = plan[64]
+    assert slower.speedup < 1 < plan.total.speedup
+    assert doubts(plan) == [
+        f"The one tree is predicted to be slower than plain decoding at batch size 64 ({slower.speedup:.2f} times)."
+    ]
+    lost = replace(plan, total=replace(plan.total, speedup=0.9))
+    assert doubts(lost)[0].startswith("Speculation is predicted to lose over the mix (0.90")

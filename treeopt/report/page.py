@@ -125,7 +125,7 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
     page = render(
         plan=plan,
         plan_rows=plan_rows(plan),
-        about_plan=[said for said in (mixture(plan), price(plan), schedule(plan)) if said],
+        about_plan=[said for said in (mixture(plan, hint=False), price(plan), schedule(plan)) if said],
         sections=sections,
         origin=origin,
         stale=list(stale := _stale(run, origins.notes)),

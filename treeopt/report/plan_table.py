@@ -87,7 +87,7 @@ def _ties(size: int, tied: list[int], runner: RunnerUp, *, hint: bool = True) ->
     return said
 
 
-def mixture(plan: Plan) -> str:
+def mixture(plan: Plan, *, hint: bool = True) -> str:
     """What one tree for a mix of loads reaches, and what it costs not to have one for each; empty without a mix."""
     if not plan.mix:
         return ""
@@ -105,7 +105,7 @@ def mixture(plan: Plan) -> str:
         f"{max(total.price, 0):.1%} over the mix ({each})."
     )
     if total.runner_up:
-        said += f" Over the mix {_ties(plan.entries[0].size, total.tied_sizes, total.runner_up)}."
+        said += f" Over the mix {_ties(plan.entries[0].size, total.tied_sizes, total.runner_up, hint=hint)}."
     return said
 
 
