@@ -1,10 +1,14 @@
 """Calibration: conversations turn by turn, given answers, groups; whole conversations stay together."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treeopt.files.writing import discard
 from treeopt.growth.heldout import folds
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
@@ -13,11 +17,13 @@ from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.measure.bench import blocks_of
 from treeopt.runtime.measure.ranks import Prompt, collect_trace, turn_prompts
+from treeopt.runtime.measure.unfinished import Unfinished
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.stop import StopRule
+from treeopt.runtime.target import Target
 from treeopt.trees.shapes import Limits
 
-from .conftest import CONTEXT, asked, random_trace
+from .conftest import CONTEXT, asked, random_trace, tiny_heads, tiny_model
 
 TURNS = [["abc", "de"], ["x"], ["pq", "r", "stu"], ["longer", "k"]]
 
@@ -61,6 +67,91 @@ def test_a_turn_without_room_ends_its_conversation_and_is_listed(target, heads):
     trace = collect_trace(Setup(target, heads, StopRule(frozenset(), 9)), prompts, batch_size=2)
     assert trace.clusters.tolist() == [0, 1, 1]
     assert trace.meta["skipped"] == [{"row": 1, "reason": "the context has no room for turn 2"}]
+
+
+class Killed(Exception):
+    """A process that ends as if by SIGKILL."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_block_that_is_killed_anywhere_goes_on_to_the_same_bytes(dtype, tmp_path, monkeypatch):
+    """Slow answers are kept as they stand; the clock makes a step take 17 seconds, so every other one is kept.
+
+    In bfloat16 the text depends on which rows are decoded together, so all of these are kept.
+    """
+    import treeopt.runtime.measure.unfinished as module
+
+    target = Target(tiny_model(dtype=dtype))
+    drafter = ReadsPrompt(tiny_heads(target))
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    keep = Unfinished.keep
+
+    def collected(die_after, seen):
+        kept = []
+
+        def killed(unfinished, state):
+            keep(unfinished, state)
+            kept.append(state)
+            if len(kept) == die_after:
+                raise Killed
+
+        def is_due(unfinished, is_due=Unfinished.is_due):
+            now[0] += 17.0
+            return is_due(unfinished)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Unfinished, "keep", killed)
+            patch.setattr(Unfinished, "is_due", is_due)
+            trace = collect_trace(
+                Setup(target, drafter, StopRule(target.eos_ids, 9)),
+                conversations(),
+                batch_size=3,
+                progress=seen.append,
+                unfinished=Unfinished(tmp_path / "unfinished", {"block": 0}),
+            )
+        trace.save(tmp_path / "trace.npz")
+        return (tmp_path / "trace.npz").read_bytes(), len(kept)
+
+    seen: list[int] = []
+    whole, n_kept = collected(None, seen)
+    assert sum(seen) == 4
+    assert n_kept > 5
+    discard(tmp_path / "unfinished")
+    for die_after in (1, 4, n_kept):
+        seen.clear()
+        with pytest.raises(Killed):
+            collected(die_after, [])
+        again, rest = collected(None, seen)
+        assert (again, sum(seen)) == (whole, 4)
+        assert rest <= n_kept - die_after + 1
+        discard(tmp_path / "unfinished")
+
+
+def test_a_damaged_state_is_not_gone_on_from(tmp_path):
+    unfinished = Unfinished(tmp_path / "u", {"block": 0})
+    for n in range(2):
+        unfinished.keep({"n": n, "tensor": torch.arange(3)})
+    (file,) = (tmp_path / "u").glob("*.pt")
+    assert Unfinished(tmp_path / "u", {"block": 0}).read()["n"] == 1
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert Unfinished(tmp_path / "u", {"block": 0}).read() is None
+    assert Unfinished(tmp_path / "u", {"block": 1}).read() is None
+    assert not list((tmp_path / "u").glob("*.pt"))  # of another block
+
+
+class ReadsPrompt:
+    """Heads that want the states of prompts too."""
+
+    reads_prompt = True
+
+    def __init__(self, heads):
+        self.heads = heads
+
+    def __getattr__(self, name):
+        return getattr(self.heads, name)
 
 
 @given(limit=st.sampled_from([1, 2, 9]), batch_size=st.integers(1, 4))

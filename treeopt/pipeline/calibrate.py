@@ -137,6 +137,7 @@ def collect(
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
     from treeopt.runtime.measure.ranks import collect_trace
+    from treeopt.runtime.measure.unfinished import Unfinished
     from treeopt.runtime.memory import with_less_memory
 
     if max_new_tokens < 1:
@@ -157,15 +158,23 @@ def collect(
 
         def attempt(rows: int) -> RankTrace:
             prompts = replace(session.prompts, conversations=tuple(blocks[len(done)]))
-            setup, meta = session.setup(max_new_tokens), {"batch_size": rows}
+            key = {**meta, **options, "block": len(done), "rows": rows}
             return collect_trace(
-                setup, prompts, batch_size=rows, top_k=top_k, given=session.given, meta=meta, progress=advance
+                session.setup(max_new_tokens),
+                prompts,
+                batch_size=rows,
+                top_k=top_k,
+                given=session.given,
+                meta={"batch_size": rows},
+                progress=advance,
+                unfinished=Unfinished(folder / "unfinished", key),
             )
 
         while len(done) < len(blocks):
             trace, batch_size = with_less_memory(attempt, batch_size, note)
             trace.save(journal.block(len(done)))
             journal.finish(len(done))
+            discard(folder / "unfinished")
             done.append(trace)
     return join(done, {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]})
 

@@ -158,6 +158,22 @@ class TreeCache(Cache):
             store[:, :, rows, :, :n] = store[:, :, moved, :, :n]
         self.lengths = [self.lengths[old] for old in order]
 
+    def state(self) -> dict[str, Any]:
+        """What the live rows have committed; `resume` takes it."""
+        rows, n = len(self.lengths), max(self.lengths, default=0)
+        stores = {device: store[:, :, :rows, :, :n].clone() for device, store in self._stores.items()}
+        return {"lengths": list(self.lengths), "stores": stores}
+
+    def resume(self, state: dict[str, Any], device: torch.device) -> None:
+        """Go on with the rows of an earlier cache of the same capacity; ``device`` where the layers are on one."""
+        self.lengths = list(state["lengths"])
+        for where, known in state["stores"].items():
+            layers, two, rows, heads, n, width = known.shape
+            shape = (layers, two, self.rows, heads, self.capacity, width)
+            store = torch.zeros(shape, dtype=known.dtype, device=device if where == "all" else where)
+            store[:, :, :rows, :, :n] = known
+            self._stores[where] = store
+
     def clear(self) -> None:
         """Forget all rows; the memory stays."""
         self.lengths.clear()

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,6 +89,17 @@ class Row:
         self.end = self.watch.push(token)
         return self.end is None
 
+    def state(self) -> dict[str, Any]:
+        """A live row as plain values and tensors; `Decoder.resume` takes it."""
+        states = torch.stack([hidden[i] for hidden, i in self.states]) if self.states else None
+        return {
+            "id": self.id,
+            "tokens": list(self.tokens),
+            "accepted": list(self.accepted),
+            "states": states,
+            "prompt_states": self.prompt_states,
+        }
+
 
 class Decoder:
     """Decodes prompts with up to ``batch_size`` live rows; the tree may change from step to step.
@@ -133,6 +145,37 @@ class Decoder:
             self.draft.clear()
         self.waiting, self.live, self.finished, self.emitted = deque(prompts), [], [], 0
 
+    def state(self) -> dict[str, Any]:
+        """All that plain steps to come depend on, as plain values and tensors; `resume` takes it."""
+        assert self.draft is None, "what drafters keep is not in it"
+        return {
+            "waiting": [id_ for id_, _ in self.waiting],
+            "live": [row.state() for row in self.live],
+            "cache": self.cache.state(),
+            "roots": self._roots.clone(),
+            "keys": self._keys.clone(),
+        }
+
+    def resume(self, state: dict[str, Any], prompts: Sequence[Sequence[int]]) -> None:
+        """Go on where another decoder of the same prompts was, to the last bit."""
+        device = self.target.device
+        self.start((id_, prompts[id_]) for id_ in state["waiting"])
+        for known in state["live"]:
+            row = Row(known["id"], prompts[known["id"]], self._watch(prompts[known["id"]]))
+            for token in known["tokens"]:
+                row.emit(token)
+            row.accepted = list(known["accepted"])
+            if known["states"] is not None:
+                states = known["states"].to(device)
+                row.states = [(states, i) for i in range(len(states))]
+            row.prompt_states = None if known["prompt_states"] is None else known["prompt_states"].to(device)
+            self.live.append(row)
+        self.cache.resume(state["cache"], device)
+        self._roots, self._keys = state["roots"].to(device), state["keys"].to(device)
+
+    def _watch(self, prompt: Sequence[int]) -> SequenceEnd:
+        return SequenceEnd(self.stop, self.target.context - len(prompt))
+
     @property
     def is_done(self) -> bool:
         return not self.live and not self.waiting
@@ -168,7 +211,7 @@ class Decoder:
         self._roots = torch.cat([self._roots, roots]) if self.live else roots
         self._keys = torch.cat([self._keys, keys]) if self.live else keys
         for i, (id_, prompt) in enumerate(prompts):
-            self.live.append(Row(id_, prompt, SequenceEnd(self.stop, target.context - len(prompt))))
+            self.live.append(Row(id_, prompt, self._watch(prompt)))
             if self.keep_states:
                 self.live[-1].states.append((last, i))
             if self.keep_prompts:

@@ -22,10 +22,11 @@ from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import Decoder, Row, Setup
 from treeopt.runtime.drafters.protocol import Answer, Drafter
 from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.measure.unfinished import Unfinished
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.ranking import rank_of
-from treeopt.runtime.stop import SequenceEnd
+from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 
 
@@ -38,6 +39,7 @@ def collect_trace(
     given: bool = False,
     meta: dict[str, Any] | None = None,
     progress: Callable[[int], None] = lambda conversations: None,
+    unfinished: Unfinished | None = None,
 ) -> RankTrace:
     """Answer every conversation turn by turn, and record at which rank the drafter had the token that came.
 
@@ -45,20 +47,39 @@ def collect_trace(
 
     top_k : ranks 0...top_k-1 are told apart
     given : read the given answers in one pass of the target each; nothing is generated
+    unfinished : where a state that is not finished is kept while answers are written, and found
 
     A turn that cannot be asked, for one because the context has no room, ends its conversation and is listed
     under meta["skipped"]. ``progress`` is called with the number of conversations that ended.
     """
     assert setup.drafter is not None, "ranks are those of a drafter"
-    counter = RankCounter(setup.drafter, top_k, setup.target if given else None)
+    counter = RankCounter(setup.drafter, top_k, setup.target.device, setup.target if given else None)
     turns = Turns(setup.target, prompts, given)
+    saved: dict[str, Any] = (unfinished.read() if unfinished else None) or {"turns": [], "decoder": None}
+    ended: list[list[Row]] = []  # of every turn, in the order in which they ended
+
+    def done(row: Row) -> None:
+        ended[-1].append(row)
+        counter.add(row)
+        progress(turns.is_last(row))
+
+    def keep(decoder: Decoder) -> None:
+        if unfinished and unfinished.is_due():
+            known = [[counter.state(row) for row in rows] for rows in ended]
+            unfinished.keep({"turns": known, "decoder": decoder.state()})
+
     while turns.waiting:
         asked, answers = turns.next_prompts()
+        n = len(ended)
+        ended.append([counter.resume(known, asked) for known in (saved["turns"][n : n + 1] or [[]])[0]])
+        progress(sum(map(turns.is_last, ended[-1])))
         if given:
-            rows = read_answers(setup, asked, answers, batch_size=batch_size, done=counter.add)
-        else:
-            rows = write_answers(setup, asked, batch_size=batch_size, done=counter.add)
-        progress(turns.take(rows))
+            read_answers(setup, asked, answers, batch_size=batch_size, done=done)
+        elif n + 1 >= len(saved["turns"]):
+            begun = saved["decoder"] if n + 1 == len(saved["turns"]) else None
+            write_answers(setup, asked, batch_size=batch_size, done=done, begun=begun, keep=keep)
+        last = sum(map(turns.is_last, ended[-1]))
+        progress(turns.take(sorted(ended[-1], key=lambda row: row.id)) - last)
     counter.flush()
     rows = [row for answered in turns.answered for row in answered]
     of = [c for c, answered in zip(prompts.conversations, turns.answered, strict=True) for _ in answered]
@@ -110,6 +131,11 @@ class Turns:
                 self.skipped.append({"row": conversation.row, "reason": str(error)})
         return [prompt for prompt, _ in found], [answer for _, answer in found]
 
+    def is_last(self, row: Row) -> bool:
+        """Whether an answer to the last prompts ends its conversation."""
+        i = self._asked[row.id]
+        return 1 + len(self.answered[i]) == self.prompts.conversations[i].num_turns
+
     def take(self, rows: Sequence[Row]) -> int:
         """Take the answers to the last prompts; how many conversations ended with them, or could not be asked."""
         for i, row in zip(self._asked, rows, strict=True):
@@ -158,28 +184,36 @@ def turn_prompts(prompts: PromptSet, trace: RankTrace) -> list[Prompt]:
 
 
 def write_answers(
-    setup: Setup, prompts: Sequence[Sequence[int]], *, batch_size: int, done: Callable[[Row], None]
-) -> list[Row]:
+    setup: Setup,
+    prompts: Sequence[Sequence[int]],
+    *,
+    batch_size: int,
+    done: Callable[[Row], None],
+    begun: dict[str, Any] | None = None,
+    keep: Callable[[Decoder], None] = lambda decoder: None,
+) -> None:
     """Have the target answer by plain decoding; ``done`` takes every row, with its hidden states, when it ends.
 
     The states of the prompts are kept too where the drafter reads them.
+
+    begun : the state of a decoder of these prompts to go on from · keep : is called after every step
     """
     if not prompts:
-        return []
+        return
     decoder = Decoder.for_prompts(replace(setup, drafter=None), prompts, batch_size=batch_size)
     decoder.keep_states = True
     decoder.keep_prompts = setup.drafter is not None and setup.drafter.reads_prompt
     decoder.start(enumerate(prompts))
-    rows: list[Row] = []
+    if begun is not None:
+        decoder.resume(begun, prompts)
     while not decoder.is_done:
         decoder.refill()
         if decoder.live:
             decoder.step()
         for row in decoder.finished:
             done(row)
-        rows += decoder.finished
         decoder.finished.clear()
-    return sorted(rows, key=lambda row: row.id)
+        keep(decoder)
 
 
 @torch.inference_mode()
@@ -224,8 +258,8 @@ class RankCounter:
     target_ranks : (N,)
     """
 
-    def __init__(self, drafter: Drafter, top_k: int, target: Target | None = None) -> None:
-        self.drafter, self.top_k, self.target = drafter, top_k, target
+    def __init__(self, drafter: Drafter, top_k: int, device: torch.device, target: Target | None = None) -> None:
+        self.drafter, self.top_k, self.device, self.target = drafter, top_k, device, target
         self.ranks: dict[int, NDArray[np.int16]] = {}
         self.target_ranks: dict[int, NDArray[np.int16]] = {}
         self._pending: list[tuple[Row, Answer]] = []
@@ -240,6 +274,29 @@ class RankCounter:
         self._pending.append((row, Answer(row.prompt, row.tokens, row.end, hidden)))
         if sum(len(answer.hidden) for _, answer in self._pending) >= states_at_once(self.drafter.vocab_size):
             self.flush()
+
+    def state(self, row: Row) -> dict[str, Any]:
+        """An ended row with what is known of it, as plain values and tensors; `resume` takes it."""
+        ranks = self.ranks.get(id(row))
+        hidden = next((answer.hidden for other, answer in self._pending if other is row), None)
+        return {
+            "id": row.id,
+            "tokens": list(row.tokens),
+            "accepted": list(row.accepted),
+            "end": int(row.end or 0),
+            "ranks": None if ranks is None else torch.from_numpy(ranks),
+            "hidden": hidden,
+        }
+
+    def resume(self, known: dict[str, Any], prompts: Sequence[Sequence[int]]) -> Row:
+        """The row of a state, counted or waiting as it was; called in the order in which rows ended."""
+        end, prompt = End(known["end"]), prompts[known["id"]]
+        row = Row(known["id"], prompt, SequenceEnd(StopRule(frozenset(), 1)), known["tokens"], known["accepted"], end)
+        if known["ranks"] is not None:
+            self.ranks[id(row)] = known["ranks"].numpy()
+        else:
+            self._pending.append((row, Answer(prompt, row.tokens, end, known["hidden"].to(self.device))))
+        return row
 
     def flush(self) -> None:
         """Count the ranks of the rows that are still waiting."""

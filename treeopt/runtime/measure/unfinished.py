@@ -1,0 +1,58 @@
+"""A block of a calibration that is not finished, kept as it stands: every half minute, where blocks take so long.
+
+To the last bit, what follows depends on the cached keys and on which rows are decoded together. All of that is kept, so a
+run that goes on ends in the same bytes as one that was never stopped, whenever it was kept last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from treeopt.files.journal import Journal
+from treeopt.files.storage import atomic_writer
+
+EVERY_S = 30.0  # of work that a killed run loses at most
+SHARE = 0.05  # of the time, that keeping takes at most
+
+
+class Unfinished:
+    """The last state of one block, in a folder of its own; that of any other block is thrown away.
+
+    key : all that the state depends on, as plain JSON
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        self._journal = Journal(folder, key, ".pt")
+        self._last, self._cost = time.monotonic(), 0.0
+
+    def is_due(self) -> bool:
+        """Whether to keep the state now."""
+        return time.monotonic() - self._last >= max(EVERY_S, self._cost / SHARE)
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Write a state of plain values and tensors; the one before goes when it is whole."""
+        began, numbers = time.monotonic(), self._numbers()
+        number = 1 + max(numbers, default=-1)
+        with atomic_writer(self._journal.block(number)) as stream:
+            torch.save(dict(state), stream)
+        self._journal.finish(number)
+        for old in numbers:
+            self._journal.block(old).unlink(missing_ok=True)
+        self._last = time.monotonic()
+        self._cost = self._last - began
+
+    def read(self) -> dict[str, Any] | None:
+        """The last state that is whole; None where there is none."""
+        for number in sorted(self._numbers(), reverse=True):
+            if self._journal.is_finished(number):
+                found: dict[str, Any] = torch.load(self._journal.block(number), map_location="cpu", weights_only=True)
+                return found
+        return None
+
+    def _numbers(self) -> list[int]:
+        return [int(file.stem) for file in self._journal.folder.glob("*.pt") if file.stem.isdecimal()]
