@@ -81,8 +81,14 @@ def collect_trace(
         last = sum(map(turns.is_last, ended[-1]))
         progress(turns.take(sorted(ended[-1], key=lambda row: row.id)) - last)
     counter.flush()
+    known = {"top_k": top_k, "eos_ids": sorted(setup.stop.eos_ids), "max_new_tokens": setup.stop.max_new_tokens}
+    return _trace_of(turns, counter, {**known, **(meta or {})})
+
+
+def _trace_of(turns: Turns, counter: RankCounter, meta: dict[str, Any]) -> RankTrace:
+    """The trace of all answers, conversation by conversation."""
     rows = [row for answered in turns.answered for row in answered]
-    of = [c for c, answered in zip(prompts.conversations, turns.answered, strict=True) for _ in answered]
+    of = [c for c, answered in zip(turns.prompts.conversations, turns.answered, strict=True) for _ in answered]
     groups = list(dict.fromkeys(conversation.group for conversation in of))
     return RankTrace(
         ranks=np.concatenate([counter.ranks[id(row)] for row in rows]),
@@ -92,15 +98,12 @@ def collect_trace(
         end=np.array([row.end for row in rows]),
         group=np.array([groups.index(conversation.group) for conversation in of]),
         cluster=np.repeat(np.arange(len(turns.answered)), [len(answered) for answered in turns.answered]),
-        target_rank=np.concatenate([counter.target_ranks[id(row)] for row in rows]) if given else None,
+        target_rank=np.concatenate([counter.target_ranks[id(row)] for row in rows]) if turns.given else None,
         meta={
-            "top_k": top_k,
-            "eos_ids": sorted(setup.stop.eos_ids),
-            "max_new_tokens": setup.stop.max_new_tokens,
             "prompt_sha256": [conversation.sha256 for conversation in of],
             "group_names": groups,
             "skipped": turns.skipped,
-            **(meta or {}),
+            **meta,
         },
     )
 
