@@ -16,7 +16,7 @@ class InvalidInput(TreeoptError, ValueError):
 
 
 class OutOfRange(TreeoptError, ValueError):
-    """A question that the measurements at hand do not cover."""
+    """A question that the measurements do not cover."""
 
 
 class Unsupported(TreeoptError):

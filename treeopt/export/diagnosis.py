@@ -46,7 +46,7 @@ def diagnose(text: str) -> Diagnosis:
 
     >>> found = diagnose("[[1, 0], [0]]")
     >>> found.tree.choices, found.repaired
-    ([[0], [1], [1, 0]], ('The list has leaves alone: 1 parent was added.',))
+    ([[0], [1], [1, 0]], ('The list has only leaves: 1 parent was added.',))
     """
     choices, repaired, syntax = _meant(text)
     tree, more = repair(choices)
@@ -59,7 +59,7 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
     """The tree that a list means, and what had to be repaired.
 
     >>> repair([(0,), (0,), ()])[1]
-    ('The root was listed, and is left out.', 'Choices that came twice are kept once: [0].')
+    ('The root was listed. It is left out.', 'Choices that came twice are kept once: [0].')
     """
     repaired = []
     for choice in choices:
@@ -70,10 +70,10 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
                 f"Every choice must be a list of ranks 0, 1, ..., but there is {quoted(choice)}{silent}."
             )
     if len({type(choice) for choice in choices}) > 1:
-        repaired.append("Lists and tuples were mixed, and are all lists now.")
+        repaired.append("Lists and tuples were mixed. All are lists now.")
     paths: list[Choice] = [tuple(choice) for choice in choices if choice]
     if len(paths) < len(choices):
-        repaired.append("The root was listed, and is left out.")
+        repaired.append("The root was listed. It is left out.")
     once = dict.fromkeys(paths)
     if len(once) < len(paths):
         repaired.append(f"Choices that came twice are kept once: {_few(paths, once)}.")
@@ -82,15 +82,15 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
         orphan = next(path for path in once if len(path) > 1 and path[:-1] not in once)
         raise InvalidInput(
             f"Every choice needs its parent in the list, but {quoted(list(orphan))} lacks {quoted(list(orphan[:-1]))} where others have "
-            "theirs: add it, or leave the choice out. TensorRT-LLM's C++ would hang it on the root, in silence; its "
+            "theirs: add it, or leave the choice out. TensorRT-LLM's C++ would silently put it below the root; its "
             "Python runtime would build more nodes than it counts; Medusa and EAGLE would fail."
         )
     if added:
         repaired.append(
-            f"The list has leaves alone: {len(added)} {'parent was' if len(added) == 1 else 'parents were'} added."
+            f"The list has only leaves: {len(added)} {'parent was' if len(added) == 1 else 'parents were'} added."
         )
     elif in_order(once) != list(once):
-        repaired.append("The choices were in another order, which the engines do not mind.")
+        repaired.append("The choices were in another order. That makes no difference to the engines.")
     return Tree.from_choices([*once, *added]), tuple(repaired)
 
 
@@ -116,7 +116,7 @@ def _meant(text: str) -> tuple[Choices, tuple[str, ...], tuple[Reading, ...]]:
     if isinstance(document, dict) and "0" in document:  # Neuron's lists of children
         nodes = {"0", *document, *(str(child) for row in document.values() for child in row)}
         if lost := len(nodes) - 1 - len(choices):
-            note = f"{lost} nodes that the root does not reach are left out, as Neuron does in silence."
+            note = f"{lost} nodes that the root does not reach are left out, as Neuron silently does."
             return choices, (note,), ()
     return choices, (), ()
 
@@ -146,13 +146,13 @@ def _braces(value: str, argument: bool) -> tuple[Choices, tuple[str, ...], tuple
                 f"Every choice must be a list of ranks 0, 1, ..., but there is {quoted(value)}."
             ) from None
         if value.count("{") > value.count("}"):
-            repaired.append("A brace was not closed, and is.")
+            repaired.append("A brace was not closed. It was closed.")
         elif value.lstrip().startswith("{{"):
             repaired.append("Braces around the whole list are left out.")
     try:
         if (read := triton.vectors(given)) == choices:
             return choices, tuple(repaired), ()
-        why = f"It reads {len(read)} of the {len(choices)} choices, and drops the others in silence."
+        why = f"It reads {len(read)} of the {len(choices)} choices, and silently drops the others."
     except InvalidInput as error:
         why = str(error)
     return choices, tuple(repaired), (Reading(triton.TITLE, "another tree", why),)
@@ -231,7 +231,7 @@ def _cpp(choices: Choices) -> Tree:
         if not orphans:
             raise
     if orphans:
-        raise InvalidInput(f"For want of parents it hangs {orphans} of them on the root, in silence.")
+        raise InvalidInput(f"{orphans} of them have no parent, and it silently puts these below the root.")
     return read
 
 

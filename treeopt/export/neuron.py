@@ -73,7 +73,7 @@ def parse_tree(files: Mapping[str, str]) -> Tree:
 def token_tree(children: Mapping[Any, Any]) -> Tree:
     """The tree of lists of children by number; InvalidInput where NxD Inference raises a ValueError.
 
-    Ranks are places in the list. A node that the root does not reach is left out, in silence.
+    Ranks are places in the list. A node that the root does not reach is silently left out.
 
     >>> token_tree({"0": ["1", "2"], "1": ["3", "4"]}).choices
     [[0], [1], [0, 0], [0, 1]]

@@ -135,7 +135,7 @@ def parse(files: Mapping[str, str]) -> Tree:
 def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int) -> Tree:
     """The tree that the C++ runtime decodes with (cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp).
 
-    Paths are packed four bits a rank. A node whose parent is missing hangs on the root, in silence; rank 16
+    Paths are packed four bits a rank. A node whose parent is missing is silently put below the root; rank 16
     passes its check but not its bits, and paths longer than 8 share them. InvalidInput where it fails a check of
     its own.
 

@@ -1,7 +1,7 @@
 """Triton's TensorRT-LLM backend: ``medusa_choices`` in config.pbtxt, as a string of paths in braces.
 
 A string that its parser cannot read is logged as a warning, and the default tree of 63 nodes is served. What
-it can read only in part is cut, in silence. So what is written is read again by a port of the parser.
+it can read only in part is cut silently. So what is written is read again by a port of the parser.
 """
 
 from __future__ import annotations

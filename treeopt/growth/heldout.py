@@ -44,7 +44,7 @@ class Rates:
 
     @property
     def tokens_per_step(self) -> float:
-        """The best figure at hand: replayed, or the product where nothing can be replayed."""
+        """The best figure that is known: replayed, or the product where nothing can be replayed."""
         return self.product if self.replayed is None else self.replayed
 
     def document(self) -> dict[str, float | None]:
@@ -72,7 +72,7 @@ class HeldOut:
 
     @property
     def tokens_per_step(self) -> NDArray[np.float64]:
-        """(n,) the best figure at hand: replayed, or the product where nothing can be replayed."""
+        """(n,) the best figure that is known: replayed, or the product where nothing can be replayed."""
         if self.steps is None or self.tokens is None:
             return self.product
         rates: NDArray[np.float64] = self.tokens.sum(-1) / np.maximum(self.steps.sum(1), 1)
