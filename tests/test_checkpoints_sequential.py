@@ -313,7 +313,7 @@ def test_rotary_frequencies_other_than_the_targets_are_told(model, tmp_path):
     del tensors[FREQUENCIES]
     write(file, tensors)
     assert with_target(tmp_path, model).notes == ()
-    with pytest.raises(InvalidInput, match="How many attention heads"):
+    with pytest.raises(InvalidInput, match="The number of attention heads"):
         load(tmp_path)
 
 
@@ -353,7 +353,7 @@ def test_eagle_takes_its_sizes_from_its_config_or_the_targets(model, tmp_path):
     assert again.rms_norm_eps == 0.5
     (tmp_path / "config.json").unlink()
     assert with_target(tmp_path, model).heads.layer.config.num_attention_heads == 4
-    with pytest.raises(InvalidInput, match="How many attention heads"):
+    with pytest.raises(InvalidInput, match="The number of attention heads"):
         load(tmp_path)
 
 
