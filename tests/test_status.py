@@ -10,6 +10,7 @@ import pytest
 from tests.test_figures import long_trace, some_profile
 from treeopt.pipeline import SearchOptions, search
 from treeopt.records.calibration import Calibration
+from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.status import status
 
@@ -69,6 +70,21 @@ def test_what_was_made_from_something_else_is_stale(run):
     some_profile([1, 4], depth=1).save(run.profile)
     assert (row(run, "plan.json").state, row(run, "plan.json").why) == ("stale", "profile.json changed since")
     assert following(run) == ["search"]
+
+
+def test_a_stale_export_is_named_and_a_plan_without_speculation_is_not_exported(run):
+    for engine in ("medusa", "triton"):
+        treeopt("export", "--to", engine, "--batch-size", "4", "--run", run.path)
+    made = run.plan.stat().st_mtime
+    for file in (run.export / "triton").rglob("*"):
+        os.utime(file, (made - 9, made - 9))
+    assert row(run, "export/medusa").state == "up to date"
+    assert following(run) == ["export", "--to", "triton"]
+    shutil.rmtree(run.export)
+    dear = StepTiming(1, 512, 2, 1, (900.0,) * 3)
+    LatencyProfile((dear,), (StepTiming(1, 512, 1, 0, (3.0,) * 3),)).save(run.profile)
+    search(run, SearchOptions(2))
+    assert following(run) == ["report"]
 
 
 @pytest.mark.parametrize("name", ["calibration.json", "trace.npz", "profile.json", "plan.json", "bench.json"])

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @click.option(
     "--batch-size",
     **positive(),
-    help="Which of the plan's trees, where it has several.  [default: the schedule, where the engine takes one]",
+    help="Which of the plan's trees, where it has several.  [default: the schedule where the engine takes one, else a "
+    "folder for each]",
 )
 @click.option("--tree", help="Export this tree instead of the plan's: a file, or the name of a published one.")
 @click.option(

@@ -310,7 +310,7 @@ class Plan(Drawn):
     ) -> Exported:
         """Write the plan as an engine's own files (``treeopt list engines``) into ``folder``.
 
-        batch_size    : which of the plan's trees; by default its schedule, where the engine takes one
+        batch_size    : which of the plan's trees; by default its schedule where the engine takes one, else a folder for each
         method        : one of the engine's ways to speculate; by default the drafter's
         version       : its release, where its files differ by release
         max_draft_len : of a TensorRT-LLM engine that is built already

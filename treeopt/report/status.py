@@ -151,10 +151,12 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
         if why := wanting(run.bench_of(entry.batch_size).name if several else run.bench.name):
             return why, ["bench", *(["--batch-size", str(entry.batch_size)] if several else [])]
     exports = [row for name, row in rows.items() if name.startswith(f"{run.export.name}/")]
-    if not exports or any(row.state == STALE for row in exports):
+    speculates = any(entry.size > 1 for entry in plan.entries)
+    if speculates and (not exports or any(row.state == STALE for row in exports)):
         planned = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else "ENGINE"
-        engine = exports[0].name.split("/")[1] if exports else planned
-        return wanting(exports[0].name) if exports else "Nothing is exported yet.", ["export", "--to", engine]
+        stale = [row.name for row in exports if row.state == STALE]
+        engine = stale[0].split("/")[1] if stale else planned
+        return wanting(stale[0]) if stale else "Nothing is exported yet.", ["export", "--to", engine]
     if why := wanting(run.report.name):
         return why, ["report"]
     return "Everything is up to date.", []
