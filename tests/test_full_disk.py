@@ -151,8 +151,9 @@ def test_a_file_in_a_folders_place_and_a_read_only_file(work, monkeypatch):
 
 def test_an_import_leaves_two_files_of_one_origin_wherever_it_is_killed(tmp_path, monkeypatch):
     """Killed at each of its steps, what is there is all old or all new, or less of it; then the import finishes."""
-    ranks, starts = np.array([[0, 1], [1, 0], [-2, -2]]), np.array([0, 3])
-    old, new = (RankTrace(ranks + np.array([[shift], [shift], [0]]), starts, meta={"top_k": 9}) for shift in (0, 1))
+    old, new = (
+        RankTrace(np.array([[rank, 1], [1, -2], [-2, -2]]), np.array([0, 3]), meta={"top_k": 9}) for rank in (0, 1)
+    )
     for with_trace in (True, False):
         for step in range(40):
             run = RunDirectory(tmp_path / f"{with_trace}-{step}")
