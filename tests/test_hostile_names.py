@@ -239,7 +239,7 @@ def test_a_path_is_never_asked_of_a_hub(tmp_path, monkeypatch):
             assert f"but {os.path.abspath(os.path.expanduser(name))} does" in str(error.value)
     for name in ("x", "owner/name"):
         for load in (load_target, find_checkpoint, prompt_files.read_rows):
-            with pytest.raises((AssertionError, InvalidInput), match="asked|huggingface"):
+            with pytest.raises((AssertionError, InvalidInput), match=r"asked|huggingface"):
                 load(name)
 
 
