@@ -213,7 +213,7 @@ def test_a_point_without_a_plain_step_is_refused():
 
 
 def test_a_lone_root_that_differs_from_plain_is_refused():
-    with pytest.raises(InvalidInput, match="size 1 must have the samples of the plain step"):
+    with pytest.raises(InvalidInput, match="size 1 is the plain step and must have its samples"):
         LatencyProfile((StepTiming(1, 100, 1, 0, (3.0,)),), (StepTiming(1, 100, 1, 0, (2.0,)),))
 
 
