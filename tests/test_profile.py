@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.latency.rounds import drift, margin_of_error, timed_trees, timings
+from treeopt.latency.rounds import drift, margin_of_error, plan_rounds, timed_trees, timings
 from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -131,6 +131,14 @@ def test_a_time_limit_is_kept_or_what_does_not_fit_is_said_before(limit_s, sizes
     assert {len(tree) for tree in kept} >= {2, 21}
     assert len(rounds) >= 3
     assert now[0] <= 1.2 * max(limit_s, rounds[0]["warm_up_s"] + planned.least_s)
+
+
+def test_the_least_that_is_timed_encloses_most_sizes():
+    """Of two trees of different depths, neither has a size beside it, so that every size between was unknown."""
+    families = tree_families(None, 4, 64)
+    trees = timing_trees(families, placed_sizes(1, 64))
+    planned = plan_rounds(trees, [1.0] * (len(trees) + 1), 0.0)
+    assert [(len(trees[i]), trees[i].depth) for i in planned.kept] == [(5, 4), (64, 4)]
 
 
 def test_interruptions_do_not_reach_the_latency_and_stay_in_the_file(measured):

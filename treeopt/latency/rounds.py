@@ -76,13 +76,16 @@ def plan_rounds(trees: Sequence[Tree], step_s: Sequence[float], time_limit_s: fl
 
 
 def far_apart(trees: Sequence[Tree]) -> list[int]:
-    """Places of the trees, the largest first, then always the one that is least like those before it.
+    """Places of the trees: the largest and the smallest of the deepest, between which most sizes lie, then always the
+    one that is least like those before it.
 
     >>> far_apart([Tree.chain(1), Tree.chain(2), Tree.chain(7)])
     [2, 0, 1]
     """
-    left = sorted(range(len(trees)), key=lambda i: (len(trees[i]), trees[i].depth))
-    order = [left.pop()] if left else []
+    deepest = max((tree.depth for tree in trees), default=0)
+    ends = sorted((len(tree), i) for i, tree in enumerate(trees) if tree.depth == deepest)
+    order = list(dict.fromkeys(i for _, i in (ends[-1:] + ends[:1])))
+    left = [i for i in range(len(trees)) if i not in order]
 
     def apart(i: int, j: int) -> float:
         one, other = trees[i], trees[j]
@@ -200,8 +203,8 @@ def processor_share(rounds: Sequence[Round]) -> float | None:
 def busy(share: float | None) -> str | None:
     """Says so where a machine was too busy for its times to be believed, by its `processor_share`.
 
-    >>> busy(0.97), busy(0.5)[:79]
-    (None, 'The machine is busy: other programs had the processor for 50% of the time that w')
+    >>> busy(0.97), busy(0.5)[:65]
+    (None, 'The machine is busy: other programs had the processor for 50% of ')
     """
     if share is None or share >= LEAST_SHARE:
         return None
