@@ -42,8 +42,9 @@ def log_of(kind):
 
 def long_trace(folder):
     """A real trace of zeros, as long as an archive may be: the commands that read it must get by."""
-    ranks = np.zeros((2**26, 1), np.int16)
-    np.savez_compressed(folder / "x.npz", ranks=ranks, starts=np.array([0, len(ranks)]))
+    ranks = np.zeros((2**21 - 2**12, 1), np.int16)
+    ranks[2**12 - 1 :: 2**12] = -2
+    np.savez_compressed(folder / "x.npz", ranks=ranks, starts=np.arange(0, len(ranks) + 1, 2**12))
 
 
 def parquet_of(rows, value):
@@ -51,7 +52,9 @@ def parquet_of(rows, value):
         import pyarrow as pa
         from pyarrow import parquet
 
-        column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value], pa.string()))
+        column = pa.nulls(rows, pa.string())
+        if value is not None:
+            column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value]))
         parquet.write_table(pa.table({"prompt": column}), folder / "x.parquet", compression="zstd")
 
     return write

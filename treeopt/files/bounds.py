@@ -27,6 +27,7 @@ MOST_NESTED = 100  # lists and objects in one another
 MOST_YAML_CHARS = 2**17
 MOST_ROWS = 2**17  # lines of a table, responses of an engine
 MOST_ARRAY_BYTES = 2**28  # of all arrays that are read of an archive, unpacked
+MOST_RATIO, SMALL_BYTES = 100, 2**22  # how many times its size an archive may unpack to, unless that is little
 MOST_MEMBERS, MOST_DIRECTORY_BYTES = 1000, 2**17  # of an archive of arrays
 
 MOST_TENSOR_DIRECTORY_BYTES = 2**24  # of torch's archives, which have a member for each tensor

@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.files.bounds import MOST_ARRAY_BYTES, MOST_MEMBERS, check_directory, loads
+from treeopt.files.bounds import MOST_ARRAY_BYTES, MOST_MEMBERS, MOST_RATIO, SMALL_BYTES, check_directory, loads
 from treeopt.files.storage import atomic_writer
 
 UNREADABLE = Exception  # zipfile, zlib and numpy raise anything at damaged bytes
@@ -40,11 +40,12 @@ def read(path: str | Path, required: Sequence[str], optional: Sequence[str] = ()
             if name not in there:
                 raise InvalidInput(f"{path} must hold the array {name!r}, but it is missing.")
         sizes = {name: _unpacked_bytes(archive, name) for name in there}
-        if sum(sizes.values()) > MOST_ARRAY_BYTES:
+        most = min(MOST_ARRAY_BYTES, max(SMALL_BYTES, MOST_RATIO * Path(path).stat().st_size))
+        if sum(sizes.values()) > most:
             largest = max(sizes, key=lambda name: sizes[name])
             raise InvalidInput(
-                f"The arrays of {path} may have {MOST_ARRAY_BYTES // 2**20} MiB, but have "
-                f"{sum(sizes.values()) // 2**20} MiB, {largest!r} the most of them."
+                f"The arrays of {path} may have {most // 2**20} MiB ({MOST_RATIO} times the file, {MOST_ARRAY_BYTES // 2**20} "
+                f"MiB at most), but have {sum(sizes.values()) // 2**20} MiB, {largest!r} the most of them."
             )
         arrays = {}
         for name in there:
