@@ -534,7 +534,7 @@ def test_an_empty_run_says_which_command_makes_each_input(run):
     made_by = {"tree": "search", "positions": "calibrate", "latency": "profile", "contenders": "bench"}
     for name, command in made_by.items():
         (note,) = [note for note in notes if note.startswith(f"{name} was left out")]
-        assert note.endswith(f"Make it with: treeopt {command}")
+        assert note.endswith(f"Make it with: {run.command(command)}")
     assert len(notes) == len(figures.FIGURES)
 
 

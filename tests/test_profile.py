@@ -262,12 +262,14 @@ def test_batch_sizes_are_added_and_measured_again(run, session):
     assert again.batch_sizes == [1, 2]
 
 
-def test_another_model_replaces_the_profile_and_says_so(run, session, capsys):
+def test_another_models_profile_is_not_replaced_unasked(run, session):
     pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), **QUICK)
     other = replace(session, drafter_record={**session.drafter_record, "id": "other"})
-    pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), **QUICK)
+    with pytest.raises(InvalidInput, match=r"they differ in drafter \(.*--overwrite"):
+        pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), **QUICK)
+    assert LatencyProfile.load(run.profile).batch_sizes == [1]
+    pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), overwrite=True, **QUICK)
     assert LatencyProfile.load(run.profile).batch_sizes == [2]
-    assert "differs in drafter and is replaced" in capsys.readouterr().err
 
 
 def test_contexts_are_nominal_and_added(run, session):

@@ -70,13 +70,15 @@ def test_drafters_without_weights_are_told_apart_by_name():
 
 
 def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
-    check_same_model(trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run)  # trained again: costs alike
+    check_same_model(
+        trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run, run.profile
+    )  # trained again: costs alike
     for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, EXIT):
         with pytest.raises(InvalidInput, match="latencies of the drafter that was calibrated, id heads, kind medusa"):
-            check_same_model(trace_of(MEDUSA), profile_of(other), run)
+            check_same_model(trace_of(MEDUSA), profile_of(other), run, run.profile)
     sampled = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
-    with pytest.raises(InvalidInput, match="treeopt profile --acceptance greedy"):
-        check_same_model(trace_of(MEDUSA), profile_of(MEDUSA, sampled), run)
+    with pytest.raises(InvalidInput, match=r"treeopt profile --overwrite --run \S+ --acceptance greedy"):
+        check_same_model(trace_of(MEDUSA), profile_of(MEDUSA, sampled), run, run.profile)
 
 
 def test_profiles_of_two_rules_are_not_joined(run):

@@ -18,13 +18,13 @@ def test_a_rule_holds_for_itself_whatever_the_seed():
 
 @pytest.mark.parametrize("change", [{"rule": "greedy"}, {"temperature": 0.8}, {"top_p": 0.9}, {"top_k": 5}])
 def test_another_rule_is_refused_with_the_command(change):
-    with pytest.raises(InvalidInput, match=r"treeopt calibrate --acceptance sample --temperature 0\.7"):
+    with pytest.raises(InvalidInput, match=r"treeopt calibrate --overwrite --acceptance sample --temperature 0\.7"):
         check_rule({**SAMPLED, **change}, SAMPLED, "it holds")
 
 
 def test_a_plan_of_another_rule_than_was_calibrated_since_is_made_anew():
     with pytest.raises(InvalidInput, match=r"not for --acceptance sample .* Run: treeopt search$"):
-        check_rule({"rule": "greedy"}, SAMPLED, "the plan holds", command="search")
+        check_rule({"rule": "greedy"}, SAMPLED, "the plan holds", command="treeopt search")
 
 
 @pytest.mark.parametrize("name", ["greedy", "sample", "typical"])

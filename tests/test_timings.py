@@ -389,8 +389,8 @@ def test_the_commands_of_the_help_are_understood(run, tmp_path):
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["runtime"] == {"name": "steps"}
     command = f"{shlex.quote(sys.executable)} -c 'print({{size}} + 9)'"
-    result = CliRunner().invoke(
-        cli, ["profile", "--run", str(run.path), "--command", command, "--sizes", "2,4", "--time-limit", "1", "--json"]
-    )
+    again = ["profile", "--run", str(run.path), "--command", command, "--sizes", "2,4", "--time-limit", "1", "--json"]
+    assert CliRunner().invoke(cli, again).exit_code == 1  # latencies of another runtime are there
+    result = CliRunner().invoke(cli, [*again, "--overwrite"])
     assert result.exit_code == 0, result.output
     assert {p["size"]: p["step_ms"][0] for p in json.loads(result.stdout)["points"]} == {2: 11, 4: 13}

@@ -93,6 +93,7 @@ def calibrate(
     max_new_tokens: int = 128,
     batch_size: int = 16,
     ranks: int = 32,
+    overwrite: bool = False,
     **options: Unpack[ModelOptions],
 ) -> RankTrace | Probe:
     """Measure at which rank the drafter has the token that really comes: the trace, kept in the run directory.
@@ -103,6 +104,7 @@ def calibrate(
     max_new_tokens : longest answer
     batch_size     : sequences decoded at once
     ranks          : ranks to tell apart
+    overwrite      : replace another measurement of the run, which is kept otherwise
     options        : of `open`, on top of those that the run was calibrated with
     """
     from treeopt import pipeline
@@ -118,6 +120,7 @@ def calibrate(
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
             top_k=ranks,
+            overwrite=overwrite,
         )
         return directory.read_probe() if directory.probe.exists() else directory.read_trace()
 
@@ -135,6 +138,7 @@ def profile(
     calibration: str | None = None,
     gb_per_s: float | None = None,
     compiled: bool = False,
+    overwrite: bool = False,
     **options: Unpack[ModelOptions],
 ) -> LatencyProfile:
     """Time real decoding steps with trees of chosen sizes and depths, and plain ones; kept in the run directory.
@@ -148,6 +152,7 @@ def profile(
     calibration  : what timed trees are grown on, a file or a name; by default the run's
     gb_per_s     : memory bandwidth to compare plain steps with
     compiled     : compile the target (on CUDA with CUDA graphs)
+    overwrite    : replace a profile of another model, machine or runtime, which is kept otherwise
     options      : of `open`, on top of those that the run was calibrated with
     """
     from treeopt import pipeline
@@ -168,6 +173,7 @@ def profile(
                 time_limit_s=time_limit_s,
                 calibration=calibration,
                 gb_per_s=gb_per_s,
+                overwrite=overwrite,
             )
 
 

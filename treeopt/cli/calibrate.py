@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     show_default=True,
     help="Ranks to tell apart.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace another measurement of the run.")
 def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Measure how often the drafter guesses right, rank by rank.
 
     The target answers the prompts by the rule of --acceptance, conversations turn by turn. With --responses
     nothing is generated: given answers are read in one pass. What that measures is exact for the answers that
     the target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
+
+    The same command again continues where it was stopped. Another measurement of the run is kept without
+    --overwrite.
 
     \b
     Example:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ELSEWHERE = {
     "from_csv": ("contexts", "num_heads", "runtime", "overwrite"),
     "command": ("contexts", "num_heads", "runtime", "batch_sizes", "sizes", "budget", "precision", "time_limit_s",
-                "calibration"),
+                "calibration", "overwrite"),
     "analytical": ("contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget", "overwrite"),
 }  # fmt: skip
 
@@ -103,11 +103,12 @@ ELSEWHERE = {
     metavar="DEVICE",
     help="Compute latencies from a device's roofline and the config.json of --model instead of timing.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a measured profile by --from-csv or --analytical.")
+@click.option("--overwrite", is_flag=True, help="Replace a profile of something else.")
 def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Time real decoding steps, with trees and without.
 
-    Batch sizes and contexts are added to what the run's profile knows of the same model. The sizes are
+    Batch sizes and contexts are added to what the run's profile knows of the same model and runtime.
+    Without --overwrite a profile of something else is kept. The sizes are
     placed at the edges of tiles; those that a plan would choose between are timed for themselves.
 
     With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how
@@ -145,19 +146,11 @@ def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options:
 
 
 def _timed(
-    run: RunDirectory,
-    source: dict[str, Any],
-    *,
-    random_weights: str | None,
-    num_heads: int | None,
-    overwrite: bool,
-    **options: Any,
+    run: RunDirectory, source: dict[str, Any], *, random_weights: str | None, num_heads: int | None, **options: Any
 ) -> LatencyProfile:
     """Time steps here, of the model that the options name or of one of random weights."""
     if num_heads is not None and random_weights is None:
         raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
-    if overwrite:
-        raise click.UsageError("--overwrite is for --from-csv and --analytical; timed steps are added to the profile.")
     taken = inspect.signature(treeopt.profile).parameters
     session, timed = None, {name: value for name, value in options.items() if name in taken}
     if random_weights is not None:

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 @click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
 @click.option("--time-limit", **positive(default_of(treeopt.profile, "time_limit_s")), help="Seconds for timing steps.")
+@click.option("--overwrite", is_flag=True, help="Replace other measurements of the run.")
 def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Do everything, from calibrate to report.
 
     The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
     The demo model runs in bfloat16 where the processor computes in it, as servers do, else in float32;
     the other commands take float32 on a CPU unless --dtype says otherwise.
+    The same command again continues where it was stopped.
 
     \b
     Example:
@@ -51,7 +53,8 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     source = pipeline.resolve(run, source)
     if not {"model", "dtype", "device"} & source.keys():
         source["dtype"] = pipeline.demo_dtype()
-    plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), **options)
+    wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"))
+    plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), wanted, **options)
     if as_json:
         show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
         return

@@ -67,12 +67,16 @@ def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: b
         treeopt show --batch-size 4
     """
     from treeopt import pipeline
+    from treeopt.records.inputs import stale_plan
     from treeopt.report.plan_table import tree_view
+    from treeopt.report.terminal import note
 
     if name is not None:
         tree, gains = pipeline.named_tree(name, batch_size=batch_size), None
     else:
         plan = run.read_plan()
+        for said in stale_plan(run, plan):
+            note(said)
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
         tree, gains = entry.tree, dict(entry.growth_order)
     show_result(

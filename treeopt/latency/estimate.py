@@ -64,7 +64,7 @@ class StepCosts:
         if not contexts:
             raise OutOfRange(
                 f"The profile covers batch sizes {', '.join(map(str, profile.batch_sizes))}, but {batch_size} was "
-                f"asked. Measure it too with: treeopt profile --batch-size {batch_size}"
+                "asked."
             )
         self.batch_size, self.measured_only = batch_size, measured_only
         self.context_tokens = int(min(max(context or 0, contexts[0]), contexts[-1]))

@@ -15,7 +15,7 @@ from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, 
 from treeopt.pipeline.threads import settle_threads
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.contender import Predicted
-from treeopt.records.inputs import STALE, changed, inputs_of
+from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_rule
 from treeopt.records.rundir import RunDirectory
@@ -55,12 +55,13 @@ def bench(
         raise InvalidInput("--prompts trace decodes all prompts of the trace: leave out --num-prompts.")
     plan, trace = run.read_plan(), run.read_trace()
     probe = run.read_probe() if run.probe.exists() else None
-    check_rule((probe or trace).meta.get("acceptance"), session.acceptance.record, "the run's calibration holds")
-    check_rule(plan.acceptance, session.acceptance.record, "the plan holds", command="search")
+    measured, rule = (probe or trace).meta.get("acceptance"), session.acceptance.record
+    check_rule(measured, rule, "the run's calibration holds", command=run.command("calibrate", "--overwrite"))
+    check_rule(plan.acceptance, rule, "the plan holds", command=run.command("search"))
     of_probe = plan.objective == COVERAGE
     source = run.read_probe() if of_probe else trace
-    if changed(run, plan.inputs, or_gone=True):
-        note(STALE)
+    for said in stale_plan(run, plan):
+        note(said)
     settle_threads(run, session)
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
     decoding = Decoding(
@@ -83,16 +84,23 @@ def bench(
         prompts="trace" if on_trace else "held out",
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
-    plain = result.contender("plain")
-    if plain.tokens_per_s is None:
-        note(
-            f"Nothing was timed: {len(conversations)} prompts never fill a batch of {plain.batch_size}. Pass a larger "
-            "--num-prompts."
-        )
+    _note_doubts(run, plan, result)
     files = [run.bench, *([run.bench_of(entry.batch_size)] if len(plan.entries) > 1 else [])]
     replace_together(dict.fromkeys(files, result.save))  # bench.json is the last run's; each batch size keeps its own
     discard(run.partial("bench"))
     return result
+
+
+def _note_doubts(run: RunDirectory, plan: Plan, result: Benchmark) -> None:
+    """Notes where nothing was timed, or the plan's latencies are of elsewhere."""
+    plain = result.contender("plain")
+    if plain.tokens_per_s is None:
+        note(
+            f"Nothing was timed: {plain.compared} prompts never fill a batch of {plain.batch_size}. Pass a larger "
+            "--num-prompts."
+        )
+    if where := timed_elsewhere(run, plan, result):
+        note(not_a_check(where))
 
 
 def _held_out(

@@ -6,7 +6,8 @@ It goes block by block and keeps every finished block in a journal, so that a ki
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
+from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
@@ -47,10 +49,12 @@ def calibrate(
     batch_size: int = 16,
     top_k: int = 32,
     probe_rounds: int = ROUNDS,
+    overwrite: bool = False,
 ) -> Calibration:
     """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too.
 
     probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
+    overwrite    : whether another measurement of the run may be replaced
     """
     from treeopt.runtime.acceptance.greedy import Greedy
 
@@ -63,6 +67,9 @@ def calibrate(
     conversations = first_conversations(session, num_prompts, reserved=1)
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
+    if not overwrite:
+        limits = {"max_new_tokens": max_new_tokens, "top_k": min(top_k, session.drafter.draft_vocab_size)}
+        check_unmeasured(run, {**_trace_meta(asking), **limits}, session.acceptance.record, conversations)
     trace = collect(
         asking,
         conversations,
@@ -90,6 +97,32 @@ def calibrate(
     discard(run.partial("probe"))
     discard(run.partial("calibrate"))
     return calibration
+
+
+def check_unmeasured(
+    run: RunDirectory, wanted: dict[str, Any], rule: Mapping[str, Any], conversations: Sequence[Conversation]
+) -> None:
+    """Raise InvalidInput where the run has another measurement than the wanted one, which would be lost."""
+    there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
+    if not there:
+        return
+    differs = ["who measured it"]
+    if run.trace.exists():
+        meta = run.read_trace().meta
+        differs = [
+            key for key, value in json.loads(to_json(wanted)).items() if key != "source" and meta.get(key) != value
+        ]
+        skipped = {row.get("row") for row in meta.get("skipped") or []}
+        asked = {c.sha256 for c in conversations if c.row not in skipped}
+        differs += ["prompts"] if asked - set(meta.get("prompt_sha256") or []) else []
+        differs += ["prompts"] if set(meta.get("prompt_sha256") or []) - {c.sha256 for c in conversations} else []
+        measured = run.read_probe().meta.get("acceptance") if run.probe.exists() else meta.get("acceptance")
+        differs += ["acceptance"] if measured != json.loads(to_json(rule)) else []
+    if differs:
+        raise InvalidInput(
+            f"{there[0]} is another measurement and is not replaced unasked; they differ in "
+            f"{', '.join(dict.fromkeys(differs)).replace('_', ' ')}. Pass another --run, or --overwrite."
+        )
 
 
 def examples(session: Session, trace: RankTrace, calibration: Calibration) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from treeopt.files.places import located
 from treeopt.files.storage import read_text
 from treeopt.files.writing import replace_together, sole_writer, write_text
 from treeopt.pipeline.trees import named_tree
-from treeopt.records.inputs import STALE, changed
+from treeopt.records.inputs import stale_plan
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
@@ -53,8 +53,8 @@ def export(
     if heads is not None:
         raise InvalidInput("--heads goes with --tree; a plan knows how many heads there are.")
     plan = run.read_plan()
-    if changed(run, plan.inputs, or_gone=True):
-        note(STALE)
+    for said in stale_plan(run, plan):
+        note(said)
     if len(plan.entries) > 1 and batch_size is not None:
         folder /= f"batch-size-{batch_size}"
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treeopt.files.journal import Journal
@@ -11,8 +10,10 @@ from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.export import export_all
 from treeopt.pipeline.probe import probe_again
+from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import SearchOptions, search
+from treeopt.pipeline.threads import settle_threads
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
@@ -27,35 +28,42 @@ if TYPE_CHECKING:
 def run_line(
     run: RunDirectory,
     session: Session,
+    wanted: SearchOptions,
     *,
-    batch_sizes: Sequence[int],
-    budget: int,
     num_prompts: int,
     bench_prompts: int | None,
     max_new_tokens: int,
     time_limit: int,
+    overwrite: bool = False,
 ) -> tuple[Plan, list[Benchmark], list[str]]:
     """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to)."""
+    batch_sizes = tuple(wanted.batch_sizes or (1,))
     options = {
         "source": session.source,
         "num_prompts": num_prompts,
         "max_new_tokens": max_new_tokens,
-        "budget": budget,
+        "budget": wanted.budget,
         "batch_sizes": batch_sizes,
         "time_limit": time_limit,
         "drafter": session.drafter_record,
     }
     steps = Journal(run.partial("run"), options)  # those that a killed run had finished
     if steps.finished() < 1:
-        calibrate(run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, probe_rounds=1)
+        settle_threads(run, session)
+        check_can_join(run, session.runtime(), session.provenance(seed=0).record(), overwrite=overwrite)
+        calibrate(
+            run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, probe_rounds=1, overwrite=overwrite
+        )
         steps.append({"step": "calibrate"})
     if steps.finished() < 2:
-        profile(run, session, batch_sizes=batch_sizes, budget=budget, time_limit_s=time_limit)
+        profile(
+            run, session, batch_sizes=batch_sizes, budget=wanted.budget, time_limit_s=time_limit, overwrite=overwrite
+        )
         steps.append({"step": "profile"})
     if steps.finished() < 3 and run.probe.exists():
         probe_again(run, session)
         steps.append({"step": "probe"})
-    plan = search(run, SearchOptions(budget, batch_sizes))
+    plan = search(run, wanted)
     results = [bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts) for entry in plan.entries]
     engines = export_all(run, plan)
     with progress("Drawing", None):

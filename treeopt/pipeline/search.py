@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.export.engine import Method
 from treeopt.files.provenance import Provenance
 from treeopt.files.shell import shell_word
@@ -16,10 +17,11 @@ from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, read_planned
+from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned
+from treeopt.records.origins import OURS, elsewhere
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.rules import check_rule, same_drafter
+from treeopt.records.rules import check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 from treeopt.trees.shapes import SHAPES, Limits
@@ -64,13 +66,22 @@ def search(
     """
     used, record = read_planned(run, calibration)
     timed, latencies = find_latencies(run, profile_path, own=calibration is None) or (None, None)
-    if latencies is not None and profile_path is None:
-        check_same_model(record, latencies, run)
+    if latencies is not None and timed is not None:
+        check_same_model(record, latencies, run, timed)
     elif latencies is None and run.profile.exists():
         note(f"Planning without latencies; to use the run's, pass --profile {shell_word(run.profile)}.")
     if latencies is not None and (caution := upper_bound(latencies)):
         note(caution)
     request, warnings = request_of(options, record, latencies)
+    if latencies is not None and timed is not None:
+        check_batch_sizes(request.sizes, latencies, run, timed)
+    if verify and session and latencies is not None:
+        where = elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
+        if where:
+            raise InvalidInput(
+                f"--verify decodes with treeopt itself, but the latencies were timed {where}: what is fastest here may "
+                "not be fastest there. Leave --verify out."
+            )
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
     if verify:
@@ -182,31 +193,59 @@ def upper_bound(latencies: LatencyProfile) -> str | None:
     if measures == ANALYTICAL:
         return (
             "Nothing was measured: the step latencies are computed, without scheduling, sampling and start of "
-            "kernels, so the speedups are upper bounds. Measure with: treeopt profile"
+            "kernels, so the speedups are upper bounds. Measure the steps with treeopt profile."
         )
     return f"The profile measures {measures} alone: the speedups are upper bounds."
 
 
-def check_same_model(record: Accuracies, profile: LatencyProfile, run: RunDirectory) -> None:
+def check_same_model(record: Accuracies, profile: LatencyProfile, run: RunDirectory, file: Path) -> None:
     """Raise InvalidInput where the run's own profile is of another model, drafter or rule than was calibrated.
 
-    Drafters that differ in their weights only cost the same.
+    Of a profile that was asked for by name, and of another number format or device, it is said.
     """
-    info = record.meta
-    ours, theirs = ((record.get("provenance") or {}) for record in (info, profile.info))
-    drafter, timed = info.get("drafter") or {}, theirs.get("drafter") or {}
-    differs: list[tuple[str, Any, Any]] = [("model", ours.get("model"), theirs.get("model"))]
-    if not same_drafter(drafter, timed, weights=False):
-        keys = ("id", "kind", "num_heads", "num_layers")
-        names = [", ".join(f"{key} {one[key]}" for key in keys if one.get(key)) for one in (drafter, timed)]
-        differs.append(("drafter", names[0], names[1]))
-    for what, mine, other in differs:
-        if mine and other and mine != other:
+    info, theirs = record.meta, profile.info.get("provenance") or {}
+    for what, mine, other in other_origins(record, profile):
+        if file == run.profile and what in ("model", "drafter"):
             raise InvalidInput(
-                f"A plan needs latencies of the {what} that was calibrated, {mine}, but {run.profile} is of "
-                f"{other}. Measure again with: treeopt profile"
+                f"A plan needs latencies of the {what} that was calibrated, {mine}, but {file} is of "
+                f"{other}. Measure again with: {run.command('profile', '--overwrite')}"
             )
-    if info.get("acceptance") and theirs.get("acceptance"):
-        check_rule(theirs["acceptance"], info["acceptance"], f"{run.profile} holds", command="profile")
-    if profile.info.get("measures") == ANALYTICAL and drafter.get("kind") not in (None, "medusa"):
-        note(f"The latencies are computed for Medusa heads. Drafting with {drafter['kind']} takes another time.")
+        note(
+            f"{file} is of another {what} than was calibrated ({other}, not {mine}): the speedups are for that {what}."
+        )
+    if info.get("acceptance") and theirs.get("acceptance") and file == run.profile:
+        check_rule(
+            theirs["acceptance"], info["acceptance"], f"{file} holds", command=run.command("profile", "--overwrite")
+        )
+    kind = (info.get("drafter") or {}).get("kind")
+    if profile.info.get("measures") == ANALYTICAL and kind not in (None, "medusa"):
+        note(f"The latencies are computed for Medusa heads. Drafting with {kind} takes another time.")
+
+
+def check_batch_sizes(wanted: Sequence[int], profile: LatencyProfile, run: RunDirectory, file: Path) -> None:
+    """Raise OutOfRange for batch sizes that the profile does not have, with what adds them."""
+    missing = sorted(set(wanted) - set(profile.batch_sizes))
+    if not missing:
+        return
+    sizes, runtime = ",".join(map(str, missing)), profile.runtime
+    roofline = profile.info.get("roofline") or {}
+    source = next(iter(profile.info.get("inputs") or {}), "TABLE")
+    if file != run.profile:
+        remedy = "Plan for those, or pass another --profile."
+    elif runtime.get("command"):
+        told = run.command(
+            "profile", "--command", runtime["command"], "--runtime", runtime.get("name"), "--batch-size", sizes
+        )
+        remedy = f"Add what is missing with: {told}"
+    elif roofline:
+        every = ",".join(map(str, sorted({*missing, *profile.batch_sizes})))
+        device = (roofline.get("device") or {}).get("name")
+        told = run.command("profile", "--analytical", device, "--model", source, "--batch-size", every)
+        remedy = f"Compute them with: {told}"
+    elif runtime.get("name") == OURS:
+        remedy = f"Add what is missing with: {run.command('profile', '--batch-size', sizes)}"
+    else:
+        told = run.command("profile", "--from-csv", source, "--runtime", runtime.get("name") or "NAME")
+        remedy = f"Time them there too, and add the table with: {told}"
+    have = ", ".join(map(str, profile.batch_sizes))
+    raise OutOfRange(f"The profile covers batch sizes {have}, but {sizes} was asked. {remedy}")

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.files import shipped
 from treeopt.files.storage import sha256_of
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.origins import elsewhere
+from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe, is_probe
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.rules import same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-
-STALE = "The plan was made before the run's trace or profile was measured anew: run treeopt search again."
 
 Accuracies = RankTrace | Probe | Calibration
 
@@ -95,6 +98,60 @@ def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = Fal
     files = {file.name: file for file in (run.trace, run.probe, run.calibration, run.profile, run.plan)}
     found = [(name, files[name], sha256) for name, sha256 in inputs.items() if name in files]
     return [name for name, file, sha256 in found if (sha256_of(file) != sha256 if file.is_file() else or_gone)]
+
+
+def made_from(run: RunDirectory, file: Path, inputs: Mapping[str, str] | None) -> list[str]:
+    """A sentence on each file of the run that a result in ``file`` was made from and that is another now, or gone."""
+    found = []
+    for name in changed(run, inputs or {}, or_gone=True):
+        there = (run.path / name).is_file()
+        what = f"another {name} than the one here now" if there else f"{name}, which is not here any more"
+        found.append(f"{file.name} was made from {what}.")
+    return found
+
+
+def stale(run: RunDirectory, file: Path, inputs: Mapping[str, str] | None, *command: object) -> list[str]:
+    """The same, with the command that makes the result again, by its words."""
+    return [f"{said} Make it again with: {run.command(*command)}" for said in made_from(run, file, inputs)]
+
+
+def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
+    """The same of the run's plan."""
+    return stale(run, run.plan, plan.inputs, "search")
+
+
+def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:
+    """Where the plan's latencies were timed, "in vllm", if not where the benchmark was decoded; else empty."""
+    timed: Mapping[str, Any] = {}
+    if run.profile.name in plan.inputs and not changed(
+        run, {run.profile.name: plan.inputs[run.profile.name]}, or_gone=True
+    ):
+        timed = run.read_profile().info.get("provenance") or {}
+    return elsewhere(plan.runtime or {}, timed, bench.provenance or {})
+
+
+def not_a_check(where: str) -> str:
+    """What a benchmark is worth where latencies were timed elsewhere, in a sentence."""
+    return (
+        f"The plan's latencies and speedups are of steps timed {where}, but the benchmark was decoded by treeopt here: "
+        "its speedups do not check the predicted ones. Its tokens per step do."
+    )
+
+
+def other_origins(record: Accuracies, profile: LatencyProfile) -> list[tuple[str, str, str]]:
+    """(what, of the accuracies, of the latencies) of each origin in which the two differ, as far as both are known.
+
+    Drafters that differ in their weights only cost the same.
+    """
+    ours, theirs = ((info.get("provenance") or {}) for info in (record.meta, profile.info))
+    drafter, timed = record.meta.get("drafter") or {}, theirs.get("drafter") or {}
+    found: list[tuple[str, Any, Any]] = []
+    if not same_drafter(drafter, timed, weights=False):
+        keys = ("id", "kind", "num_heads", "num_layers")
+        names = [", ".join(f"{key} {one[key]}" for key in keys if one.get(key)) for one in (drafter, timed)]
+        found.append(("drafter", names[0], names[1]))
+    found += [(key, ours.get(key), theirs.get(key)) for key in ("model", "dtype", "device")]
+    return [(what, str(mine), str(other)) for what, mine, other in found if mine and other and mine != other]
 
 
 def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | None:

@@ -13,6 +13,9 @@ from typing_extensions import TypedDict  # pydantic takes none of typing's befor
 
 from treeopt.files import storage
 
+OURS = "treeopt"  # the runtime that decodes here
+TIMED = {"model": "of", "dtype": "in", "device": "on", "machine": "on"}  # what latencies depend on
+
 
 class Drafter(TypedDict, total=False):
     """A drafter; one without weights of its own has no sha256."""
@@ -75,6 +78,27 @@ class Origins(TypedDict, total=False):
     acceptance: Acceptance | None
     provenance: Provenance | None
     source: str | dict[str, str | bool | int | float | None] | None
+
+
+def elsewhere(runtime: Mapping[str, Any], timed: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Where steps were timed, if not where treeopt decodes now: "in vllm", "on cuda:0"; empty where nothing differs.
+
+    runtime, timed : the runtime and the provenance of the latencies
+    here           : the provenance of what is decoded now
+
+    What is not known may be the same.
+
+    >>> elsewhere({"name": "vllm"}, {}, {}), elsewhere({"name": "treeopt"}, {"dtype": "float16"}, {"dtype": "float32"})
+    ('in vllm', 'in float16')
+    """
+    if runtime.get("name") not in (None, OURS):
+        return f"in {runtime['name']}"
+    if runtime.get("weights"):
+        return f"with {runtime['weights']}"
+    for key, word in TIMED.items():
+        if None not in (timed.get(key), here.get(key)) and timed[key] != here[key]:
+            return f"{word} {timed[key]}"
+    return ""
 
 
 def check_origins(record: Mapping[str, Any], file: str | Path) -> None:

@@ -86,22 +86,27 @@ def check_drafter(measured: Mapping[str, Any] | None, wanted: Mapping[str, Any],
     if measured and not same_drafter(measured, wanted):
         raise InvalidInput(
             f"{what} with the drafter that the run was calibrated with, {measured.get('id')}, but got {wanted['id']}. "
-            "Run treeopt calibrate with it first, or use another --run."
+            "Run treeopt calibrate --overwrite with it first, or use another --run."
         )
 
 
 def check_rule(
-    measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str, *, command: str = "calibrate"
+    measured: Mapping[str, Any] | None,
+    wanted: Mapping[str, Any],
+    what: str,
+    *,
+    command: str = "treeopt calibrate --overwrite",
 ) -> None:
     """Raise InvalidInput unless what was measured under one rule holds for another; an unknown rule may.
 
-    what : the beginning of the sentence, "trace.npz holds"
+    what    : the beginning of the sentence, "trace.npz holds"
+    command : what measures again, without the options of the rule
     """
     keys = ["rule"] if wanted["rule"] == "greedy" else [key for key in wanted if key != "seed"]
     if not measured or all(measured.get(key) == wanted[key] for key in keys):
         return
-    options = "" if command == "search" else f" {option_of(wanted)}"
+    options = "" if command.startswith("treeopt search") else f" {option_of(wanted)}"
     raise InvalidInput(
         f"A tree must be used with the acceptance rule that it was measured under, but {what} for "
-        f"{option_of(measured)}, not for {option_of(wanted)}. Run: treeopt {command}{options}"
+        f"{option_of(measured)}, not for {option_of(wanted)}. Run: {command}{options}"
     )

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from treeopt.errors import InvalidInput
+from treeopt.files.shell import command_line
 from treeopt.files.writing import replace_together, sole_writer
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
@@ -41,6 +42,7 @@ class RunDirectory:
         self.figures = self.path / "figures"  # plot
         self.report = self.path / "report.html"  # report
         self._is_writing = False
+        self.is_held = False  # whether it is gone when it was used
 
     @classmethod
     def of(cls, path: str | Path | RunDirectory) -> RunDirectory:
@@ -53,6 +55,7 @@ class RunDirectory:
         """A directory that holds these results as long as it is used."""
         with TemporaryDirectory(prefix="treeopt-") as folder:
             run = cls(folder)
+            run.is_held = True
             for record in records:
                 record.save(run._file_of(record))
             yield run
@@ -69,6 +72,14 @@ class RunDirectory:
     def bench_of(self, batch_size: int) -> Path:
         """The benchmark of one batch size, where the plan has several."""
         return self.bench.with_name(f"bench-batch-size-{batch_size}.json")
+
+    def command(self, *words: object) -> str:
+        """A command of treeopt on this run, as a shell reads it.
+
+        >>> RunDirectory("my run").command("profile", "--batch-size", 8)
+        "treeopt profile --batch-size 8 --run 'my run'"
+        """
+        return command_line("treeopt", *words, *(() if self.is_held else ("--run", self.path)))
 
     def partial(self, name: str) -> Path:
         """The journal of a measurement that is not finished."""
@@ -111,19 +122,19 @@ class RunDirectory:
         replace_together({file: record.save for file, record in records.items() if record is not None}, old)
 
     def read_trace(self) -> RankTrace:
-        return _read(self.trace, RankTrace.load, "treeopt calibrate")
+        return _read(self.trace, RankTrace.load, self.command("calibrate"))
 
     def read_probe(self) -> Probe:
-        return _read(self.probe, Probe.load, "treeopt calibrate --acceptance typical")
+        return _read(self.probe, Probe.load, self.command("calibrate", "--acceptance", "typical"))
 
     def read_calibration(self) -> Calibration:
-        return _read(self.calibration, Calibration.load, "treeopt calibrate")
+        return _read(self.calibration, Calibration.load, self.command("calibrate"))
 
     def read_profile(self) -> LatencyProfile:
-        return _read(self.profile, LatencyProfile.load, "treeopt profile")
+        return _read(self.profile, LatencyProfile.load, self.command("profile"))
 
     def read_plan(self) -> Plan:
-        return _read(self.plan, Plan.load, "treeopt search")
+        return _read(self.plan, Plan.load, self.command("search"))
 
 
 def _read(path: Path, load: Callable[[Path], T], command: str) -> T:

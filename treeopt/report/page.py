@@ -23,7 +23,7 @@ from treeopt.files import storage
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.expected import GroupFigures
-from treeopt.records.inputs import changed
+from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
 from treeopt.records.origins import Drafter
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
@@ -121,6 +121,7 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
     origins.add(run.plan, about, **searched, search_limits=plan.document()["constraint"])
     sections = [_section(i, plan, inputs, origins) for i in range(len(plan.entries))]
     origin, rule = origin_rows(origins.records), rule_of(plan.acceptance)
+    old = _stale(run, origins.notes)
     drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
     page = render(
         plan=plan,
@@ -128,7 +129,7 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         about_plan=[said for said in (mixture(plan, hint=False), price(plan), schedule(plan)) if said],
         sections=sections,
         origin=origin,
-        stale=list(stale := _stale(run, origins.notes)),
+        stale=[*old, *_other_origins(run, plan, inputs)],
         about_rule=about_rule(plan.acceptance),
         one_text=has_one_text(plan.acceptance),
         rule=rule,
@@ -139,8 +140,8 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
     )
     storage.write_text(run.report, page)
-    for said, command in stale.items():
-        hint(f"{said} Run again: treeopt {command}")
+    for said, command in old.items():
+        hint(f"{said} Make it again with: {command}")
     for missing in filter(None, [*(s["missing"] for s in sections), *(p for p in drawn if isinstance(p, str))]):
         hint(missing)
     return run.report
@@ -160,6 +161,7 @@ def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, 
     return {
         "entry": entry,
         "bench": bench,
+        "elsewhere": timed_elsewhere(run, plan, bench) if bench else "",
         "missing": missing,
         "speedup": speedup,
         "doubts": measured_doubts(bench) if bench and speedup else predicted_doubts(entry),
@@ -239,12 +241,22 @@ def _text(value: Any) -> str:
 
 
 def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
-    """A sentence on each file that was made from another than the one that is here now, and the command to run again."""
-    return {
-        f"{file} was made from another {name} than the one here now.": "search" if file == run.plan.name else "bench"
-        for file, this in notes.items()
-        for name in changed(run, this.inputs or {})
-    }
+    """A sentence on each plan or benchmark that was made from others than are here now, and the command to run again."""
+    found = {}
+    for file, this in notes.items():
+        size = file.removeprefix(f"{run.bench.stem}-batch-size-").removesuffix(".json")
+        if file == run.plan.name or file.startswith(run.bench.stem):
+            words = (
+                ["search"] if file == run.plan.name else ["bench", *(["--batch-size", size] if size.isdigit() else [])]
+            )
+            found |= dict.fromkeys(made_from(run, run.path / file, this.inputs), run.command(*words))
+    return found
+
+
+def _other_origins(run: RunDirectory, plan: Plan, inputs: Inputs) -> Iterator[str]:
+    """Where latencies and what was decoded are of different origins."""
+    places = {timed_elsewhere(run, plan, bench) for bench in inputs.benches().values()} - {""}
+    yield from map(not_a_check, sorted(places))
 
 
 def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[list[str]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeopt.errors import Unsupported
+from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.provenance import Provenance
 from treeopt.latency.devices import device_of
 from treeopt.latency.model_shape import DTYPES, ITEMSIZE, shape_of
-from treeopt.latency.roofline import analytical_profile
+from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.pipeline.profile.placement import Wanted
-from treeopt.pipeline.profile.table import NUM_HEADS, calibrated_heads, check_unmeasured
+from treeopt.pipeline.profile.table import NUM_HEADS, calibrated_heads
 from treeopt.records.inputs import inputs_of
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -36,8 +36,11 @@ def profile_analytical(
     options    those of `Wanted`: batch_sizes, contexts, sizes, budget
     """
     wanted = Wanted(**options)
-    if not overwrite:
-        check_unmeasured(run)
+    if run.profile.exists() and not overwrite and run.read_profile().info.get("measures") != MEASURES:
+        raise InvalidInput(
+            f"A measured profile is not replaced by a computed one unasked, but {run.profile} is one: pass another --run, "
+            "or --overwrite."
+        )
     if dtype not in (None, *DTYPES):
         raise Unsupported(f"--analytical knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
     found = device_of(device)

@@ -13,10 +13,11 @@ from treeopt.files.provenance import Provenance
 from treeopt.growth.source import source_of
 from treeopt.latency.rounds import drifts, timings
 from treeopt.pipeline.profile.calls import Calls, Template
-from treeopt.pipeline.profile.outcome import finish
+from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import Wanted, check_sizes, deepest_trees, timing_trees, tree_families
 from treeopt.pipeline.profile.table import NUM_HEADS, UNKNOWN_CONTEXT
 from treeopt.records.inputs import find_accuracies, inputs_of
+from treeopt.records.origins import Runtime
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 
@@ -28,6 +29,7 @@ def profile_command(
     calibration: str | None = None,
     num_heads: int | None = None,
     runtime: str | None = None,
+    overwrite: bool = False,
     **options: Any,
 ) -> LatencyProfile:
     """Run ``command`` for trees of the wanted sizes until latencies are known; ``options`` are those of `Wanted`.
@@ -38,6 +40,9 @@ def profile_command(
     """
     template, wanted = Template.parse(command), Wanted(**options)
     template.check(wanted)
+    whose: Runtime = {"name": runtime or Path(template.words[0]).name, "command": command}
+    provenance = Provenance().record()
+    check_can_join(run, whose, provenance, overwrite=overwrite)
     used, record = find_accuracies(run, calibration) or (None, None)
     source = source_of(record) if record else None
     families = tree_families(source, num_heads or (source.num_heads if source else NUM_HEADS), wanted.largest)
@@ -69,10 +74,7 @@ def profile_command(
     info = {
         "measures": "step",
         "drift": drifts(plain),
-        "provenance": Provenance().record(),
+        "provenance": provenance,
         "inputs": inputs_of(used) if used else {},
     }
-    result = LatencyProfile(
-        tuple(points), tuple(plain), {"name": runtime or Path(template.words[0]).name, "command": command}, info
-    )
-    return finish(run, result, wanted.precision)
+    return finish(run, LatencyProfile(tuple(points), tuple(plain), whose, info), wanted.precision)

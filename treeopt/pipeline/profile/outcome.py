@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treeopt.errors import TreeoptError
+from treeopt.errors import InvalidInput, TreeoptError, quoted
+from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
+from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.latency.rounds import busy, precision_reached
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -14,6 +17,45 @@ from treeopt.report.terminal import note
 
 TOLD_DRIFT = 0.05
 SAME = ("model", "revision", "drafter", "acceptance", "device", "dtype", "machine")  # of profiles that can be one
+
+
+def check_can_join(
+    run: RunDirectory, runtime: Mapping[str, Any], provenance: Mapping[str, Any], *, overwrite: bool
+) -> None:
+    """Raise InvalidInput, before anything is timed, where the run's profile is of something else and is to be kept.
+
+    Computed latencies are replaced by measured ones unasked.
+    """
+    if overwrite or not run.profile.exists():
+        return
+    earlier = run.read_profile()
+    if earlier.info.get("measures") == ANALYTICAL:
+        note("The run's profile was computed, not measured; it is replaced.")
+        return
+    if differs := differences(earlier, runtime, provenance):
+        raise InvalidInput(
+            f"{run.profile} is a profile of something else and is not replaced unasked; they differ in "
+            f"{', '.join(differs)}. Pass another --run, or --overwrite."
+        )
+
+
+def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
+    """In what a profile differs from one of this runtime and provenance, so that the two are not one."""
+    theirs = earlier.info.get("provenance") or {}
+    found = [
+        f"{key} ({quoted(theirs.get(key))} there, {quoted(provenance.get(key))} here)"
+        for key in SAME
+        if json.loads(to_json(provenance.get(key))) != theirs.get(key)
+    ]
+    threads = theirs.get("threads"), provenance.get("threads")
+    if None not in threads and threads[0] != threads[1]:
+        found.append(f"threads ({threads[0]} there, {threads[1]} here)")
+    names = earlier.runtime.get("name"), runtime.get("name")
+    if names[0] != names[1]:
+        found.insert(0, f"runtime ({quoted(names[0])} there, {quoted(names[1])} here)")
+    elif json.loads(to_json(runtime)) != dict(earlier.runtime):
+        found.insert(0, "how the runtime was set up")
+    return found
 
 
 def finish(run: RunDirectory, result: LatencyProfile, precision: float) -> LatencyProfile:
@@ -55,23 +97,19 @@ def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") ->
 
 
 def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
-    """The result with the settings of the run's profile that it does not have, if they are of the same thing."""
+    """The result with the settings of the run's profile that it does not have, if they are of the same thing.
+
+    That it may replace another was asked before (`check_can_join`).
+    """
     if not run.profile.exists():
         return result
     try:
         earlier = run.read_profile()
-    except TreeoptError as error:
-        note(f"The run's profile could not be read and is replaced: {error}")
+    except TreeoptError:
         return result
-    ours, theirs = (p.info.get("provenance") or {} for p in (result, earlier))
-    other = [key for key in SAME if ours.get(key) != theirs.get(key)]
-    if None not in (ours.get("threads"), theirs.get("threads")) and ours["threads"] != theirs["threads"]:
-        other.append("threads")
-    other += ["runtime"] if result.runtime != earlier.runtime else []
-    if other:
-        note(f"The run's profile differs in {', '.join(other)} and is replaced.")
-        return result
-    return joined(earlier, result)
+    return (
+        result if differences(earlier, result.runtime, result.info.get("provenance") or {}) else joined(earlier, result)
+    )
 
 
 def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
@@ -81,7 +119,7 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     """
     places = earlier.info.get("drift") or []
     nominal = {(p["batch_size"], p["context_tokens"]) for p in places if p.get("nominal")}
-    again = {p["batch_size"] for p in later.info["drift"] if not p["nominal"]}
+    again = {p["batch_size"] for p in later.info.get("drift") or [] if not p["nominal"]}
     kept = {s for s in earlier.settings if s not in later.settings and (s in nominal or s[0] not in again)}
 
     def keep(records: Sequence[Any]) -> list[Any]:
@@ -94,7 +132,11 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     points = sorted([*keep(earlier.points), *later.points], key=lambda p: (_setting(p), p.size, p.depth))
     plain = sorted([*keep(earlier.autoregressive), *later.autoregressive], key=_setting)
     whole = LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
-    info["precision"] = precision_reached(whole.points, whole.autoregressive, later.info["precision"]["wanted"])
+    info["inputs"] = {**(earlier.info.get("inputs") or {}), **(later.info.get("inputs") or {})}
+    if "precision" in earlier.info and "precision" in later.info:
+        info["precision"] = precision_reached(whole.points, whole.autoregressive, later.info["precision"]["wanted"])
+    else:
+        info.pop("precision", None)
     return whole
 
 

@@ -23,9 +23,9 @@ from treeopt.files.rows import Amount, Count, Positive, checked
 from treeopt.files.storage import read_text
 from treeopt.latency.roofline import MEASURES
 from treeopt.latency.rounds import PRECISION, drifts, precision_reached
-from treeopt.pipeline.profile.outcome import tell
+from treeopt.pipeline.profile.outcome import check_can_join, tell, with_earlier
 from treeopt.records.inputs import find_accuracies, inputs_of
-from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.profile import LatencyProfile, Setting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 
@@ -118,11 +118,11 @@ def profile_from_file(
 ) -> LatencyProfile:
     """The latencies of a table, or of the JSON lines of SGLang's bench_speculative.py, as the run's profile.
 
+    Batch sizes and contexts are added to those that the run's profile has of the same runtime.
+
     contexts   the one of rows that do not say theirs
     num_heads  depth of trees that do not say theirs, so far as their size allows; by default the calibrated one
     """
-    if not overwrite:
-        check_unmeasured(run)
     if len(contexts) > 1:
         raise InvalidInput("--from-csv takes one --context, that of rows which do not say theirs.")
     rows = read_rows(file)
@@ -141,8 +141,9 @@ def profile_from_file(
             )
     result = profile_of(rows, str(file))
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
-    result.info.update(measures="step", provenance=provenance, inputs=inputs_of(file))
     result.runtime["name"] = runtime or file.stem
+    check_can_join(run, result.runtime, provenance, overwrite=overwrite)
+    result.info.update(measures="step", provenance=provenance, inputs=inputs_of(file))
     few = sum(len(p.step_ms) < 2 for p in (*result.points, *result.autoregressive))
     if few:
         note(
@@ -152,6 +153,9 @@ def profile_from_file(
     else:
         result.info["precision"] = precision_reached(result.points, result.autoregressive, PRECISION)
         tell(result, "more rows of them help")
+    if not overwrite:
+        check_nothing_lost(run, result)
+        result = with_earlier(run, result)
     result.save(run.profile)
     return result
 
@@ -264,12 +268,23 @@ def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) ->
     return 1e3 * batch_size * tokens_per_step / tokens_per_s
 
 
-def check_unmeasured(run: RunDirectory) -> None:
-    """Raise InvalidInput where the run has a profile that was measured."""
-    if run.profile.exists() and run.read_profile().info.get("measures") != MEASURES:
-        raise InvalidInput(
-            f"{run.profile} was measured, and is replaced only with --overwrite: pass that, or another --run."
-        )
+def check_nothing_lost(run: RunDirectory, result: LatencyProfile) -> None:
+    """Raise InvalidInput where the run's profile has other latencies of a setting of the table."""
+
+    def timed(profile: LatencyProfile, setting: Setting) -> list[StepTiming]:
+        return [t for t in (*profile.points, *profile.autoregressive) if t.setting == setting]
+
+    if not run.profile.exists():
+        return
+    earlier = run.read_profile()
+    if earlier.info.get("measures") == MEASURES:
+        return
+    for setting in result.settings:
+        if setting in earlier.settings and timed(earlier, setting) != timed(result, setting):
+            raise InvalidInput(
+                f"{run.profile} has other latencies at batch size {setting[0]} and context {setting[1]} already, which are "
+                "not replaced unasked. Leave those rows out, or pass another --run, or --overwrite."
+            )
 
 
 def calibrated_heads(run: RunDirectory) -> int | None:

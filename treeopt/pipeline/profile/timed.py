@@ -25,7 +25,7 @@ import numpy as np
 from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.rounds import Planned, Round, drifts, processor_share, timed_trees, timings
-from treeopt.pipeline.profile.outcome import finish
+from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import Wanted, check_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
@@ -59,12 +59,14 @@ def profile(
     max_new_tokens: int = 128,
     calibration: str | None = None,
     gb_per_s: float | None = None,
+    overwrite: bool = False,
     **options: Any,
 ) -> LatencyProfile:
     """Time decoding steps at each batch size and context, until every latency is known well enough.
 
     calibration  what trees are grown on, a path or a name; by default the run's own
     gb_per_s     memory bandwidth to compare a plain step with
+    overwrite    whether a profile of something else may be replaced
     options      those of `Wanted`: batch_sizes, contexts, sizes (without a second stage), budget, precision,
                  time_limit_s
 
@@ -82,6 +84,7 @@ def profile(
     families = tree_families(source, drafter.num_heads, wanted.largest, ranks=drafter.draft_vocab_size)
     check_sizes(wanted.sizes or (), families)
     settle_threads(run, session)
+    check_can_join(run, session.runtime(), session.provenance(seed=0).record(), overwrite=overwrite)
     stages = Stages(run, session, wanted, families, max_new_tokens, _acceptance(session, source))
     stages.first()
     if wanted.sizes is None and source is not None:

@@ -14,7 +14,7 @@ from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, changed, read_grown_on
+from treeopt.records.inputs import Accuracies, changed, read_grown_on, stale, stale_plan
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -35,17 +35,17 @@ class Inputs:
 
     @cached_property
     def trace(self) -> RankTrace:
-        _require(self.run.trace, "treeopt calibrate")
+        _require(self.run.trace, self.run.command("calibrate"))
         return self.run.read_trace()
 
     @cached_property
     def profile(self) -> LatencyProfile:
-        _require(self.run.profile, "treeopt profile")
+        _require(self.run.profile, self.run.command("profile"))
         return self.run.read_profile()
 
     @cached_property
     def plan(self) -> Plan:
-        _require(self.run.plan, "treeopt search")
+        _require(self.run.plan, self.run.command("search"))
         return self.run.read_plan()
 
     @cached_property
@@ -78,18 +78,27 @@ class Inputs:
         names = ", ".join(self.plan.inputs) or "files that it does not name"
         raise OutOfRange(f"The plan was made from {names}, not in {self.run.path}. Run: treeopt calibrate")
 
+    def stale(self, figure: Figure, batch_size: int | None) -> list[str]:
+        """A sentence on each file that the plan or the benchmark of a figure was made from and that is another now."""
+        if self.run.plan.name in figure.needs:
+            return stale_plan(self.run, self.plan)
+        if self.run.bench.name in figure.needs:
+            option = () if batch_size is None else ("--batch-size", batch_size)
+            return stale(self.run, self.run.bench, self.bench(batch_size).inputs, "bench", *option)
+        return []
+
     def bench(self, batch_size: int | None) -> Benchmark:
         """The benchmark of a batch size (the last one made, if None)."""
         size = -1 if batch_size is None else batch_size
         if size not in self._benches:
             own = None if batch_size is None else self.run.bench_of(batch_size)
             file = own if own is not None and own.exists() else self.run.bench
-            option = "" if batch_size is None else f" --batch-size {batch_size}"
-            _require(file, f"treeopt bench{option}")
+            command = self.run.command("bench", *(() if batch_size is None else ("--batch-size", batch_size)))
+            _require(file, command)
             found = Benchmark.load(file)
             measured = found.contenders[0].batch_size
             if file == self.run.bench and batch_size not in (None, measured):
-                raise OutOfRange(f"{file} is not of batch size {batch_size}. Measure it with: treeopt bench{option}")
+                raise OutOfRange(f"{file} is not of batch size {batch_size}. Measure it with: {command}")
             self._benches[size] = found
         return self._benches[size]
 
@@ -131,6 +140,7 @@ class Picture:
     stem: str
     batch_size: int | None
     drawing: Drawing
+    stale: tuple[str, ...] = ()  # what its files were made from that is another now
 
 
 def _tree(inputs: Inputs, batch_size: int | None) -> Drawing:
@@ -211,7 +221,8 @@ def pictures(
         for size in sizes if figure.per_batch_size else [None]:
             stem = f"{figure.name}-batch-size-{size}" if size is not None and several else figure.name
             try:
-                yield Picture(figure, stem, size, figure.draw(inputs, size))
+                drawing = figure.draw(inputs, size)
+                yield Picture(figure, stem, size, drawing, tuple(inputs.stale(figure, size)))
             except OutOfRange as reason:
                 yield f"{stem} was left out: {reason}"
 
@@ -239,6 +250,7 @@ def draw(
         if isinstance(picture, str):
             notes.append(picture)
             continue
+        notes += [said for said in picture.stale if said not in notes]
         for kind in formats:
             files.append(run.figures / f"{picture.stem}.{kind}")
             with atomic_writer(files[-1]) as stream:

@@ -1,0 +1,192 @@
+"""What was measured elsewhere is kept, labelled, and not mixed unsaid with what is measured here; hints are commands that help."""
+
+import html
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from treeopt import pipeline
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files.provenance import Provenance
+from treeopt.pipeline.profile.outcome import check_can_join
+from treeopt.records.inputs import inputs_of, not_a_check, stale_plan
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.page import write_report
+
+from .conftest import invoke, random_trace, treeopt
+from .test_figures import some_profile
+from .test_report import make_run, no_pictures  # noqa: F401  # a fixture
+
+HERE = {"name": "treeopt", "version": "0.1.0"}
+TABLE = "batch_size,context,size,depth,step_ms\n"
+
+
+def rows(*batch_sizes: int, ms: float = 10.0) -> str:
+    return "".join(f"{b},128,{n},{min(n - 1, 2)},{ms + 0.1 * n}\n" for b in batch_sizes for n in (1, 2, 4, 8))
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    """A trace, and latencies of another engine at batch size 1."""
+    run = RunDirectory(tmp_path / "my run")
+    run.path.mkdir()
+    trace = random_trace(np.random.default_rng(0), [20] * 12, 3, 4)
+    replace(trace, meta={**trace.meta, "provenance": {"model": "m", "dtype": "float32", "device": "cpu"}}).save(
+        run.trace
+    )
+    (tmp_path / "steps.csv").write_text(TABLE + rows(1))
+    pipeline.profile_from_file(run, tmp_path / "steps.csv", runtime="vllm 0.11")
+    return run
+
+
+def search(run, *batch_sizes, **options):
+    return pipeline.search(run, pipeline.SearchOptions(8, batch_sizes), **options)
+
+
+# Nothing measured elsewhere is lost
+
+
+def test_timing_steps_here_does_not_replace_latencies_of_another_runtime(run):
+    before = run.profile.read_bytes()
+    with pytest.raises(InvalidInput, match=r"runtime \('vllm 0.11' there, 'treeopt' here\).*--overwrite"):
+        check_can_join(run, HERE, Provenance().record(), overwrite=False)
+    check_can_join(run, HERE, Provenance().record(), overwrite=True)
+    assert run.profile.read_bytes() == before
+
+
+def test_the_command_refuses_before_it_times_anything(run):
+    before = run.profile.read_bytes()
+    said = treeopt("profile", "--run", run.path, "--command", "false {size}", code=1)
+    assert "is not replaced unasked" in said
+    assert run.profile.read_bytes() == before
+
+
+def test_the_hint_for_another_batch_size_is_a_command_that_adds_it(run, monkeypatch):
+    with pytest.raises(OutOfRange, match="covers batch sizes 1, but 16 was asked") as raised:
+        search(run, 1, 16)
+    command = shlex.split(str(raised.value).rpartition("with: ")[2])
+    monkeypatch.chdir(run.path.parent)
+    table = Path("steps.csv")
+    table.write_text(table.read_text() + rows(16))
+    assert invoke(*command[1:]).exit_code == 0
+    assert run.read_profile().batch_sizes == [1, 16]
+    assert {entry.batch_size for entry in search(run, 1, 16)} == {1, 16}
+
+
+def test_other_latencies_of_the_same_setting_are_not_replaced_unasked(run):
+    table = run.path.parent / "again.csv"
+    table.write_text(TABLE + rows(1, ms=20.0))
+    with pytest.raises(InvalidInput, match="other latencies at batch size 1 and context 128"):
+        pipeline.profile_from_file(run, table, runtime="vllm 0.11")
+    pipeline.profile_from_file(run, table, runtime="vllm 0.11", overwrite=True)
+    assert run.read_profile().autoregressive[0].step_ms == (20.1,)
+
+
+@pytest.mark.slow
+def test_the_hint_for_steps_that_are_timed_here_adds_a_batch_size(own_demo_run):
+    said = treeopt("search", "--run", own_demo_run, "--batch-size", "1,4", "--budget", 16, code=1)
+    command = shlex.split(said.strip().rpartition("with: ")[2])
+    treeopt(*command[1:], "--sizes", "1,4,16", "--time-limit", 1)
+    assert RunDirectory(own_demo_run).read_profile().batch_sizes == [1, 2, 4]
+    treeopt("search", "--run", own_demo_run, "--batch-size", "1,4", "--budget", 16)
+
+
+def test_every_hint_names_the_run(tmp_path):
+    run = RunDirectory(tmp_path / "my run; rm x")
+    for read in (run.read_trace, run.read_profile, run.read_plan):
+        with pytest.raises(InvalidInput, match="--run") as raised:
+            read()
+        assert shlex.split(str(raised.value).rpartition("with: ")[2])[-1] == str(run.path)
+
+
+# What is of different origins is not mixed unsaid
+
+
+def session(**origin):
+    return SimpleNamespace(provenance=lambda: Provenance(**origin))
+
+
+def test_verify_is_refused_where_latencies_are_another_runtimes(run):
+    with pytest.raises(InvalidInput, match=r"latencies were timed in vllm 0\.11"):
+        search(run, 1, session=session(), verify=2)
+    assert not run.plan.exists()
+
+
+def test_verify_is_refused_where_latencies_are_of_another_machine(run):
+    profile = run.read_profile()
+    info = {**profile.info, "provenance": {**profile.info["provenance"], "machine": "another one"}}
+    replace(profile, runtime=HERE, info=info).save(run.profile)
+    with pytest.raises(InvalidInput, match="latencies were timed on another one"):
+        search(run, 1, session=session(), verify=2)
+
+
+@pytest.mark.parametrize(("what", "other"), [("dtype", "bfloat16"), ("device", "cuda:0"), ("model", "another")])
+def test_a_profile_of_another_origin_is_said_or_refused(run, capsys, what, other):
+    profile = run.read_profile()
+    info = {**profile.info, "provenance": {**profile.info["provenance"], what: other}}
+    replace(profile, info=info).save(run.profile)
+    if what == "model":
+        with pytest.raises(InvalidInput, match=r"is of another\. Measure again with: treeopt profile --overwrite"):
+            search(run, 1)
+    else:
+        search(run, 1)
+    search(run, 1, profile_path=str(run.profile.rename(run.path / "theirs.json")))
+    assert f"theirs.json is of another {what} than was calibrated ({other}, not" in capsys.readouterr().err
+
+
+def test_a_report_labels_predictions_for_another_runtime(no_pictures, tmp_path):  # noqa: F811
+    run = make_run(tmp_path, batch_sizes=(1,))
+    plan = replace(run.read_plan(), runtime={"name": "vllm"})
+    plan.save(run.plan)
+    bench = run.bench_of(1)
+    bench.write_text(
+        re.sub(r'"plan.json": "\w+"', f'"plan.json": "{inputs_of(run.plan)["plan.json"]}"', bench.read_text())
+    )
+    page = html.unescape(write_report(run).read_text())
+    assert not_a_check("in vllm") in page
+    assert "for steps timed in vllm, which is no prediction of this" in page
+
+
+# What was made from other files than are there now is said to be
+
+
+def test_a_plan_is_stale_by_what_changed_and_by_what_is_gone(run):
+    search(run, 1)
+    plan = run.read_plan()
+    assert stale_plan(run, plan) == []
+    some_profile((1,)).save(run.profile)
+    (said,) = stale_plan(run, plan)
+    assert said.startswith("plan.json was made from another profile.json than the one here now.")
+    assert shlex.split(said.rpartition("with: ")[2]) == ["treeopt", "search", "--run", str(run.path)]
+    run.profile.unlink()
+    assert "made from profile.json, which is not here any more" in stale_plan(run, plan)[0]
+
+
+@pytest.mark.parametrize("command", [("show",), ("plot", "throughput", "--format", "svg"), ("report",)])
+def test_what_people_look_at_says_what_is_stale(run, command, monkeypatch):
+    monkeypatch.setattr("treeopt.report.page.pictures", lambda *rest, **options: [])
+    search(run, 1)
+    assert "was made from" not in invoke(*command, "--run", run.path).stderr
+    some_profile((1,)).save(run.profile)
+    assert "plan.json was made from another profile.json" in invoke(*command, "--run", run.path).stderr
+
+
+def test_calibrate_keeps_another_measurement(own_demo_run):
+    run = RunDirectory(own_demo_run)
+    before = run.trace.read_bytes()
+    said = treeopt("calibrate", "--run", run.path, "--num-prompts", 5, "--max-new-tokens", 24, code=1)
+    assert "is another measurement and is not replaced unasked; they differ in prompts" in said
+    run.trace.unlink()
+    said = treeopt("calibrate", "--run", run.path, "--num-prompts", 5, "--max-new-tokens", 24, code=1)
+    assert "they differ in who measured it" in said
+    assert not run.trace.exists()
+    arguments = ("calibrate", "--run", run.path, "--num-prompts", 8, "--max-new-tokens", 24, "--dtype", "float64")
+    treeopt(*arguments, "--overwrite")
+    assert run.trace.read_bytes() == before
+    treeopt(*arguments)  # the very same
+    assert run.trace.read_bytes() == before
