@@ -242,7 +242,7 @@ def _text(value: Any) -> str:
 
 def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
     """A sentence on each plan or benchmark that was made from others than are here now, and the command to run again."""
-    found = {}
+    found: dict[str, str] = {}
     for file, this in notes.items():
         size = file.removeprefix(f"{run.bench.stem}-batch-size-").removesuffix(".json")
         if file == run.plan.name or file.startswith(run.bench.stem):
