@@ -261,6 +261,6 @@ def test_speedups_of_groups_are_of_their_own_blocks(tmp_path):
     write_bench(tmp_path / "b.json")
     bench = Benchmark.load(tmp_path / "b.json")
     assert bench.groups == ["a"]
-    assert bench.tokens_per_step("chosen", "a") == (2.0, 1)
+    assert bench.tokens_per_step("chosen", "a") == (1.0, 1)
     assert bench.speedup("chosen", group="b") is None
     assert bench.speedup("chosen", group="a").value == pytest.approx(1.0)

@@ -38,11 +38,11 @@ class FakeSession:
 
 
 def trace_of(conversations):
-    """A trace of one state a conversation."""
+    """A trace of one guess a conversation."""
     names = sorted({c.group for c in conversations})
     meta = {"prompt_sha256": [c.sha256 for c in conversations], "group_names": names}
     group = np.array([names.index(c.group) for c in conversations])
-    return RankTrace(np.zeros((2 * len(group), 1)), np.arange(0, 2 * len(group) + 1, 2), group=group, meta=meta)
+    return RankTrace(np.tile([[0], [-2]], (len(group), 1)), np.arange(0, 2 * len(group) + 1, 2), group=group, meta=meta)
 
 
 @pytest.mark.parametrize("grouped", [True, False])
