@@ -19,7 +19,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.shipped import shipped
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.agreement import agree
+from treeopt.records.agreement import agree, within
 from treeopt.records.load import load_result
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -35,7 +35,7 @@ FREE = {
         "entries.context_tokens": "a label of the profile's",
         "entries.tokens_per_step_stderr": "a bootstrap; checked against predicted.replayed_stderr, both may be rounded",
         "entries.(step_ms|tokens_per_s|speedup)_stderr": "a bootstrap",
-        "entries.interval95.*": "a bootstrap; must be ordered and near the figure",
+        "entries.interval95.*": "a bootstrap; must be ordered and above 0",
         "entries.predicted.(product|joint|replayed_stderr)": "another estimate; at least 1 and at most the rows",
         "entries.predicted.(sequences|conversations|steps)": "counts of the trace, only ordered",
         "entries.growth_order.*": "gains in-sample, while figures are held out; sums must be possible",
@@ -60,6 +60,7 @@ FREE = {
         "precision.*": "must fit one another",
         "drift.(drift|context_tokens|batch_size)": "of a setting that there is",
         "weight_bytes.*": "a measurement",
+        "processor_share": "a measurement; a share",
         "provenance.*": "a label",
     },
     "calibration.json": {
@@ -216,6 +217,10 @@ CONTRADICTIONS = (  # file, place, what stands there then, what is said
     ("plan.json", ("entries", 0, "curve", 1, "tokens_per_s"), 3.0, "curve.1: tokens_per_s must be .* but is 3"),
     ("plan.json", ("entries", 0, "accepted"), [0.505, 0.404], "the sum of accepted must be from .* but is 0.909"),
     ("plan.json", ("constraint", "budget"), 2, "size must be from 0 to 2"),
+    ("plan.json", ("entries", 0, "elsewhere"), {"7": 0.1}, "entries.0.elsewhere: its batch sizes .* but one is 7"),
+    ("plan.json", ("entries", 0, "interval95", "speedup"), [1.2, 1.1], "the lower one first"),
+    ("profile.json", ("processor_share",), 1.5, "processor_share must be from 0 to 1, but is 1.5"),
+    ("calibration.json", ("groups",), {"x": {"hits": [[]], "trials": [1]}}, "every group must have"),
 )
 
 
@@ -230,7 +235,7 @@ def test_a_contradiction_is_named_with_its_place_and_both_numbers(files, name, p
 
 TRACES = {
     "end": (lambda a: {"end": np.full_like(a["end"], 9)}, "end must be from 0 to 3, but is 9"),
-    "group": (lambda a: {"group": a["group"] + 40}, "group must be from 0 to"),
+    "group": (lambda a: {"group": a["group"] + 40}, "group must be "),
     "a hit past the end": (lambda a: {"ranks": np.zeros_like(a["ranks"])}, "no token to guess"),
     "columns": (lambda a: {"ranks": a["ranks"][:, :-1]}, "num_heads must be"),
     "prompts": (lambda a: {"meta": meta_of(a, prompt_sha256=["x"])}, r"prompt_sha256 must be \d+ .* but is 1"),
@@ -254,6 +259,32 @@ def test_a_traces_arrays_must_fit_together(demo_run, tmp_path, name):
         load_result(tmp_path / "trace.npz")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("group_names", 3), ("batch_sizes", ["x"]), ("num_heads", "x"), ("eos_ids", [[1]]), ("prompt_sha256", [[]])],
+)
+def test_values_of_other_types_are_refused_in_a_trace(demo_run, tmp_path, key, value):
+    with np.load(demo_run / "trace.npz") as archive:
+        arrays = dict(archive)
+    np.savez_compressed(tmp_path / "trace.npz", **{**arrays, "meta": meta_of(arrays, **{key: value})})
+    with pytest.raises(InvalidInput, match=f"trace.npz must have a .* under meta '{key}'"):
+        load_result(tmp_path / "trace.npz")
+
+
+def test_a_profile_without_bandwidth_or_with_a_level_too_many_is_no_traceback(tmp_path):
+    plain, file = {"batch_size": 1, "context_tokens": 1, "step_ms": [1.0]}, tmp_path / "profile.json"
+    floor = {**plain, "gb_per_s": 0, "weight_bytes": 1, "cache_bytes": 0, "floor_ms": 1.0, "plain_over_floor": 1.0}
+    deep = {**plain, "size": 2, "depth": 1, "expanding": [1], "parts_ms": {"draft 7": [0.1]}}
+    document = {"schema": "treeopt.profile/1", "points": [deep], "autoregressive": [plain]}
+    file.write_text(json.dumps(document))
+    assert not load_result(file).draft
+    file.write_text(json.dumps({**document, "bandwidth_floor": [floor]}))
+    with pytest.raises(
+        InvalidInput, match=r"bandwidth_floor\.0: gb_per_s and floor_ms must be above 0, but are 0 and 1"
+    ):
+        load_result(file)
+
+
 def test_a_probes_answers_are_as_long_as_its_steps_make_them(tmp_path):
     probe = random_probe(np.random.default_rng(0), Tree.from_choices([[0], [1], [0, 0]]), 40, ends=0.0)
     probe.save(tmp_path / "probe.npz")
@@ -274,3 +305,5 @@ def test_numbers_agree_at_the_precision_that_they_are_written_with():
     for said, follows in ((1.81, 1.8), (10, 9)):
         with pytest.raises(InvalidInput, match="must be"):
             agree("x", said, follows, "y")
+    with pytest.raises(InvalidInput, match=r"^x must be 1, but is 0\.9\.$"):
+        within(1, 1, x=0.9)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treeopt.errors import InvalidInput
 from treeopt.files.writing import discard
 from treeopt.growth.heldout import folds
 from treeopt.growth.source import source_of
@@ -140,6 +141,27 @@ def test_a_damaged_state_is_not_gone_on_from(tmp_path):
     assert Unfinished(tmp_path / "u", {"block": 0}).read() is None
     assert Unfinished(tmp_path / "u", {"block": 1}).read() is None
     assert not list((tmp_path / "u").glob("*.pt"))  # of another block
+
+
+def test_a_state_that_cannot_be_written_does_not_end_its_block(tmp_path, monkeypatch):
+    import treeopt.runtime.measure.unfinished as module
+
+    said: list[str] = []
+    unfinished = Unfinished(tmp_path / "u", {"block": 0}, said.append)
+    unfinished.keep({"n": 0})
+
+    def full(path):
+        raise InvalidInput(f"{path} cannot be written: No space left on device.")
+
+    monkeypatch.setattr(module, "EVERY_S", 0.0)
+    monkeypatch.setattr(module, "atomic_writer", full)
+    unfinished._cost = 0.0
+    assert unfinished.is_due()
+    unfinished.keep({"n": 1})
+    assert not unfinished.is_due()
+    assert not (tmp_path / "u").exists()
+    assert len(said) == 1
+    assert said[0].endswith("No space left on device. The block goes on; if it is stopped, it begins anew.")
 
 
 class ReadsPrompt:

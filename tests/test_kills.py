@@ -20,6 +20,7 @@ from treeopt import demo
 from treeopt.cli import cli
 from treeopt.files import storage, writing
 from treeopt.files.journal import Journal
+from treeopt.files.provenance import Provenance
 from treeopt.pipeline import SearchOptions, search
 from treeopt.pipeline.train import writing_heads
 from treeopt.pipeline.training_job import TrainingJob
@@ -217,7 +218,8 @@ def test_training_that_is_killed_while_it_writes_is_finished_by_the_same_command
 
 def test_what_verify_decoded_is_kept_until_the_plan_is_written(own_demo_run, monkeypatch):
     run = RunDirectory(own_demo_run)
-    session = SimpleNamespace(target=SimpleNamespace(device=SimpleNamespace(type="cuda")))  # nothing is decoded
+    device = SimpleNamespace(type="cuda")  # nothing is decoded
+    session = SimpleNamespace(target=SimpleNamespace(device=device), provenance=Provenance)
 
     def proof(run, session, entry, *rest):
         Journal(run.partial("verify"), {}).append({"decoded": 1})

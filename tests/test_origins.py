@@ -15,6 +15,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.provenance import Provenance
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan
+from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
 
@@ -57,6 +58,17 @@ def test_timing_steps_here_does_not_replace_latencies_of_another_runtime(run):
         check_can_join(run, HERE, Provenance().record(), overwrite=False)
     check_can_join(run, HERE, Provenance().record(), overwrite=True)
     assert run.profile.read_bytes() == before
+
+
+def test_versions_are_no_other_measurement_and_what_differs_is_named_by_its_key(run):
+    ours = LatencyProfile((), (StepTiming(1, 128, 1, 0, (1.0,)),), HERE)
+    made = Provenance(drafter={"kind": "medusa", "sha256": "a"}, threads=1).record()
+    replace(ours, info={"provenance": {**made, "versions": {"torch": "1"}}}).save(run.profile)
+    check_can_join(run, {**HERE, "version": "0.2.0", "compiled": None}, made, overwrite=False)
+    other = {**made, "drafter": {"kind": "medusa", "sha256": "b"}, "threads": 2}
+    says = r"differ in compiled \(None there, True here\), drafter sha256 \('a' there, 'b' here\), threads \(1 there, 2 here\)\."
+    with pytest.raises(InvalidInput, match=says):
+        check_can_join(run, {**HERE, "compiled": True}, other, overwrite=False)
 
 
 def test_the_command_refuses_before_it_times_anything(run):

@@ -265,7 +265,7 @@ def test_batch_sizes_are_added_and_measured_again(run, session):
 def test_another_models_profile_is_not_replaced_unasked(run, session):
     pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), **QUICK)
     other = replace(session, drafter_record={**session.drafter_record, "id": "other"})
-    with pytest.raises(InvalidInput, match=r"they differ in drafter \(.*--overwrite"):
+    with pytest.raises(InvalidInput, match=r"they differ in drafter id \(\'.*\' there, \'other\' here\).*--overwrite"):
         pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), **QUICK)
     assert LatencyProfile.load(run.profile).batch_sizes == [1]
     pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), overwrite=True, **QUICK)

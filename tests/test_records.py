@@ -147,6 +147,25 @@ def test_options_of_what_is_given_anew_are_not_taken_over(run):
     assert "temperature" not in resolve(run, {"acceptance": "greedy"})
 
 
+def test_options_of_a_trace_that_kept_its_model_as_it_was_given_are_taken(run, monkeypatch):
+    monkeypatch.chdir(run.path.parent)
+    (run.path.parent / "m").mkdir()
+    run.path.mkdir(exist_ok=True)
+    trace = trace_of(EXIT)
+    trace.meta["source"] = {"model": "m", "drafter": "ngram"}
+    trace.save(run.trace)
+    assert resolve(run, {"model": "m"}) == {"model": str(run.path.parent / "m"), "drafter": "ngram"}
+
+
+def test_a_trace_that_cannot_be_read_stands_in_the_way_of_nothing_that_replaces_it(run, capsys):
+    run.path.mkdir(exist_ok=True)
+    run.trace.write_bytes(b"damaged")
+    with pytest.raises(InvalidInput, match="not a readable"):
+        resolve(run, {})
+    assert resolve(run, {}, overwrite=True) == {}
+    assert "It is replaced, and nothing is taken from it." in capsys.readouterr().err
+
+
 # Plans and benchmarks, typed to the leaf
 
 TIMED = {"tokens_per_step": 1.9, "tokens_per_s": 1520.0}

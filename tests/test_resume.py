@@ -1,5 +1,6 @@
 """Runs that survive: signals, kills, a second writer, memory that runs out."""
 
+import importlib
 import os
 import random
 import shutil
@@ -371,7 +372,7 @@ def test_an_interrupt_is_one_whatever_a_library_makes_of_it_and_says_what_is_lef
         assert said.splitlines()[-1] == "treeopt: interrupted. No result was changed."
         assert [path.name for path in tmp_path.iterdir()] == ["ranks.jsonl"]
     plan = ("search", "--calibration", "vicuna-7b-medusa1", "--budget", "4")
-    module = sys.modules["treeopt.pipeline.search"]
+    module = importlib.import_module("treeopt.pipeline.search")
     said = interrupted(monkeypatch, module, "note_warnings", *plan, number=number)
     assert said.splitlines()[-1] == (
         "treeopt: interrupted. Every file is whole. The same treeopt search command begins anew."
@@ -380,7 +381,7 @@ def test_an_interrupt_is_one_whatever_a_library_makes_of_it_and_says_what_is_lef
 
 def test_an_interrupted_calibration_says_that_its_blocks_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    module = sys.modules["treeopt.pipeline.calibrate"]
+    module = importlib.import_module("treeopt.pipeline.calibrate")
     options = ("calibrate", "--num-prompts", "2", "--max-new-tokens", "8")
     said = interrupted(monkeypatch, module, "examples", *options)
     assert said.splitlines()[-1] == (

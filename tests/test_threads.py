@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.provenance import Provenance
 from treeopt.latency.rounds import processor_share
 from treeopt.pipeline import threads as pipeline
-from treeopt.pipeline.profile.outcome import with_earlier
+from treeopt.pipeline.profile.outcome import check_can_join, with_earlier
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime import target as target_module
@@ -131,12 +132,13 @@ def test_another_machines_number_is_not_taken(torch_threads, tmp_path, monkeypat
     assert torch_threads[-1] == 2
 
 
-def test_profiles_of_other_threads_are_not_joined(tmp_path, capsys):
+def test_profiles_of_other_threads_are_not_joined(tmp_path):
     run = RunDirectory(tmp_path)
     two = profile_with(run, 2)
     one = profile_with(run, 1)
     assert with_earlier(run, two) is two
-    assert "differs in threads" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match=r"differ in threads \(1 there, 2 here\)"):
+        check_can_join(run, two.runtime, two.info["provenance"], overwrite=False)
     assert with_earlier(run, one) is not one
 
 

@@ -236,7 +236,7 @@ def test_a_probe_says_where_it_comes_from(target, heads, prompts):
     assert probe.clusters.tolist() == [0, 0, 1, 1, 2]
     assert probe.group_names == ["group 0", "group 1"]
     assert probe.prompt_tokens.tolist() == [len(p) for p in prompts[:5]]
-    with pytest.raises(InvalidInput, match="every node of the policy"):
+    with pytest.raises(InvalidInput, match="all nodes of the policy among them"):
         probed(target, heads, prompts[:5], Tree.from_choices([[9]]))
 
 

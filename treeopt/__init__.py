@@ -112,7 +112,7 @@ def calibrate(
 
     directory = RunDirectory.of(run)
     with directory.writing():
-        session = pipeline.session_of(directory, model, options)
+        session = pipeline.session_of(directory, model, options, overwrite=overwrite)
         pipeline.calibrate(
             directory,
             session,

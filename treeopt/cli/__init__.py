@@ -107,8 +107,9 @@ def _refused(error: OSError) -> str:
     """What the system would not do, and with which file."""
     if error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}."
-    what = "The output" if error.errno in FULL else "Something"  # what is written to files names them
-    return f"{what} cannot be written: {error.strerror}."
+    if error.errno in FULL:  # what is written to files names them
+        return f"The output cannot be written: {error.strerror}."
+    return f"The system refused: {error.strerror}."
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

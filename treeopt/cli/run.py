@@ -50,7 +50,7 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     from treeopt.report.plan_table import plan_table
     from treeopt.report.terminal import note, out
 
-    source = pipeline.resolve(run, source)
+    source = pipeline.resolve(run, source, overwrite=options["overwrite"])
     if not {"model", "dtype", "device"} & source.keys():
         source["dtype"] = pipeline.demo_dtype()
     wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"))

@@ -26,7 +26,8 @@ MOST_VALUES = 2**23  # values and lines of a text, by what stands between them
 MOST_NESTED = 100  # lists and objects in one another
 MOST_YAML_CHARS = 2**17
 MOST_ROWS = 2**17  # lines of a table, responses of an engine
-MOST_ARRAY_BYTES = 2**28  # of all arrays that are read of an archive, unpacked
+MOST_ARRAY_BYTES = 2**31  # of all arrays that are read of an archive, unpacked
+MOST_TENSOR_BYTES = 2**28  # of the tensors of an import
 MOST_RATIO, SMALL_BYTES = 100, 2**22  # how many times its size an archive may unpack to, unless that is little
 MOST_MEMBERS, MOST_DIRECTORY_BYTES = 1000, 2**17  # of an archive of arrays
 

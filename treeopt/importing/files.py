@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
-from treeopt.files.bounds import MOST_ARRAY_BYTES, check_stored, few, loads
+from treeopt.files.bounds import MOST_TENSOR_BYTES, check_stored, few, loads
 from treeopt.files.storage import read_text
 from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
@@ -95,7 +95,7 @@ def _documents(path: Path, text: str) -> Any:
 def _arrays(path: Path) -> Any:
     import torch
 
-    left = [MOST_ARRAY_BYTES]  # bytes that may still be taken: one tensor may stand in many places
+    left = [MOST_TENSOR_BYTES]  # bytes that may still be taken: one tensor may stand in many places
 
     def array(value: Any) -> NDArray[Any]:
         plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
@@ -104,7 +104,7 @@ def _arrays(path: Path) -> Any:
             raise InvalidInput(f"{path} must hold plain tensors, but holds {quoted(type(value).__name__)}.")
         left[0] -= value.numel() * max(value.element_size(), 8)
         if left[0] < 0:
-            raise InvalidInput(f"The tensors of {path} may have {MOST_ARRAY_BYTES // 2**20} MiB, but have more.")
+            raise InvalidInput(f"The tensors of {path} may have {MOST_TENSOR_BYTES // 2**20} MiB, but have more.")
         values = value.detach()
         return np.array((values.double() if values.is_floating_point() else values).numpy())
 

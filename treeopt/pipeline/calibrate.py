@@ -22,9 +22,11 @@ from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
 from treeopt.records.calibration import Calibration, prefix_states
+from treeopt.records.origins import differing
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
+from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
@@ -36,6 +38,7 @@ GROUP_BUDGET = 64  # rows of the trees that groups are compared by
 # Conversations of a block, per row of the batch: a killed run loses one block at most, and at its end
 # fewer rows than the batch are live.
 BLOCK_WAVES = 8
+UNASKED = {"source": None, "provenance": None}  # what follows from the other keys
 SAME_TARGET = 0.98  # share of greedy answers' tokens that their target chooses again, rounding aside
 EXAMPLE_PATHS, EXAMPLE_CONTEXT = 256, 12  # paths with examples; tokens shown before the guesses
 
@@ -109,19 +112,19 @@ def check_unmeasured(
     differs = ["who measured it"]
     if run.trace.exists():
         meta = run.read_trace().meta
-        differs = [
-            key for key, value in json.loads(to_json(wanted)).items() if key != "source" and meta.get(key) != value
-        ]
+        asks, found = ({**(m.get("provenance") or {}), **m} for m in (json.loads(to_json(wanted)), meta))
+        known = {key: found.get(key) for key in asks}
+        differs = differing({**known, **UNASKED}, {**asks, **UNASKED})
         skipped = {row.get("row") for row in meta.get("skipped") or []}
         asked = {c.sha256 for c in conversations if c.row not in skipped}
         differs += ["prompts"] if asked - set(meta.get("prompt_sha256") or []) else []
         differs += ["prompts"] if set(meta.get("prompt_sha256") or []) - {c.sha256 for c in conversations} else []
         measured = run.read_probe().meta.get("acceptance") if run.probe.exists() else meta.get("acceptance")
-        differs += ["acceptance"] if measured != json.loads(to_json(rule)) else []
+        differs += differing(measured, json.loads(to_json(rule)), "acceptance")
     if differs:
         raise InvalidInput(
             f"{there[0]} is another measurement and is not replaced unasked; they differ in "
-            f"{', '.join(dict.fromkeys(differs)).replace('_', ' ')}. Pass another --run, or --overwrite."
+            f"{', '.join(dict.fromkeys(differs))}. Pass another --run, or --overwrite."
         )
 
 
@@ -151,7 +154,8 @@ def first_conversations(session: Session, num_prompts: int, *, reserved: int = 0
         raise InvalidInput(f"--prompts must leave some for bench, but {session.prompts.name} has {len(conversations)}.")
     most = len(conversations) - (max(1, len(conversations) // 4) if reserved else 0)
     if reserved and num_prompts > most:
-        note(f"Calibrating on {most} of {len(conversations)} prompts; the rest are held out for bench.")
+        drawn = f", {MOST_DRAWN:,} of a file at most" if len(conversations) == MOST_DRAWN else ""
+        note(f"Calibrating on {most} of {len(conversations)} prompts{drawn}; the rest are held out for bench.")
     return conversations[: min(num_prompts, most)]
 
 
@@ -200,7 +204,7 @@ def collect(
                 given=session.given,
                 meta={"batch_size": rows},
                 progress=advance,
-                unfinished=Unfinished(folder / "unfinished", key),
+                unfinished=Unfinished(folder / "unfinished", key, note),
             )
 
         while len(done) < len(blocks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.export.engine import Written
 from treeopt.files.places import located
 from treeopt.files.storage import read_text
-from treeopt.files.writing import replace_together, sole_writer, write_text
+from treeopt.files.writing import LOCK, replace_together, sole_writer, write_text
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.inputs import stale_plan
 from treeopt.records.plan import Plan
@@ -25,6 +26,7 @@ from treeopt.report.verdict import doubts
 from treeopt.trees.shapes import SHAPES
 
 WRITTEN = ".written"  # lists the files of an export in its folder
+NOTHING_WRITTEN = "Nothing was written for"  # begins the notes on refused batch sizes
 
 
 def export(
@@ -95,7 +97,7 @@ def export_to(
             refused.append((size, error))
     if not parts:
         raise refused[0][1]
-    notes += [f"Nothing was written for batch size {size}. {error}" for size, error in refused]
+    notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused]
     notes += _notes(parts)
     notes += _other_runtime(plan, engine)
     if batch_size is not None or None in parts:
@@ -134,7 +136,7 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
 
     A plan of chains goes to the engines of chains too.
     """
-    from treeopt.export.write import check_rule_of, loads_of, runners
+    from treeopt.export.write import check_rule_of, runners
 
     kind = (plan.drafter or {}).get("kind")
     able, written = runners(kind), []
@@ -153,18 +155,20 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
         if way.shape == "chain" and not all(SHAPES["chain"](entry.tree) for entry in plan.entries):
             chains.append(name)
             continue
-        for batch_size in loads_of(plan, way):
-            try:
-                paths, _ = export(run, name, batch_size=batch_size)
-                written += [name] if paths else []
-            except TreeoptError as error:
-                at = "" if batch_size is None else f" at batch size {batch_size}"
-                note(f"Not exported for {name}{at}: {error}")
+        try:
+            paths, files = export(run, name)
+        except TreeoptError as error:
+            note(f"Not exported for {name}: {error}")
+            continue
+        written += [name] if paths else []
+        for said in files.notes:
+            if said.startswith(NOTHING_WRITTEN):
+                note(f"{name}: {said}")
     if chains:
         note(f"Engines of chains ({', '.join(chains)}) need a search of their own: treeopt search --for {chains[0]}")
     if others:
         note(f"Not exported for {', '.join(others)}: none of them decodes by {option_of(plan.acceptance or {})}.")
-    return list(dict.fromkeys(written))
+    return written
 
 
 def _write(folder: Path, written: Written) -> tuple[list[Path], Written]:
@@ -200,4 +204,6 @@ def convert(
     with sole_writer(folder, lambda: [folder], refusal):
         base = None if model is None else located(model)
         heads, files = write(located(drafter), layout, folder, base=base, revision=revision)
+        with suppress(OSError):
+            (folder / LOCK).unlink()  # the folder is a checkpoint
     return files, heads.notes

@@ -54,14 +54,25 @@ class ModelOptions(RuleOptions, total=False):
 RULE_OPTIONS = frozenset(RuleOptions.__annotations__)
 
 
-def resolve(run: RunDirectory, source: dict[str, Any]) -> dict[str, Any]:
+def resolve(run: RunDirectory, source: dict[str, Any], *, overwrite: bool = False) -> dict[str, Any]:
     """The given model options on top of those that the run was calibrated with; paths are whole.
 
     Whether to trust a model's own code is asked anew every time.
+
+    overwrite : whether the trace will be replaced: one that cannot be read is then as none
     """
-    earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
+    earlier: dict[str, Any] = {}
+    try:
+        earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
+    except InvalidInput as error:
+        if not overwrite:
+            raise
+        note(f"{error} It is replaced, and nothing is taken from it.")
     source = located_source(source, earlier.get("model", demo.NAME))
-    if source.get("model", earlier.get("model")) != earlier.get("model"):
+    asked = source.get("model", earlier.get("model"))
+    if asked != earlier.get("model") and asked != located(
+        str(earlier.get("model"))
+    ):  # once it was kept as it was given
         return source
     kinds = {"model": str, **get_type_hints(ModelOptions)}
     del kinds["trust_remote_code"]
@@ -94,7 +105,9 @@ def located_source(source: dict[str, Any], model: str = demo.NAME) -> dict[str, 
     return {**source, **{name: located(path) for name, path in paths.items()}}
 
 
-def session_of(run: RunDirectory, model: str | Path | Session | None, options: ModelOptions) -> Session:
+def session_of(
+    run: RunDirectory, model: str | Path | Session | None, options: ModelOptions, *, overwrite: bool = False
+) -> Session:
     """A loaded session as it is, or the session of a model and its options on top of those of the run."""
     if strange := sorted(options.keys() - ModelOptions.__annotations__.keys()):
         raise TypeError(f"unexpected keyword argument {strange[0]!r}")
@@ -103,7 +116,8 @@ def session_of(run: RunDirectory, model: str | Path | Session | None, options: M
             raise InvalidInput(f"A session is loaded with its options: pass {sorted(options)[0]} to treeopt.open.")
         return model
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return open_session(resolve(run, {"model": str(model), **given} if model is not None else given))
+    source = {"model": str(model), **given} if model is not None else given
+    return open_session(resolve(run, source, overwrite=overwrite))
 
 
 @contextmanager

@@ -46,6 +46,7 @@ def within(low: float, high: float = inf, /, **numbers: float | None) -> None:
     for name, number in numbers.items():
         if number is not None and not low - SUMS * abs(low) <= number <= high + SUMS * abs(high):
             wanted = f"at least {low:.6g}" if high == inf else f"from {low:.6g} to {high:.6g}"
+            wanted = f"{low:.6g}" if f"{low:.6g}" == f"{high:.6g}" else wanted
             raise InvalidInput(f"{name} must be {wanted}, but is {number:.6g}.")
 
 

@@ -201,7 +201,7 @@ class Group:
         """Raise InvalidInput where the numbers contradict one another."""
         within(0, sequences=self.sequences, tokens_per_step_stderr=self.tokens_per_step_stderr)
         within(1, 1 + len(self.hits), tokens_per_step=self.tokens_per_step)
-        within(0, hits=min(map(min, self.hits), default=0))
+        within(0, hits=min((count for hits in self.hits for count in hits), default=0))
         for k, (hits, trials) in enumerate(zip(self.hits, self.trials, strict=False), 1):
             within(0, trials, **{f"the hits of head {k}": sum(hits)})
             within(0, inf if self.positions is None else self.positions, **{f"the trials of head {k}": trials})

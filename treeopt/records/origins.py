@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import TypedDict  # pydantic takes none of typing's before Python 3.12
 
+from treeopt.errors import quoted
 from treeopt.files import storage
 
 OURS = "treeopt"  # the runtime that decodes here
@@ -99,6 +100,18 @@ def elsewhere(runtime: Mapping[str, Any], timed: Mapping[str, Any], here: Mappin
         if None not in (timed.get(key), here.get(key)) and timed[key] != here[key]:
             return f"{word} {timed[key]}"
     return ""
+
+
+def differing(there: Any, here: Any, name: str = "") -> list[str]:
+    """What two records say differently, key by key with both values; versions of packages may differ.
+
+    >>> differing({"threads": 1, "versions": {"torch": "2.7"}}, {"threads": 2, "dtype": None})
+    ['threads (1 there, 2 here)']
+    """
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        keys = [key for key in dict.fromkeys((*there, *here)) if key not in ("version", "versions")]
+        return [said for key in keys for said in differing(there.get(key), here.get(key), f"{name} {key}".strip())]
+    return [] if there == here else [f"{name.replace('_', ' ')} ({quoted(there)} there, {quoted(here)} here)"]
 
 
 def check_origins(record: Mapping[str, Any], file: str | Path) -> None:

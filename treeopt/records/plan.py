@@ -107,9 +107,7 @@ class PlanEntry:
             self._check_predicted()
             self._check_growth()
             if self.interval95:
-                self.interval95.check(
-                    tokens_per_step=self.tokens_per_step, tokens_per_s=self.tokens_per_s, speedup=self.speedup
-                )
+                self.interval95.check()
             if self.verified:
                 self.verified.check(self.size, self.depth, self.batch_size)
         for i, point in enumerate(self.curve):
@@ -382,7 +380,9 @@ class Plan(Drawn):
 
     def _check_elsewhere(self, entry: PlanEntry) -> None:
         for batch_size, loss in entry.elsewhere.items():
-            other = self.entry(batch_size)
+            other = next((e for e in self.entries if e.batch_size == batch_size), None)
+            if other is None:
+                raise InvalidInput(f"its batch sizes must be those of entries, but one is {batch_size}.")
             within(-inf, 1, **{str(batch_size): loss})
             same = [p.tokens_per_s for p in other.curve if (p.size, p.depth) == (entry.size, entry.depth)]
             if same and same[0] and other.tokens_per_s:

@@ -151,9 +151,13 @@ class Floor(Place):
 
     def check(self, plain: StepTiming) -> None:
         """Raise InvalidInput where the figures contradict one another, or the plain step there."""
-        within(0, weight_bytes=self.weight_bytes, cache_bytes=self.cache_bytes, gb_per_s=self.gb_per_s)
+        within(0, weight_bytes=self.weight_bytes, cache_bytes=self.cache_bytes)
+        if not (self.gb_per_s > 0 and self.floor_ms > 0):
+            raise InvalidInput(
+                f"gb_per_s and floor_ms must be above 0, but are {self.gb_per_s:g} and {self.floor_ms:g}."
+            )
         floor_ms = 1e-6 * (self.weight_bytes + self.cache_bytes) / self.gb_per_s
-        agree("floor_ms", self.floor_ms, floor_ms, "weight_bytes + cache_bytes / gb_per_s", self.gb_per_s)
+        agree("floor_ms", self.floor_ms, floor_ms, "(weight_bytes + cache_bytes) / gb_per_s", self.gb_per_s)
         over = median(plain.step_ms) / self.floor_ms
         agree("plain_over_floor", self.plain_over_floor, over, "the median plain step / floor_ms", self.floor_ms)
 
@@ -166,6 +170,7 @@ class Info:
     drift: list[Place] | None = None
     bandwidth_floor: list[Floor] | None = None
     weight_bytes: dict[str, int] | None = None
+    processor_share: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +251,8 @@ class LatencyProfile(Drawn):
         plain = {timing.setting: timing for timing in self.autoregressive}
         known = storage.typed(Info, self.info, source)
         weights = known.weight_bytes or {}
+        with at_place(source, "processor_share"):
+            within(0, 1, processor_share=known.processor_share)
         with at_place(source, "weight_bytes"):
             within(0, **weights)
             within(0, weights.get("target", inf), plain_step=weights.get("plain_step"))
@@ -305,7 +312,12 @@ def draft_timings(points: Sequence[StepTiming]) -> tuple[DraftTiming, ...]:
         share = _scale(point)
         for part, samples in (point.parts_ms or {}).items():
             number = part.removeprefix(LEVEL)
-            if point.expanding is None or number == part or not number.isdecimal():
+            if (
+                point.expanding is None
+                or number == part
+                or not number.isdecimal()
+                or len(point.expanding) <= int(number)
+            ):
                 continue
             level, rounds = int(number), sorted(set(point.round or ()))
             known = len(rounds) == len(samples)  # one of each round

@@ -252,6 +252,8 @@ def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) ->
     for key, kind in _META.items():
         if not isinstance(meta.get(key), kind | None):
             raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
+        if key in _ITEMS and not all(type(item) is _ITEMS[key] for item in meta.get(key) or ()):
+            raise InvalidInput(f"{path} must have a list of {_ITEMS[key].__name__} under meta {key!r}.")
     check_origins(meta, path)
     return meta
 
@@ -266,7 +268,8 @@ def check_answers(record: Answers, lengths: NDArray[Any]) -> None:
         values = getattr(record, name)
         if values is None or not sequences:
             continue
-        most = {"end": max(End), "group": len(meta["group_names"]) - 1 if "group_names" in meta else inf}.get(name, inf)
+        names = meta.get("group_names")
+        most = {"end": max(End), "group": inf if names is None else len(names) - 1}.get(name, inf)
         within(0, most, **{name: int(values.min())})
         within(0, most, **{name: int(values.max())})
     if meta.get("prompt_sha256") is not None:
@@ -297,7 +300,13 @@ _META: dict[str, type] = {
     "source": dict,
     "prompt_sha256": list,
     "max_new_tokens": int,
+    "num_heads": int,
+    "eos_ids": list,
+    "batch_sizes": list,
+    "group_names": list,
+    "skipped": list,
 }
+_ITEMS: dict[str, type] = {"prompt_sha256": str, "eos_ids": int, "batch_sizes": int, "skipped": dict}
 _ARRAYS: dict[str, type[np.generic]] = {
     "ranks": np.int16,
     "starts": np.int64,

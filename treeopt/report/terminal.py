@@ -52,7 +52,9 @@ def out(renderable: RenderableType | str) -> None:
         console.print(printable(renderable))
     else:
         segments = console.render(renderable)
-        console.print(Segments([Segment(printable(part.text), part.style, part.control) for part in segments]))
+        console.print(
+            Segments([Segment(printable(part.text), part.style, part.control) for part in segments]), crop=False
+        )
 
 
 def note(message: str) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
     """Accuracy of each head on the held-out texts, before and after; then the line that uses them."""
+    from rich.text import Text
+
     before, after = (record["held_out"][when] for when in ("before", "after"))
     texts = record["texts"]["held_out"]
     columns = ("head", "before", "after", "loss before [nats]", "after", "states")
@@ -29,4 +31,4 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
             f"{after['base_kl_nats_per_token']:.4f}."
         )
     said.append("Calibrate on prompts that the heads did not learn from:")
-    return together(table, *said, command)
+    return together(table, *said, Text(command, no_wrap=True, overflow="ignore"))

@@ -161,8 +161,13 @@ class TreeCache(Cache):
     def state(self) -> dict[str, Any]:
         """What the live rows have committed; `resume` takes it."""
         rows, n = len(self.lengths), max(self.lengths, default=0)
-        stores = {device: store[:, :, :rows, :, :n].clone() for device, store in self._stores.items()}
+        stores = {device: store[:, :, :rows, :, :n].to("cpu", copy=True) for device, store in self._stores.items()}
         return {"lengths": list(self.lengths), "stores": stores}
+
+    def state_bytes(self) -> int:
+        """Bytes of what the live rows have committed."""
+        rows, n = len(self.lengths), max(self.lengths, default=0)
+        return sum(s[:, :, :rows, :, :n].numel() * s.element_size() for s in self._stores.values())
 
     def resume(self, state: dict[str, Any], device: torch.device) -> None:
         """Go on with the rows of an earlier cache of the same capacity; ``device`` where the layers are on one."""

@@ -91,7 +91,7 @@ class Row:
 
     def state(self) -> dict[str, Any]:
         """A live row as plain values and tensors; `Decoder.resume` takes it."""
-        states = torch.stack([hidden[i] for hidden, i in self.states]) if self.states else None
+        states = torch.stack([hidden[i] for hidden, i in self.states]).to("cpu") if self.states else None
         return {
             "id": self.id,
             "tokens": list(self.tokens),
@@ -152,8 +152,8 @@ class Decoder:
             "waiting": [id_ for id_, _ in self.waiting],
             "live": [row.state() for row in self.live],
             "cache": self.cache.state(),
-            "roots": self._roots.clone(),
-            "keys": self._keys.clone(),
+            "roots": self._roots.to("cpu", copy=True),
+            "keys": self._keys.to("cpu", copy=True),
         }
 
     def resume(self, state: dict[str, Any], prompts: Sequence[Sequence[int]]) -> None:

@@ -286,7 +286,7 @@ def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             found = ids if isinstance(ids, list | tuple) else [ids]
-            if not all(type(one) is int and one >= 0 for one in found):
+            if not all(type(one) is int for one in found):
                 raise InvalidInput(f"eos_token_id must be the ids of tokens, but the model has {quoted(ids)}.")
-            return frozenset(found)
+            return frozenset(one for one in found if one >= 0)  # -1 stands for none
     return frozenset()

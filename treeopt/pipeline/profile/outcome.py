@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
+from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.latency.rounds import busy, precision_reached
+from treeopt.records.origins import OURS, differing
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -33,29 +35,28 @@ def check_can_join(
         note("The run's profile was computed, not measured; it is replaced.")
         return
     if differs := differences(earlier, runtime, provenance):
+        name = earlier.runtime.get("name")
+        same = (
+            f", or --runtime {shell_word(name)}, if it is the same"
+            if runtime.get("name") not in (name, OURS) and name
+            else ""
+        )
         raise InvalidInput(
             f"{run.profile} is a profile of something else and is not replaced unasked; they differ in "
-            f"{', '.join(differs)}. Pass another --run, or --overwrite."
+            f"{', '.join(differs)}. Pass another --run, or --overwrite{same}."
         )
 
 
 def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
     """In what a profile differs from one of this runtime and provenance, so that the two are not one."""
     theirs = earlier.info.get("provenance") or {}
-    found = [
-        f"{key} ({quoted(theirs.get(key))} there, {quoted(provenance.get(key))} here)"
-        for key in SAME
-        if json.loads(to_json(provenance.get(key))) != theirs.get(key)
-    ]
-    threads = theirs.get("threads"), provenance.get("threads")
-    if None not in threads and threads[0] != threads[1]:
-        found.append(f"threads ({threads[0]} there, {threads[1]} here)")
+    ours = json.loads(to_json(provenance))
+    threads = ("threads",) if None not in (theirs.get("threads"), ours.get("threads")) else ()
+    found = [said for key in (*SAME, *threads) for said in differing(theirs.get(key), ours.get(key), key)]
     names = earlier.runtime.get("name"), runtime.get("name")
     if names[0] != names[1]:
-        found.insert(0, f"runtime ({quoted(names[0])} there, {quoted(names[1])} here)")
-    elif json.loads(to_json(runtime)) != dict(earlier.runtime):
-        found.insert(0, "how the runtime was set up")
-    return found
+        return [f"runtime ({quoted(names[0])} there, {quoted(names[1])} here)", *found]
+    return [*differing(earlier.runtime, json.loads(to_json(runtime))), *found]
 
 
 def finish(run: RunDirectory, result: LatencyProfile, precision: float) -> LatencyProfile:

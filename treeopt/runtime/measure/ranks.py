@@ -22,7 +22,7 @@ from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import Decoder, Row, Setup
 from treeopt.runtime.drafters.protocol import Answer, Drafter
 from treeopt.runtime.drafters.states import states_at_once
-from treeopt.runtime.measure.unfinished import Unfinished
+from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.ranking import rank_of
@@ -64,7 +64,7 @@ def collect_trace(
         progress(turns.is_last(row))
 
     def keep(decoder: Decoder) -> None:
-        if unfinished and unfinished.is_due():
+        if unfinished and unfinished.is_due() and decoder.cache.state_bytes() <= MOST_BYTES:
             known = [[counter.state(row) for row in rows] for rows in ended]
             unfinished.keep({"turns": known, "decoder": decoder.state()})
 

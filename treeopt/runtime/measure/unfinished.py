@@ -7,35 +7,52 @@ run that goes on ends in the same bytes as one that was never stopped, whenever 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.storage import atomic_writer
+from treeopt.files.writing import discard
 
 EVERY_S = 30.0  # of work that a killed run loses at most
 SHARE = 0.05  # of the time, that keeping takes at most
+MOST_BYTES = 2**30  # of cached keys and values; a larger state is not kept
 
 
 class Unfinished:
     """The last state of one block, in a folder of its own; that of any other block is thrown away.
 
-    key : all that the state depends on, as plain JSON
+    key  : all that the state depends on, as plain JSON
+    tell : takes the sentence that says why nothing is kept any more
     """
 
-    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, key: Mapping[str, Any], tell: Callable[[str], None] = lambda said: None) -> None:
         self._journal = Journal(folder, key, ".pt")
-        self._last, self._cost = time.monotonic(), 0.0
+        self._last, self._cost, self._tell, self._failed = time.monotonic(), 0.0, tell, False
 
     def is_due(self) -> bool:
         """Whether to keep the state now."""
-        return time.monotonic() - self._last >= max(EVERY_S, self._cost / SHARE)
+        return not self._failed and time.monotonic() - self._last >= max(EVERY_S, self._cost / SHARE)
 
     def keep(self, state: Mapping[str, Any]) -> None:
-        """Write a state of plain values and tensors; the one before goes when it is whole."""
+        """Write a state of plain values and tensors; the one before goes when it is whole.
+
+        Where it cannot be written, that is told, and nothing is kept any more: the block itself goes on.
+        """
+        try:
+            self._write(state)
+        except InvalidInput as error:
+            self._failed = True
+            self._tell(f"{error} The block goes on; if it is stopped, it begins anew.")
+            with suppress(InvalidInput):
+                discard(self._journal.folder)
+
+    def _write(self, state: Mapping[str, Any]) -> None:
         began, numbers = time.monotonic(), self._numbers()
         number = 1 + max(numbers, default=-1)
         with atomic_writer(self._journal.block(number)) as stream:
