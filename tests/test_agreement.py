@@ -26,7 +26,7 @@ from treeopt.trees.tree import Tree
 
 from .conftest import treeopt
 from .test_coverage import random_probe
-from .test_figures import long_trace, some_bench, some_profile, with_answers
+from .test_figures import long_trace, some_bench, some_plan, some_profile, with_answers
 
 SAMPLE = 60  # damages of a file in the suite
 # Place in a file (without the numbers of list items) -> why nothing in the file contradicts another number there.
@@ -151,8 +151,7 @@ def files(demo_run, tmp_path) -> dict[str, Path]:
     for name, file in found.items():
         if name not in ("bench.json", "plan.json"):
             shutil.copy(demo_run / name, file)
-    plan = plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(16), batch_sizes=(1, 4)))
-    plan.save(found["plan.json"])
+    some_plan((1, 4)).save(found["plan.json"])
     bench = some_bench(("code", "chat"), blocks=2)
     replace(bench, contenders=tuple(map(with_answers, bench.contenders))).save(found["bench.json"])
     return found

@@ -5,17 +5,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tests.test_figures import long_trace, some_bench, some_profile
+from tests.test_figures import some_bench, some_plan
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.planning.planner import plan_trees
-from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.contender import Quality
 from treeopt.records.expected import RunnerUp
 from treeopt.report.bench_table import about_rule, bench_table, quality_rows, text_price
 from treeopt.report.plan_table import plan_table, tree_view
-from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 REJECT = {"rule": "rejection", "temperature": 0.7}
@@ -108,7 +105,7 @@ def test_damaged_judgements_are_refused(tmp_path):
 
 def test_a_single_row_is_singular():
     assert "root: 1 row, 0 choices, depth 0" in shown(tree_view(Tree.chain(0)))
-    plan = plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16)))
+    plan = some_plan((1,))
     runner = RunnerUp(size=1, depth=0, tokens_per_s=100.0, behind=0.01, behind_stderr=0.01)
     entries = (replace(plan.entries[0], runner_up=runner),)
     assert "the next best, 1 row, is" in shown(plan_table(replace(plan, entries=entries)))

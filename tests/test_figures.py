@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from xml.etree import ElementTree
 
 import numpy as np
@@ -80,6 +81,12 @@ def some_profile(batch_sizes, *, depth: int = 3, largest: int = 64, parts: bool 
                 points.append(StepTiming(b, 512, size, d, ms, parts_ms=each))
     runtime = {"name": "treeopt", "version": "0.1.0", "attention": "sdpa"}
     return LatencyProfile(tuple(points), tuple(plain), runtime)
+
+
+@cache
+def some_plan(batch_sizes: tuple[int, ...]) -> Plan:
+    """Of ``long_trace(3)`` and ``some_profile``, made once: it takes seconds."""
+    return plan_trees(long_trace(3), some_profile(batch_sizes), PlanRequest(Limits(16), batch_sizes=batch_sizes))
 
 
 def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchmark:
@@ -366,7 +373,7 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
 
 
 def test_throughput_is_the_plans():
-    plan = plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(16), batch_sizes=(1, 4)))
+    plan = some_plan((1, 4))
     data = throughput_data(plan)
     for entry, curve in zip(plan.entries, data.curves, strict=True):
         assert curve.at(entry.size) == pytest.approx(entry.tokens_per_s)
@@ -424,7 +431,7 @@ def test_parts_and_the_rest_are_the_whole_step():
 
 
 def test_a_pareto_picture_has_the_plan_plain_decoding_and_what_was_measured():
-    plan = plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(16), (1, 4)))
+    plan = some_plan((1, 4))
     data = pareto_data(plan, {4: some_bench(batch_size=4)})
     trees, plain = data.rates["the plan's trees"], data.rates["plain decoding"]
     assert trees.batch_sizes.tolist() == [1, 4]
@@ -435,7 +442,7 @@ def test_a_pareto_picture_has_the_plan_plain_decoding_and_what_was_measured():
     assert (measured.batch_sizes.tolist(), measured.total.tolist()) == ([4], [140.0])
     assert data.rates["plain decoding, measured"].total.tolist() == [100.0]
     with pytest.raises(OutOfRange, match="at least two batch sizes"):
-        pareto_data(plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16))))
+        pareto_data(some_plan((1,)))
 
 
 def test_parts_never_exceed_the_whole_step():
@@ -487,7 +494,7 @@ def fill(run: RunDirectory, batch_sizes) -> Plan:
     info = {**calibration.meta, "groups": some_groups(3, NAMES[:2])}
     replace(calibration, meta=info).save(run.calibration)
     profile.save(run.profile)
-    plan = plan_trees(trace, profile, PlanRequest(Limits(16), batch_sizes=batch_sizes))
+    plan = some_plan(batch_sizes)
     plan.save(run.plan)
     return plan
 

@@ -21,9 +21,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(
-    "way",
-    [way if "typical" in way or "hydra" in way else pytest.param(way, marks=pytest.mark.long) for way in WAYS],
-    ids=" ".join,
+    "way", [way if "typical" in way else pytest.param(way, marks=pytest.mark.long) for way in WAYS], ids=" ".join
 )
 def test_a_drafter_and_a_rule_from_calibration_to_proof(way, tmp_path):
     run = ("--run", tmp_path / "run")

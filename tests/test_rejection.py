@@ -256,8 +256,8 @@ def test_the_teacher_forced_trace_has_the_law_of_decoding(target):
     drafter = SampledChain(DraftModel(draft, VOCABULARY, num_heads=chain), target, sampling)
     prompts = [[i, 5 * j % VOCABULARY] for i in range(VOCABULARY) for j in range(4)]
     stop, tree = StopRule(frozenset(), limit, at_loops=False), Tree.chain(chain)
-    trace = collect_trace(Setup(target, drafter, stop, Rejection(drafter)), asked(prompts), batch_size=32)
-    rows = decode(target, drafter, prompts, tree, batch_size=32, stop=stop, acceptance=Rejection(drafter))
+    trace = collect_trace(Setup(target, drafter, stop, Rejection(drafter)), asked(prompts), batch_size=len(prompts))
+    rows = decode(target, drafter, prompts, tree, batch_size=len(prompts), stop=stop, acceptance=Rejection(drafter))
     expected, measured = replay(trace, tree).steps, np.array([row.steps for row in rows])
     assert set(np.unique(trace.ranks)) == {-2, -1, 0}
     error = math.sqrt((expected.var() + measured.var()) / len(prompts))

@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from functools import cache
 from xml.etree import ElementTree
 
 import numpy as np
@@ -42,7 +44,15 @@ CONTROLS = "\x1b[2J\x1b]0;owned\x07\x00\x08\x9b31m\u202e\uffff"
 
 def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")) -> RunDirectory:
     """Everything that a run can have; ``text`` is put wherever texts of users and data sets go."""
-    run = RunDirectory(folder)
+    shutil.copytree(whole_run(text, tuple(batch_sizes), tuple(groups)).name, folder, dirs_exist_ok=True)
+    return RunDirectory(folder)
+
+
+@cache
+def whole_run(text, batch_sizes, groups) -> tempfile.TemporaryDirectory:
+    """What ``make_run`` copies: its plan takes seconds."""
+    folder = tempfile.TemporaryDirectory()
+    run = RunDirectory(folder.name)
     names = [f"{group} {text}" for group in groups]
     trace = long_trace(4, sequences=24)
     source = {
@@ -90,7 +100,7 @@ def make_run(folder, *, text="calm", batch_sizes=(1, 4), groups=("code", "chat")
             inputs=inputs_of(run.plan, run.trace),
             loop_share=0.25,
         ).save(run.bench_of(batch_size))
-    return run
+    return folder
 
 
 @pytest.fixture
@@ -166,8 +176,11 @@ def test_files_of_different_searches_are_told_apart(no_pictures, tmp_path):
     assert "Run again: treeopt bench" in " ".join(hints)
 
 
+@pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.long)], ids=["text", "pictures"])
 @pytest.mark.parametrize("gone", [(), ("bench",), ("profile", "bench"), ("trace", "calibration")])
-def test_what_to_measure_next_is_said_in_the_terminal_and_not_in_the_page(tmp_path, gone):
+def test_what_to_measure_next_is_said_in_the_terminal_and_not_in_the_page(request, tmp_path, gone, drawn):
+    if not drawn:
+        request.getfixturevalue("no_pictures")
     run = make_run(tmp_path)
     for name in gone:
         for file in tmp_path.glob(f"{name}*"):
@@ -191,20 +204,20 @@ def test_what_to_measure_next_is_said_in_the_terminal_and_not_in_the_page(tmp_pa
 
 
 def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_path):
-    run = make_run(tmp_path)
-    pipeline.search(run, pipeline.SearchOptions(16, (1, 4)))
+    run = make_run(tmp_path, batch_sizes=(1,))
+    pipeline.search(run, pipeline.SearchOptions(8, (1,)))
     page = html.unescape(write_report(run).read_text())
     origin = page[page.index('id="origin"') :]
     plan = run.read_plan()
-    for said in (plan.provenance["time"], "budget 16", "shape sibling-closed", plan.provenance["versions"]["python"]):
+    for said in (plan.provenance["time"], "budget 8", "shape sibling-closed", plan.provenance["versions"]["python"]):
         assert said in origin, said
     for name, sha256 in plan.inputs.items():
         assert f"{name} sha256 {sha256[:12]}" in origin
     assert sha256 not in page
     before = run.plan.read_bytes()
-    pipeline.search(run, pipeline.SearchOptions(16, (1, 4)))
+    pipeline.search(run, pipeline.SearchOptions(8, (1,)))
     assert run.plan.read_bytes() == before  # so that its benchmarks are not those of another plan
-    pipeline.search(run, pipeline.SearchOptions(12, (1, 4)))
+    pipeline.search(run, pipeline.SearchOptions(6, (1,)))
     assert run.plan.read_bytes() != before
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from io import StringIO
 
 import click
@@ -87,6 +88,7 @@ def test_what_a_narrow_line_leaves_out_is_said():
     )
 
 
+@cache
 def shown() -> dict:
     """Every table that a command prints, with long names and large figures, and words that must be whole in it."""
     trace, profile = long_trace(4), some_profile([1, 16, 4096])
@@ -113,13 +115,17 @@ def shown() -> dict:
     }
 
 
-TABLES = shown()
+TABLES = ("plan", "profile", "calibration", "bench", "score", "training", "engines", "status")
+
+
+def test_every_table_that_is_shown_is_tried():
+    assert set(shown()) == {*TABLES, *(f"engine {name}" for name in ENGINES)}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [*TABLES, *(f"engine {name}" for name in ENGINES)])
 def test_every_table_fits(name, width):
-    table, words = TABLES[name]
+    table, words = shown()[name]
     check(rendered(table, width), width, *words)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.test_bench_table import at_speed, shown
-from tests.test_figures import long_trace, some_bench, some_profile
+from tests.test_figures import long_trace, some_bench, some_plan, some_profile
 from tests.test_report import make_run
 from treeopt import pipeline
 from treeopt.pipeline.search import note_warnings
@@ -26,7 +26,7 @@ from treeopt.trees.tree import Tree
 
 def entry_of(**changes):
     """What a search chose, with some of its figures changed."""
-    found = plan_trees(long_trace(3), some_profile((1,)), PlanRequest(Limits(16))).entries[0]
+    found = some_plan((1,)).entries[0]
     assert found.size > 1
     return replace(found, **changes)
 
@@ -124,7 +124,7 @@ def test_a_plan_says_first_where_its_error_band_spans_not_to_speculate(changes, 
 
 
 def test_a_search_begins_with_its_doubts_batch_size_by_batch_size():
-    plan = plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(16), (1, 4)))
+    plan = some_plan((1, 4))
     wide = {"interval95": Interval95(speedup=[0.9, 1.1]), "tied_sizes": [], "best_chain": None}
     sure = {**wide, "interval95": Interval95(speedup=[1.2, 1.3])}
     first, second = plan.entries
@@ -195,5 +195,5 @@ def test_a_tree_that_was_timed_faster_than_a_plain_step_is_planned_as_one_and_sa
             assert entry.interval95.speedup[1] <= entry.interval95.tokens_per_step[1] + 1e-9
     note_warnings(plan)
     assert capsys.readouterr().err.count("faster than a plain step") == 1
-    note_warnings(plan_trees(trace, some_profile((1, 4)), request))
+    note_warnings(some_plan((1, 4)))
     assert "faster than a plain step" not in capsys.readouterr().err
