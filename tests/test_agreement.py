@@ -49,7 +49,7 @@ FREE = {
         "constraint.*": "what was asked; the trees must keep to it",
         "entries.elsewhere.*": "checked where the other batch size's curve has the tree",
         "schedule.(loss|to|from|entry)": "what ties cost by the bootstrap; ranges must follow one another",
-        "(schedule.between|error_between)": "of latencies that are not in the file",
+        "(schedule.between|error_between|tests_between)": "of latencies that are not in the file",
         "drafter.num_(heads|layers)": "a label; trees are at most as deep",
         "acceptance.*": "a label",
     },

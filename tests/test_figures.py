@@ -431,16 +431,16 @@ def test_parts_and_the_rest_are_the_whole_step():
 
 
 def test_a_pareto_picture_has_the_plan_plain_decoding_and_what_was_measured():
-    plan = some_plan((1, 4))
-    data = pareto_data(plan, {4: some_bench(batch_size=4)})
+    plan, bench = some_plan((1, 4)), some_bench(batch_size=4)
+    data = pareto_data(plan, {4: bench})
     trees, plain = data.rates["the plan's trees"], data.rates["plain decoding"]
     assert trees.batch_sizes.tolist() == [1, 4]
     assert trees.total.tolist() == [e.tokens_per_s for e in plan.entries]
     assert trees.per_user.tolist() == [plan[1].tokens_per_s, plan[4].tokens_per_s / 4]
     assert plain.total == pytest.approx([e.curve[0].tokens_per_s for e in plan.entries])
     measured = data.rates["the plan's trees, measured"]
-    assert (measured.batch_sizes.tolist(), measured.total.tolist()) == ([4], [140.0])
-    assert data.rates["plain decoding, measured"].total.tolist() == [100.0]
+    assert (measured.batch_sizes.tolist(), measured.total.tolist()) == ([4], [bench.contender("chosen").tokens_per_s])
+    assert data.rates["plain decoding, measured"].total.tolist() == [bench.contender("plain").tokens_per_s]
     with pytest.raises(OutOfRange, match="at least two batch sizes"):
         pareto_data(some_plan((1,)))
 
@@ -489,10 +489,10 @@ def run(tmp_path) -> RunDirectory:
 
 def fill(run: RunDirectory, batch_sizes) -> Plan:
     trace, profile = long_trace(3), some_profile(batch_sizes)
+    named = {**trace.meta, "group_names": NAMES[:2]}
+    trace = replace(trace, meta=named, group=np.arange(trace.num_sequences) % 2)
     trace.save(run.trace)
-    calibration = Calibration.from_trace(trace)
-    info = {**calibration.meta, "groups": some_groups(3, NAMES[:2])}
-    replace(calibration, meta=info).save(run.calibration)
+    Calibration.from_trace(trace).save(run.calibration)
     profile.save(run.profile)
     plan = some_plan(batch_sizes)
     plan.save(run.plan)

@@ -203,8 +203,21 @@ def test_no_tree_costs_less_than_a_plain_step():
     assert costs.ms(sizes, depths) == pytest.approx(np.maximum(raw.ms(sizes, depths), raw.plain.ms), nan_ok=True)
     draws = costs.draws_ms(sizes, depths, 500, np.random.default_rng(0))
     known_draws = draws[~np.isnan(draws).any(1)]
-    assert (known_draws >= draws[0] * (1 - 1e-12)).all()
+    assert (known_draws.mean(axis=1) >= draws[0].mean() * (1 - 1e-3)).all()
     assert costs.latencies([8], [4])[1] >= costs.plain.stderr_ms
+
+
+def test_a_raised_latency_keeps_its_noise_on_both_sides():
+    """It was cut off at the plain step: a tree that may cost more was as good as sure to cost as much."""
+    rng, rounds = np.random.default_rng(0), tuple(range(30))
+    plain, step = (tuple((ms * rng.lognormal(0, 0.05, 30)).tolist()) for ms in (2.0, 1.9))
+    known = LatencyProfile(
+        (StepTiming(1, 100, 4, 1, step, round=rounds),), (StepTiming(1, 100, 1, 0, plain, round=rounds),)
+    )
+    costs = StepCosts(known, 1)
+    assert costs.ms([4], [1]) == costs.plain.ms
+    tree, alone = costs.draws_ms([4, 1], [1, 0], 2000, np.random.default_rng(0))
+    assert 0.25 < (tree < alone).mean() < 0.75
 
 
 def test_a_point_without_a_plain_step_is_refused():

@@ -161,7 +161,7 @@ def test_a_report_labels_predictions_for_another_runtime(no_pictures, tmp_path):
     )
     page = html.unescape(write_report(run).read_text())
     assert not_a_check("in vllm") in page
-    assert "for steps timed in vllm, which is no prediction of this" in page
+    assert ", for steps timed in vllm" in page
 
 
 # What was made from other files than are there now is said to be

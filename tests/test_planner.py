@@ -171,7 +171,7 @@ def test_nothing_is_extrapolated(trace):
     assert entry.size <= 8
     assert any("sizes up to 8" in warning for warning in entry.warnings)
     assert StepCosts(profile, 1, 100).step(9, 3) is None
-    with pytest.raises(OutOfRange, match="treeopt profile --batch-size 2"):
+    with pytest.raises(OutOfRange, match="covers batch sizes 1, but 2 was asked"):
         plan_trees(trace, profile, PlanRequest(Limits(20), batch_sizes=(2,)))
 
 

@@ -173,7 +173,7 @@ def test_files_of_different_searches_are_told_apart(no_pictures, tmp_path):
     run.plan.write_text(run.plan.read_text() + "\n")
     hints = []
     assert "bench-batch-size-4.json was made from another plan.json" in write_report(run, hint=hints.append).read_text()
-    assert "Run again: treeopt bench" in " ".join(hints)
+    assert "Make it again with: treeopt bench" in " ".join(hints)
 
 
 @pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.long)], ids=["text", "pictures"])

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.test_bench_table import at_speed
+from tests.test_figures import some_bench
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.export.chains import merged
@@ -22,7 +24,7 @@ from treeopt.pipeline.search import SearchOptions, request_of
 from treeopt.planning.candidates import Candidates
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.schedule import schedule_of
+from treeopt.planning.schedule import errors_between, losses_elsewhere, schedule_of
 from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
@@ -99,7 +101,7 @@ def test_chains_shorten_with_the_batch_until_none_pays():
     assert "chain of 3" in schedule(plan)
     for entry in plan.entries:
         assert entry.unconstrained.tokens_per_s >= entry.tokens_per_s * 0.995
-    assert f"best tree {plan.entries[0].unconstrained.tokens_per_step:.2f}" in price(plan)
+    assert f"without them {plan.entries[0].unconstrained.tokens_per_step:.2f}" in price(plan)
     plan_table(plan)
 
 
@@ -136,7 +138,7 @@ def test_between_searched_batch_sizes_the_faster_tree_is_taken_and_its_loss_is_s
     said = schedule(plan)
     assert "Searched: 1, 4, 8." in said
     assert f"loses at most {estimated:.1%} there" in said
-    assert f"off by up to {plan.error_between:.1%}" in said
+    assert f"off by up to {plan.error_between:.1%} in 1 test." in said
     assert "Above 8 nothing was searched" in said
 
 
@@ -373,3 +375,53 @@ def test_what_there_is_against_a_mix_is_of_the_mix():
     ]
     lost = replace(plan, total=replace(plan.total, speedup=0.9))
     assert doubts(lost)[0].startswith("Speculation is predicted to lose over the mix (0.90")
+    unsure = replace(plan, total=replace(plan.total, speedup=1.1, speedup_stderr=0.06))
+    assert doubts(unsure)[0] == "Speculation may not gain over the mix: its predicted speedup is 1.10 ±0.06."
+    tied = replace(plan, total=replace(plan.total, tied_sizes=[1, 2]))
+    assert "tied" in doubts(tied)[0]
+    measured = doubts(plan, {64: at_speed(some_bench(batch_size=64), 0.9)})
+    assert measured[:2] == [*doubts(plan), "Batch size 64: Speculation loses here."]
+
+
+def test_a_calibration_without_answers_has_no_error_over_a_mix():
+    plan = plan_trees(calibration(), hardware((1, 2, 4)), PlanRequest(batch_sizes={1: 1.0, 2: 1.0, 4: 1.0}))
+    assert (plan.total.tokens_per_s_stderr, plan.total.speedup_stderr, plan.total.runner_up) == (None, None, None)
+    assert "±" not in mixture(plan)
+    assert [row[0] for row in plan_rows(plan)] == ["1 (34%)", "2 (33%)", "4 (33%)", "mix"]
+    assert "34% of the time at 1, 33% of the time at 2" in written_for(plan, [None])[0]
+
+
+def test_a_tree_whose_latency_is_not_known_everywhere_is_not_advised_for_one_server():
+    pairs = [option(1, [1.0, 1.1, 1.2, 1.3], []), option(4, [1.0, 1.3, 1.2, 1.1], []), option(8, [1.3, 1.2], [])]
+    options, selections = [c for c, _ in pairs], [s for _, s in pairs]
+    losses = losses_elsewhere(options, selections)
+    assert [set(found) for found in losses] == [{1, 4}, {1, 4, 8}, {1, 4, 8}]
+    plan = searched(1, 4, 8)
+    least = replace(plan[1], elsewhere={1: 0.0, 4: 0.001})
+    partly = replace(plan, entries=(least, *plan.entries[1:]))
+    said = written_for(partly, [1, 4, 8])
+    assert "--batch-size 1." not in said[1]
+    assert written_for(partly, [1])[0].endswith("it loses 0.1% at 4. At 8 that is not known.")
+
+
+def test_a_gap_that_is_not_known_is_not_left_out_of_what_a_range_loses():
+    pairs = [option(1, [1.0, 1.1, 1.2, 1.3], []), option(4, [1.0, 1.1, 1.2, 1.3], []), option(8, [1.3, 1.2], [])]
+    found = schedule_of([c for c, _ in pairs], [s for _, s in pairs])
+    assert [(part.first, part.last, part.between) for part in found] == [(1, 7, None), (8, None, None)]
+    plan = searched(1, 4, 8)
+    parts = [replace(part, between=None if part.last else 0.1) for part in plan.schedule]
+    assert "What the trees lose between these within 2–4 is not known." in schedule(replace(plan, schedule=parts))
+
+
+def test_two_far_batch_sizes_are_no_more_work():
+    pairs = [option(1, [1.0, 1.1, 1.2, 1.3], []), option(10**9, [1.3, 1.2, 1.1, 1.0], [])]
+    first, second = schedule_of([c for c, _ in pairs], [s for _, s in pairs])
+    assert 1 < second.first <= 10**9
+    assert first.between >= 0
+
+
+def test_the_same_tree_at_all_batch_sizes_loses_nothing_elsewhere():
+    pairs = [option(size, [1.0, 1.1, 1.2, 1.3], []) for size in (1, 4, 8)]
+    options, selections = [c for c, _ in pairs], [s for _, s in pairs]
+    assert losses_elsewhere(options, selections) == [{1: 0.0, 4: 0.0, 8: 0.0}] * 3
+    assert errors_between(options, selections) == [], "there is nothing to choose from"

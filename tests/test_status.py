@@ -65,6 +65,15 @@ def test_each_step_is_followed_by_the_next(run, tmp_path):
     assert row(run, "report.html").state == row(run, "export/medusa").state == "stale"
 
 
+def test_a_plan_of_shipped_files_wants_no_calibration(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    trace, profile = tmp_path / "other.npz", tmp_path / "other.json"
+    long_trace(3).save(trace)
+    some_profile((1,)).save(profile)
+    search(run, SearchOptions(budget=8), calibration=str(trace), profile_path=str(profile))
+    assert "export" in following(run)
+
+
 def test_what_was_made_from_something_else_is_stale(run):
     assert row(run, "plan.json").state == "up to date"
     some_profile([1, 4], depth=1).save(run.profile)

@@ -16,6 +16,7 @@ from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import BestChain, Interval95
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.bench_table import bench_table, closing
+from treeopt.report.figures.registry import Inputs
 from treeopt.report.page import write_report
 from treeopt.report.plan_table import plan_table
 from treeopt.report.verdict import doubt, doubts, measured, measured_doubts, predicted_doubts
@@ -142,6 +143,8 @@ def test_a_chain_that_is_predicted_to_be_faster_is_named():
     (said,) = predicted_doubts(replace(entry, best_chain=chain))
     assert said == "The chosen tree loses against a chain of 2, which is predicted to be 4% faster."
     assert predicted_doubts(replace(entry, best_chain=replace(chain, tokens_per_s=100.2))) == []
+    within = Interval95(speedup=[1.1, 1.3], tokens_per_s=[90.0, 110.0])
+    assert predicted_doubts(replace(entry, best_chain=chain, interval95=within)) == []
 
 
 def test_an_export_begins_with_what_speaks_against_its_tree(tmp_path):
@@ -158,6 +161,22 @@ def test_an_export_begins_with_what_speaks_against_its_tree(tmp_path):
     assert list(written.notes[: len(doubts(run.read_plan()))]) == doubts(run.read_plan())
     run.bench_of(1).write_text("{")
     assert pipeline.export(run, "medusa")[0]
+
+
+def test_a_benchmark_says_nothing_against_a_plan_for_another_runtime(tmp_path, monkeypatch):
+    monkeypatch.setattr("treeopt.report.page.pictures", lambda *rest, **options: [])
+    run = make_run(tmp_path, batch_sizes=(1,))
+    replace(run.read_plan(), runtime={"name": "vllm"}).save(run.plan)
+    bench = at_speed(Benchmark.load(run.bench_of(1)), 0.9)
+    replace(bench, inputs=inputs_of(run.plan, run.trace)).save(run.bench_of(1))
+    against = doubts(run.read_plan())
+    _, written = pipeline.export(run, "medusa")
+    assert list(written.notes[: len(against)]) == against
+    assert "Speculation loses here" not in " ".join(written.notes)
+    assert Inputs(run).benches() == {}
+    page = write_report(run).read_text()
+    assert "Speculation loses here" not in page
+    assert "for steps timed in vllm. Decoded here it is 0.90 times as fast" in page
 
 
 def test_the_report_shows_a_loss_in_the_colour_and_place_of_a_gain(tmp_path, monkeypatch):

@@ -106,8 +106,9 @@ class StepCosts:
         draws = np.concatenate([near.draws(which, n, rng) for near, which in zip(self._near, used, strict=True)])
         found: Floats = weights @ draws
         found += doubt_ms[:, None] * rng.standard_normal(found.shape)
-        least = np.maximum(self._plain @ draws, ms[:, None] / 4) if self._least_ms else ms[:, None] / 4
-        return np.maximum(found, least, out=found)
+        np.maximum(found, ms[:, None] / 4, out=found)
+        found *= (self._raised(ms) / ms)[:, None]  # about the raised latency, with the noise on both sides of it
+        return found
 
     def _raised(self, ms: Floats) -> Floats:
         """(n,) [ms] none of them below the plain step; NaN stays NaN."""

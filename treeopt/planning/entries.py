@@ -43,7 +43,7 @@ def entry_of(
     best, size = c.held_out[i], int(c.sizes[i])
     tree, n = best.family.tree(size), best.conversations or BOOTSTRAPS
     speedups, is_timed = _speedups(c, i), c.ms is not None
-    noisy = best.steps is not None or (c.ms_stderr is not None and c.ms_stderr.max() > 0)
+    noisy = _is_noisy(c, i)
     speedup = None if speedups is None else float(speedups[0])
     rate = float(c.rates[i])
     return PlanEntry(
@@ -74,6 +74,11 @@ def entry_of(
         groups=_groups(best, size, source, (speedup or 0.0) / rate),
         curve=_curve(c),
     )
+
+
+def _is_noisy(c: Candidates, i: int) -> bool:
+    """Whether anything is known of how uncertain a candidate's throughput is."""
+    return c.held_out[i].steps is not None or (c.ms_stderr is not None and bool(c.ms_stderr.max() > 0))
 
 
 def _speedups(c: Candidates, i: int) -> Floats | None:
@@ -129,7 +134,8 @@ def _profile_warnings(
     warnings = []
     if costs.below_plain:
         warnings.append(
-            "Some trees were timed faster than a plain step. That is noise, so the plan takes them to cost as much as a plain step."
+            "Some trees were timed faster than a plain step. That is noise, so the plan takes them to cost as much as a "
+            "plain step."
         )
     most = max(len(held_out.family) for held_out in families)
     largest, deepest = costs.reach
@@ -234,12 +240,13 @@ def mixture_of(
         plain.append(share * 1e3 * c.batch_size / c.plain_ms)  # (1 + B,) tokens per second
     total, draws = throughput(options, shares)[i], throughput_draws(options, shares)[i]
     alone, n = np.sum(plain, axis=0), options[0].held_out[i].conversations or BOOTSTRAPS
+    noisy = any(_is_noisy(c, i) for c in options)
     return Mixture(
         tokens_per_s=float(total),
-        tokens_per_s_stderr=stderr(draws, n),
+        tokens_per_s_stderr=stderr(draws, n) if noisy else None,
         speedup=float(total / alone[0]),
-        speedup_stderr=stderr(draws / alone[1:], n),
+        speedup_stderr=stderr(draws / alone[1:], n) if noisy else None,
         own_tokens_per_s=float(sum(w * (figures.tokens_per_s or 0.0) for w, figures in zip(shares, own, strict=True))),
         tied_sizes=tied_sizes(options[0], selection),
-        runner_up=runner_up(options, shares, selection),
+        runner_up=runner_up(options, shares, selection) if noisy else None,
     )

@@ -16,7 +16,7 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import candidates_of, common
 from treeopt.planning.entries import best_of, entry_of, mixture_of
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.schedule import error_between, losses_elsewhere, one_for_all, schedule_of
+from treeopt.planning.schedule import errors_between, losses_elsewhere, one_for_all, schedule_of
 from treeopt.planning.select import select
 from treeopt.records.expected import TreeFigures
 from treeopt.records.inputs import Accuracies
@@ -55,11 +55,12 @@ def plan_trees(
     limits = _useful(request.limits, source, costs)
     families = _grown(source, request, limits, timed=bool(costs))
     options = [candidates_of(families, batch_size, costs.get(batch_size)) for batch_size in request.sizes]
-    mix, total, error = request.mix, None, None
+    mix, total = request.mix, None
+    errors: list[float] = []
     own = [best_of(c) if mix else None for c in options]
     if mix is None:
         selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
-        error = error_between(options, selections)
+        errors = errors_between(options, selections)
     else:
         options = common(options)
         shares = [mix[c.batch_size] / sum(mix.values()) for c in options]
@@ -69,9 +70,9 @@ def plan_trees(
         entry_of(c, selection, families, source, costs.get(c.batch_size), request)
         for c, selection in zip(options, selections, strict=True)
     ]
+    elsewhere = [{} for _ in options] if mix else losses_elsewhere(options, selections)
     entries = [
-        replace(e, elsewhere=losses, own=figures)
-        for e, losses, figures in zip(entries, losses_elsewhere(options, selections), own, strict=True)
+        replace(e, elsewhere=losses, own=figures) for e, losses, figures in zip(entries, elsewhere, own, strict=True)
     ]
     free = [] if mix else _unlimited(source, request, limits, costs)
     entries = [replace(e, unconstrained=figures) for e, figures in zip(entries, free, strict=True)] if free else entries
@@ -85,7 +86,8 @@ def plan_trees(
         constraint=_constraint(limits, request, costs),
         runtime=profile.runtime if profile else None,
         total=total,
-        error_between=error,
+        error_between=max(errors, default=None),
+        tests_between=len(errors) or None,
     )
 
 

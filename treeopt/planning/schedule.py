@@ -5,7 +5,7 @@ is tied with it there; what it costs by the estimates is the range's loss.
 
 Between two batch sizes that were searched, step latencies are interpolated on a straight line. A range ends there
 where the next one's tree becomes faster by that estimate. What the trees lose there is an estimate too: `error_between`
-says how far such estimates were off at batch sizes that were searched.
+says how far such estimates were off at batch sizes that were searched. Of very many between two it is asked of `MOST`.
 
 n candidates of two batch sizes · G batch sizes between them
 """
@@ -22,6 +22,8 @@ from treeopt.planning.candidates import Candidates, Floats, Key
 from treeopt.planning.select import Selection
 from treeopt.records.ranges import BatchRange
 from treeopt.trees.tree import IntArray
+
+MOST = 1000  # batch sizes between two that a loss is computed for
 
 
 def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[BatchRange]:
@@ -64,14 +66,16 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
     ]
 
 
-def error_between(options: list[Candidates], selections: list[Selection]) -> float | None:
-    """How far interpolated losses are off: the largest error at batch sizes that were searched, each left out in turn.
+def errors_between(options: list[Candidates], selections: list[Selection]) -> list[float]:
+    """How far interpolated losses are off: the errors at batch sizes that were searched, each left out in turn.
 
-    Of the trees chosen on either side the one with the smaller interpolated loss is taken. A share of the throughput;
-    None where there are no three batch sizes, or no profile.
+    Of the trees chosen on either side the one with the smaller interpolated loss is taken; where the two are one, nothing
+    is tested. Shares of the throughput; empty where there are no three batch sizes, or no profile.
     """
     keys, found = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)], []
     for i in range(1, len(options) - 1):
+        if keys[i - 1] == keys[i + 1]:
+            continue
         low, left_out, high = options[i - 1 : i + 2]
         estimates = {key: _lost(low, high, [left_out.batch_size], key) for key in (keys[i - 1], keys[i + 1])}
         known = {key: float(losses[0]) for key, losses in estimates.items() if losses is not None}
@@ -79,20 +83,20 @@ def error_between(options: list[Candidates], selections: list[Selection]) -> flo
         true = None if key is None else _lost(left_out, left_out, [left_out.batch_size], key)
         if key is not None and true is not None:
             found.append(abs(known[key] - float(true[0])))
-    return max(found, default=None)
+    return found
 
 
 def losses_elsewhere(options: list[Candidates], selections: list[Selection]) -> list[dict[int, float]]:
     """Of every chosen tree: batch size -> share of the throughput that it loses there against that one's own.
 
-    Empty without latencies, and for a tree that all batch sizes have.
+    Without a batch size at which the tree's latency is not known; empty for a single batch size, and without latencies.
     """
     keys = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)]
     found: list[dict[int, float]] = [{} for _ in options]
     for losses, key in zip(found, keys, strict=True):
         for c, selection in zip(options, selections, strict=True):
             place = np.flatnonzero(_codes(c) == _code(*key))
-            if c.ms is not None and len(place) and len(set(keys)) > 1:
+            if c.ms is not None and len(place) and len(options) > 1:
                 losses[c.batch_size] = float(1 - c.throughput[place[0]] / c.throughput[selection.chosen])
     return found
 
@@ -111,26 +115,33 @@ def _losses(c: Candidates, selection: Selection, chosen: list[Key]) -> dict[int,
 
 def _change(low: Candidates, high: Candidates, before: Key, after: Key) -> int:
     """The first batch size at which the tree after is faster than the one before, by interpolated latencies."""
-    between = range(low.batch_size + 1, high.batch_size)
+    between = _some(low.batch_size + 1, high.batch_size - 1)
     losses = [_lost(low, high, between, key) for key in (before, after)]
     if losses[0] is None or losses[1] is None:
         return high.batch_size
     better = np.flatnonzero(losses[1] < losses[0])
-    return between[int(better[0])] if len(better) else high.batch_size
+    return int(between[better[0]]) if len(better) else high.batch_size
 
 
 def _loss_between(options: list[Candidates], first: int, last: int | None, key: Key) -> float | None:
-    """What a tree loses at most at batch sizes of a range that lie between those that were searched."""
+    """What a tree loses at most at batch sizes of a range between those that were searched; None unless known for all."""
     found = []
     for low, high in pairwise(options):
-        between = range(max(first, low.batch_size + 1), min(last or high.batch_size, high.batch_size - 1) + 1)
-        losses = _lost(low, high, between, key)
-        if losses is not None and len(losses):
+        between = _some(max(first, low.batch_size + 1), min(last or high.batch_size, high.batch_size - 1))
+        if len(between):
+            if (losses := _lost(low, high, between, key)) is None:
+                return None
             found.append(float(losses.max()))
     return max(found, default=None)
 
 
-def _lost(low: Candidates, high: Candidates, batch_sizes: Sequence[int], key: Key) -> Floats | None:
+def _some(first: int, last: int) -> IntArray:
+    """Batch sizes from the first to the last, at most `MOST` of them."""
+    found: IntArray = np.linspace(first, last, min(max(last - first + 1, 0), MOST)).round().astype(np.int64)
+    return found
+
+
+def _lost(low: Candidates, high: Candidates, batch_sizes: Sequence[int] | IntArray, key: Key) -> Floats | None:
     """(G,) share of the throughput that a tree loses against the fastest, by interpolated latencies.
 
     None where a latency of the tree is not known.

@@ -18,7 +18,7 @@ from treeopt.trees.tree import IntArray
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
 NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
 POWER = 1.96 + 0.84  # standard errors between two trees that 95 % intervals separate in 80 % of the cases
-ASKED = 1e5  # conversations that nobody will collect to separate two trees
+ASKED = 100_000  # conversations; how many more it takes to separate two trees is not said
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,5 +101,5 @@ def runner_up(options: list[Candidates], shares: Sequence[float], selection: Sel
         tokens_per_s=float(total[j]),
         behind=behind,
         behind_stderr=float(noise.std()),
-        prompts_to_separate=int(np.ceil(needed)) if n and n < needed <= ASKED else None,
+        prompts_to_separate=int(min(np.ceil(needed), ASKED + 1)) if n and n < needed else None,
     )

@@ -93,7 +93,8 @@ class RunnerUp:
     """The fastest tree of another size.
 
     behind : log of the chosen tree's tokens per second over this one's, with its standard error
-    prompts_to_separate : conversations that would tell the two apart; None where more would not
+    prompts_to_separate : conversations that would tell the two apart, above 100,000 at least so many; None where more
+                          would not, or conversations are not known
     """
 
     size: int

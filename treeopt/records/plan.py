@@ -33,7 +33,7 @@ from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Choice, Tree
 
 # Keys that earlier releases did not write: left out where they say nothing.
-LATER = {"provenance", "total", "error_between", "elsewhere", "own", "between"}
+LATER = {"provenance", "total", "error_between", "tests_between", "elsewhere", "own", "between"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,8 @@ class Plan(Drawn):
     provenance : command, time, versions and machine of the search
     schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
     total      : of one tree for a mix of batch sizes, what it reaches over all
-    error_between : how far a range's loss ``between`` may be off, tested at the batch sizes that were searched
+    error_between : how far a range's loss ``between`` may be off, tested at so many (``tests_between``) of the batch sizes
+                    that were searched
     """
 
     entries: tuple[PlanEntry, ...]
@@ -253,6 +254,7 @@ class Plan(Drawn):
     schedule: list[BatchRange] = field(default_factory=list)
     total: Mixture | None = None
     error_between: float | None = None
+    tests_between: int | None = None
 
     def __post_init__(self) -> None:
         if not self.entries:
@@ -364,6 +366,7 @@ class Plan(Drawn):
                 within(0, 1, loss=part.loss, between=part.between)
         with at_place(source, "total"):
             within(0, 1, error_between=self.error_between)
+            within(1, max(len(self.entries) - 2, 1), tests_between=self.tests_between)
             if self.total:
                 self._check_total(self.total)
         for i, entry in enumerate(self.entries):

@@ -34,7 +34,7 @@ from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, pictures, to_svg
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, mixture, plan_rows, price, schedule
-from treeopt.report.verdict import measured_doubts, measured_ties, predicted_doubts, speedup_over
+from treeopt.report.verdict import doubts, entry_doubts, measured_ties, speedup_over
 from treeopt.report.wording import count, pm
 from treeopt.trees.tree import Choice
 
@@ -115,7 +115,17 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         pass  # what the plan was made from is not at hand
     if run.profile.exists():
         origins.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
-    unsaid = ("schema", "entries", "schedule", "inputs", "provenance", "constraint", "total", "error_between")
+    unsaid = (
+        "schema",
+        "entries",
+        "schedule",
+        "inputs",
+        "provenance",
+        "constraint",
+        "total",
+        "error_between",
+        "tests_between",
+    )
     searched = {key: value for key, value in plan.document().items() if key not in unsaid}
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
     origins.add(run.plan, about, **searched, search_limits=plan.document()["constraint"])
@@ -129,7 +139,8 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         about_plan=[said for said in (mixture(plan, hint=False), price(plan), schedule(plan)) if said],
         sections=sections,
         origin=origin,
-        stale=[*old, *_other_origins(run, plan, inputs)],
+        stale=[*old, *map(not_a_check, sorted({s["elsewhere"] for s in sections} - {""}))],
+        against=doubts(plan) if plan.mix else [],
         about_rule=about_rule(plan.acceptance),
         one_text=has_one_text(plan.acceptance),
         rule=rule,
@@ -157,14 +168,14 @@ def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, 
         origins.add(own if own.exists() else run.bench, info, dtype=bench.dtype, rounds=bench.rounds)
     except OutOfRange as reason:
         missing = str(reason)
-    speedup = speedup_over(bench, "plain") if bench else None
+    elsewhere = timed_elsewhere(run, plan, bench) if bench else ""
     return {
         "entry": entry,
         "bench": bench,
-        "elsewhere": timed_elsewhere(run, plan, bench) if bench else "",
+        "elsewhere": elsewhere,
         "missing": missing,
-        "speedup": speedup,
-        "doubts": measured_doubts(bench) if bench and speedup else predicted_doubts(entry),
+        "speedup": speedup_over(bench, "plain") if bench else None,
+        "doubts": entry_doubts(plan, entry, None if elsewhere else bench),
         "ties": measured_ties(bench) if bench else [],
         "price": text_price(plan.acceptance, bench),
         "tree": tree_canvas(inputs, entry, origins.examples(), f"tree-{i}"),
@@ -251,12 +262,6 @@ def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
             )
             found |= dict.fromkeys(made_from(run, run.path / file, this.inputs), run.command(*words))
     return found
-
-
-def _other_origins(run: RunDirectory, plan: Plan, inputs: Inputs) -> Iterator[str]:
-    """Where latencies and what was decoded are of different origins."""
-    places = {timed_elsewhere(run, plan, bench) for bench in inputs.benches().values()} - {""}
-    yield from map(not_a_check, sorted(places))
 
 
 def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""What a search chose, for the terminal and the report: the table of trees, sentences on how sure the choice is, a tree."""
+"""What a search chose, for the terminal and the report: the table of trees, how sure the choice is, and a tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from treeopt.report.terminal import grid, headline, together
 from treeopt.report.verdict import doubts
-from treeopt.report.wording import count, pm, ranges
+from treeopt.report.wording import count, percentages, pm, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,10 +34,10 @@ def plan_table(plan: Plan) -> RenderableType:
 
 def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
     """The cells of every entry, and those of a mix over all."""
-    rows, whole = [plan_row(entry) for entry in plan.entries], sum((plan.mix or {}).values())
+    rows = [plan_row(entry) for entry in plan.entries]
     if plan.mix:
-        shares = [plan.mix[entry.batch_size] / whole for entry in plan.entries]
-        rows = [(f"{cells[0]} ({share:.0%})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
+        shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
+        rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
     if plan.total:
         rates = pm(plan.total.tokens_per_s, plan.total.tokens_per_s_stderr, 0)
         speedup = pm(plan.total.speedup, plan.total.speedup_stderr)
@@ -62,10 +62,10 @@ def plan_row(e: PlanEntry) -> tuple[str, ...]:
 
 
 def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
-    """Which sizes are as good as the chosen one; empty where nothing is known. The ``hint`` is what would tell them apart."""
+    """Which sizes are as good as the chosen one; empty where not known. The ``hint`` is what would tell them apart."""
     if entry.runner_up is None or entry.interval95 is None or entry.interval95.tokens_per_step is None:
         return ""
-    said = f"Batch size {entry.batch_size}: {_ties(entry.size, entry.tied_sizes, entry.runner_up, hint=hint)}"
+    said = f"Batch size {entry.batch_size}: {_ties(entry, entry.tied_sizes, entry.runner_up, hint=hint)}"
     verified = entry.verified
     if verified and verified.afresh.speedup:
         said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
@@ -73,18 +73,23 @@ def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
     return said + "."
 
 
-def _ties(size: int, tied: list[int], runner: RunnerUp, *, hint: bool = True) -> str:
+def _ties(entry: PlanEntry, tied: list[int], runner: RunnerUp, *, hint: bool = True) -> str:
     """Which sizes are tied with the chosen one, and how far the next best is behind."""
-    others = [one for one in tied if one != size]
+    from treeopt.planning.select import ASKED
+
+    others = [one for one in tied if one != entry.size]
     said = f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
     ahead, error = 100 * runner.behind, 100 * runner.behind_stderr
     which = "behind" if ahead >= 0 else "ahead"
     said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
-    if others and hint and runner.prompts_to_separate:
-        said += f". About {runner.prompts_to_separate:,} prompts would tell them apart if latencies were exact"
-    elif others and hint:
-        said += ". More prompts would not tell them apart, but a longer profile may"
-    return said
+    if not (others and hint):
+        return said
+    if (needed := runner.prompts_to_separate) is not None:
+        many = f"About {needed:,} prompts" if needed <= ASKED else f"More than {ASKED:,} prompts"
+        return f"{said}. {many} would tell them apart if latencies were exact"
+    if entry.predicted.conversations:
+        return f"{said}. More prompts would not tell them apart, but a longer profile may"
+    return f"{said}. A longer profile may tell them apart"
 
 
 def mixture(plan: Plan, *, hint: bool = True) -> str:
@@ -105,7 +110,7 @@ def mixture(plan: Plan, *, hint: bool = True) -> str:
         f"{max(total.price, 0):.1%} over the mix ({each})."
     )
     if total.runner_up:
-        said += f" Over the mix {_ties(plan.entries[0].size, total.tied_sizes, total.runner_up, hint=hint)}."
+        said += f" Over the mix {_ties(plan.entries[0], total.tied_sizes, total.runner_up, hint=hint)}."
     return said
 
 
@@ -118,17 +123,16 @@ def price(plan: Plan) -> str:
         if (free := e.unconstrained) is None:
             continue
         if (less := 1 - e.rate / free.rate) >= NEGLIGIBLE:
-            kind = "chain" if e.size == e.depth + 1 else f"{plan.constraint.shape if plan.constraint else None} tree"
-            kind = "choice is not to speculate," if e.size == 1 else kind
             parts.append(
-                f"best {kind} {e.tokens_per_step:.2f} tokens per step, best tree {free.tokens_per_step:.2f} "
-                f"({count(free.size, 'row')}) at batch size {e.batch_size}, {less:.0%} {'slower' if e.tokens_per_s else 'fewer'}"
+                f"at batch size {e.batch_size}, within the limits {e.tokens_per_step:.2f} tokens per step "
+                f"({tree_words(e)}), without them {free.tokens_per_step:.2f} ({count(free.size, 'row')}), {less:.0%} "
+                f"{'slower' if e.tokens_per_s else 'fewer'}"
             )
-    return f"The limits cost: {'; '.join(parts)}." if parts else ""
+    return f"The limits cost speed: {'; '.join(parts)}." if parts else ""
 
 
 def schedule(plan: Plan) -> str:
-    """Which batch sizes get which tree, what sharing costs, and how sure it is between; empty for a single batch size."""
+    """Which batch sizes get which tree, what sharing costs, and how sure it is between; empty for one batch size."""
     if len(plan.entries) < 2 or plan.mix:
         return ""
     parts = [f"{_range(part)}: {tree_words(plan.entries[part.entry])}" for part in plan.schedule]
@@ -139,18 +143,27 @@ def schedule(plan: Plan) -> str:
     between = [part.between for part in plan.schedule if part.between is not None]
     if between:
         said += (
-            f" Between these the step times are interpolated: by that estimate the schedule loses at most {max(between):.1%} "
-            "there."
+            " Between these the step times are interpolated: by that estimate the schedule loses at most "
+            f"{max(between):.1%} there."
         )
+        unknown = [_range(part) for part in plan.schedule if part.between is None and _has_between(part, searched)]
+        tests = f" in {count(plan.tests_between, 'test')}" if plan.tests_between else ""
         said += (
-            " How far that is off is not known: it takes three batch sizes."
+            " How far that is off is not known: it takes a searched batch size between two with different trees."
             if plan.error_between is None
-            else f" Tested by leaving out batch sizes that were searched, such estimates are off by up to {plan.error_between:.1%}."
+            else f" Where searched batch sizes were left out, such estimates were off by up to {plan.error_between:.1%}{tests}."
         )
+        said += f" What the trees lose between these within {', '.join(unknown)} is not known." if unknown else ""
     elif searched[-1] - searched[0] >= len(searched):
         said += " A batch size between these gets what the next smaller one gets; what it loses is not known."
     said += f" Above {searched[-1]} nothing was searched"
     return said + (f", and below {searched[0]}." if searched[0] > 1 else ".")
+
+
+def _has_between(part: BatchRange, searched: list[int]) -> bool:
+    """Whether a range has batch sizes between those that were searched."""
+    first, last = max(part.first, searched[0]), min(part.last or searched[-1], searched[-1])
+    return last - first + 1 > sum(first <= size <= last for size in searched)
 
 
 def _range(part: BatchRange) -> str:
@@ -178,8 +191,9 @@ def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
     sizes : batch sizes whose trees are written; None alone for a schedule, or for the one tree that all have
     """
     if plan.mix:
-        whole = sum(plan.mix.values())
-        shares = [f"{share / whole:.0%} of the time at {size}" for size, share in sorted(plan.mix.items())]
+        sizes, amounts = zip(*sorted(plan.mix.items()), strict=True)
+        parts = zip(percentages(amounts), sizes, strict=True)
+        shares = [f"{share} of the time at {size}" for share, size in parts]
         price = _lost([(e.batch_size, 1 - e.rate / e.own.rate) for e in plan.entries if e.own])
         load = f"the mix of batch sizes ({', '.join(shares)})"
         return [f"Written for {load}: {tree_words(plan.entries[0])}.{price}"]
@@ -188,11 +202,11 @@ def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
     entries = [plan.entry(size) for size in sizes]
     if len(entries) > 1:
         said = [f"Written for each batch size, to start a server with: {', '.join(map(_with_size, entries))}."]
-        shared = min((e for e in plan.entries if e.elsewhere), key=lambda e: max(e.elsewhere.values()), default=None)
-        if shared is not None:
-            said.append(f"For one server take that of --batch-size {shared.batch_size}.{_losses(shared)}")
+        timed = [e for e in plan.entries if len(e.elsewhere) == len(plan.entries)]
+        if shared := min(timed, key=lambda e: max(e.elsewhere.values()), default=None):
+            said.append(f"For one server take that of --batch-size {shared.batch_size}.{_losses(plan, shared)}")
         return said
-    known = _losses(entries[0]) or " What it loses at other batch sizes is not known."
+    known = _losses(plan, entries[0]) or " What it loses at other batch sizes is not known."
     return [f"Written for batch size {_with_size(entries[0])}.{known}"]
 
 
@@ -200,9 +214,11 @@ def _with_size(entry: PlanEntry) -> str:
     return f"{entry.batch_size} ({tree_words(entry)})"
 
 
-def _losses(entry: PlanEntry) -> str:
+def _losses(plan: Plan, entry: PlanEntry) -> str:
     """What an entry's tree loses at the plan's other batch sizes; empty where nothing is known."""
-    return _lost([(size, loss) for size, loss in sorted(entry.elsewhere.items()) if size != entry.batch_size])
+    said = _lost([(size, loss) for size, loss in sorted(entry.elsewhere.items()) if size != entry.batch_size])
+    missing = [str(e.batch_size) for e in plan.entries if e.batch_size not in entry.elsewhere]
+    return said + (f" At {', '.join(missing)} that is not known." if said and missing else "")
 
 
 def _lost(losses: Sequence[tuple[int, float]]) -> str:

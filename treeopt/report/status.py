@@ -140,9 +140,11 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
 
     calibration, plan = found.get(run.calibration.name), found.get(run.plan.name)
     decodes = run.trace.name in found and bool(found[run.trace.name].meta.get("source"))
-    if calibration is None:
+    used = plan.inputs if plan else {}  # shipped files are not the run's, and never wanting
+    if calibration is None and (plan is None or {run.trace.name, run.probe.name, run.calibration.name} & used.keys()):
         return "Nothing is calibrated yet.", ["calibrate"]
-    if why := wanting(run.profile.name):
+    timed = plan is not None and run.profile.name not in used and plan.entries[0].step_ms is not None
+    if not timed and (why := wanting(run.profile.name)):
         return why, ["profile"] if decodes else ["profile", "--from-csv", "FILE"]
     if plan is None or wanting(run.plan.name):
         return wanting(run.plan.name), ["search"]

@@ -25,6 +25,7 @@ CONTENDERS = {
     "budget": "best of full budget",
 }
 RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
+ADVICE = ": serve the model without it"
 FASTER = 0.005  # share by which a chain's prediction is above the chosen tree's before that is worth a sentence
 
 
@@ -37,7 +38,7 @@ def doubt(speedup: Ratio) -> str:
     if speedup.low is None or speedup.high is None:
         return "Speculation is not shown to gain here: the prompts are too few for an interval."
     if speedup.high < 1:
-        return "Speculation loses here: serve the model without it."
+        return f"Speculation loses here{ADVICE}."
     if speedup.low <= 1:
         return (
             f"Speculation is not shown to gain here: the 95 % interval of its speedup is {speedup.low:.2f} to "
@@ -73,32 +74,42 @@ def measured(bench: Benchmark) -> str:
 
 
 def measured_ties(bench: Benchmark) -> list[str]:
-    """How the chosen tree stands to the rivals that it does not lose against: the published tree, and a chain that it ties."""
+    """How the chosen tree stands to the rivals that it does not lose against: the published tree, a chain that it ties."""
     found = [said for said, lost in _rivals(bench) if not lost]
     over = speedup_over(bench, PUBLISHED)
     if over is not None and over.low is not None and over.low > 1:
         rows = count(bench.contender(PUBLISHED).size, "row")
-        found.append(f"It is {_times(over)} as fast as the published tree of {rows}.")
+        found.append(f"The chosen tree is {_times(over)} as fast as the published tree of {rows}.")
     return found
 
 
 def doubts(plan: Plan, benches: Mapping[int, Benchmark] | None = None, *, batch_size: int | None = None) -> list[str]:
     """What there is against a plan's trees, each sentence once, with the batch sizes that it is for.
 
-    benches    : batch size -> its benchmark; the others go by the prediction
+    benches    : batch size -> its benchmark, where the latencies were timed; the others go by the prediction
     batch_size : of this one alone
     """
-    if plan.mix:
-        return _mix_doubts(plan)
     entries = plan.entries if batch_size is None else (plan.entry(batch_size),)
     found: dict[str, list[str]] = {}
     for entry in entries:
-        bench = (benches or {}).get(entry.batch_size)
-        timed = bench is not None and speedup_over(bench, "plain") is not None
-        for said in measured_doubts(bench) if bench and timed else predicted_doubts(entry):
+        for said in entry_doubts(plan, entry, (benches or {}).get(entry.batch_size)):
             found.setdefault(said, []).append(str(entry.batch_size))
-    alone = len(entries) == 1
-    return [said if alone else f"Batch size {', '.join(sizes)}: {said}" for said, sizes in found.items()]
+    if len(entries) == 1 and not plan.mix:
+        return list(found)
+    each = [f"Batch size {', '.join(sizes)}: {said}" for said, sizes in found.items()]
+    return [*(_mix_doubts(plan) if plan.mix else []), *each]
+
+
+def entry_doubts(plan: Plan, entry: PlanEntry, bench: Benchmark | None) -> list[str]:
+    """What there is against the tree of one of a plan's batch sizes: what was measured, or without that the prediction.
+
+    bench : its benchmark; None where there is none, or where the latencies were timed elsewhere
+
+    A mix is not judged by the prediction for one of its batch sizes, nor is it served without speculation there.
+    """
+    if bench is not None and speedup_over(bench, "plain") is not None:
+        return [said.replace(ADVICE, "") if plan.mix else said for said in measured_doubts(bench)]
+    return [] if plan.mix else predicted_doubts(entry)
 
 
 def _mix_doubts(plan: Plan) -> list[str]:
@@ -108,12 +119,14 @@ def _mix_doubts(plan: Plan) -> list[str]:
         return []
     if plan.entries[0].size == 1:
         return ["No tree pays over the mix: serve the model without speculation."]
-    found = []
-    if total.speedup <= 1:
-        found.append(
-            f"Speculation is predicted to lose over the mix ({pm(total.speedup, total.speedup_stderr)} times as fast): serve "
-            "the model without it."
-        )
+    found, speedup = [], pm(total.speedup, total.speedup_stderr)
+    error = 1.96 * (total.speedup_stderr or 0.0)
+    if total.speedup + error < 1 or (not error and total.speedup <= 1):
+        found.append(f"Speculation is predicted to lose over the mix ({speedup} times as fast){ADVICE}.")
+    elif total.speedup - error <= 1:
+        found.append(f"Speculation may not gain over the mix: its predicted speedup is {speedup}.")
+    elif 1 in total.tied_sizes:
+        found.append("Speculation may not gain over the mix: plain decoding is tied with the fastest tree.")
     slower = [f"{e.batch_size} ({pm(e.speedup, None)} times)" for e in plan.entries if e.speedup and e.speedup < 1]
     if slower:
         found.append(f"The one tree is predicted to be slower than plain decoding at batch size {', '.join(slower)}.")
@@ -139,15 +152,16 @@ def _predicted_doubts(entry: PlanEntry, speedup: float) -> Iterator[str]:
     ends = entry.interval95.speedup if entry.interval95 else None
     low, high = ends or (speedup, speedup)
     if high < 1 or (ends is None and speedup <= 1):
-        yield f"Speculation is predicted to lose here ({pm(speedup, None)} times as fast): serve the model without it."
+        yield f"Speculation is predicted to lose here ({pm(speedup, None)} times as fast){ADVICE}."
     elif low <= 1:
         yield (f"Speculation may not gain here: the 95 % interval of its predicted speedup is {low:.2f} to {high:.2f}.")
     elif 1 in entry.tied_sizes:
         yield "Speculation may not gain here: plain decoding is tied with the fastest tree."
     chain = entry.best_chain
+    ends = entry.interval95.tokens_per_s if entry.interval95 else None
     if chain and chain.tokens_per_s and entry.tokens_per_s:
         ahead = chain.tokens_per_s / entry.tokens_per_s - 1
-        if ahead > FASTER:
+        if ahead > FASTER and (ends is None or chain.tokens_per_s > ends[1]):
             yield f"The chosen tree loses against a chain of {chain.depth}, which is predicted to be {ahead:.0%} faster."
 
 

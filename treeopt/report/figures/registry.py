@@ -14,7 +14,7 @@ from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, changed, read_grown_on, stale, stale_plan
+from treeopt.records.inputs import Accuracies, changed, read_grown_on, stale, stale_plan, timed_elsewhere
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -57,7 +57,7 @@ class Inputs:
             return Calibration.from_trace(self.trace)
         if self.run.plan.exists() and (found := source_of(self.source).calibration):
             return found
-        raise OutOfRange(f"{self.run.calibration} does not exist yet. Make it with: treeopt calibrate")
+        raise OutOfRange(f"{self.run.calibration} does not exist yet. Make it with: {self.run.command('calibrate')}")
 
     @cached_property
     def grown_on(self) -> Accuracies | None:
@@ -76,7 +76,9 @@ class Inputs:
         if self.run.calibration.exists():
             return self.run.read_calibration()
         names = ", ".join(self.plan.inputs) or "files that it does not name"
-        raise OutOfRange(f"The plan was made from {names}, not in {self.run.path}. Run: treeopt calibrate")
+        raise OutOfRange(
+            f"The plan was made from {names}, not in {self.run.path}. Run: {self.run.command('calibrate')}"
+        )
 
     def stale(self, figure: Figure, batch_size: int | None) -> list[str]:
         """A sentence on each file that the plan or the benchmark of a figure was made from and that is another now."""
@@ -103,14 +105,14 @@ class Inputs:
         return self._benches[size]
 
     def benches(self) -> dict[int, Benchmark]:
-        """Batch size -> its benchmark, of this plan as it is now; without those that were not made."""
+        """Batch size -> its benchmark, of this plan as it is now, decoded where the latencies were timed."""
         found = {}
         for entry in self.plan.entries:
             try:
                 bench = self.bench(entry.batch_size)
             except OutOfRange:
                 continue
-            if not changed(self.run, bench.inputs or {}):
+            if not changed(self.run, bench.inputs or {}) and not timed_elsewhere(self.run, self.plan, bench):
                 found[entry.batch_size] = bench
         return found
 
