@@ -151,7 +151,8 @@ def schedule(plan: Plan) -> str:
         said += (
             " How far that is off is not known: it takes a searched batch size between two with different trees."
             if plan.error_between is None
-            else f" Where searched batch sizes were left out, such estimates were off by up to {plan.error_between:.1%}{tests}."
+            else " Where searched batch sizes were left out, such estimates were off by up to "
+            f"{plan.error_between:.1%}{tests}."
         )
         said += f" What the trees lose between these within {', '.join(unknown)} is not known." if unknown else ""
     elif searched[-1] - searched[0] >= len(searched):
