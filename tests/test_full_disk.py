@@ -233,11 +233,11 @@ def test_an_output_that_is_full_or_closed_is_no_traceback(command):
 MODEL = ("--num-prompts", 4, "--max-new-tokens", 8)
 HEADS = ("train", *MODEL, "--batch-size", 2, "--heads", 2, "--steps", 2, "-o", "heads")
 HEAVY = (  # commands that load a model
-    ("calibrate", *MODEL),
-    ("calibrate", *MODEL, "--acceptance", "typical"),
+    ("calibrate", *MODEL, "--overwrite"),
+    ("calibrate", *MODEL, "--overwrite", "--acceptance", "typical"),
     ("profile", "--sizes", "1,4", "--time-limit", 1),
     ("bench", "--num-prompts", 2, "--rounds", 1, "--max-new-tokens", 8, "--batch-size", 1),
-    ("run", *MODEL, "--budget", 8, "--time-limit", 1, "--bench-prompts", 2),
+    ("run", *MODEL, "--overwrite", "--budget", 8, "--time-limit", 1, "--bench-prompts", 2),
     *((*HEADS, "--kind", kind) for kind in ("medusa-1", "hydra", "hydra++", "medusa-2")),
     *(("convert", str(demo.HEADS), "--to", layout, "--output", "out") for layout in ("vllm", "medusa-pt", "medusa")),
     ("convert", str(demo.HEADS), "--to", "merged", "--model", str(demo.MODEL), "--output", "out"),

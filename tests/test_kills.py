@@ -33,11 +33,12 @@ from treeopt.records.rundir import RunDirectory
 
 from .conftest import invoke, treeopt
 
+TWENTY = ("--num-prompts", 20, "--max-new-tokens", 8, "--batch-size", 1, "--dtype", "float64")
 SMALL = ("--num-prompts", 4, "--max-new-tokens", 8)
 TRAIN = ("train", *SMALL, "--batch-size", 2, "--heads", 2, "--steps", 3, "-o", "heads")
 COMMANDS = {
-    "calibrate": ("calibrate", "--num-prompts", 20, "--max-new-tokens", 8, "--batch-size", 1, "--dtype", "float64"),
-    "typical": ("calibrate", *SMALL, "--acceptance", "typical"),
+    "calibrate": ("calibrate", "--overwrite", *TWENTY),
+    "typical": ("calibrate", "--overwrite", *SMALL, "--acceptance", "typical"),
     "profile": ("profile", "--sizes", "1,4", "--time-limit", 1, "--batch-size", "1,2"),
     "from-csv": ("profile", "--from-csv", "steps.csv", "--overwrite"),
     "search": ("search", "--budget", 8),
@@ -51,7 +52,7 @@ COMMANDS = {
     "train medusa-1": TRAIN,
     "train hydra": (*TRAIN, "--kind", "hydra"),
     "train medusa-2": (*TRAIN, "--kind", "medusa-2"),
-    "run": ("run", *SMALL, "--budget", 8, "--time-limit", 1, "--bench-prompts", 2),
+    "run": ("run", "--overwrite", *SMALL, "--budget", 8, "--time-limit", 1, "--bench-prompts", 2),
 }
 MEASURED = ("profile", "bench", "run")  # whose figures are the clock's
 EVENTS = ("replace", "rename", "fsync", "unlink", "mkdir", "rmdir", "fdopen")  # of os

@@ -116,6 +116,11 @@ def staircase() -> LatencyProfile:
     return LatencyProfile(tuple(points), (StepTiming(1, 99, 1, 0, (11.0,) * 3),))
 
 
+@pytest.mark.parametrize(
+    "pair",
+    ["duplicated prompts", "doubled steps", pytest.param("unequal trials", marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_the_chosen_size_stays(pair):
     before, after = (plan_trees(trace, staircase(), PlanRequest(LIMITS)).entries[0] for trace in pair)
     assert 1 < before.size < BUDGET
