@@ -112,7 +112,8 @@ def put(document, place, value):
     *path, last = place
     for key in path:
         document = document[key]
-    before, document[last] = document[last], value
+    before = document.get(last) if isinstance(document, dict) else document[last]
+    document[last] = value
     return before
 
 

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.prompts.sets import load_prompts
 from treeopt.runtime.random_weights import random_target
-from treeopt.runtime.target import load_target
+from treeopt.runtime.target import eos_ids, load_target
 
 from .test_mutations import mutate_bytes, mutate_json, mutate_tensors
 
@@ -129,6 +130,13 @@ def replaced(model, folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
     return folder
+
+
+def test_an_end_token_of_minus_one_is_none():
+    model = SimpleNamespace(config=SimpleNamespace(eos_token_id=[2, -1]))
+    assert eos_ids(model, None) == {2}
+    model.config.eos_token_id = -1
+    assert not eos_ids(model, None)
 
 
 @pytest.mark.parametrize(

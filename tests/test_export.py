@@ -527,6 +527,12 @@ def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
     trees, said = exported(replace(plan_of(), acceptance=TYPICAL))
     assert trees == {"medusa"}
     assert "none of them decodes by --acceptance typical" in " ".join(said.split())
+    old = run.export / "medusa" / "batch-size-99"
+    old.mkdir()
+    (old / ".written").write_text("medusa_choices.json")
+    (old / "medusa_choices.json").write_text("[]")
+    exported(replace(plan_of(), acceptance=TYPICAL))
+    assert not old.exists()  # the plan has no tree for that load
     shutil.rmtree(run.export)
     chains, _ = exported(plan_of("draft-model", shape="chain"))
     assert {"vllm", "sglang", "tensorrt-llm"} == chains

@@ -3,6 +3,7 @@
 import html
 import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from treeopt import pipeline
+from treeopt import demo, pipeline
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.provenance import Provenance
+from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -69,6 +71,18 @@ def test_versions_are_no_other_measurement_and_what_differs_is_named_by_its_key(
     says = r"differ in compiled \(None there, True here\), drafter sha256 \('a' there, 'b' here\), threads \(1 there, 2 here\)\."
     with pytest.raises(InvalidInput, match=says):
         check_can_join(run, {**HERE, "compiled": True}, other, overwrite=False)
+
+
+def test_a_sample_of_a_large_file_is_not_said_to_be_all_of_it(monkeypatch, capsys):
+    monkeypatch.setattr(sys.modules["treeopt.pipeline.calibrate"], "MOST_DRAWN", 8)
+    session = SimpleNamespace(prompts=SimpleNamespace(conversations=tuple(range(8)), name="x"))
+    assert len(first_conversations(session, 100, reserved=1)) == 6
+    assert "Calibrating on 6 of 8 prompts, 8 of a file at most; the rest" in capsys.readouterr().err
+
+
+def test_a_converted_checkpoint_has_no_lock_in_it(tmp_path):
+    treeopt("convert", demo.HEADS, "--to", "vllm", "--output", tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_the_command_refuses_before_it_times_anything(run):
