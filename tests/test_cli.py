@@ -18,7 +18,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Tree
 
-from .conftest import tiny_model, treeopt
+from .conftest import invoke, tiny_model, treeopt
 
 QUICK = ("--num-prompts", "6", "--max-new-tokens", "16")
 
@@ -200,7 +200,9 @@ def test_export_and_show(line, tmp_path):
         files = json.loads(treeopt("export", "--run", run, "--to", engine, "--batch-size", 1, "--json"))["files"]
         assert files
         assert all(Path(file).read_text() for file in files)
-    assert "it loses" in treeopt("export", "--run", run, "--to", "medusa")  # one sequence at a time, for batch size 1
+    assert (
+        "it loses" in invoke("export", "--run", run, "--to", "medusa").stderr
+    )  # one sequence at a time, for batch size 1
     assert "rows" in treeopt("show", "--run", run)
     shown = json.loads(treeopt("show", "--run", run, "--batch-size", 2, "--json"))
     assert shown["medusa_choices"] == Plan.load(run / "plan.json").entry(2).medusa_choices

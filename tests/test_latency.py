@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.latency.estimate import StepCosts, measured_by
+from treeopt.latency.estimate import ANOTHER_TIME, StepCosts, measured_by
 from treeopt.latency.rounds import drift
 from treeopt.records.profile import LatencyProfile, StepTiming
 
@@ -237,3 +237,13 @@ def test_a_chain_between_two_timed_chains_costs_between_them():
     assert StepCosts(profile, 1, 128, measured_only=True).step(5, 4) is None
     assert StepCosts(profile, 1, 128).step(5, 3) is None  # a tree of three more nodes is no chain
     assert StepCosts(profile, 1, 128).step(7, 6) is None
+
+
+def test_speedups_are_no_surer_than_another_time_leaves_them():
+    """Timings without noise: all trees share an error against the plain step, so that they are compared without it."""
+    steps = {size: (float(ms),) * 20 for size, ms in ((1, 4), (4, 5), (9, 6))}
+    point = {n: StepTiming(1, 64, n, min(n - 1, 2), ms, round=tuple(range(20))) for n, ms in steps.items()}
+    costs = StepCosts(LatencyProfile((point[4], point[9]), (point[1],)), 1)
+    plain, four, nine = costs.draws_ms([1, 4, 9], [0, 2, 2], 4000, np.random.default_rng(0))
+    assert (four / plain).std() / (four / plain).mean() == pytest.approx(ANOTHER_TIME, rel=0.1)
+    np.testing.assert_allclose(nine / four, 6 / 5)

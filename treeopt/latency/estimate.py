@@ -30,6 +30,9 @@ from treeopt.trees.tree import IntArray
 
 NOTICEABLE = 0.005  # share by which a step is shorter than a plain one before that is worth a sentence
 
+# By how much steps with trees cost more or less, against plain ones, when they decode at another time than they were timed
+# (standard deviation, all trees alike). Profiles and later benchmarks were 4 % apart (root mean square of 14; docs/log.md).
+ANOTHER_TIME = 0.03
 Floats = NDArray[np.float64]
 
 
@@ -100,7 +103,7 @@ class StepCosts:
         return None if np.isnan(ms) else Latency(float(ms), float(stderr_ms))
 
     def draws_ms(self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator) -> Floats:
-        """(n, B) what each would be with other rounds, the same for all steps, and another way between sizes."""
+        """(n, B) what each would be with other rounds, the same for all steps, another way between sizes, at another time."""
         weights, ms, doubt_ms = self._estimates(sizes, depths)
         used = np.split(weights.any(0) | (self._plain > 0), np.cumsum([len(near.ms) for near in self._near])[:-1])
         draws = np.concatenate([near.draws(which, n, rng) for near, which in zip(self._near, used, strict=True)])
@@ -108,6 +111,9 @@ class StepCosts:
         found += doubt_ms[:, None] * rng.standard_normal(found.shape)
         np.maximum(found, ms[:, None] / 4, out=found)
         found *= (self._raised(ms) / ms)[:, None]  # about the raised latency, with the noise on both sides of it
+        if all(len(near.plain_rounds) for near in self._near):
+            trees = np.asarray(sizes) > 1
+            found[trees] *= np.exp(ANOTHER_TIME * rng.standard_normal(found.shape[1]))
         return found
 
     def _raised(self, ms: Floats) -> Floats:
