@@ -21,7 +21,7 @@ from medusa_tables import BATCH_SIZE, CANDIDATES, CONTEXT, DEVICE, SHAPE, SOURCE
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.files import storage
+from treeopt.files import storage, writing
 from treeopt.latency.devices import Device
 from treeopt.latency.model_shape import ModelShape
 from treeopt.latency.roofline import Operator, attention_product, linear, operator_us, step_operators
@@ -345,7 +345,7 @@ def write_figures(setting: Setting, folder: Path) -> list[Path]:
     }
     files = [folder / f"{name}.png" for name in drawings]
     for file, drawing in zip(files, drawings.values(), strict=True):
-        with storage.atomic_writer(file) as stream:
+        with writing.atomic_writer(file) as stream:
             stream.write(to_bytes(drawing, "png", DPI))
     return files
 

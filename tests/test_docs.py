@@ -9,7 +9,8 @@ import pytest
 
 from treeopt.cli import cli
 from treeopt.files import shipped
-from treeopt.files.storage import atomic_writer, to_json
+from treeopt.files.storage import to_json
+from treeopt.files.writing import atomic_writer
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
 

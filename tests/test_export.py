@@ -22,6 +22,7 @@ from treeopt.export.reading import read_choices
 from treeopt.export.table import ENGINES
 from treeopt.export.write import export_plan, export_request, method_of
 from treeopt.pipeline import export_all
+from treeopt.pipeline.export import export_to
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -540,6 +541,17 @@ def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
     nothing, said = exported(plan_of("early-exit"))
     assert not nothing
     assert "No engine that treeopt knows runs drafters of the kind early-exit" in " ".join(said.split())
+
+
+def test_a_refusal_names_what_an_earlier_export_left(tmp_path):
+    folder = tmp_path / "hydra"
+    wide = replace(plan_of("hydra", batch_sizes=(1, 8)), acceptance=SAMPLED)
+    with pytest.raises(InvalidInput) as refused:
+        export_to(folder, wide, "hydra")
+    assert "earlier" not in str(refused.value)
+    export_to(folder, plan_of("hydra", batch_sizes=(1, 8)), "hydra")
+    with pytest.raises(InvalidInput, match="are of an earlier export"):
+        export_to(folder, wide, "hydra")
 
 
 def test_a_command_exports_any_tree(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.files import storage
+from treeopt.files import storage, writing
 from treeopt.files.writing import discard
 
 
@@ -37,7 +37,7 @@ class Journal:
             known = None
         if known != wanted:
             discard(folder)
-            storage.write_text(folder / "key.json", storage.to_json(wanted))
+            writing.write_text(folder / "key.json", storage.to_json(wanted))
         self._whole: set[int] = set()
         self._key = hashlib.sha256(storage.to_json(wanted).encode()).hexdigest()
 
@@ -65,13 +65,13 @@ class Journal:
 
     def finish(self, number: int) -> None:
         """Say that the file of a block is whole."""
-        storage.write_text(self._hash_of(number), self._hash(number))
+        writing.write_text(self._hash_of(number), self._hash(number))
         self._whole.add(number)
 
     def append(self, document: Mapping[str, Any]) -> None:
         """Write the next block of a journal of JSON."""
         number = self.finished()
-        storage.write_text(self.block(number), storage.to_json(document))
+        writing.write_text(self.block(number), storage.to_json(document))
         self.finish(number)
 
     def documents(self) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import MOST_ARRAY_BYTES, MOST_MEMBERS, MOST_RATIO, SMALL_BYTES, check_directory, loads
-from treeopt.files.storage import atomic_writer
+from treeopt.files.writing import atomic_writer
 
 UNREADABLE = Exception  # zipfile, zlib and numpy raise anything at damaged bytes
 NPY = ".npy"

@@ -15,8 +15,7 @@ import numpy as np
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, has_too_many_values, loads
-from treeopt.files.writing import atomic_writer as atomic_writer
-from treeopt.files.writing import write_text as write_text
+from treeopt.files.writing import write_text
 
 VERSION = 1
 T = TypeVar("T")

@@ -96,7 +96,7 @@ def export_to(
         except InvalidInput as error:
             refused.append((size, error))
     if not parts:
-        raise refused[0][1]
+        raise _refusal(refused[0][1], folder)
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused]
     notes += _notes(parts)
     notes += _other_runtime(plan, engine)
@@ -109,6 +109,12 @@ def export_to(
     paths = [path for size, part in parts.items() for path in _write(folder / f"batch-size-{size}", part)[0]]
     command = "\n".join(f"# Batch size {size}\n{part.command}" for size, part in parts.items())
     return paths, Written(files={}, command=command, notes=tuple(notes))
+
+
+def _refusal(error: InvalidInput, folder: Path) -> InvalidInput:
+    """The error, which also says what an earlier export has left in the folder."""
+    earlier = any(folder.glob(f"**/{WRITTEN}"))
+    return InvalidInput(f"{error} The files in {folder} are of an earlier export.") if earlier else error
 
 
 def _notes(parts: Mapping[int | None, Written]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
-from treeopt.files import storage
+from treeopt.files import storage, writing
 from treeopt.files.bounds import loads
 from treeopt.files.writing import discard
 from treeopt.report.terminal import note, progress
@@ -143,7 +143,7 @@ class TrainingJob:
         from treeopt.report.figures.training import draw_training, training_caption, training_data
 
         data = training_data(log, record["held_out"], caption=training_caption(record))
-        with storage.atomic_writer(self.work / "curves.png") as stream:
+        with writing.atomic_writer(self.work / "curves.png") as stream:
             stream.write(to_bytes(draw_training(data), "png"))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from treeopt import __version__
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.export.write import export_plan, runners
-from treeopt.files import storage
+from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.expected import GroupFigures
@@ -150,7 +150,7 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         skipped=origins.skipped(),
         marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
     )
-    storage.write_text(run.report, page)
+    writing.write_text(run.report, page)
     for said, command in old.items():
         hint(f"{said} Make it again with: {command}")
     for missing in filter(None, [*(s["missing"] for s in sections), *(p for p in drawn if isinstance(p, str))]):

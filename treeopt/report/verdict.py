@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Benchmark, Ratio
 from treeopt.report.wording import count, pm
 
@@ -26,7 +27,6 @@ CONTENDERS = {
 }
 RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
 ADVICE = ": serve the model without it"
-FASTER = 0.005  # share by which a chain's prediction is above the chosen tree's before that is worth a sentence
 
 
 def doubt(speedup: Ratio) -> str:
@@ -161,7 +161,7 @@ def _predicted_doubts(entry: PlanEntry, speedup: float) -> Iterator[str]:
     ends = entry.interval95.tokens_per_s if entry.interval95 else None
     if chain and chain.tokens_per_s and entry.tokens_per_s:
         ahead = chain.tokens_per_s / entry.tokens_per_s - 1
-        if ahead > FASTER and (ends is None or chain.tokens_per_s > ends[1]):
+        if ahead > NEGLIGIBLE and (ends is None or chain.tokens_per_s > ends[1]):
             yield f"The chosen tree loses against a chain of {chain.depth}, which is predicted to be {ahead:.0%} faster."
 
 

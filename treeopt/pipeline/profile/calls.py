@@ -24,7 +24,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files import storage
+from treeopt.files import writing
 from treeopt.files.journal import Journal
 from treeopt.files.rows import Amount, checked
 from treeopt.files.shell import command_line
@@ -97,7 +97,7 @@ class Calls:
         calls = self.journal.documents()
         count = len(self.trees) + 1
         for i, tree in enumerate((*self.trees, None)):
-            storage.write_text(self._file(i), json.dumps(tree.choices if tree else []))
+            writing.write_text(self._file(i), json.dumps(tree.choices if tree else []))
         title = f"Timing {len(self.trees)} trees by command, batch size {self.batch_size}"
         with progress(title, max(time_limit_s, 0.0)) as advance:
             advance(sum(call["seconds"] for call in calls))

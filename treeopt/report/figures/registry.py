@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files.storage import atomic_writer
+from treeopt.files.writing import atomic_writer
 from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark

@@ -16,8 +16,7 @@ import torch
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
-from treeopt.files.storage import atomic_writer
-from treeopt.files.writing import discard
+from treeopt.files.writing import atomic_writer, discard
 
 EVERY_S = 30.0  # of work that a killed run loses at most
 SHARE = 0.05  # of the time, that keeping takes at most

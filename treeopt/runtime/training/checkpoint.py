@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from treeopt.errors import InvalidInput
-from treeopt.files import storage
+from treeopt.files import storage, writing
 from treeopt.files.journal import Journal
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.folder import reason_of
@@ -75,9 +75,9 @@ class Checkpoints:
         name = f"{position.step:08d}"
         write_tensors(self.folder / f"{name}.safetensors", weights(module))
         state = {"optimiser": optimiser.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
-        with storage.atomic_writer(self.folder / f"{name}.optimiser") as stream:
+        with writing.atomic_writer(self.folder / f"{name}.optimiser") as stream:
             torch.save(state, stream)
-        storage.write_text(self.folder / STATE, storage.to_json(vars(position)) + "\n")
+        writing.write_text(self.folder / STATE, storage.to_json(vars(position)) + "\n")
         for file in self.folder.iterdir():
             if file.suffix in (".safetensors", ".optimiser") and not file.name.startswith(name):
                 file.unlink()
