@@ -35,7 +35,7 @@ def refreshed() -> str:
 
 def markdown() -> str:
     """The table of engines for docs/engines.md, with syntax, matching fields and sources, between its two marks."""
-    heads = ["engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions"]
+    heads = ["engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions", "checked"]
     details = ["method", "carrier", "syntax", "must match", "source"]
     lines = [
         *(BEGIN, "", row_of(heads), row_of(["---"] * len(heads))),
@@ -68,6 +68,7 @@ def test_every_row_says_what_a_reader_needs(engine, method):
     assert method.carrier
     assert method.syntax
     assert method.versions
+    assert re.search(r"\d", method.checked), "a release, or a commit and its month"
     for field in method.derived:
         assert re.search(r"=|<=|≤", field), field
 
@@ -124,6 +125,7 @@ def test_list_engines_is_short_and_an_engine_is_shown_in_full():
     text = listed("engines")
     assert all(name in text for name in ENGINES)
     assert not any(method.source in text for _, method in METHODS)
+    assert all(method.checked.split()[0] in text for _, method in METHODS)
     for name, method in METHODS:
         assert method.name in listed("engines", name)
 
@@ -132,6 +134,7 @@ def test_list_engines_as_json_has_all_fields():
     rows = json.loads(listed("engines", "--json"))["engines"]
     assert [(row["engine"], row["method"]) for row in rows] == [(e, m.name) for e, m in METHODS]
     for row, (_, method) in zip(rows, METHODS, strict=True):
+        assert row["package"] == ENGINES[row["engine"]].package
         assert row["drafters"] == list(method.drafters)
         assert row["reads_back"] == (method.parse is not None)
         for field in (
@@ -147,6 +150,7 @@ def test_list_engines_as_json_has_all_fields():
             "versions",
             "status",
             "source",
+            "checked",
         ):
             assert row[field] == getattr(method, field)
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treeopt import __version__
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.export import eagle1, hydra, modelopt, neuron, tensorrt_llm, triton
@@ -112,6 +113,12 @@ class TestContract:
         tree = Tree.dense([3, 2, 1])
         for name, text in export(tree, engine, method).files.items():
             assert Tree.from_choices(read_choices(text)) == tree, name
+
+    @named
+    def test_files_that_hold_comments_begin_with_what_they_were_checked_against(self, engine, method):
+        line = f"# For {ENGINES[engine].title}, checked against {method.checked}. Written by treeopt {__version__}.\n"
+        for name, text in export(Tree.dense([3, 2, 1]), engine, method).files.items():
+            assert text.startswith(line) == (not name.endswith(".json")), name
 
     @named
     def test_numbers_that_follow_from_the_tree(self, engine, method):

@@ -5,7 +5,7 @@ Two meanings of the same keys have been released, and nothing in the file tells 
 upper-bound   {4: 4, 8: 2}  up to 4: 4, 5 to 8: 2, above: 0      since PR #10860 of January 2026
 lower-bound   {1: 4, 4: 2}  from 1 on: 4, from 4 on: 2           before, since PR #8194
 
-So the file says in its first line for which it was written, and `parse` believes that line.
+So the file says in a comment for which it was written, and `parse` believes that line.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def parse(files: Mapping[str, str]) -> Lengths:
         return chains.NO_SPECULATION
     if written is None:
         return ((1, None, int(most[1])),)
-    meaning = LOWER if f"draft_len_schedule: {LOWER}" in text.splitlines()[0] else UPPER
+    meaning = LOWER if f"# draft_len_schedule: {LOWER}" in text.splitlines() else UPPER
     try:
         keyed = json.loads(re.sub(r"(\d+) *:", r'"\1":', written[1]))
     except json.JSONDecodeError as error:

@@ -78,6 +78,7 @@ class Method:
     by_version     whether its files differ by release
     by_batch_size  whether it takes a schedule · built_for_size  whether another size needs another engine build
     versions, status, source   which releases have it, whether they still do, and where that was read
+    checked        the release or commit whose source its export was checked against
     write          the files, none where an engine takes two or three numbers on its command line
     parse          a port of how the engine reads those files: the tree, or the lengths; None without files
     """
@@ -100,14 +101,19 @@ class Method:
     versions: str = "current"
     status: str = "live"
     source: str
+    checked: str
     write: Callable[[Request], Written]
     parse: Callable[[Mapping[str, str]], Tree | Lengths] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """A serving engine and its methods, the usual one first."""
+    """A serving engine and its methods, the usual one first.
+
+    package  its name on the Python package index; None where its source is not there
+    """
 
     name: str
     title: str
+    package: str | None = None
     methods: tuple[Method, ...]

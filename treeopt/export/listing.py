@@ -28,6 +28,7 @@ def records(engines: Mapping[str, Engine]) -> list[dict[str, Any]]:
         {
             "engine": engine.name,
             "title": engine.title,
+            "package": engine.package,
             "method": method.name,
             **{f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT},
             "reads_back": method.parse is not None,
@@ -82,6 +83,7 @@ def releases(method: Method) -> str:
 
 
 def cells(method: Method) -> list[str]:
-    """What tables say of a method: name, drafters, shape, limits, acceptance, by batch size, versions."""
+    """What tables say of a method: name, drafters, shape, limits, acceptance, by batch size, versions, checked."""
     drafters, rules = ", ".join(method.drafters), ", ".join(method.rules)
-    return [method.name, drafters, method.shape, limits(method), rules, by_batch_size(method), available(method)]
+    what = [method.name, drafters, method.shape, limits(method), rules, by_batch_size(method)]
+    return [*what, available(method), method.checked]

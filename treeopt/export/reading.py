@@ -26,7 +26,7 @@ LENGTH_FLAG = re.compile(
 PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*(?:,\s*)?value:\s*\{\s*string_value:\s*"([^"]*)"')
 ARGUMENT = re.compile(r"((?:(?<![^'\"\s])[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
 BARE = re.compile(r"\A\s*(\{\s*(?:\{\s*)?-?\d[^\"]*)\Z")
-PLAIN = ("# No tree pays", "# No chain pays")  # begin files for serving without speculation
+PLAIN = re.compile(r"(?:# For .*\n)?# No (?:tree|chain) pays")  # begins files for serving without speculation
 
 Choices = list[Any]  # of lists or tuples of ranks, or of anything else
 
@@ -37,7 +37,7 @@ def read_choices(text: str) -> Choices | None:
     >>> read_choices("- [0]\\n- [1]\\n"), read_choices("{0},{0, 1}"), read_choices("nothing")
     ([[0], [1]], [[0], [0, 1]], None)
     """
-    if text.startswith(PLAIN):
+    if PLAIN.match(text):
         return []
     check_chars(text)
     for reader in (_document, _python, _flag, _braces, _length):

@@ -120,7 +120,7 @@ def write_eagle(request: Request) -> Written:
 
 def parse(files: Mapping[str, str]) -> Tree:
     """The tree of every file, as both of its runtimes read it."""
-    if files[OPTIONS].startswith(PLAIN):
+    if PLAIN in files[OPTIONS]:
         return Tree.chain(0)
     config = yaml.safe_load(files[OPTIONS])["speculative_config"]
     key = "medusa_choices" if config["decoding_type"] == "Medusa" else "eagle_choices"

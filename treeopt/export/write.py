@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from treeopt import __version__
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export.chains import merged
 from treeopt.export.engine import Method, Request, Written
@@ -15,6 +16,8 @@ from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of, rule_of
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
+
+COMMENTED = (".sh", ".py", ".yml", ".pbtxt")  # files that can hold a comment
 
 
 def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:
@@ -95,7 +98,7 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
         )
     if way.status != "live":
         notes.append(f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}.")
-    written = way.write(request)
+    written = headed(way.write(request), way, engine)
     if way.parse is not None:
         try:
             read = way.parse(written.files)
@@ -105,6 +108,13 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
         if (read if isinstance(read, Tree) else merged(read)) != wanted:
             raise InvalidInput(f"Nothing was written, since {engine} would read something else from it.")
     return replace(written, notes=(*written.notes, *notes))
+
+
+def headed(written: Written, way: Method, engine: str) -> Written:
+    """The files with a first line that says for which engine they are; those that have no comments stay as they are."""
+    line = f"# For {ENGINES[engine].title}, checked against {way.checked}. Written by treeopt {__version__}.\n"
+    files = {name: line + text if name.endswith(COMMENTED) else text for name, text in written.files.items()}
+    return replace(written, files=files)
 
 
 def way_of(plan: Plan, engine: str, method: str | None = None) -> Method:

@@ -13,13 +13,13 @@ from treeopt.report.terminal import grid, together
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COLUMNS = ("engine", "takes", "drafters", "versions")
+COLUMNS = ("engine", "takes", "drafters", "versions", "checked")
 
 
 def engine_table(engines: Mapping[str, Engine]) -> RenderableType:
     """One row a method, the usual one of each engine first."""
     rows = [
-        (engine.name if i == 0 else "", takes(method), ", ".join(method.drafters), releases(method))
+        (engine.name if i == 0 else "", takes(method), ", ".join(method.drafters), releases(method), method.checked)
         for engine in engines.values()
         for i, method in enumerate(engine.methods)
     ]
@@ -41,6 +41,8 @@ def method_table(engine: Engine) -> RenderableType:
             ("must match", "; ".join(method.derived) or NONE),
             ("by batch size", by_batch_size(method)),
             ("versions", available(method)),
+            ("checked", method.checked),
+            ("package", engine.package or "not on the Python package index"),
             ("read in", method.source),
             ("plan with", search_for(engine.name, method)),
         )
