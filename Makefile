@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-long test-all lint docs wheel clean
+.PHONY: demo test test-long test-all engines lint docs wheel clean
 
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
@@ -18,6 +18,9 @@ test-long: .venv/.test ## Run the long contracts, and every property on four tim
 
 test-all: .venv/.test ## Run everything, campaigns included
 	$(PYTEST) -m '' --hypothesis-profile long
+
+engines: .venv/.test ## Look up in the newest engines all that is written for them and read of them (some 300 MB once)
+	$(BIN)/python -m tests.engines_live
 
 lint: .venv/.test ## Check style and types
 	$(BIN)/ruff check .

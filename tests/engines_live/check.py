@@ -1,0 +1,152 @@
+"""Looks every fact up in a release, and says by name what is gone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from tests.engines_live.archives import NotThereError, Release, newest
+from tests.engines_live.places import NOT_THERE, PLACES, Place
+from tests.engines_live.readings import READINGS, words_read
+from tests.engines_live.written import Word, words_of_engine, words_of_method
+from treeopt.export.table import ENGINES
+
+HEADS = ("engine", "newest release", "checked against", "facts", "gone")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something of an engine's that treeopt writes or reads, and what is wrong with it in a release: None for nothing."""
+
+    what: str
+    user: str
+    where: str
+    words: tuple[str, ...]  # each of which it needs
+    problem: Callable[[Release], str | None]
+
+    def gone(self, release: Release) -> str | None:
+        """The sentence that says so; None where it is there."""
+        problem = self.problem(release)
+        return problem and f"{self.what} {problem} ({self.user}; looked for in {self.where})"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found of an engine: its newest release, the facts looked up, those gone, and what else is new."""
+
+    engine: str
+    newest: str
+    checked: str
+    facts: int = 0
+    gone: tuple[str, ...] = ()
+    news: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        return [f"{self.engine} {self.newest}: {line}" for line in (*self.gone, *self.news)]
+
+
+def place_of(engine: str, word: Word) -> Place | None:
+    places = PLACES.get(engine, {})
+    return places.get(f"{word.kind} of {word.of}") or places.get(word.kind)
+
+
+def found_in(release: Release, place: Place) -> frozenset[str]:
+    found = (finder(text) for patterns, finder in place.items() for text in release.matching(patterns).values())
+    return frozenset().union(*found)
+
+
+def fact_of(engine: str, word: Word, user: str) -> Fact:
+    """That a word stands where the engine defines such words; a key that is read may be part of a text."""
+    place = place_of(engine, word)
+    if place is None:
+        return Fact(str(word), user, "places.py", (word.text,), lambda release: "has no place to be looked up in")
+
+    def problem(release: Release) -> str | None:
+        names = found_in(release, cast(Place, place))
+        if word.text in names or (word.kind == "read key" and any(word.text in name for name in names)):
+            return None
+        return "is gone" if names else "cannot be looked up, since its file is gone"
+
+    return Fact(str(word), user, " ".join(place), (word.text,), problem)
+
+
+def facts_of(engine: str) -> list[Fact]:
+    """All that is written for an engine, and all that is read of it; what is written in two places once."""
+    written: dict[tuple[str, str, int], Fact] = {}
+    for word, methods in sorted(words_of_engine(engine).items()):
+        user = f"written by {engine} {', '.join(sorted(methods))}"
+        written.setdefault((word.kind, word.text, id(place_of(engine, word))), fact_of(engine, word, user))
+    read = [fact_of(engine, word, f"read by {', '.join(kinds)}") for word, kinds in sorted(words_read(engine).items())]
+    return [
+        *written.values(),
+        *read,
+        *(
+            Fact(r.what, f"read by {r.kind}", r.where, r.words, lambda release, r=r: _misread(r.problem(release.matching(r.where))))
+            for r in READINGS.get(engine, ())
+        ),
+    ]  # fmt: skip
+
+
+def _misread(problem: str | None) -> str | None:
+    return problem and f"is not read any more: {problem}"
+
+
+def revived(engine: str, release: Release) -> list[str]:
+    """Methods that the table says were removed, and whose every word the release has."""
+    return [
+        f"{method.name} is {method.status} in the table, but all that it writes is there"
+        for method in ENGINES[engine].methods
+        if method.status != "live"
+        and not any(fact_of(engine, word, "").problem(release) for word in words_of_method(engine, method))
+    ]
+
+
+def report_of(engine: str, release: Release) -> Report:
+    facts = facts_of(engine)
+    gone = tuple(line for fact in facts if (line := fact.gone(release)))
+    return Report(engine, release.version, checked_of(engine), len(facts), gone, tuple(revived(engine, release)))
+
+
+def checked_of(engine: str) -> str:
+    """The releases that the table's living methods were checked against."""
+    return ", ".join(dict.fromkeys(m.checked for m in ENGINES[engine].methods if m.status == "live"))
+
+
+def look(engine: str) -> Report:
+    """The newest release of an engine, looked through; without facts where there is none to be had."""
+    package, checked = ENGINES[engine].package, checked_of(engine)
+    assert package is not None
+    try:
+        if engine in NOT_THERE:
+            return Report(engine, f"not looked up: {NOT_THERE[engine]}", checked)
+        return report_of(engine, newest(package))
+    except NotThereError as error:
+        return Report(engine, str(error), checked)
+    except OSError as error:
+        return Report(engine, f"the index was not reached: {error}", checked)
+
+
+def table(reports: Iterable[Report]) -> str:
+    """The reports as a table; a release that is not the one checked is marked."""
+    rows = [HEADS]
+    for one in reports:
+        newer = (
+            ""
+            if not one.facts or re.search(rf"(?<![\d.]){re.escape(one.newest)}(?![\d.])", one.checked)
+            else " (differs)"
+        )
+        rows.append(
+            (
+                one.engine,
+                one.newest,
+                one.checked + newer,
+                str(one.facts or "–"),
+                str(len(one.gone) if one.facts else "–"),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,123 @@
+"""Where each engine's source defines the words that exports write and imports read.
+
+An entry is for a kind of words ("flag") or for those of one place ("key of --speculative-config"), which comes first;
+in it, files by pattern and what finds the words in them. Engines move their files: a place may have several.
+"""
+
+from __future__ import annotations
+
+from tests.engines_live.finders import (
+    Finder,
+    always,
+    argparse_choices,
+    argparse_flags,
+    attributes,
+    binary_strings,
+    cmake_targets,
+    console_scripts,
+    cpp_strings,
+    fields_of,
+    imported,
+    literal,
+    llama_flags,
+    llama_spec_types,
+    names,
+    options_of_fields,
+    parameters_of,
+    strings,
+)
+
+Place = dict[str, Finder]
+NOT_THERE: dict[str, str] = {  # engines of whose exports the archive says nothing, and why
+    "modelopt": "examples/specdec_bench is in its repository alone"
+}
+
+TRANSFORMERS = "src/transformers/"
+PLACES: dict[str, dict[str, Place]] = {
+    "vllm": {
+        "program": {"pyproject.toml": console_scripts, "vllm/entrypoints/cli/*.py": strings},
+        "flag": {
+            "vllm/engine/arg_utils.py vllm/entrypoints/openai/cli_args.py vllm/benchmarks/serve.py": argparse_flags
+        },
+        "key": {"vllm/config/speculative.py": fields_of("SpeculativeConfig")},
+        "value of method": {"vllm/config/speculative.py": literal("SpeculativeMethod")},
+        "value": {"vllm/config/speculative.py": strings},
+        "read key": {
+            "vllm/benchmarks/serve.py vllm/v1/metrics/stats.py vllm/v1/spec_decode/metrics.py": strings,
+            "vllm/entrypoints/*/protocol.py": strings,
+        },
+    },
+    "sglang": {
+        "program": {"sglang/launch_server.py": always("sglang.launch_server")},
+        "flag": {"sglang/srt/arg_groups/fields/*.py sglang/srt/server_args.py": options_of_fields},
+        "key": {"sglang/srt/speculative/adaptive_spec_params.py": strings},
+        "value of --speculative-algorithm": {
+            "sglang/srt/speculative/spec_info.py": fields_of("SpeculativeAlgorithm"),
+            "sglang/srt/speculative/spec_registry.py": strings,
+        },
+        "read key": {
+            "sglang/srt/managers/tokenizer_manager.py sglang/srt/entrypoints/openai/protocol.py": strings,
+            "sglang/benchmark/*.py sglang/bench_*.py sglang/srt/observability/*.py": strings,
+            "sglang/srt/managers/scheduler_components/metrics_reporter.py": strings,
+        },
+    },
+    "lmdeploy": {
+        "program": {"*/entry_points.txt": console_scripts, "lmdeploy/cli/*.py": strings},
+        "flag": {"lmdeploy/cli/utils.py lmdeploy/cli/serve.py": argparse_flags},
+        "value of --speculative-algorithm": {"lmdeploy/cli/utils.py": argparse_choices("--speculative-algorithm")},
+        "value of --backend": {"lmdeploy/cli/utils.py": argparse_choices("--backend")},
+    },
+    "llama-cpp": {
+        "program": {"vendor/llama.cpp/tools/server/CMakeLists.txt": cmake_targets},
+        "flag": {"vendor/llama.cpp/common/arg.cpp": llama_flags},
+        "value of --spec-type": {"vendor/llama.cpp/common/speculative.cpp": llama_spec_types},
+        "variable": {"vendor/llama.cpp/common/arg.cpp": cpp_strings},
+        "read key": {"vendor/llama.cpp/tools/server/*.cpp vendor/llama.cpp/common/speculative.cpp": cpp_strings},
+    },
+    "transformers": {
+        "name": {f"{TRANSFORMERS}models/auto/*.py": names},
+        "method": {
+            f"{TRANSFORMERS}generation/utils.py {TRANSFORMERS}generation/configuration_utils.py": names,
+            f"{TRANSFORMERS}models/auto/auto_factory.py {TRANSFORMERS}tokenization_utils_base.py": names,
+        },
+        "key": {f"{TRANSFORMERS}generation/configuration_utils.py": fields_of("GenerationConfig")},
+        "value": {f"{TRANSFORMERS}generation/configuration_utils.py": strings},
+        "value of dtype": {f"{TRANSFORMERS}modeling_utils.py": strings},
+        "value of return_tensors": {f"{TRANSFORMERS}utils/generic.py": strings},
+        "parameter of generate": {
+            f"{TRANSFORMERS}generation/utils.py": parameters_of("generate"),
+            f"{TRANSFORMERS}generation/configuration_utils.py": fields_of("GenerationConfig"),
+        },
+        "parameter of from_pretrained": {f"{TRANSFORMERS}modeling_utils.py": strings},
+        "parameter": {f"{TRANSFORMERS}tokenization_utils_base.py": parameters_of()},
+        "attribute": {f"{TRANSFORMERS}generation/utils.py": attributes},
+    },
+    "openvino-genai": {
+        "module": {"openvino_genai/__init__.py": always("openvino_genai")},
+        "method": {"openvino_genai/py_openvino_genai.pyi": names},
+        "key": {"openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")},
+        "parameter of update_generation_config": {
+            "openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")
+        },
+        # The length of "draft_model" lets compilers keep it out of the strings; it is a function as well.
+        "parameter of LLMPipeline": {
+            "openvino_genai/libopenvino_genai.so*": binary_strings,
+            "openvino_genai/py_openvino_genai.pyi": names,
+        },
+    },
+    "mlx-lm": {
+        "program": {"pyproject.toml": console_scripts},
+        "flag of mlx_lm.server": {"mlx_lm/server.py": argparse_flags},
+        "flag": {"mlx_lm/server.py mlx_lm/generate.py": argparse_flags},
+    },
+    "exllamav3": {
+        "name": {"exllamav3/__init__.py": imported, "exllamav3/model_init.py": always("model_init")},
+        "flag": {"exllamav3/model_init.py": argparse_flags},
+        "method": {"exllamav3/model_init.py exllamav3/generator/generator.py": names},
+        "parameter of Generator": {"exllamav3/generator/generator.py": parameters_of("Generator")},
+        "parameter of generate": {"exllamav3/generator/generator.py": parameters_of("generate")},
+        "parameter": {"exllamav3/model_init.py": parameters_of()},
+        "attribute of parse_args": {"exllamav3/model_init.py": attributes},
+        "attribute": {"exllamav3/model/*.py": attributes},
+    },
+}

@@ -1,0 +1,161 @@
+"""What treeopt reads of an engine: keys to look up, and texts that are made by the engine's own formats and read back.
+
+A reading takes an engine's log format or metric names out of its source, fills in the counts below, and has
+`treeopt.importing` read the text. The same counts must come out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+from tests.engines_live.finders import cpp_format, cpp_strings, cpp_sum, filled, python_format, strings
+from tests.engines_live.written import Word, advised
+from treeopt.importing import KINDS, read_measurement, requests, sglang, vllm_metrics
+
+DRAFTS, REACHED = 1000, (800, 600, 420)
+MANY = 2345  # scrapes have so many times as much: counts that do not fit six digits
+DRAFTED, ACCEPTED = DRAFTS * len(REACHED), sum(REACHED)
+RATES = ", ".join(f"{count / DRAFTS:.3f}" for count in REACHED)
+MEAN = 1 + ACCEPTED / DRAFTS
+NEWER = ("acceptance_histogram_by_draft_length",)  # of no release yet
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text that is made from sources and read by ``kind``; ``words`` are what it must not do without."""
+
+    what: str
+    kind: str
+    where: str  # patterns
+    words: tuple[str, ...]
+    text_of: Callable[[Mapping[str, str]], str]
+
+    def problem(self, texts: Mapping[str, str]) -> str | None:
+        """What is wrong with it; None where the counts come back."""
+        path = Path()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "read.txt"
+                path.write_text(self.text_of(texts), encoding="utf-8")
+                source = read_measurement(path, self.kind)[1].source
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).replace(str(path), 'it')}"
+        survival = source.meta["survival"]
+        return None if survival == pytest.approx([c / DRAFTS for c in REACHED], abs=1e-3) else f"reads as {survival}"
+
+
+def only(texts: Mapping[str, str], found: Callable[[str], str | None], what: str) -> str:
+    """What a finder finds in one of the texts; LookupError where it is in none."""
+    for text in texts.values():
+        if one := found(text):
+            return one
+    raise LookupError(f"no text with {what!r} in the source")
+
+
+def vllm_log(texts: Mapping[str, str]) -> str:
+    pattern = only(texts, lambda text: python_format(text, "SpecDecoding metrics: "), "SpecDecoding metrics: ")
+    return filled(pattern, {
+        "Mean acceptance length: ": MEAN, " Accepted: ": ACCEPTED, " Drafted: ": DRAFTED, "Per-position acceptance rate: ": RATES,
+    })  # fmt: skip
+
+
+def llama_log(texts: Mapping[str, str]) -> str:
+    """A request's line, with the rates by position on it or on the next."""
+    line = only(texts, lambda text: cpp_format(text, "draft acceptance = "), "draft acceptance = ")
+    values = {
+        "acceptance = ": ACCEPTED / DRAFTED, " accepted": ACCEPTED, " generated": DRAFTED,
+        "mean len = ": MEAN, "mean acceptance length = ": MEAN, "rate per position = (": RATES, "per pos = (": RATES,
+    }  # fmt: skip
+    found = [cpp_format(text, " per pos = (") for text in texts.values()]
+    return "".join(
+        f"slot print_timing: id  0 | task 42 | {filled(one, values)}" for one in (line, *filter(None, found))
+    )
+
+
+def llama_statistics(texts: Mapping[str, str]) -> str:
+    """The process's line: its mean and rates are put together apart."""
+    line = only(texts, lambda text: cpp_format(text, "#gen drafts = "), "#gen drafts = ")
+    tail = only(texts, lambda text: cpp_sum(text, "str_stats"), "str_stats = ")
+    return filled(line, {
+        "statistics ": "draft-simple", "#gen drafts = ": DRAFTS, "#acc drafts = ": REACHED[0], "#gen tokens = ": DRAFTED,
+        "#acc tokens = ": ACCEPTED, "calls(b,g,a) = ": 1, " ": DRAFTS,
+    }).rstrip("\n") + filled(tail, {"#mean acc len = ": f"{MEAN:.2f}", "#acc rate/pos = (": RATES}) + "\n"  # fmt: skip
+
+
+def exposition(names: Iterable[str], position: str, number: Callable[[float], str]) -> str:
+    """A scrape with these counters, without ``_total``; the one by position has a label for it."""
+    lines = []
+    for name in sorted(set(names)):
+        counts = {"num_drafts": DRAFTS, "num_draft_tokens": DRAFTED, "num_accepted_tokens": ACCEPTED}
+        if name.endswith("_per_pos"):
+            lines += [f'{name}_total{{{position}="{i}"}} {MANY * count}' for i, count in enumerate(REACHED)]
+        else:
+            count = next((count for suffix, count in counts.items() if name.endswith(suffix)), 1)
+            lines.append(f"{name}_total {number(MANY * count)}")
+    return "\n".join([*lines, ""])
+
+
+def vllm_scrape(texts: Mapping[str, str]) -> str:
+    found = {one for text in texts.values() for one in strings(text)}
+    label = "position" if "position" in found else "unknown"
+    return exposition((one for one in found if re.fullmatch(r"vllm:spec_decode_\w+", one)), label, lambda n: f"{n:.1f}")
+
+
+def llama_scrape(texts: Mapping[str, str]) -> str:
+    """C++ prints a double with six digits, and the counters by position whole."""
+    found = {one for text in texts.values() for one in cpp_strings(text)}
+    labelled = [m for one in found if (m := re.match(r"(llamacpp:\w+_per_pos)_total\{(\w+)=", one))]
+    prefix = "llamacpp:" if any(one.startswith("llamacpp:") for one in found) else ""
+    names = [prefix + one.removesuffix("_total") for one in found if re.fullmatch(r"spec_decode_\w+_total", one)]
+    return exposition([*names, *(m[1] for m in labelled)], labelled[0][2] if labelled else "", lambda n: f"{n:g}")
+
+
+SERVER = "vendor/llama.cpp/tools/server/"
+READINGS: dict[str, tuple[Reading, ...]] = {
+    "vllm": (
+        Reading("log line 'SpecDecoding metrics'", "vllm-metrics", "vllm/v1/spec_decode/metrics.py",
+                ("SpecDecoding metrics", "Mean acceptance length", "Accepted", "Drafted", "Per-position acceptance rate"), vllm_log),
+        Reading("counters of /metrics", "vllm-metrics", "vllm/v1/spec_decode/metrics.py",
+                ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens_per_pos", "position"), vllm_scrape),
+    ),
+    "llama-cpp": (
+        Reading("log line 'draft acceptance'", "llama-cpp", f"{SERVER}server-context.cpp",
+                ("draft acceptance", "accepted", "generated", "mean len", "per pos"), llama_log),
+        Reading("log line 'statistics'", "llama-cpp", "vendor/llama.cpp/common/speculative.cpp",
+                ("statistics", "#gen drafts", "#acc drafts", "#gen tokens", "#acc tokens", "#mean acc len", "#acc rate/pos"),
+                llama_statistics),
+        Reading("counters of /metrics", "llama-cpp", f"{SERVER}server-task.cpp",
+                ("llamacpp", "spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_per_pos_total", "position"), llama_scrape),
+    ),
+}  # fmt: skip
+
+
+KINDS_OF = {"vllm": ("vllm-metrics", "vllm-requests"), "sglang": ("sglang",), "llama-cpp": ("llama-cpp",)}
+
+
+def words_read(engine: str) -> dict[Word, set[str]]:
+    """The keys of JSON that are read, the texts by which files are known, and the options that readers tell of."""
+    vllm_requests = {field.name for field in fields(requests.Request)} - set(NEWER) | {"speculative_decoding"}
+    runs = {field.alias for field in vllm_metrics.Run.model_fields.values()} | {vllm_metrics.RATES}
+    names = {names[0] for names in sglang.NAMES.values()}
+    keys = {
+        "vllm-metrics": runs | {"spec_decode_acceptance_length"},
+        "vllm-requests": vllm_requests,
+        "sglang": names | {"meta_info", "sglext", "spec_tokens_details", *sglang.MEANS, *sglang.MEANS_IN_TEXT},
+        "llama-cpp": {"timings", "draft_n"},
+    }
+    found: dict[Word, set[str]] = {}
+    for kind in KINDS_OF.get(engine, ()):
+        reader = inspect.getsource(inspect.getmodule(KINDS[kind].read))
+        said = " ".join([KINDS[kind].needed, *strings(reader)])
+        asked = {Word("read key", key) for key in re.findall(r'"(\w+)": true', said)}
+        for word in {Word("read key", key) for key in keys[kind]} | set(advised(said)) | asked:
+            found.setdefault(word, set()).add(kind)
+    return found

@@ -1,0 +1,34 @@
+"""Engines as they were released last: nothing that treeopt writes for them or reads of them is gone."""
+
+import pytest
+
+from tests.engines_live import fake
+from tests.engines_live.archives import NotThereError, newest
+from tests.engines_live.check import facts_of, look
+from treeopt.export.table import ENGINES
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("engine", [name for name, engine in ENGINES.items() if engine.package])
+def test_nothing_is_gone(engine):
+    report = look(engine)
+    if not report.facts:
+        pytest.skip(report.newest)
+    assert report.lines() == []
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama-cpp"])
+def test_every_fact_is_missed_where_its_word_is_renamed(engine):
+    try:
+        release = newest(ENGINES[engine].package)
+    except (NotThereError, OSError) as error:
+        pytest.skip(str(error))
+    noticed = {
+        (fact.what, word): fact.gone(fake.renamed(release, fact.where, word)) is not None
+        for fact in facts_of(engine)
+        if fact.gone(release) is None
+        for word in fact.words
+    }
+    assert len(noticed) > 10
+    assert all(noticed.values()), [one for one, was_noticed in noticed.items() if not was_noticed]

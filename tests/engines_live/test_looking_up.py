@@ -1,0 +1,164 @@
+"""The check of engines is itself checked, on releases that are made here: what is taken away must be named."""
+
+import pytest
+
+from tests.engines_live import archives, fake
+from tests.engines_live.archives import NotThereError, Release
+from tests.engines_live.check import Report, facts_of, look, place_of, report_of, table
+from tests.engines_live.finders import cpp_format, cpp_sum, llama_flags, python_format
+from tests.engines_live.places import NOT_THERE
+from tests.engines_live.readings import words_read
+from tests.engines_live.written import Word, words_of, words_of_engine
+from treeopt.export.engine import Written
+from treeopt.export.table import ENGINES
+
+PACKAGED = [name for name, engine in ENGINES.items() if engine.package and name not in NOT_THERE]
+VLLM = Release("9.9", fake.vllm())
+
+
+def test_a_release_that_has_everything_lacks_nothing():
+    report = report_of("vllm", VLLM)
+    assert report.lines() == []
+    assert report.facts > 20
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("--speculative-config", "flag --speculative-config of vllm serve is gone (written by vllm batch-size"),
+        (
+            "num_speculative_tokens_per_batch_size",
+            "key num_speculative_tokens_per_batch_size of --speculative-config is gone (written by vllm batch-size; "
+            "looked for in vllm/config/speculative.py)",
+        ),
+        ("eagle3", "value eagle3 of method is gone"),
+        ("serve", "program serve is gone"),
+        ("num_spec_steps", "read key num_spec_steps is gone (read by vllm-requests"),
+        ("Mean acceptance length", "log line 'SpecDecoding metrics' is not read any more"),
+        ("vllm:spec_decode_num_accepted_tokens_per_pos", "counters of /metrics is not read any more"),
+    ],
+)
+def test_what_is_renamed_is_named(word, named):
+    lines = report_of("vllm", fake.renamed(VLLM, "*", word)).lines()
+    assert any(line.startswith(f"vllm 9.9: {named}") for line in lines), lines
+
+
+def test_every_fact_is_missed_where_its_word_is_renamed():
+    for fact in facts_of("vllm"):
+        for word in fact.words:
+            assert fact.gone(fake.renamed(VLLM, fact.where, word)), (fact.what, word)
+
+
+def test_a_file_that_is_gone_is_said():
+    texts = {path: text for path, text in VLLM.texts.items() if "arg_utils" not in path}
+    texts["vllm/benchmarks/serve.py"] = ""
+    assert any("since its file is gone" in line for line in report_of("vllm", Release("9.9", texts)).gone)
+
+
+def test_a_removed_method_that_is_back_is_news():
+    texts = {**VLLM.texts, "vllm/config/speculative.py": VLLM.texts["vllm/config/speculative.py"] + 'More = "medusa"\n'}
+    removed = [method for method in ENGINES["vllm"].methods if method.status != "live"]
+    report = report_of("vllm", Release("9.9", {**texts, "vllm/config/speculative.py": texts["vllm/config/speculative.py"].replace(
+        "SpeculativeMethod = Literal[", 'SpeculativeMethod = Literal["medusa", '
+    )}))  # fmt: skip
+    assert len(report.news) == len(removed)
+
+
+@pytest.mark.parametrize("engine", PACKAGED)
+def test_every_word_has_a_place_to_be_looked_up_in(engine):
+    lacking = [str(word) for word in {**words_of_engine(engine), **words_read(engine)} if not place_of(engine, word)]
+    assert not lacking, f"say in tests/engines_live/places.py where {engine} defines: {', '.join(lacking)}"
+
+
+def test_words_of_files():
+    files = {
+        "commands.sh": '# serve --no\nA_B=1 engine run MODEL --kind one \\\n  --n 3 --config x.yml --json \'{"k": {"l": "v"}}\' -f\n',
+        "x.yml": "a: [b, {c: 1}]\n4: DRAFTER\n",
+        "run.py": "import json\nfrom lib import Config\nc = Config(mode='fast')\nc.size = 3\nc.go()\njson.dumps(c)\n",
+    }
+    assert set(map(str, words_of(Written(files=files, command="")))) == {
+        "variable A_B", "program engine", "program run", "flag --kind of engine run", "value one of --kind",
+        "flag --n of engine run", "flag --config of engine run", "flag --json of engine run", "key k of --json",
+        "key l of --json", "value v of l", "flag -f of engine run", "key a of x.yml", "value b of a", "key c of x.yml",
+        "name Config of lib", "parameter mode of Config", "value fast of mode", "attribute size of Config", "method go",
+    }  # fmt: skip
+
+
+CPP = """
+add_opt(common_arg({"-a", "--all"}, "N", "x", f));
+add_opt(common_arg({"--server"}, {"--no-server"}, g).set_examples({LLAMA_EXAMPLE_SERVER}));
+add_opt(common_arg({"--cli"}, g).set_examples({LLAMA_EXAMPLE_CLI}));
+add_opt(common_arg({"--not"}, g).set_excludes({LLAMA_EXAMPLE_SERVER}));
+add_opt(common_arg({"--old"}, [](p &) { arg_removed("use --all"); }));
+INF(*this, "rate = %0.5f (%5zu of %d)\\n", a, b, c);
+tail = ", mean = " + oss.str() + ", rates = (" + tmp.str() + ")";
+"""
+
+
+def test_options_of_llama_cpp_without_those_removed_or_of_other_programs():
+    assert llama_flags(CPP) == {"-a", "--all", "--server", "--no-server"}
+
+
+def test_formats_are_taken_out_of_sources():
+    assert cpp_format(CPP, "rate = ") == "rate = %0.5f (%5zu of %d)\n"
+    assert cpp_sum(CPP, "tail") == ", mean = %s, rates = (%s)"
+    assert python_format('log("a" "b: %d", n)', "b: ") == "ab: %d"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREEOPT_ENGINES", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+FILES = {
+    "engine-1.0.tar.gz": fake.sdist({"old.py": ""}),
+    "engine-1.10.tar.gz": fake.sdist({"engine/a.py": "x = 1", "b.bin": ""}),
+    "engine-1.10-py3-none-any.whl": fake.wheel({"wheel.py": ""}),
+    "engine-1.10-cp311-cp311-win_amd64.whl": b"",
+    "engine-1.11rc1.tar.gz": fake.sdist({"candidate.py": ""}),
+    "engine-1.2.exe": b"",
+}
+
+
+def test_the_newest_final_source_is_read_and_kept(tmp_path, cache, monkeypatch):
+    (cache / "engine").mkdir(parents=True)
+    (cache / "engine" / "engine-0.9.tar.gz").touch()
+    with fake.index(tmp_path, FILES) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        assert archives.newest("engine") == Release("1.10", {"engine/a.py": "x = 1"})
+        assert [path.name for path in (cache / "engine").iterdir()] == ["engine-1.10.tar.gz"]
+        (tmp_path / "engine-1.10.tar.gz").unlink()  # from the index
+        assert archives.newest("engine").version == "1.10"
+
+
+def test_a_wheel_is_read_where_there_is_no_source(tmp_path, cache, monkeypatch):
+    with fake.index(tmp_path, {name: file for name, file in FILES.items() if name.endswith(".whl")}) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        assert archives.newest("engine").texts == {"wheel.py": ""}
+
+
+def test_what_the_index_does_not_have_is_said(tmp_path, cache, monkeypatch):
+    with fake.index(tmp_path, FILES, yanked="broken") as address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        with pytest.raises(NotThereError, match="no final release"):
+            archives.newest("engine")
+        assert look("vllm").newest == "not on the index"
+    with fake.index(tmp_path, FILES, lies=True) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        with pytest.raises(NotThereError, match="not the hash"):
+            archives.newest("engine")
+    assert look("vllm").newest.startswith("the index was not reached")
+
+
+def test_the_table_marks_a_release_that_was_not_checked():
+    rows = table([Report("a", "1.2", "1.2", 3), Report("b", "1.3", "1.2, 1.30", 3, ("x",)), Report("c", "away", "1")])
+    assert [" ".join(row.split()) for row in rows.splitlines()[1:]] == [
+        "a 1.2 1.2 3 0",
+        "b 1.3 1.2, 1.30 (differs) 3 1",
+        "c away 1 – –",
+    ]
+
+
+def test_an_unknown_word_has_no_place():
+    assert place_of("vllm", Word("spell", "x")) is None
