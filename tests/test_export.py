@@ -111,8 +111,12 @@ class TestContract:
     @named
     def test_every_file_is_read_by_the_other_commands(self, engine, method):
         tree = Tree.dense([3, 2, 1])
-        for name, text in export(tree, engine, method).files.items():
-            assert Tree.from_choices(read_choices(text)) == tree, name
+        files = export(tree, engine, method).files
+        for name, text in files.items():
+            choices = read_choices(text)
+            if name != "commands.sh" or choices is not None:  # some commands only name the tree's file
+                assert Tree.from_choices(choices) == tree, name
+        assert len(files) > 1
 
     @named
     def test_files_that_hold_comments_begin_with_what_they_were_checked_against(self, engine, method):
@@ -281,9 +285,8 @@ def test_a_negative_rank_makes_wrong_buffers():
 def test_a_gap_at_depth_1_gives_two_nodes_one_place_in_tensorrt_llm():
     with pytest.raises(InvalidInput, match="one place"):
         tensorrt_llm.in_python([[0], [2], [0, 0], [2, 0]])
-    for engine in ("tensorrt-llm", "triton"):
-        with pytest.raises(InvalidInput, match=f"without gaps at depth 1.*--for {engine}"):
-            export(Tree.from_choices([[0], [2], [0, 0], [2, 0]]), engine)
+    with pytest.raises(InvalidInput, match=r"without gaps at depth 1.*--for tensorrt-llm"):
+        export(Tree.from_choices([[0], [2], [0, 0], [2, 0]]), "tensorrt-llm")
     assert export(Tree.from_choices([[0], [0, 1]]), "tensorrt-llm").files
     assert export(Tree.from_choices([[1]]), "medusa").files
 
@@ -504,11 +507,9 @@ def test_a_rule_that_an_engine_of_trees_lacks_is_refused(engine, method, rule):
     assert ("export --to medusa" in str(refused.value)) == able
 
 
-def test_engines_of_chains_are_told_the_rule_or_it_is_said_that_nobody_checked():
+def test_requests_to_engines_of_chains_must_ask_for_the_rule():
     chain = plan_of(shape="chain")
     assert "requests must ask for the same" in " ".join(export_plan(replace(chain, acceptance=SAMPLED), "tgi").notes)
-    rejected = replace(plan_of("draft-model", shape="chain"), acceptance={**SAMPLED, "rule": "rejection"})
-    assert "was not checked" in " ".join(export_plan(rejected, "sglang").notes)
     with pytest.raises(InvalidInput, match="accepts by the rule greedy or sample, but the plan holds"):
         export_plan(replace(chain, acceptance=TYPICAL), "tgi")
 
@@ -543,7 +544,7 @@ def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
     assert not old.exists()  # the plan has no tree for that load
     shutil.rmtree(run.export)
     chains, _ = exported(plan_of("draft-model", shape="chain"))
-    assert {"vllm", "sglang", "tensorrt-llm"} == chains
+    assert {"vllm", "sglang", "tensorrt-llm", "llama-cpp"} == chains
     shutil.rmtree(run.export)
     nothing, said = exported(plan_of("early-exit"))
     assert not nothing

@@ -325,20 +325,16 @@ def test_without_a_chain_that_pays_the_base_model_is_served():
 @pytest.mark.parametrize(
     ("write", "drafter", "options"),
     [
-        (
-            numbers.lmdeploy,
-            "mtp",
-            "--speculative-algorithm deepseek_mtp --speculative-draft-model DRAFTER --speculative-num-draft-tokens 3",
-        ),
-        (numbers.llama_cpp, "draft-model", "--draft-max 3"),
-        (numbers.redrafter, "redrafter", "--beam_width 1 --beam_length 4"),
-        (numbers.rtp_llm, "mtp", "--sp_type mtp --sp_checkpoint_path DRAFTER --gen_num_per_cycle 3"),
+        (numbers.lmdeploy, "mtp", "--speculative-algorithm deepseek_mtp --speculative-num-draft-tokens 3"),
+        (numbers.llama_cpp, "draft-model", "--spec-draft-n-max 3"),
+        (numbers.redrafter, "redrafter", "--beam_width=1 --beam_length=4"),
+        (numbers.rtp_llm, "mtp", "--sp_checkpoint_path DRAFTER --gen_num_per_cycle 3"),
     ],
 )
-def test_engines_of_a_number_get_it_and_no_file(write, drafter, options):
+def test_engines_of_a_number_get_it_and_no_file_but_the_command(write, drafter, options):
     written = write(request((None, 3), drafter=drafter))
     assert options in written.command
-    assert not written.files
+    assert list(written.files) == ["commands.sh"]
     assert "tree_decode_config" not in written.command
     assert options.split()[0] not in write(request((None, 0), drafter=drafter)).command
     with pytest.raises(Unsupported, match="the drafter is medusa"):

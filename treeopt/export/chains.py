@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.export.engine import COMMANDS, Lengths, Request, Written
 
 LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, as treeopt's own ``ngram`` does
@@ -145,6 +145,6 @@ def flags(files: Mapping[str, str]) -> dict[str, str]:
 
 def whole(text: str, name: str) -> int:
     """A flag's whole number, at least 0."""
-    if not text.isdecimal():
-        raise InvalidInput(f"{name} must be a whole number, but got {text!r}.")
+    if not text.isdecimal() or len(text) > 9:
+        raise InvalidInput(f"{name} must be a whole number, but got {quoted(text)}.")
     return int(text)

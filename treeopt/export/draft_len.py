@@ -19,8 +19,8 @@ from treeopt.export import chains
 from treeopt.export.engine import Lengths, Request, Written
 
 FILE = "llm_api_options.yml"
-TYPES = {"eagle3": "Eagle3", "eagle": "Eagle", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
-OWN_MODEL = ("eagle3", "eagle", "draft-model")
+TYPES = {"eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
+OWN_MODEL = ("eagle3", "draft-model")
 UPPER, LOWER = "upper-bound", "lower-bound"
 
 
@@ -46,6 +46,14 @@ def write(request: Request) -> Written:
     if drafter == "ngram":
         lines.append(f"  max_matching_ngram_size: {chains.LOOKED_UP}")
     notes: list[str] = []
+    if request.rule != "greedy":
+        if meaning == LOWER:
+            raise InvalidInput(
+                f"Releases whose draft_len_schedule has {LOWER} keys have no use_rejection_sampling: leave --engine-version "
+                "out, or plan for greedy decoding."
+            )
+        lines.append(f"  use_rejection_sampling: {'true' if request.rule == 'reject' else 'false'}")
+        notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
     if len(lengths) > 1:
         schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
         pairs = ", ".join(f"{key}: {length}" for key, length in schedule.items())

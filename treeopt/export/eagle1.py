@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from treeopt.errors import InvalidInput
 from treeopt.export.buffers import TOPK, in_order, medusa_buffers
 from treeopt.export.engine import Request, Written
-from treeopt.export.lists import listed, same, the_list
+from treeopt.export.lists import listed, lists_of, same
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Choice, Tree
 
@@ -28,9 +28,13 @@ def write(request: Request) -> Written:
     choices = listed(tree)
     command = (
         "python -m eagle.evaluation.gen_ea_answer_vicuna --base-model-path MODEL --ea-model-path DRAFTER "
-        f"--tree-choices {shell_word(choices)}"
+        f"--tree-choices {shell_word(choices)} --temperature 0"
     )
-    notes = ["EAGLE-2 and EAGLE-3 make their trees while they decode and take no static one."]
+    notes = [
+        "The tree is heeded on branch v1 of SafeAILab/EAGLE only: git checkout v1. On main, EAGLE-2 and EAGLE-3 make their "
+        "trees while they decode, and --tree-choices is ignored.",
+        "--temperature is 1 unless it is given, and then EAGLE-1 samples.",
+    ]
     wrong = misdrafted(tree.choices)
     if wrong:
         notes.append(
@@ -44,7 +48,7 @@ def write(request: Request) -> Written:
 
 def parse(files: Mapping[str, str]) -> Tree:
     """The tree that EAGLE-1 verifies; LookupError where the drafting side fails on it."""
-    lists = [the_list(text) for text in files.values()]
+    lists = list(lists_of(files))
     for choices in lists:
         drafting_levels(choices)
     return same(verified(choices) for choices in lists)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeopt.errors import InvalidInput
+from treeopt.records.rules import rule_of
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command
@@ -44,6 +45,11 @@ class Request:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InvalidInput(f"{name} must be a whole number of at least 1 to be exported, but is {value!r}.")
 
+    @property
+    def rule(self) -> str:
+        """The acceptance rule, by --acceptance's name."""
+        return rule_of(self.acceptance)
+
     def tree_of(self, engine: str) -> Tree:
         """The tree; InvalidInput where there is none to speculate with."""
         if self.tree is None or len(self.tree) == 1:
@@ -69,8 +75,8 @@ class Method:
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
     shape          one of `treeopt.trees.shapes.SHAPES`
-    rules          acceptance rules, by --acceptance's names, that its source was seen to have; rejection's law with
-                   guesses that are not drawn is that of ``sample``
+    rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
+                   that is written; rejection's law with guesses that are not drawn is that of ``sample``
     max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out
     carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
     derived        fields that follow from the tree, "max_draft_len = choices"
@@ -79,8 +85,8 @@ class Method:
     by_batch_size  whether it takes a schedule · built_for_size  whether another size needs another engine build
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
-    write          the files, none where an engine takes two or three numbers on its command line
-    parse          a port of how the engine reads those files: the tree, or the lengths; None without files
+    write          the files; the launch command is added to them as `COMMANDS` where it is not among them
+    parse          a port of how the engine reads those files: the tree, or the lengths
     """
 
     name: str
@@ -103,7 +109,7 @@ class Method:
     source: str
     checked: str
     write: Callable[[Request], Written]
-    parse: Callable[[Mapping[str, str]], Tree | Lengths] | None = None
+    parse: Callable[[Mapping[str, str]], Tree | Lengths]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from treeopt.errors import InvalidInput
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
-from treeopt.export.lists import same, the_list
+from treeopt.export.lists import lists_of, same
 from treeopt.export.medusa import in_python
 from treeopt.trees.tree import Choice, Tree
 
@@ -20,7 +20,7 @@ def write(request: Request) -> Written:
 
 def parse(files: Mapping[str, str]) -> Tree:
     """The tree that is drafted; InvalidInput where it is another than the one verified."""
-    lists = [the_list(text) for text in files.values()]
+    lists = list(lists_of(files))
     verified = same(decoded(medusa_buffers(choices)) for choices in lists)
     drafts = same(drafted(choices) for choices in lists)
     if drafts != verified:

@@ -20,10 +20,7 @@ LEFT_OUT = ("name", "write", "parse")  # of a method: functions, and what has an
 
 
 def records(engines: Mapping[str, Engine]) -> list[dict[str, Any]]:
-    """Every method with all that the table knows of it, JSON-ready.
-
-    reads_back  whether treeopt re-reads what it writes with a port of the engine's own rules
-    """
+    """Every method with all that the table knows of it, JSON-ready."""
     return [
         {
             "engine": engine.name,
@@ -31,7 +28,6 @@ def records(engines: Mapping[str, Engine]) -> list[dict[str, Any]]:
             "package": engine.package,
             "method": method.name,
             **{f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT},
-            "reads_back": method.parse is not None,
         }
         for engine in engines.values()
         for method in engine.methods

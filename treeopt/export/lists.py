@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from treeopt.errors import InvalidInput
+from treeopt.export.chains import flags
+from treeopt.export.engine import COMMANDS
 from treeopt.files.bounds import parse_python
 from treeopt.trees.tree import Tree
 
@@ -34,6 +36,15 @@ def the_list(text: str) -> list[Any]:
         raise InvalidInput("it must hold a list of choices, but it has none.")
     choices: list[Any] = next(iter(found.values()))
     return choices
+
+
+def lists_of(files: Mapping[str, str]) -> Iterator[list[Any]]:
+    """The list of every file; that of the launch command stands behind a flag."""
+    for name, text in files.items():
+        if name != COMMANDS:
+            yield the_list(text)
+        else:
+            yield from (the_list(value) for flag, value in flags(files).items() if flag.endswith("choices"))
 
 
 def listed(tree: Tree) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from treeopt.export.buffers import decoded, medusa_buffers
 from treeopt.export.engine import Request, Written
-from treeopt.export.lists import listed, same, the_list
+from treeopt.export.lists import listed, lists_of, same
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Tree
 
@@ -48,4 +48,4 @@ def posterior(request: Request) -> dict[str, float]:
 
 def parse(files: Mapping[str, str]) -> Tree:
     """The tree that Medusa's buffers of every file's list are of."""
-    return same(decoded(medusa_buffers(the_list(text))) for text in files.values())
+    return same(decoded(medusa_buffers(choices)) for choices in lists_of(files))

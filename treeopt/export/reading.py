@@ -20,8 +20,11 @@ KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "med
 LENGTHS = ("num_speculative_tokens", "max_draft_len")
 FLAG = re.compile(r"--(?:medusa|hydra|eagle|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
 LENGTH_FLAG = re.compile(
-    r"^[^#\n]*--(?:speculate|speculative-num-steps|draft-max|gen_num_per_cycle)[ =](\d{1,4})\b", re.M
+    r"^[^#\n]*?--(speculate|speculative-num-steps|speculative-num-draft-tokens|spec-draft-n-max|draft-max"
+    r"|spec-ngram-simple-size-m|gen_num_per_cycle|beam_length)[ =](\d{1,4})\b",
+    re.M,
 )
+ROWS = ("beam_length", "speculative-num-draft-tokens")  # count the root, LMDeploy's excepted
 # Triton's paths in braces: in config.pbtxt, as an argument of fill_template.py (with its other pairs), and alone.
 PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*(?:,\s*)?value:\s*\{\s*string_value:\s*"([^"]*)"')
 ARGUMENT = re.compile(r"((?:(?<![^'\"\s])[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
@@ -169,4 +172,5 @@ def _length(text: str) -> Choices | None:
     if found is None:
         config = re.search(r"--speculative-config[= ]+'(.*?)'", text, re.S)
         return _document(config[1]) if config else None
-    return Tree.chain(int(found[1])).choices
+    rows = found[1] in ROWS and "lmdeploy" not in found[0]
+    return Tree.chain(max(0, int(found[2]) - rows)).choices

@@ -27,7 +27,7 @@ def write(request: Request) -> Written:
     steps = chains.only_length(request, f"SGLang with the drafter {drafter}")
     if steps == 0:
         return chains.plain(SERVE)
-    command = f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}"
+    command = f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)}"
     return chains.launch(command)
 
 
@@ -40,13 +40,13 @@ def write_adaptive(request: Request) -> Written:
     steps = max(length for _, _, length in lengths)
     config = {str(begin): {"candidate_steps": [length]} for begin, _, length in lengths}
     command = (
-        f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)} "
+        f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)} "
         f"--speculative-adaptive --speculative-adaptive-config {FILE}"
     )
     ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
     notes = [
-        "SGLang silently keeps one length with topk above 1, attention data parallelism or multi-layer EAGLE: "
-        'look for "speculative_adaptive disabled" in its log.',
+        "SGLang silently keeps one length with topk above 1, attention data parallelism, multi-layer EAGLE, two-batch "
+        'overlap or PD multiplexing: look for "speculative_adaptive disabled" in its log.',
         "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "
         f"batch sizes {ends}.",
     ]
@@ -122,6 +122,11 @@ def slots_of(text: str) -> dict[int, int]:
 def _drafter_flags(drafter: str) -> str:
     own = "" if drafter in ("mtp", "ngram") else " --speculative-draft-model-path DRAFTER"
     return f" --speculative-algorithm {ALGORITHMS[drafter]}{own}"
+
+
+def _rule_flag(request: Request) -> str:
+    """p/q rejection, which the workers of EAGLE and MTP have; else SGLang samples and compares."""
+    return " --speculative-use-rejection-sampling" if request.rule == "reject" else ""
 
 
 def _steps_flags(drafter: str, steps: int) -> str:

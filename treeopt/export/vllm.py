@@ -16,6 +16,7 @@ FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 METHODS = {"eagle3": "eagle3", "eagle": "eagle", "mtp": "mtp", "draft-model": "draft_model", "ngram": "ngram"}
 IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
+MEDUSA_UNTIL = "0.32.0"
 
 
 def write_medusa(request: Request) -> Written:
@@ -41,12 +42,24 @@ def write_chain(request: Request) -> Written:
         config["model"] = "DRAFTER"
     if drafter == "ngram":
         config["prompt_lookup_max"], config["prompt_lookup_min"] = chains.LOOKED_UP, 1
+    if request.rule == "reject":
+        config["draft_sample_method"] = "probabilistic"
     config["num_speculative_tokens"] = longest
     notes = []
+    if drafter == "mtp" and longest > 1:
+        notes.append(
+            f"vLLM does not start with {longest} tokens if the model has fewer MTP layers and their number does not "
+            "divide it."
+        )
     if len(lengths) > 1:
         config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
         notes.append(f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.")
-        notes.append("Schedules run with full CUDA graphs from vLLM 0.25.0 on (PR #45953).")
+        notes.append(
+            f"With --data-parallel-size above 1 vLLM drops the schedule and keeps {longest} at every batch size."
+        )
+        notes.append(
+            "Schedules run with full CUDA graphs on model runner V2 only (VLLM_USE_V2_MODEL_RUNNER=1), from vLLM 0.25.0 on."
+        )
     return _written(config, notes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from treeopt import __version__
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export.chains import merged
-from treeopt.export.engine import Method, Request, Written
+from treeopt.export.engine import COMMANDS, Method, Request, Written
 from treeopt.export.table import ENGINES
 from treeopt.records.origins import Drafter
 from treeopt.records.plan import Plan
@@ -96,24 +96,26 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
             f"{engine} decodes at most {way.max_batch_size} sequence at a time with a tree; this one was chosen for "
             f"batch size {request.batch_size}."
         )
-    if way.status != "live":
-        notes.append(f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}.")
-    written = headed(way.write(request), way, engine)
-    if way.parse is not None:
-        try:
-            read = way.parse(written.files)
-        except (InvalidInput, LookupError, ValueError) as error:
-            raise InvalidInput(f"Nothing was written, since {engine} would not read it: {error}") from None
-        wanted = (request.tree or Tree.chain(0)) if isinstance(read, Tree) else merged(request.lengths)
-        if (read if isinstance(read, Tree) else merged(read)) != wanted:
-            raise InvalidInput(f"Nothing was written, since {engine} would read something else from it.")
+    notes += standing(way, engine)
+    written = completed(way.write(request), way, engine)
+    try:
+        read = way.parse(written.files)
+    except (InvalidInput, LookupError, ValueError) as error:
+        raise InvalidInput(f"Nothing was written, since {engine} would not read it: {error}") from None
+    wanted = (request.tree or Tree.chain(0)) if isinstance(read, Tree) else merged(request.lengths)
+    if (read if isinstance(read, Tree) else merged(read)) != wanted:
+        raise InvalidInput(f"Nothing was written, since {engine} would read something else from it.")
     return replace(written, notes=(*written.notes, *notes))
 
 
-def headed(written: Written, way: Method, engine: str) -> Written:
-    """The files with a first line that says for which engine they are; those that have no comments stay as they are."""
+def completed(written: Written, way: Method, engine: str) -> Written:
+    """The files with the launch command among them, and a first line that says for which engine they are.
+
+    Files that cannot hold a comment stay as they are.
+    """
     line = f"# For {ENGINES[engine].title}, checked against {way.checked}. Written by treeopt {__version__}.\n"
-    files = {name: line + text if name.endswith(COMMENTED) else text for name, text in written.files.items()}
+    texts = {**written.files, COMMANDS: written.files.get(COMMANDS, f"{written.command}\n")}
+    files = {name: line + text if name.endswith(COMMENTED) else text for name, text in texts.items()}
     return replace(written, files=files)
 
 
@@ -182,18 +184,13 @@ def export_plan(
 
 
 def check_rule_of(record: Mapping[str, Any] | None, way: Method, engine: str) -> list[str]:
-    """What to say where a plan holds for another rule than greedy decoding; InvalidInput where the engine lacks it.
-
-    Chain methods may have more rules than the table knows.
-    """
+    """What to say where a plan holds for another rule than greedy decoding; InvalidInput where the engine lacks it."""
     rule = rule_of(record)
     if rule == "greedy" or record is None:
         return []
     asked = option_of(record)
     if rule in way.rules:
         return [f"The plan holds for {asked}: requests must ask for the same."]
-    if way.shape == "chain" and rule != "typical":
-        return [f"The plan holds for {asked}. Whether {engine} decodes by that rule was not checked."]
     able = [
         name
         for name, other in ENGINES.items()
@@ -205,6 +202,17 @@ def check_rule_of(record: Mapping[str, Any] | None, way: Method, engine: str) ->
         f"{engine} with {way.name} accepts by the rule {' or '.join(way.rules)}, but the plan holds for {asked}: {cure} "
         "for greedy decoding (treeopt calibrate --acceptance greedy)."
     )
+
+
+def standing(way: Method, engine: str) -> list[str]:
+    """What to say where the engine's newest releases have not got a method any more.
+
+    >>> standing(method_of("vllm", "medusa"), "vllm")
+    ['This way into vLLM was removed upstream in 0.33.0; it is for releases up to 0.32.0.']
+    """
+    if way.status == "live":
+        return []
+    return [f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}."]
 
 
 def check_shape_of(tree: Tree, way: Method, engine: str) -> None:

@@ -13,7 +13,7 @@ LAYOUTS = {
     "medusa-shared": "medusa_lm_head.safetensors, residual blocks only, on the base's lm_head: Medusa, TGI",
     "merged": "one model with the heads under medusa_head.: Medusa-2",
     "modelopt": "one model with the heads under medusa_heads.: NVIDIA Model Optimizer",
-    "vllm": "model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM",
+    "vllm": "model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM up to 0.32.0",
     "tensorrt-llm": "rank0.safetensors, the heads' part of a TensorRT-LLM checkpoint",
     "neuron": "medusa_heads.pt, to lie beside the base's files: AWS Neuron",
     "hydra": "the tensors of hydra-pt in hydra_lm_head.safetensors",

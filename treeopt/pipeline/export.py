@@ -204,6 +204,7 @@ def convert(
     drafter: str, folder: Path, *, layout: str, model: str | None = None, revision: str | None = None
 ) -> tuple[list[Path], tuple[str, ...]]:
     """Write heads in another layout: (files, what was repaired or is worth knowing)."""
+    from treeopt.export.vllm import MEDUSA_UNTIL
     from treeopt.runtime.checkpoints import convert as write
 
     refusal = f"Another treeopt is writing to {folder}: wait for it, or pass another --output."
@@ -212,4 +213,5 @@ def convert(
         heads, files = write(located(drafter), layout, folder, base=base, revision=revision)
         with suppress(OSError):
             (folder / LOCK).unlink()  # the folder is a checkpoint
-    return files, heads.notes
+    gone = f"vLLM reads this layout up to {MEDUSA_UNTIL}; later releases have no Medusa."
+    return files, heads.notes + (gone,) * (layout == "vllm")

@@ -127,7 +127,7 @@ def request_of(
 
     Raises InvalidInput for an engine that cannot run the calibrated drafter, or a shape it cannot take.
     """
-    from treeopt.export.write import check_rule_of, method_of
+    from treeopt.export.write import check_rule_of, method_of, standing
 
     batch_sizes, engine = options.batch_sizes, options.engine
     if batch_sizes is None:
@@ -140,7 +140,7 @@ def request_of(
     request = PlanRequest(limits, batch_sizes, options.objective, options.context, options.measured_only)
     if engine is None or way is None:
         return request, []
-    warnings = check_rule_of(record.meta.get("acceptance"), way, engine)
+    warnings = [*check_rule_of(record.meta.get("acceptance"), way, engine), *standing(way, engine)]
     if limits.budget < options.budget:
         warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {limits.budget} rows.")
     if way.max_batch_size is not None and max(batch_sizes) > way.max_batch_size:
