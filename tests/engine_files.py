@@ -180,11 +180,25 @@ def llama_request(drafts=100, reached=(80, 60, 42), drafted=None):
     )
 
 
-def llama_process(drafts=100, reached=(80, 60, 42), name="draft-eagle3"):
+def llama_pair(drafts=100, reached=(80, 60, 42), drafted=None, slot=0, task=42, mean_only=False):
+    """A request as llama-server logs it at --verbosity 4; without its second line as at 3."""
+    accepted = sum(reached)
+    drafted = drafts * len(reached) if drafted is None else drafted
+    where = f"slot print_timing: id {slot:2d} | task {task} | "
+    rates = ", ".join(f"{c / drafts:.3f}" for c in reached)
+    first = (
+        f"1.16.519.195 I {where}draft acceptance = {accepted / drafted:0.5f} ({accepted:5d} accepted / {drafted:5d} "
+        f"generated), mean len = {1 + accepted / drafts:5.2f}"
+    )
+    return [first] if mean_only else [first, f"1.16.519.203 I {where}     acc per pos = ({rates})"]
+
+
+def llama_process(drafts=100, reached=(80, 60, 42), name="draft-eagle3", made=None):
+    made = drafts if made is None else made
     rates = ", ".join(f"{c / drafts:.3f}" for c in reached)
     return (
-        f"0.42.130.640 I spec common_specu: statistics {name:>16}: #calls(b,g,a) =    1 {drafts:6d} {drafts:6d}, "
-        f"#gen drafts = {drafts:6d}, #acc drafts = {reached[0]:5d}, #gen tokens = {drafts * len(reached):6d}, "
+        f"0.42.130.640 I spec common_specu: statistics {name:>16}: #calls(b,g,a) =    1 {made:6d} {drafts:6d}, "
+        f"#gen drafts = {made:6d}, #acc drafts = {reached[0]:5d}, #gen tokens = {made * len(reached):6d}, "
         f"#acc tokens = {sum(reached):5d}, #mean acc len = {1 + sum(reached) / drafts:.2f}, #acc rate/pos = ({rates}), "
         "dur(b,g,a) = 0.005, 325.555, 0.114 ms"
     )
@@ -194,9 +208,9 @@ def lines(*documents):
     return "\n".join(one if isinstance(one, str) else json.dumps(one) for one in documents) + "\n"
 
 
-def llama_metrics():
+def llama_metrics(drafts=DRAFTS, reached=REACHED):
     return (
-        exposition()
+        exposition(drafts, reached)
         .replace("vllm:", "llamacpp:")
         .replace('engine="0",model_name="m"', "")
         .replace("{,", "{")
@@ -268,6 +282,11 @@ EVERYTHING = {
     ),
     "tensorrt-llm, choices": ("tensorrt-llm", [lines(*[trtllm_choice()] * 10)]),
     "llama.cpp": ("llama-cpp", [lines(*[llama_request()] * 10)]),
+    "llama.cpp, trace": ("llama-cpp", [lines(*[line for task in range(10) for line in llama_pair(task=task)])]),
+    "llama.cpp, JSON lines": (
+        "llama-cpp",
+        [lines(*[{"type": "log", "time": 1, "level": "info", "msg": f"{line}\n"} for line in llama_pair() * 10])],
+    ),
     "llama.cpp, statistics": ("llama-cpp", [lines(llama_process(), llama_process(1000, REACHED))]),
     "llama.cpp, both": ("llama-cpp", [lines(*[llama_request(), llama_process()] * 10)]),
     "llama.cpp, counters": ("llama-cpp", [llama_metrics()]),

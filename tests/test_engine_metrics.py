@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.importing import read_measurement
+from treeopt.importing.drafters import DRAFTERS
 from treeopt.importing.printed import Printed
-from treeopt.importing.survival import BIASED, CHAIN, MIXED, OPTIMISTIC, Drafts, chain_histogram
-from treeopt.pipeline.importing import DRAFTERS, import_file
+from treeopt.importing.survival import CHAIN, MIXED, OPTIMISTIC, Drafts, chain_histogram
+from treeopt.pipeline.importing import import_file
 from treeopt.records.calibration import Calibration
 from treeopt.records.rundir import RunDirectory
 
@@ -58,7 +59,6 @@ def test_the_same_drafts_give_the_same_survival_in_every_format(tmp_path, name):
     assert (info["source"], info["drafts"], info["draft_length"]) == ("engine log", DRAFTS, 3)
     assert info["draft_lengths"] == {"3": DRAFTS}
     assert CHAIN in found.notes
-    assert BIASED not in found.notes
     assert MIXED not in found.notes
 
 
@@ -117,15 +117,13 @@ def test_mixed_lengths_rest_on_those_at_risk(imported):
     assert calibration.meta["draft_length"] is None
     assert calibration.meta["draft_lengths"] == {"2": 100, "3": 900}
     assert MIXED in notes
-    assert BIASED not in notes
 
 
 def test_steps_tell_the_lengths_where_their_arrays_are_there(imported):
     one = stats([1, 1, 1, 1], num_draft_tokens=9, per_step_accepted=[0, 1, 3, 2], per_step_drafted=[2, 2, 3, 2])
-    calibration, notes = imported({"metrics": {"speculative_decoding": one}})
+    calibration, _ = imported({"metrics": {"speculative_decoding": one}})
     assert calibration.meta["draft_lengths"] == {"2": 3, "3": 1}
     assert calibration.trials.tolist() == [4, 3, 1]
-    assert BIASED not in notes
 
 
 def test_arrays_that_are_cut_short_are_not_used(imported):
@@ -155,25 +153,6 @@ def test_positions_that_tell_how_many_drafts_were_so_long_make_mixed_lengths_rig
     assert calibration.trials.tolist() == [1000, 800, 300]
     assert calibration.meta["draft_lengths"] == {"2": 500, "3": 500}
     assert MIXED in notes
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        exposition(drafted=2900),
-        lines(vllm_line(drafted=2900)),
-        json.dumps(bench(spec_decode_draft_tokens=2900)),
-        lines(*[response(num_draft_tokens=290)] * 3),
-        lines(*[trtllm_choice(total_draft_tokens=290)] * 3),
-        lines(*[llama_request(drafted=290)] * 3),
-        json.dumps([{"meta_info": {**meta_info(), "spec_num_proposed_drafts": 290}}] * 3),
-    ],
-    ids=["counters", "log", "bench", "requests", "tensorrt-llm", "llama.cpp", "sglang"],
-)
-def test_lengths_that_were_mixed_and_not_recorded_are_warned_of(imported, text):
-    calibration, notes = imported(text)
-    assert BIASED in notes
-    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
 
 
 def test_a_length_does_not_predict_others_and_that_is_said(imported):

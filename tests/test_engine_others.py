@@ -1,4 +1,4 @@
-"""What SGLang, TensorRT-LLM and llama.cpp count, trap by trap."""
+"""What SGLang and TensorRT-LLM count, trap by trap."""
 
 import json
 import re
@@ -6,24 +6,9 @@ import re
 import pytest
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.llama_cpp import CUMULATIVE
-from treeopt.importing.printed import CUT
 from treeopt.importing.sglang import ADAPTIVE
 
-from .engine_files import (
-    ALIASES,
-    DRAFTS,
-    OLDER,
-    REACHED,
-    SURVIVAL,
-    iteration,
-    lines,
-    llama_process,
-    llama_request,
-    meta_info,
-    trtllm,
-    trtllm_choice,
-)
+from .engine_files import ALIASES, OLDER, SURVIVAL, iteration, lines, meta_info, trtllm, trtllm_choice
 
 # SGLang.
 
@@ -51,6 +36,16 @@ def test_requests_that_do_not_tell_their_length_take_the_longest_of_the_file(imp
 def test_newest_names_win_over_their_aliases(imported):
     both = {**meta_info([1, 0, 0, 0], names=ALIASES), **meta_info([1, 0, 0, 0], names=OLDER), **meta_info()}
     assert imported({"meta_info": both})[0].meta["drafts"] == 100
+
+
+def test_with_several_choices_sglang_has_a_list_of_details(imported):
+    """One that drafted nothing has an empty histogram in it."""
+    silent = dict.fromkeys(meta_info(), 0) | {"spec_correct_drafts_histogram": []}
+    details = [meta_info(), meta_info([0, 0, 0, 100]), silent]
+    calibration, notes = imported({"choices": [{}, {}, {}], "sglext": {"spec_tokens_details": details}})
+    assert calibration.meta["requests"] == 2
+    assert calibration.meta["survival"] == pytest.approx([0.9, 0.8, 0.71])
+    assert any("1 of 3 responses" in note for note in notes)
 
 
 def test_sglang_does_not_record_lengths_and_that_is_said(imported):
@@ -159,70 +154,3 @@ def test_iteration_logs_are_literals_and_nothing_in_them_is_run(imported, tmp_pa
     with pytest.raises(InvalidInput, match="only means"):
         imported(lines("{'iterLatencyMS': 1, 'specDecodingStats': " + call + "}"))
     assert not (tmp_path / "ran").exists()
-
-
-# llama.cpp.
-
-
-def test_the_old_line_of_llama_cpp_is_refused(imported):
-    with pytest.raises(InvalidInput, match="PR #24536"):
-        imported("draft acceptance rate = 0.57576 (  171 accepted /   297 generated)")
-
-
-def test_old_lines_beside_new_ones_are_counted(imported):
-    notes = imported(lines("draft acceptance rate = 0.57576 (  171 accepted /   297 generated)", llama_request()))[1]
-    assert any("1 lines without rates" in note for note in notes)
-
-
-def test_statistics_of_llama_cpp_are_cumulative(imported):
-    calibration, notes = imported(lines(llama_process(10, [9, 9, 9]), llama_process(1000, REACHED)))
-    assert calibration.meta["drafts"] == DRAFTS
-    assert calibration.meta["requests"] is None
-    assert CUMULATIVE in notes
-
-
-def test_requests_of_llama_cpp_are_pooled_by_drafts(imported):
-    calibration, _ = imported(lines(llama_request(900, [810]), llama_request(100, [10])))
-    assert calibration.meta["survival"] == [0.82]
-    assert calibration.meta["requests"] == 2
-
-
-def test_lines_as_llama_cpp_wrote_them_are_read(imported):
-    """Two requests of real logs; 97 drafts of 4 tokens, and 1449 of 2."""
-    four = (
-        "draft acceptance = 0.66237 (  257 accepted /   388 generated), mean acceptance length =  3.65, acceptance rate per "
-        "position = (0.804, 0.701, 0.629, 0.515)"
-    )
-    two = (
-        "draft acceptance = 0.62008 ( 1797 accepted /  2898 generated), mean acceptance length =  2.24, acceptance rate per "
-        "position = (0.727, 0.513)"
-    )
-    assert imported(four)[0].hits[:, 0].tolist() == [78, 68, 61, 50]
-    assert imported(two)[0].trials[0] == 1449
-    assert imported(two)[0].hits[:, 0].tolist() == [1053, 743]  # 1797 in truth; three decimals tell no better
-
-
-def test_positions_that_are_not_printed_are_left_out(imported):
-    """Drafts of 30 tokens with the rates of two positions, as ngram-mod has them."""
-    line = (
-        "statistics        ngram-mod: #calls(b,g,a) =    4    542     31, #gen drafts =     31, #acc drafts =    28, "
-        "#gen tokens =    920, #acc tokens =   527, #mean acc len = 18.00, #acc rate/pos = (0.903, 0.806), dur"
-    )
-    calibration, notes = imported(line)
-    assert calibration.hits[:, 0].tolist() == [28, 25]
-    assert CUT in notes
-
-
-def test_statistics_of_two_drafters_are_refused(imported):
-    with pytest.raises(InvalidInput, match="of one drafter, but has statistics of draft-eagle3, ngram-mod"):
-        imported(lines(llama_process(), llama_process(name="ngram-mod")))
-
-
-def test_timings_of_llama_cpp_are_means(imported):
-    with pytest.raises(InvalidInput, match="only means"):
-        imported({"timings": {"predicted_n": 283, "draft_n": 300, "draft_n_accepted": 182}})
-
-
-def test_statistics_that_contradict_themselves_are_refused(imported):
-    with pytest.raises(InvalidInput, match="first guess"):
-        imported(llama_process().replace("#acc drafts =    80", "#acc drafts =    90"))

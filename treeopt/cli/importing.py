@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--drafter",
     help=(
         "What made the drafts, which the file does not say: medusa, hydra, eagle, eagle3, mtp, "
-        "draft-model, ngram or redrafter."
+        "draft-model, ngram, suffix, dflash, dspark or redrafter."
     ),
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run's trace and calibration.")

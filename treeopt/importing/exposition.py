@@ -8,7 +8,7 @@ restart of one would hide in the sum. The `_created` series are times, not count
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,29 +26,41 @@ SINCE_START = (
 
 
 @dataclass(frozen=True)
-class Counters:
-    """Whole numbers that counters rose by, by name and labels; names without prefix and `_total`."""
+class Rise:
+    """The whole number that a counter rose by, and by how much it may be off."""
 
-    series: dict[tuple[str, Labels], int]
+    count: int
+    slack: float = 0.0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What counters rose by, by name and labels; names without prefix and `_total`."""
+
+    series: dict[tuple[str, Labels], Rise]
     path: Path
     notes: tuple[str, ...] = ()
 
     def sum(self, name: str) -> int | None:
         """Over all engines; None where there is no such counter."""
-        found = [value for (series, _), value in self.series.items() if series == name]
+        found = [rise.count for (series, _), rise in self.series.items() if series == name]
         return sum(found) if found else None
+
+    def slack(self, name: str) -> float:
+        """By how much the sum may be off."""
+        return sum(rise.slack for (series, _), rise in self.series.items() if series == name)
 
     def by_position(self, name: str, label: str) -> list[int]:
         """(K,) sums over all engines, position after position."""
         found: dict[int, int] = {}
-        for (series, labels), value in self.series.items():
+        for (series, labels), rise in self.series.items():
             if series == name:
                 place = dict(labels).get(label, "")
                 if not re.fullmatch(r"\d{1,4}", place, re.ASCII):
                     raise InvalidInput(
                         f"{self.path} must number positions 0, 1, ... under {label!r}, but has {place!r:.40}."
                     )
-                found[int(place)] = found.get(int(place), 0) + value
+                found[int(place)] = found.get(int(place), 0) + rise.count
         if sorted(found) != list(range(len(found))):
             raise InvalidInput(
                 f"{self.path} must have every position from 0 on, but has {sorted(found)}: was it cut off?"
@@ -61,8 +73,23 @@ def is_exposition(content: object, prefix: str) -> bool:
     return isinstance(content, str) and re.search(f"^{prefix}", content, re.MULTILINE) is not None
 
 
-def counters_among(files: Sequence[File], prefix: str) -> Counters | None:
-    """The counters under ``prefix`` of one scrape, or between two of them; None where no file is an exposition."""
+def six_digits(value: float) -> float:
+    """By how much a number may be off that C++ printed with its usual six digits.
+
+    >>> six_digits(999999), six_digits(1234570), six_digits(1234567)
+    (0.0, 5.0, 0.0)
+    """
+    return 0.5 * 10.0 ** (len(str(int(value))) - 6) if value >= 1e6 and float(f"{value:.6g}") == value else 0.0
+
+
+def counters_among(
+    files: Sequence[File], prefix: str, names: Collection[str], rounding: Callable[[float], float] | None = None
+) -> Counters | None:
+    """Counters of these ``names`` of one scrape, or between two of them; None where no file is an exposition.
+
+    prefix   : a regular expression
+    rounding : by how much a printed total may be off; the counters by position are whole
+    """
     scrapes = [scrape(content, path, prefix) for content, path in files if is_exposition(content, prefix)]
     if not scrapes:
         return None
@@ -81,6 +108,8 @@ def counters_among(files: Sequence[File], prefix: str) -> Counters | None:
     series = {}
     for key in {**before, **after}:
         name, labels = key
+        if name.removesuffix("_created") not in names:
+            continue
         old, new = before.get(key, 0.0), after.get(key, 0.0)
         if name.endswith("_created"):
             if key in before and key in after and old != new:
@@ -89,15 +118,30 @@ def counters_among(files: Sequence[File], prefix: str) -> Counters | None:
                     "began to count anew."
                 )
             continue
-        if not (new - old).is_integer() or not 0 <= old <= MOST_DRAFTS or not 0 <= new <= MOST_DRAFTS:
-            raise InvalidInput(f"{path} must have whole counts, but {name} is {new:g}.")
+        if not 0 <= old <= MOST_DRAFTS or not 0 <= new <= MOST_DRAFTS:
+            raise InvalidInput(f"{path} must have counts from 0 to {MOST_DRAFTS}, but {name} is {new:g}.")
         if new < old:
             raise InvalidInput(
                 f"{path} must be scraped after {files[0][1]} and without a restart between, but "
                 f"{name}{dict(labels) or ''} fell from {old:g} to {new:g}."
             )
-        series[key] = int(new - old)
-    return Counters(series, path, () if len(files) > 1 else (SINCE_START,))
+        count = round(new - old)
+        printed = rounding(old) + rounding(new) if rounding and not name.endswith("per_pos") else 0.0
+        series[key] = Rise(count, abs(new - old - count) + printed)
+    notes = () if len(files) > 1 else (SINCE_START,)
+    return Counters(series, path, (*notes, *_rounded(series)))
+
+
+def _rounded(series: Mapping[tuple[str, Labels], Rise]) -> list[str]:
+    """What was rounded, and by how much."""
+    notes = []
+    names = dict.fromkeys(name for (name, _), rise in series.items() if rise.slack)
+    if parts := [name for name in names if any(s == name and rise.slack % 1 for (s, _), rise in series.items())]:
+        notes.append(f"Counters that are not whole were rounded: {', '.join(parts)}.")
+    off = {name: sum(int(rise.slack) for (s, _), rise in series.items() if s == name) for name in names}
+    if said := [f"{name} to within {slack:,}" for name, slack in off.items() if slack]:
+        notes.append(f"Totals above a million are printed with six digits: {', '.join(said)}.")
+    return notes
 
 
 def scrape(text: str, path: Path, prefix: str) -> Scrape:

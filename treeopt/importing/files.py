@@ -25,7 +25,12 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import MOST_DEPTH
 
 File = tuple[Any, Path]  # what a file holds, and its path
-LOGS = ("'iterLatencyMS'", "Decode batch", "SpecDecoding metrics: ")  # in logs whose lines may begin as JSON does
+LOGS = (
+    "'iterLatencyMS'",
+    "Decode batch",
+    "SpecDecoding metrics: ",
+    "draft acceptance",
+)  # in logs whose lines may begin as JSON does
 TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
 
 

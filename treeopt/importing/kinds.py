@@ -20,7 +20,9 @@ from treeopt.importing import (
     vllm_metrics,
     vllm_requests,
 )
+from treeopt.importing.drafters import DRAFTERS
 from treeopt.importing.files import Found, load_file
+from treeopt.importing.survival import Counted
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Kind:
 
     needed: str
     matches: Callable[[Any], bool]
-    read: Callable[..., Found]
+    read: Callable[..., Found | Counted]
     options: tuple[str, ...] = ()
     takes_several: bool = False  # whether reading takes a list of files
 
@@ -53,14 +55,17 @@ KINDS: dict[str, Kind] = {
 
 
 def read_measurement(
-    paths: Path | Sequence[Path], kind: str | None = None, **options: int | str | None
+    paths: Path | Sequence[Path], kind: str | None = None, *, drafter: str | None = None, **options: int | str | None
 ) -> tuple[str, Found]:
     """What files hold, and their kind: the one of `KINDS` that is asked for, or that the first file tells.
 
+    ``drafter`` is the kind in `DRAFTERS` that made the drafts.
     ``options`` that are not None go to the kind's reader; one that it does not take is refused.
     """
     if kind is not None and kind not in KINDS:
         raise InvalidInput(f"--from must be one of {', '.join(KINDS)}, but got {kind!r}.")
+    if drafter is not None and drafter not in DRAFTERS:
+        raise InvalidInput(f"--drafter must be one of {', '.join(DRAFTERS)}, but got {drafter!r}.")
     paths = [paths] if isinstance(paths, Path) else list(paths)
     contents = [load_file(path) for path in paths]
     if kind is None:
@@ -78,8 +83,8 @@ def read_measurement(
     for content, path in zip(contents, paths, strict=True):
         if not known.matches(content):
             raise InvalidInput(f"{path} must hold {known.needed}, but holds none.")
-    if known.takes_several:
-        return kind, known.read(list(zip(contents, paths, strict=True)), **given)
-    if len(paths) > 1:
+    if not known.takes_several and len(paths) > 1:
         raise InvalidInput(f"A file of the kind {kind} is imported alone, but got {len(paths)} files.")
-    return kind, known.read(contents[0], paths[0], **given)
+    where = (list(zip(contents, paths, strict=True)),) if known.takes_several else (contents[0], paths[0])
+    found = known.read(*where, **given)
+    return kind, found.calibration(drafter) if isinstance(found, Counted) else found

@@ -1,104 +1,170 @@
-"""What llama.cpp's server logged of its drafts, since PR #24536 (June 2026), or shows under /metrics.
+"""What llama.cpp's server logged of its drafts, or shows under /metrics.
 
-draft acceptance = 0.60667 (  182 accepted /   300 generated), mean acceptance length =  2.82,
-    acceptance rate per position = (0.800, 0.600, 0.420)            a request
+draft acceptance = 0.60667 (  182 accepted /   300 generated), mean len =  2.82      a request
+     acc per pos = (0.800, 0.600, 0.420)               its rates, later in the log: --verbosity 4 alone
+draft acceptance = ..., mean acceptance length =  2.82, acceptance rate per position = (0.800, 0.600, 0.420)
+                                                       both in one line, from PR #24536 (June 2026) on
 statistics draft-eagle3: ..., #gen drafts = 100, #acc drafts = 80, #gen tokens = 300, #acc tokens = 182,
     #mean acc len = 2.82, #acc rate/pos = (0.800, 0.600, 0.420)     the process so far: the last line counts
 llamacpp:spec_decode_num_accepted_tokens_per_pos_total              counters, read as those of vLLM
 
 Rates are survivals over verified drafts, the mean has the target's own token in it. Lines of requests are
-read where there are some, since only they tell requests apart; both count the same drafts.
+read where there are some, since only they tell requests apart; both count the same drafts. The totals of
+/metrics have six digits, its counters by position have all.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.exposition import counters_among, is_exposition
-from treeopt.importing.files import File, Found
+from treeopt.importing.exposition import counters_among, is_exposition, six_digits
+from treeopt.importing.files import File
 from treeopt.importing.printed import RATE, Printed, number, pooled, whole
-from treeopt.importing.survival import Drafts, Histograms, to_calibration
-from treeopt.importing.vllm_metrics import from_counters
+from treeopt.importing.requests import bodies
+from treeopt.importing.survival import Counted, Group
+from treeopt.importing.vllm_metrics import COUNTERS, from_counters
 
 PREFIX = r"llamacpp:spec_decode_"
-RATES = r"\(([^)]{1,20000})\)"
+RATES = r"\(([^)]{0,20000})\)"
 REQUEST = re.compile(
     r"draft acceptance(?: rate)? = ([\d.]+) \(\s*(\d+) accepted /\s*(\d+) generated\)"
-    rf"(?:, mean acceptance length =\s*([\d.]+), acceptance rate per position = {RATES})?"
+    rf"(?:, mean (?:acceptance length|len) =\s*([\d.]+)(?:, acceptance rate per position = {RATES})?)?"
 )
+POSITIONS = re.compile(rf"acc per pos = {RATES}")
+# Both lines of a request name its slot and task; behind a router also the port of their server.
+SLOT = re.compile(r"\bid\s{1,3}(-?\d+) \| task (-?\d+) \|")
+PORT = re.compile(r"\[ ?(\d{4,5})\] ")
 PROCESS = re.compile(
-    r"statistics\s+(\S+): (?:(?!statistics).)*?#gen drafts =\s*(\d+), #acc drafts =\s*(\d+), #gen tokens =\s*(\d+), "
-    rf"#acc tokens =\s*(\d+)(?:, #mean acc len =\s*([\d.]+), #acc rate/pos = {RATES})?"
+    r"statistics\s+(\S+): (?:#calls\(b,g,a\) =\s*\d+\s+\d+\s+(\d+), )?(?:(?!statistics).)*?#gen drafts =\s*(\d+), "
+    r"#acc drafts =\s*(\d+), #gen tokens =\s*(\d+), #acc tokens =\s*(\d+)"
+    rf"(?:, #mean acc len =\s*([\d.]+), #acc rate/pos = {RATES})?"
 )
 NEEDED = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+ASK = "start the server with --verbosity 4, or with --metrics and save /metrics before and after"
 OLD_LINE = (
-    "only means of its drafts: survival needs 'acceptance rate per position', which llama.cpp prints since "
-    "PR #24536 of June 2026. Update it"
+    "only means of its drafts: survival needs rates by position, which llama.cpp prints since PR #24536 of June 2026. "
+    f"Update it, and {ASK}"
 )
+NO_TRACE = f"only means of its drafts: llama.cpp prints rates by position ('acc per pos') as trace. {ASK.capitalize()}"
+WAY = ", all of them full: --spec-draft-p-min 0 and --spec-draft-n-min 0"
 NUMBERS = "numbers in its lines of drafts"
-CUMULATIVE = "The lines 'statistics' count since the start of the process: only the last one was read."
+CUMULATIVE = (
+    "The lines 'statistics' count since the start of the process: only the last one was read. For recurrent and hybrid "
+    "models they count the target's own token as accepted: use the lines of requests there."
+)
 
 
 def matches(content: Any) -> bool:
-    if isinstance(content, str):
-        return is_exposition(content, PREFIX) or bool(REQUEST.search(content) or PROCESS.search(content))
+    text = text_of(content)
+    if is_exposition(text, PREFIX) or REQUEST.search(text) or PROCESS.search(text):
+        return True
     return isinstance(content, dict) and isinstance(content.get("timings"), dict) and "draft_n" in content["timings"]
 
 
-def read(files: Sequence[File]) -> Found:
-    """Survival of all files together: scrapes are subtracted, logs are pooled."""
-    for content, one in files:
-        if not isinstance(content, str):
+def read(files: Sequence[File]) -> Counted:
+    """Drafts of all files together: scrapes are subtracted, logs are pooled."""
+    texts = [(text_of(content), path) for content, path in files]
+    for text, one in texts:
+        if not text:
             raise InvalidInput(
                 f"{one} has only means of its drafts, and survival needs rates by position: import the log."
             )
-    if counters := counters_among(files, PREFIX):
-        return from_counters(counters, NEEDED)
-    groups: list[Histograms] = []
+    if counters := counters_among(texts, PREFIX, COUNTERS, six_digits):
+        return Counted(*from_counters(counters, NEEDED), way=WAY)
+    groups: list[Group] = []
     said: list[str] = []
     are_requests = True
-    for text, one in files:
+    for text, one in texts:
         found, notes, of_requests = _from_log(text, one)
         groups += found
         said += notes
         are_requests &= of_requests
-    return to_calibration(Drafts.of(groups, are_requests=are_requests), files[-1][1], notes=said)
+    return Counted(groups, files[-1][1], said, are_requests, way=WAY)
 
 
-def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str], bool]:
-    """Histograms of a log, notes, and whether they are of requests."""
-    requests = [found for line in text.splitlines() if (found := REQUEST.search(line))]
-    detailed = [found for found in requests if found[5] is not None]
-    if detailed:
-        lines = [_printed(found[5], found[2], found[3], found[4], path) for found in detailed if whole(found[3])]
-        groups, notes = pooled([(f"{path}, draft line {n},", line) for n, line in enumerate(lines, 1)])
-        if left := len(requests) - len(detailed):
-            notes.append(f"{left} lines without rates by position were left out.")
-        return groups, notes, True
+def text_of(content: Any) -> str:
+    """A log as it is printed, also where it is JSON lines of --log-jsonl; "" where it is none."""
+    if isinstance(content, str):
+        return content
+    said = (body.get("msg") for body in bodies(content) if body.get("type") == "log")
+    return "\n".join(one for one in said if isinstance(one, str))
+
+
+@dataclass
+class Line:
+    """What is said of a request's drafts; the mean and the rates may be missing."""
+
+    accepted: str
+    drafted: str
+    mean: str | None
+    rates: str | None
+
+
+def lines_of_requests(text: str) -> Iterator[Line]:
+    """Requests of a log, with the rates of the same slot and task that follow before its next request."""
+    waiting: dict[tuple[str, ...], Line] = {}
+    for line in text.splitlines():
+        slot, port = SLOT.search(line), PORT.match(line)
+        key = (port[1] if port else "", *(slot.groups() if slot else ()))
+        if found := REQUEST.search(line):
+            if key in waiting:
+                yield waiting.pop(key)
+            waiting[key] = Line(found[2], found[3], found[4], found[5])
+        elif (found := POSITIONS.search(line)) and key in waiting:
+            one = waiting.pop(key)
+            one.rates = one.rates or found[1]
+            yield one
+    yield from waiting.values()
+
+
+def _from_log(text: str, path: Path) -> tuple[list[Group], list[str], bool]:
+    """Drafts of a log, notes, and whether they are of requests."""
     last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
-    used = {name: found for name, found in last.items() if found[7] is not None and whole(found[2])}
-    if not used:
-        raise InvalidInput(f"{path} has {OLD_LINE}.")
-    if len(used) > 1:
+    drafting = {name: found for name, found in last.items() if whole(found[3])}
+    if len(drafting) > 1:
         raise InvalidInput(
-            f"{path} must be of one drafter, but has statistics of {', '.join(sorted(used))}: their drafts differ. "
+            f"{path} must be of one drafter, but has statistics of {', '.join(sorted(drafting))}: their drafts differ. "
             "Serve with one of them."
         )
-    (found,) = used.values()
-    drafts, first = whole(found[2]), whole(found[3])
-    line = _printed(found[7], found[5], found[4], found[6], path, drafts)
-    if abs(line.rates[0] * drafts - first) > RATE * drafts + 0.5:
-        raise InvalidInput(
-            f"{path} must accept the first guess of as many drafts as it says, {first}, but the rate is {line.rates[0]}."
+    requests = list(lines_of_requests(text))
+    verified = [one for one in requests if one.mean is not None and one.rates]
+    if verified:
+        printed = [_printed(one.rates, one.accepted, one.drafted, one.mean, path) for one in verified]
+        groups, notes = pooled(
+            [(f"{path}, draft line {n},", line) for n, line in enumerate(printed, 1) if line.drafted]
         )
-    groups, notes = pooled([(f"{path}, draft line 1,", line)])
+        if left := len(requests) - len(verified):
+            notes.append(f"{left} lines without rates by position were left out.")
+        return groups, notes, True
+    used = [found for found in drafting.values() if found[8] is not None]
+    if not used:
+        raise InvalidInput(f"{path} has {NO_TRACE if any(one.mean for one in requests) else OLD_LINE}.")
+    groups, notes = pooled([(f"{path}, draft line 1,", _statistics(used[0], path))])
     return groups, [CUMULATIVE, *notes], False
 
 
-def _printed(rates: str, accepted: str, drafted: str, mean: str, path: Path, drafts: int | None = None) -> Printed:
-    numbers = [number(part, path, NUMBERS) for part in [*rates.split(","), mean]]
+def _statistics(found: re.Match[str], path: Path) -> Printed:
+    """Rates are over the drafts that were verified, and end where none was accepted; guesses are of all that were made."""
+    made, first, drafted, accepted = (whole(found[n]) for n in (3, 4, 5, 6))
+    drafts = whole(found[2]) if found[2] else made
+    line = _printed(found[8], found[6], found[5], found[7], path, drafts)
+    rates = list(line.rates)
+    if drafts and abs(sum(rates) * drafts - accepted) <= RATE * len(rates) * drafts + 1e-6:
+        rates += [0.0] * (-(-drafted // made) - len(rates))
+    if rates and abs(rates[0] * drafts - first) > RATE * drafts + 0.5:
+        raise InvalidInput(
+            f"{path} must accept the first guess of as many drafts as it says, {first}, but the rate is {rates[0]}."
+        )
+    return Printed(rates, accepted, round(drafted * drafts / made), line.mean, drafts, may_be_cut=True)
+
+
+def _printed(
+    rates: str | None, accepted: str, drafted: str, mean: str | None, path: Path, drafts: int | None = None
+) -> Printed:
+    numbers = [number(part, path, NUMBERS) for part in [*filter(None, (rates or "").split(",")), mean or ""]]
     return Printed(numbers[:-1], whole(accepted), whole(drafted), numbers[-1], drafts, may_be_cut=True)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.importing.survival import BIASED, MOST_DRAFTS, Histograms, chain_histogram
+from treeopt.importing.survival import MOST_DRAFTS, Group, group_of
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
 CUT = "Rates are printed for the first positions of a draft only. Deeper ones were left out."
@@ -49,7 +49,7 @@ class Printed:
         for drafts in filter(self._fits, self._numbers_of_drafts()):
             fitting = fitting or drafts
             # Rounding may move the sum, also of the right number, but seldom of few drafts.
-            if not self.beyond(drafts) or sum(self._reached(drafts)) == self.accepted:
+            if self.drafted % drafts == 0 or sum(self._reached(drafts)) == self.accepted:
                 fitting = drafts
                 break
         if fitting is None:
@@ -67,12 +67,14 @@ class Printed:
         return [round(rate * drafts) for rate in self.rates]
 
     def _numbers_of_drafts(self) -> Iterator[int]:
-        """Likely ones first: that printed, full drafts, then all around the printed mean's."""
+        """Likely ones first: that printed, those of drafts of one length, then all around the printed mean's."""
         if self.drafts is not None:
             yield self.drafts
             return
-        if self.drafted and self.drafted % len(self.rates) == 0:
-            yield self.drafted // len(self.rates)
+        deepest = sum(rate > 0 for rate in self.rates)
+        for length in range(len(self.rates), max(deepest, 1) - 1, -1):
+            if self.drafted and self.drafted % length == 0:
+                yield self.drafted // length
         if self.accepted and self.mean > 1:
             middle = round(self.accepted / (self.mean - 1))
             around = range(middle - MOST_TRIED // 2, middle + MOST_TRIED // 2)
@@ -90,14 +92,14 @@ class Printed:
         return close and (off <= slack if self.may_be_cut and self.beyond(drafts) > 0 else abs(off) <= slack)
 
 
-def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Histograms], list[str]]:
-    """A histogram of each line, which stands at a place that errors name; and what else to know of them."""
-    groups: list[Histograms] = []
+def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Group], list[str]]:
+    """The drafts of each line, which stands at a place that errors name; and what else to know of them."""
+    groups: list[Group] = []
     notes: list[str] = []
     for where, line in lines:
         drafts, reached = line.counts(where)
-        notes += [BIASED] * (line.beyond(drafts) < 0) + [CUT] * (line.may_be_cut and line.beyond(drafts) > 0)
-        groups.append(chain_histogram(drafts, reached, where))
+        notes += [CUT] * (line.accepted - sum(reached) > RATE * len(reached) * drafts + 1e-6)
+        groups.append(group_of(drafts, reached, max(line.drafted, sum(reached)), where))
     return groups, notes
 
 

@@ -18,8 +18,8 @@ from pydantic import BeforeValidator, Field
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import few
 from treeopt.files.storage import typed
-from treeopt.importing.files import File, Found
-from treeopt.importing.survival import BIASED, MOST_DRAFTS, MOST_LENGTH, Drafts, Histograms, to_calibration
+from treeopt.importing.files import File
+from treeopt.importing.survival import MOST_DRAFTS, MOST_LENGTH, Counted, Group, Histograms, group_of
 
 WRAPPERS = ("response", "body")  # of a batch's output lines
 
@@ -52,9 +52,9 @@ class Request:
 
     acceptance_histogram: Histogram | None = None
     acceptance_histogram_by_draft_length: dict[Length, Histogram] | None = None
-    num_spec_steps: int | None = None
-    num_accepted_draft_tokens: int | None = None
-    num_draft_tokens: int | None = None
+    num_spec_steps: Drafted | None = None
+    num_accepted_draft_tokens: Drafted | None = None
+    num_draft_tokens: Drafted | None = None
     num_spec_tokens: Length | None = None
     mean_acceptance_length: float | None = None
     per_step_accepted: list[int] | None = None
@@ -109,29 +109,28 @@ def read_requests(
     notes: Sequence[str] = (),
     are_requests: bool = True,
     is_sparse: bool = False,
-) -> Found:
-    """The calibration of requests; ``skipped`` responses had nothing to say of drafts.
+    way: str = "",
+) -> Counted:
+    """The drafts of requests; ``skipped`` responses had nothing to say of drafts.
 
     is_sparse : histograms end at the most that was taken, so that they do not tell the draft length
     """
     requests = typed(list[Request], list(records), path)
     # The greatest length of the file stands in where a request does not tell its own.
     longest = max((max(len(one.histogram) - 1, one.num_spec_tokens or 0) for one in requests), default=0)
-    groups, is_mixed = [], False
+    groups: list[Group] = []
     for r, (one, record) in enumerate(zip(requests, records, strict=True), 1):
         where = f"{path}, request {r},"
         check_request(one, where, is_whole=isinstance(record.get("acceptance_histogram"), list) and not is_sparse)
         if sum(one.histogram):
-            rows, unrecorded = histograms(one, longest, where)
-            groups.append(rows)
-            is_mixed |= unrecorded
-    said = [*notes, *[BIASED] * is_mixed]
+            groups.append(drafts_of(one, longest, where))
+    said = list(notes)
     if silent := skipped + len(requests) - len(groups):
         said.append(
             f"{silent} of {skipped + len(requests)} responses say nothing about drafts (several choices, or "
             "none drafted) and were left out."
         )
-    return to_calibration(Drafts.of(groups, are_requests=are_requests), path, notes=said)
+    return Counted(groups, path, said, are_requests, way=way)
 
 
 def check_request(one: Request, where: str, *, is_whole: bool) -> None:
@@ -166,16 +165,17 @@ def check_request(one: Request, where: str, *, is_whole: bool) -> None:
         )
 
 
-def histograms(one: Request, longest: int, where: str) -> tuple[Histograms, bool]:
-    """Histograms by draft length, and whether lengths were mixed without being recorded."""
+def drafts_of(one: Request, longest: int, where: str) -> Group:
+    """The drafts of a request by their lengths, or their sums where those are not told."""
     if by_length := _by_length(one, where) or _by_step(one):
-        return by_length, False
+        return by_length
     histogram, drafted, length = one.histogram, one.num_draft_tokens, one.num_spec_tokens
     each = drafted / sum(histogram) if drafted is not None else None
     if length is None and each is not None and each.is_integer() and len(histogram) - 1 <= each <= MOST_LENGTH:
         length = int(each)
     k = max(length or longest, len(histogram) - 1, 1)
-    return {k: histogram + [0] * (k + 1 - len(histogram))}, each is not None and each != k
+    counts = [*histogram, *[0] * (k + 1 - len(histogram))]
+    return group_of(sum(counts), [sum(counts[j:]) for j in range(1, k + 1)], drafted, where)
 
 
 def _by_length(one: Request, where: str) -> Histograms:

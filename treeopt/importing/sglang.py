@@ -1,7 +1,7 @@
 """What SGLang says of each request: the only place where it counts by position.
 
 meta_info                     of /generate, or of a choice with "return_meta_info": true
-sglext.spec_tokens_details    of the OpenAI routes, with "return_spec_tokens_details": true
+sglext.spec_tokens_details    of the OpenAI routes, with "return_spec_tokens_details": true; a list with n > 1
 
 The histogram ends at the most that was ever taken, and its index leaves the target's own token out.
 spec_accept_length is no mean of it (the prefill's first token is in it), the rate is of tree nodes where
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.files import File, Found
+from treeopt.importing.files import File
 from treeopt.importing.requests import bodies, choices, gather, read_requests
-from treeopt.records.calibration import Calibration
+from treeopt.importing.survival import MOST_DRAFTS, Counted, Drafts
 
 NAMES = {  # the newest first; the older ones are to be removed or have been
     "acceptance_histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
@@ -44,8 +44,8 @@ def matches(content: Any) -> bool:
     return any(details(body) or any(name in body for name in MEANS) for body in bodies(content))
 
 
-def read(files: Sequence[File]) -> Found:
-    """Survival over the requests of all files."""
+def read(files: Sequence[File]) -> Counted:
+    """Drafts over the requests of all files."""
     records: list[dict[str, Any]] = []
     skipped = 0
     for file in files:
@@ -55,18 +55,19 @@ def read(files: Sequence[File]) -> Found:
             raise InvalidInput(
                 f"{path} has only means of its drafts: survival needs counts by position. Instead, {ASK}."
             )
-        records += map(renamed, found)
+        of_file = [renamed(place) for place in found]
+        check_lengths(of_file, path)
+        records += of_file
         skipped += missing
     if not any("acceptance_histogram" in record for record in records):
         raise InvalidInput(
             f"{path} has no histograms (spec_correct_drafts_histogram): this SGLang, or its setting, counts means only. "
             f"Update it, and {ASK}."
         )
-    found_all = read_requests(records, path, skipped=skipped, notes=[ADAPTIVE], is_sparse=True)
-    if found_all.calibration is not None:
-        seen = max(len(record.get("acceptance_histogram", ())) - 1 for record in records)
-        refuse_trees(found_all.calibration, seen, path)
-    return found_all
+    counts = read_requests(records, path, skipped=skipped, notes=[ADAPTIVE], is_sparse=True)
+    seen = max(len(record.get("acceptance_histogram", ())) - 1 for record in records)
+    refuse_trees(counts, seen)
+    return counts
 
 
 def details(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -74,12 +75,11 @@ def details(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = []
     for one in (body, *choices(body)):
         extension = one.get("sglext")
-        for place in (
-            one.get("meta_info"),
-            extension.get("spec_tokens_details") if isinstance(extension, dict) else None,
-        ):
-            if isinstance(place, dict) and any(name in place for names in NAMES.values() for name in names):
-                found.append(place)
+        extended = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
+        for place in (one.get("meta_info"), extended):
+            places = [said for said in (place if isinstance(place, list) else [place]) if _is_of_drafts(said)]
+            if places:
+                found += places
                 break
     return found
 
@@ -93,7 +93,24 @@ def renamed(place: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def refuse_trees(calibration: Calibration, seen: int, path: Path) -> None:
+def _is_of_drafts(place: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(place, dict) and any(name in place for names in NAMES.values() for name in names)
+
+
+def check_lengths(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """InvalidInput where requests of one server were proposed different numbers of tokens a step: it adapted them."""
+    counts = [[record.get(name) for name in ("num_draft_tokens", "num_spec_steps")] for record in records]
+    whole = [pair for pair in counts if all(isinstance(one, int) and 0 < one <= MOST_DRAFTS for one in pair)]
+    each = {drafted / steps for drafted, steps in whole}
+    if len(each) > 1:
+        raise InvalidInput(
+            f"{path} must be of drafts of one length, but its requests were proposed {min(each):g} to {max(each):g} tokens a "
+            "step: the server adapted its number of steps, and SGLang does not count which draft had which. Measure with a "
+            "fixed --speculative-num-steps, a file for each."
+        )
+
+
+def refuse_trees(counts: Counted, seen: int) -> None:
     """InvalidInput where more was proposed a step than was ever accepted, which chance does not explain.
 
     seen : depth that the histograms have entries for
@@ -101,14 +118,16 @@ def refuse_trees(calibration: Calibration, seen: int, path: Path) -> None:
     With --speculative-eagle-topk above 1 the proposed tokens are the nodes of a tree, which is less deep
     than it has nodes, and accepted is a path of any ranks: not the survival of the first guesses.
     """
-    last = calibration.num_heads - 1
-    tried, passed = int(calibration.trials[last]), int(calibration.hits[last, 0])
-    if passed or not last or seen > last:
+    drafts = Drafts.of(counts.groups)
+    depths = drafts.tried.sum(0) > 0
+    tried, passed = (rows.sum(0)[depths] for rows in (drafts.tried, drafts.passed))
+    last = len(tried) - 1
+    if last < 1 or passed[last] or seen > last:
         return
-    before = calibration.accept[last - 1, 0]
-    if (1 - before / 2) ** tried < UNLIKELY:
+    before = passed[last - 1] / tried[last - 1]
+    if (1 - before / 2) ** int(tried[last]) < UNLIKELY:
         raise InvalidInput(
-            f"{path} must be of chains, but more tokens were proposed a step than depth {last}, and of {tried} steps "
-            "that accepted so much none went on: these look like trees, whose accepted depth does not say how good "
+            f"{counts.path} must be of chains, but more tokens were proposed a step than depth {last}, and of {tried[last]:.0f} "
+            "steps that accepted so much none went on: these look like trees, whose accepted depth does not say how good "
             "the first guesses are. Measure with --speculative-eagle-topk 1 and a fixed --speculative-num-steps."
         )

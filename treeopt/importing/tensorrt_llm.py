@@ -20,15 +20,18 @@ from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_literal
 from treeopt.files.storage import typed
 from treeopt.importing.exposition import Counters, counters_among, is_exposition
-from treeopt.importing.files import File, Found
+from treeopt.importing.files import File
 from treeopt.importing.requests import bodies, choices, gather, read_requests
-from treeopt.importing.survival import Drafts, chain_histogram, to_calibration
+from treeopt.importing.survival import Counted, Group, Summed, chain_histogram
 
 PREFIX = r"trtllm_spec_decode_"
+COUNTERS = ("drafted_tokens", "accepted_tokens")
+POSITION = "token_position"
 TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
 STATS = "specDecodingStats"
 MOST_LINE_CHARS = 2**16
 MEANS = ("decoding_stats", "perf_metrics", "phases")
+WAY = ", or serve with return_perf_metrics: true and save /prometheus/metrics"
 ASK = (
     "serve with return_perf_metrics: true and save /prometheus/metrics, which counts by token_position, or with "
     "per_request_spec_decode_stats: true and save the responses"
@@ -50,11 +53,11 @@ def matches(content: Any) -> bool:
     return any(STATS in body or any(name in body for name in MEANS) or records_of(body) for body in bodies(content))
 
 
-def read(files: Sequence[File]) -> Found:
-    """Survival of all files together: scrapes are subtracted, requests and iterations are pooled."""
+def read(files: Sequence[File]) -> Counted:
+    """Drafts of all files together: scrapes are subtracted, requests and iterations are pooled."""
     path = files[-1][1]
-    if counters := counters_among(files, PREFIX):
-        return to_calibration(from_counters(counters), path, notes=counters.notes)
+    if counters := counters_among(files, PREFIX, COUNTERS):
+        return Counted([from_counters(counters)], path, counters.notes)
     records, skipped = gather(files, records_of)
     drafted = accepted = steps = 0
     for content, one in files:
@@ -64,37 +67,33 @@ def read(files: Sequence[File]) -> Found:
             steps += stats.numRequestsWithDraftTokens
     if any(record.get("acceptance_histogram") for record in records):
         named = [{ours: r.get(ours, r.get(theirs)) for ours, theirs in TOTALS.items()} for r in records]
-        return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped)
+        return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped, way=WAY)
     if steps and drafted == steps:  # one token a draft: its mean is its survival
-        return to_calibration(Drafts.of([chain_histogram(steps, [accepted], path)]), path)
+        return Counted([chain_histogram(steps, [accepted], path)], path)
     mean = f" ({1 + accepted / steps:.2f} tokens a step over {steps} drafts)" if steps else ""
     raise InvalidInput(f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}.")
 
 
-def from_counters(counters: Counters) -> Drafts:
+def from_counters(counters: Counters) -> Group:
     """Those at risk at each position; drafted by position tells how many drafts were so long."""
     path = counters.path
-    drafted, accepted = (counters.by_position(f"{what}_tokens", "token_position") for what in ("drafted", "accepted"))
+    drafted, accepted = (counters.by_position(name, POSITION) for name in COUNTERS)
     accepted += [0] * (len(drafted) - len(accepted))  # a position appears once something was accepted there
     if not drafted:
         raise InvalidInput(
             f"{path} has only means of its drafts: survival needs trtllm_spec_decode_drafted_tokens_total by "
             f"token_position. Instead, {ASK}."
         )
-    (by_length,) = chain_histogram(drafted[0], drafted, path).values()
+    chain_histogram(drafted[0], drafted, path)  # never rise
     histogram = chain_histogram(drafted[0], accepted, path)
     if len(accepted) > len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
         raise InvalidInput(
             f"{path} must accept at most what was drafted at each position, but has {accepted} of {drafted}."
         )
     if drafted[0] == drafted[-1]:
-        return Drafts.of([histogram])
-    # S_j = accepted / drafted at j, since what is accepted was drafted; so many had all before j right:
-    survival = np.divide(accepted, drafted, out=np.zeros(len(drafted)), where=np.array(drafted) > 0)
-    before = np.minimum.accumulate(np.concatenate([[1.0], survival[:-1]]))
-    tried = np.maximum(np.rint(before * drafted).astype(np.int64), accepted)
-    lengths = {k: n for k, n in enumerate(by_length) if k and n}
-    return Drafts(tried[None], np.array(accepted, dtype=np.int64)[None], lengths)
+        return histogram
+    had = np.array(drafted, dtype=np.int64)
+    return Summed(np.array(accepted, dtype=np.int64), had, had)
 
 
 def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -25,12 +25,13 @@ from treeopt.files.bounds import few, loads
 from treeopt.files.rows import Count, checked
 from treeopt.files.storage import typed
 from treeopt.importing.exposition import Counters, counters_among, is_exposition
-from treeopt.importing.files import File, Found
+from treeopt.importing.files import File
 from treeopt.importing.printed import RATE, Printed, number, pooled, whole
 from treeopt.importing.requests import bodies
-from treeopt.importing.survival import BIASED, Drafts, Histograms, chain_histogram, to_calibration
+from treeopt.importing.survival import Counted, Group, group_of
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
+COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
 RATES = "spec_decode_per_position_acceptance_rates"
 # Both are searched for in turn, since a pattern with gaps in it takes hours on a line that repeats its beginning.
 MEAN = re.compile(r"SpecDecoding metrics: (?:(?!SpecDecoding).)*?Mean acceptance length: ([\d.]+|nan), ")
@@ -42,6 +43,8 @@ OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
     "'Per-position acceptance rate' since 2025; update it, or save /metrics"
 )
+MOST_ROUNDED = 0.01  # of the drafts, by which a rounded count may be off
+WAY = ", or serve with --per-request-spec-decode-metrics detailed and save the responses"
 NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
 
 
@@ -51,33 +54,44 @@ def matches(content: Any) -> bool:
     return any("spec_decode_acceptance_length" in run or RATES in run for run in bodies(content))
 
 
-def read(files: Sequence[File]) -> Found:
-    """Survival of all files together: scrapes are subtracted, logs and runs are pooled."""
-    if counters := counters_among(files, PREFIX):
-        return from_counters(counters, NO_POSITIONS)
-    groups: list[Histograms] = []
+def read(files: Sequence[File]) -> Counted:
+    """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
+    if counters := counters_among(files, PREFIX, COUNTERS):
+        return Counted(*from_counters(counters, NO_POSITIONS), way=WAY)
+    groups: list[Group] = []
     said: list[str] = []
     for content, one in files:
         is_log = isinstance(content, str) and not _is_table(content)
         found, notes = _from_log(content, one) if is_log else _from_runs(content, one)
         groups += found
         said += notes
-    return to_calibration(Drafts.of(groups), files[-1][1], notes=said)
+    return Counted(groups, files[-1][1], said, may_leave_out=True, way=WAY)
 
 
-def from_counters(counters: Counters, needed: str) -> Found:
-    """Survival by the counters that vLLM and llama.cpp name alike."""
+def from_counters(counters: Counters, needed: str) -> tuple[list[Group], Path, tuple[str, ...]]:
+    """Drafts, path and notes of the counters that vLLM and llama.cpp name alike."""
     path = counters.path
-    drafts = counters.sum("num_drafts")
-    reached = counters.by_position("num_accepted_tokens_per_pos", "position")
+    drafts, drafted, accepted = (counters.sum(name) for name in COUNTERS[:3])
+    reached = counters.by_position(COUNTERS[3], "position")
     if drafts is None or not reached:
         raise InvalidInput(f"{path} must have num_drafts and {needed}, but has not.")
-    histogram = chain_histogram(drafts, reached, path, counters.sum("num_accepted_tokens"))
-    is_mixed = counters.sum("num_draft_tokens") not in (None, drafts * len(reached))
-    return to_calibration(Drafts.of([histogram]), path, notes=[*counters.notes, *[BIASED] * is_mixed])
+    off = counters.slack("num_drafts")
+    if off > max(1, MOST_ROUNDED * drafts):
+        raise InvalidInput(
+            f"{path} must have totals that tell its drafts, but {drafts:,} drafts are known to within {off:,.0f} only, since "
+            "the totals are rounded: restart the server before the measurement, or measure for longer."
+        )
+    if 0 < reached[0] - drafts <= off:
+        drafts = reached[0]
+    if accepted is not None and abs(sum(reached) - accepted) <= sum(map(counters.slack, COUNTERS[2:])):
+        accepted = None
+    full = drafts * len(reached)
+    if drafted is not None and abs(drafted - full) <= counters.slack("num_draft_tokens") + len(reached) * off:
+        drafted = full
+    return [group_of(drafts, reached, drafted, path, accepted)], path, counters.notes
 
 
-def _from_log(text: str, path: Path) -> tuple[list[Histograms], list[str]]:
+def _from_log(text: str, path: Path) -> tuple[list[Group], list[str]]:
     """One histogram an interval; drafts are worked out from the rates."""
     lines: list[tuple[str, Printed]] = []
     old = 0
@@ -104,11 +118,10 @@ class Run(BaseModel):
     accepted: Count = Field(alias="spec_decode_accepted_tokens")
 
 
-def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
+def _from_runs(content: Any, path: Path) -> tuple[list[Group], list[str]]:
     """One histogram a run; runs without speculation are left out."""
     records = list(_rows(content, path) if isinstance(content, str) else bodies(content))
-    groups: list[Histograms] = []
-    is_mixed = 0
+    groups: list[Group] = []
     for r, record in enumerate(records, 1):
         where = f"{path}, run {r},"
         if record.get(RATES) is None:
@@ -121,22 +134,19 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Histograms], list[str]]:
         reached = [round(rate * run.drafts) if 0 <= rate <= 1 else -1 for rate in rates]
         off = [abs(count - rate * run.drafts) for count, rate in zip(reached, rates, strict=True)]
         is_exact = all(one < 1e-6 * max(run.drafts, 1) for one in off)
-        groups.append(chain_histogram(run.drafts, reached, where, run.accepted if is_exact else None))
+        groups.append(group_of(run.drafts, reached, run.drafted, where, run.accepted if is_exact else None))
         if abs(sum(reached) - run.accepted) > RATE * len(rates) * run.drafts:
             raise InvalidInput(
                 f"{where} must have rates by position that sum to the accepted tokens, {run.accepted}, but they sum to "
                 f"{sum(reached)}."
             )
-        is_mixed += run.drafted != run.drafts * len(reached)
     if not groups:
         raise InvalidInput(
             f"{path} must have {RATES} in some run, but has none: vllm bench serve writes them only with "
             "speculation, and only if it can read the server's /metrics."
         )
-    notes = [BIASED] if is_mixed else []
-    if left := len(records) - len(groups):
-        notes.append(f"{left} of {len(records)} runs have no drafts and were left out.")
-    return groups, notes
+    left = len(records) - len(groups)
+    return groups, [f"{left} of {len(records)} runs have no drafts and were left out."] if left else []
 
 
 def _is_table(text: str) -> bool:

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.importing.files import File, Found
+from treeopt.importing.files import File
 from treeopt.importing.requests import bodies, choices, gather, read_requests
+from treeopt.importing.survival import Counted
+from treeopt.importing.vllm_metrics import WAY
 
 POOLED = "pooled_spec_decode_acceptance_histogram"
 RECORD = "spec_decode_acceptance"
@@ -30,8 +32,8 @@ def matches(content: Any) -> bool:
     return any(records_of(body) or body.get(POOLED) for body in bodies(content))
 
 
-def read(files: Sequence[File]) -> Found:
-    """Survival over the requests of all files."""
+def read(files: Sequence[File]) -> Counted:
+    """Drafts over the requests of all files."""
     for content, path in files:
         pooled = [body[POOLED] for body in bodies(content) if body.get(POOLED)]
         if pooled:
@@ -39,7 +41,7 @@ def read(files: Sequence[File]) -> Found:
                 raise InvalidInput(f"{path} is a sum over requests: import it alone.")
             return read_requests([{"acceptance_histogram": pooled[0]}], path, notes=[NO_LENGTH], are_requests=False)
     records, skipped = gather(files, records_of)
-    return read_requests(records, files[-1][1], skipped=skipped)
+    return read_requests(records, files[-1][1], skipped=skipped, way=WAY)
 
 
 def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:

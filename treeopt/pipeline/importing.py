@@ -14,8 +14,6 @@ from treeopt.importing import read_measurement
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.rundir import RunDirectory
 
-DRAFTERS = ("medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "ngram", "redrafter")
-
 
 def import_file(
     run: RunDirectory,
@@ -43,9 +41,7 @@ def import_file(
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]
     if len({file["sha256"] for file in files}) < len(files):
         raise InvalidInput("Every file may be given once, but two of them have the same content.")
-    if drafter is not None and drafter not in DRAFTERS:
-        raise InvalidInput(f"--drafter must be one of {', '.join(DRAFTERS)}, but got {drafter!r}.")
-    kind, found = read_measurement(paths, kind, trials=trials, heads=heads)
+    kind, found = read_measurement(paths, kind, drafter=drafter, trials=trials, heads=heads)
     # On which machine and by which versions it was measured the file does not say.
     record = Provenance(versions={"treeopt": __version__}).record() | {
         "machine": None,

@@ -1,0 +1,168 @@
+"""Drafts of several lengths of which an engine keeps only sums: what can be known of them, and what cannot."""
+
+import json
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from treeopt.errors import InvalidInput
+from treeopt.importing import read_measurement
+from treeopt.importing.survival import MIXED, UNSURE, Summed, group_of
+
+from .engine_files import bench, exposition, lines, llama_request, meta_info, response, trtllm_choice, vllm_line
+
+# The same drafts, 1,000 with 2,900 guesses: 900 to 950 of them had a third one.
+SHORT = {
+    "counters": exposition(drafted=2900),
+    "log": lines(vllm_line(drafted=2900)),
+    "bench": json.dumps(bench(spec_decode_draft_tokens=2900)),
+    "requests": lines(*[response(num_draft_tokens=290)] * 10),
+    "tensorrt-llm": lines(*[trtllm_choice(total_draft_tokens=290)] * 10),
+    "llama.cpp": lines(*[llama_request(drafted=290)] * 10),
+    "sglang": json.dumps([{"meta_info": {**meta_info(), "spec_num_proposed_drafts": 290}}] * 10),
+}
+HALF_SHORT = {
+    "counters": (exposition(drafted=2500), "per-request-spec-decode-metrics detailed"),
+    "log": (lines(vllm_line(drafted=2500)), "per-request-spec-decode-metrics detailed"),
+    "requests": (lines(*[response(num_draft_tokens=250)] * 10), "per-request-spec-decode-metrics detailed"),
+    "tensorrt-llm": (lines(*[trtllm_choice(total_draft_tokens=250)] * 10), "/prometheus/metrics"),
+    "llama.cpp": (lines(*[llama_request(drafted=250)] * 10), "--spec-draft-p-min 0"),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_few_short_drafts_leave_survival_a_little_unsure(imported, name):
+    """Of all drafts .42 survive to depth 3; of those that had a third guess .42 / .95 to .42 / .9."""
+    calibration, notes = imported(SHORT[name])
+    survival, errors = calibration.meta["survival"], calibration.meta["survival_stderr"]
+    assert survival == pytest.approx([0.8, 0.6 / 0.975, 0.42 / 0.925], abs=0.002)
+    assert 0.42 / 0.95 <= survival[2] <= 0.42 / 0.9
+    assert errors[2] > 0.42 / 0.9 - survival[2]
+    assert any("which is in the standard errors" in note for note in notes)
+    assert MIXED in notes
+    assert calibration.meta["draft_length"] is None
+    assert calibration.meta["draft_lengths"] == {}
+    assert any("drafts of up to 3 tokens" in note for note in notes)
+
+
+@pytest.mark.parametrize("name", HALF_SHORT)
+def test_lengths_that_may_hide_half_of_survival_are_refused_with_the_way_out(imported, name):
+    """500 to 750 of 1,000 drafts had a third guess: depth 3 may survive .56 or as much as depth 2."""
+    text, way = HALF_SHORT[name]
+    with pytest.raises(
+        InvalidInput, match=r"depth 3 may be anything from 0\.56 to 0\.80.*--drafter ngram, suffix"
+    ) as error:
+        imported(text)
+    assert way in str(error.value)
+
+
+def test_two_lengths_of_one_and_two_tokens_follow_from_their_sum(imported):
+    calibration, notes = imported(exposition(1000, [800, 300], drafted=1500))
+    assert calibration.meta["survival"] == pytest.approx([0.8, 0.6])
+    assert calibration.trials.tolist() == [1000, 400]
+    assert calibration.meta["draft_lengths"] == {"1": 500, "2": 500}
+    assert MIXED in notes
+    assert not any("unsure by" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        exposition(1000, [800, 600, 0], drafted=2000),
+        vllm_line(1000, [800, 600, 0], drafted=2000),
+        lines(*[response([20, 20, 60, 0], num_draft_tokens=200)] * 10),
+    ],
+    ids=["counters", "log", "requests"],
+)
+def test_a_server_that_stayed_below_its_longest_draft_measured_that_length(imported, text):
+    calibration, notes = imported(text)
+    assert calibration.meta["draft_lengths"] == {"2": 1000}
+    assert calibration.meta["survival"] == pytest.approx([0.8, 0.6])
+    assert MIXED not in notes
+
+
+def test_a_schedule_leaves_out_the_intervals_in_which_it_changed_length(imported):
+    """vLLM's schedule by batch size; summed up by position, depth 3 would survive .21."""
+    long, short = vllm_line(1000, [800, 600, 420]), vllm_line(1000, [800, 600, 0], drafted=2000)
+    change = vllm_line(1000, [800, 600, 210], drafted=2500)
+    calibration, notes = imported(lines(long, short, change, long))
+    assert calibration.meta["survival"] == pytest.approx([0.8, 0.6, 0.42])
+    assert calibration.meta["draft_lengths"] == {"2": 1000, "3": 2000}
+    assert any("1 of 4 stretches of time" in note for note in notes)
+
+
+def test_requests_of_one_sglang_server_with_several_lengths_are_refused(imported):
+    """spec_num_proposed_drafts is the length at the end of a request times its steps."""
+    short, long = {"meta_info": meta_info([20, 80])}, {"meta_info": meta_info()}
+    with pytest.raises(InvalidInput, match=r"proposed 1 to 3 tokens a step: the server adapted.*a file for each"):
+        imported(json.dumps([short, long]))
+    calibration, _ = imported(json.dumps([short]), json.dumps([long]))
+    assert calibration.meta["draft_lengths"] == {"1": 100, "3": 100}
+
+
+# Drafters that end their drafts themselves.
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "ngram", "dspark"])
+def test_the_end_of_a_draft_is_a_miss_where_the_drafter_chose_it(tmp_path, drafter):
+    """A limit of j tokens accepts as many drafts at j as are accepted now, whatever their lengths."""
+    path = tmp_path / "metrics.txt"
+    path.write_text(exposition(drafted=2500))
+    _, found = read_measurement(path, drafter=drafter)
+    assert found.source.meta["survival"] == pytest.approx([0.8, 0.6, 0.42])
+    assert found.source.meta["drafts"] == 1000
+    assert any("an end counts as a miss" in note for note in found.notes)
+    assert MIXED not in found.notes
+
+
+def test_recorded_ends_are_misses_too(tmp_path):
+    """40 drafts of one token, all right, and 60 of two of which 30 are: a limit of 2 accepts .3 at depth 2, not .5."""
+    path = tmp_path / "responses.json"
+    steps = {"per_step_accepted": [1] * 40 + [2] * 30 + [1] * 30, "per_step_drafted": [1] * 40 + [2] * 60}
+    path.write_text(json.dumps(response([0, 70, 30], num_draft_tokens=160, **steps)))
+    assert read_measurement(path)[1].source.meta["survival"] == pytest.approx([1, 0.5])
+    assert read_measurement(path, drafter="suffix")[1].source.meta["survival"] == pytest.approx([1, 0.3])
+
+
+def test_the_time_of_a_block_is_that_of_no_other_drafter_and_that_is_said(tmp_path):
+    path = tmp_path / "metrics.txt"
+    path.write_text(exposition())
+    assert any("a block in one pass" in note for note in read_measurement(path, drafter="dflash")[1].notes)
+
+
+# Bounds.
+
+
+@given(st.integers(2, 4), st.data())
+def test_bounds_of_lengths_are_those_of_all_that_could_have_been(k, data):
+    """Every number of drafts by position that never rises, is at least what was accepted, and sums to the guesses."""
+    had = sorted(data.draw(st.lists(st.integers(0, 6), min_size=k, max_size=k)), reverse=True)
+    assume(had[0] > 0)
+    reached = []
+    for most in had:
+        reached.append(data.draw(st.integers(0, min(most, reached[-1] if reached else most))))
+    could = [
+        d
+        for rest in product(range(had[0] + 1), repeat=k - 1)
+        for d in [(had[0], *rest)]
+        if sum(d) == sum(had) and all(a >= b for a, b in pairwise(d)) and (np.array(d) >= reached).all()
+    ]
+    summed = Summed.of(had[0], reached, sum(had))
+    assert summed.fewest.tolist() == np.min(could, axis=0).tolist()
+    assert summed.most.tolist() == np.max(could, axis=0).tolist()
+
+
+def test_lengths_drawn_at_random_stay_within_the_bounds():
+    """3,000 drafts, one in twenty cut short; survival is off by less than what is said, and three standard errors."""
+    rng = np.random.default_rng(1)
+    lengths = np.where(rng.random(3000) < 0.05, rng.integers(1, 4, 3000), 4)
+    taken = np.minimum(np.logical_and.accumulate(rng.random((3000, 4)) < 0.8, axis=1).sum(1), lengths)
+    group = group_of(3000, [int((taken >= j).sum()) for j in range(1, 5)], int(lengths.sum()), "x")
+    low, high = (group.reached / had for had in (group.most, group.fewest))
+    had = np.array([(lengths >= j).sum() for j in range(1, 5)])
+    assert (low <= group.reached / had).all()
+    assert (group.reached / had <= high).all()
+    assert (high - low).max() < 2 * UNSURE

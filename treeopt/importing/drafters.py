@@ -1,0 +1,38 @@
+"""What may have made the drafts that an engine counted, and what that means for a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """A kind of drafter.
+
+    ends_itself : whether it ends a draft where it is unsure or finds no more, so that its lengths are no choice of ours
+    """
+
+    note: str = ""
+    ends_itself: bool = False
+
+
+ENDS = (
+    "Drafts of {} end where it finds no more or is unsure, and an end counts as a miss. So survival is right for any limit "
+    "on the length, but a plan counts all rows up to the limit, and fewer are verified."
+)
+UNDRAFTED = " Steps for which it found nothing are seldom counted by engines: real tokens per step are lower."
+BLOCK = (
+    "{} drafts a block in one pass: its time hardly depends on the length, which a profile of another drafter does not "
+    "show. A block of another length is drafted otherwise."
+)
+
+DRAFTERS = {
+    **dict.fromkeys(
+        ("medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "redrafter"),
+        DrafterKind(),
+    ),
+    "ngram": DrafterKind(ENDS.format("n-gram look-up") + UNDRAFTED, ends_itself=True),
+    "suffix": DrafterKind(ENDS.format("suffix decoding") + UNDRAFTED, ends_itself=True),
+    "dflash": DrafterKind(BLOCK.format("DFlash")),
+    "dspark": DrafterKind(ENDS.format("DSpark"), ends_itself=True),
+}
