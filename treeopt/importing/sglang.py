@@ -99,9 +99,11 @@ def _is_of_drafts(place: Any) -> TypeGuard[dict[str, Any]]:
 
 def check_lengths(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     """InvalidInput where requests of one server were proposed different numbers of tokens a step: it adapted them."""
-    counts = [[record.get(name) for name in ("num_draft_tokens", "num_spec_steps")] for record in records]
-    whole = [pair for pair in counts if all(isinstance(one, int) and 0 < one <= MOST_DRAFTS for one in pair)]
-    each = {drafted / steps for drafted, steps in whole}
+    each = set()
+    for record in records:
+        drafted, steps = record.get("num_draft_tokens"), record.get("num_spec_steps")
+        if isinstance(drafted, int) and isinstance(steps, int) and 0 <= drafted <= MOST_DRAFTS and steps > 0:
+            each.add(drafted / min(steps, MOST_DRAFTS))
     if len(each) > 1:
         raise InvalidInput(
             f"{path} must be of drafts of one length, but its requests were proposed {min(each):g} to {max(each):g} tokens a "
