@@ -75,7 +75,7 @@ llama_cpp = Options(
             (
                 "--spec-draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its "
                 "drafter is unsure.",
-                "Builds without --spec-type call them --model-draft, --draft-max, --draft-min and --draft-p-min.",
+                "Builds that do not know --spec-type have other names for these options: treeopt list engines llama-cpp",
             ),
         ),
         "mtp": (
