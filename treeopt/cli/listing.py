@@ -18,7 +18,7 @@ DRAFTERS = {
     "hydra": "the demo model's Hydra heads; of your own: as above",
     "draft": "the demo model's draft model; of your own: a folder of a small causal LM with the same tokenizer",
     "ngram": "the tokens that followed the same last tokens earlier in the text; no weights",
-    "early-exit": "the target's own first layers, early-exit:LAYER; no weights, and no engine that runs it",
+    "early-exit": "the target's own first layers, early-exit:LAYER; no weights",
 }
 
 

@@ -27,6 +27,7 @@ class Request:
 
     max_draft_len  of an engine that has been built already; None where it is built for this tree
     acceptance     record of the rule that the tree was chosen for; None for greedy decoding
+    drafter_id     which drafter of its kind, as records name it
     """
 
     tree: Tree | None = None
@@ -35,6 +36,7 @@ class Request:
     num_heads: int
     num_layers: int = 1
     drafter: str | None = None
+    drafter_id: str | None = None
     version: str | None = None
     max_draft_len: int | None = None
     acceptance: Mapping[str, Any] | None = None

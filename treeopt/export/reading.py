@@ -17,7 +17,7 @@ from treeopt.trees.tree import Tree, check_size
 
 MOST_CHARS = 2**20  # of a tree's file
 KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "medusa_tree")
-LENGTHS = ("num_speculative_tokens", "max_draft_len")
+LENGTHS = ("num_speculative_tokens", "max_draft_len", "num_assistant_tokens", "prompt_lookup_num_tokens")
 FLAG = re.compile(r"--(?:medusa|hydra|eagle|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
 LENGTH_FLAG = re.compile(
     r"^[^#\n]*?--(speculate|speculative-num-steps|speculative-num-draft-tokens|spec-draft-n-max|draft-max"

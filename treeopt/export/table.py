@@ -6,9 +6,11 @@ A new engine is a row here and, where it reads a file, a module with ``write`` a
 from __future__ import annotations
 
 from treeopt.export import (
+    assisted,
     draft_len,
     eagle1,
     hydra,
+    local,
     medusa,
     modelopt,
     neuron,
@@ -197,5 +199,56 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
                source="alibaba/rtp-llm rtp_llm/server/server_args/speculative_decoding_group_args.py, "
                       "rtp_llm/model_factory.py, rtp_llm/cpp/normal_engine/speculative/SpeculativeSampler.cc",
                write=numbers.rtp_llm, parse=numbers.parse_rtp_llm),
+    )),
+    Engine(name="transformers", title="transformers", package="transformers", methods=(
+        Method(name="assistant", checked="5.23.0", drafters=tuple(assisted.transformers_assistant.ways), shape="chain",
+               rules=("greedy", "reject"), max_batch_size=1,
+               carrier="generation_config.json of the drafting model, assistant_model or assistant_early_exit of generate()",
+               syntax='{"num_assistant_tokens": 3}',
+               derived=("num_assistant_tokens_schedule = constant", "assistant_confidence_threshold = 0"),
+               source="huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py",
+               write=assisted.transformers_assistant, parse=assisted.parse_transformers),
+        Method(name="prompt-lookup", checked="5.23.0", drafters=("ngram",), shape="chain", rules=("greedy", "sample"),
+               max_batch_size=1,
+               carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
+               derived=("max_matching_ngram_size = 3",),
+               source="huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py",
+               write=assisted.transformers_lookup, parse=assisted.parse_transformers),
+    )),
+    Engine(name="openvino-genai", title="OpenVINO GenAI", package="openvino-genai", methods=(
+        Method(name="draft-model", checked="2026.4.1.0", drafters=tuple(assisted.openvino_draft.ways), shape="chain",
+               carrier="generation_config.json, draft_model of LLMPipeline()", syntax='{"num_assistant_tokens": 3}',
+               derived=("assistant_confidence_threshold = 0",),
+               source="openvinotoolkit/openvino.genai src/cpp/src/generation_config.cpp, src/cpp/src/sampling/sampler.cpp",
+               write=assisted.openvino_draft, parse=assisted.parse_openvino),
+        Method(name="prompt-lookup", checked="2026.4.1.0", drafters=("ngram",), shape="chain", rules=("greedy", "sample"),
+               carrier="generation_config.json, prompt_lookup of LLMPipeline()",
+               syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",),
+               source="openvinotoolkit/openvino.genai src/cpp/src/generation_config.cpp, src/cpp/src/sampling/sampler.cpp",
+               write=assisted.openvino_lookup, parse=assisted.parse_openvino),
+    )),
+    Engine(name="mlc-llm", title="MLC-LLM", methods=(
+        Method(name="draft-length", checked="main 1ca8b28", drafters=tuple(local.MLC_MODES), shape="chain",
+               rules=("greedy", "reject"),
+               carrier="--speculative-mode, spec_draft_length in --overrides", syntax="spec_draft_length=3;max_num_sequence=4",
+               derived=("spec_tree_width = 1", "max_num_sequence >= sequences x (length + 1) with a draft model",
+                        "spec_draft_length <= heads"),
+               source="mlc-ai/mlc-llm python/mlc_llm/cli/serve.py, cpp/serve/engine_actions/batch_draft.cc, "
+                      "cpp/serve/sampler/cpu_sampler.cc",
+               write=local.write_mlc, parse=local.parse_mlc),
+    )),
+    Engine(name="mlx-lm", title="mlx-lm", package="mlx-lm", methods=(
+        Method(name="number", checked="0.32.2", drafters=("draft-model",), shape="chain", max_batch_size=1,
+               carrier="--num-draft-tokens", syntax="--draft-model DRAFTER --num-draft-tokens 3",
+               source="ml-explore/mlx-lm mlx_lm/generate.py, mlx_lm/server.py",
+               write=local.write_mlx, parse=local.parse_mlx),
+    )),
+    Engine(name="exllamav3", title="ExLlamaV3", package="exllamav3", methods=(
+        Method(name="generator", checked="1.6.5", drafters=tuple(local.EXLLAMA_FLAGS), shape="chain",
+               rules=("greedy", "sample"),
+               carrier="num_draft_tokens of Generator()", syntax="--draft_model_dir DRAFTER --num_draft_tokens 3",
+               derived=("dynamic_draft_tokens = False",),
+               source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py",
+               write=local.write_exllama, parse=local.parse_exllama),
     )),
 )}  # fmt: skip

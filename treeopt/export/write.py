@@ -93,7 +93,7 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
         notes.append(f"The plan does not name its drafter; this is written for {way.drafters[0]}.")
     if way.max_batch_size is not None and request.batch_size > way.max_batch_size:
         notes.append(
-            f"{engine} decodes at most {way.max_batch_size} sequence at a time with a tree; this one was chosen for "
+            f"{engine} decodes at most {way.max_batch_size} sequence at a time this way; this plan is for "
             f"batch size {request.batch_size}."
         )
     notes += standing(way, engine)
@@ -165,6 +165,7 @@ def export_plan(
         num_heads=num_heads,
         num_layers=drafter.get("num_layers") or 1,
         drafter=drafter.get("kind"),
+        drafter_id=drafter.get("id"),
         version=version,
         max_draft_len=max_draft_len,
         batch_size=plan.entries[-1].batch_size,

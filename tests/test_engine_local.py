@@ -1,0 +1,205 @@
+"""transformers, OpenVINO GenAI, MLC-LLM, mlx-lm and ExLlamaV3: their files, read back by each engine's rules."""
+
+import json
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+from treeopt import demo
+from treeopt.errors import InvalidInput
+from treeopt.export import assisted, chains, local
+from treeopt.export.engine import Request
+from treeopt.export.table import ENGINES
+from treeopt.export.write import export_request
+
+NAMES = ("transformers", "openvino-genai", "mlc-llm", "mlx-lm", "exllamav3")
+WAYS = [(name, way, drafter) for name in NAMES for way in ENGINES[name].methods for drafter in way.drafters]
+named = pytest.mark.parametrize(
+    ("engine", "way", "drafter"), WAYS, ids=[f"{e}-{way.name}-{drafter}" for e, way, drafter in WAYS]
+)
+SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": 0.9, "top_k": None, "seed": 0}
+REJECTED = {**SAMPLED, "rule": "rejection"}
+
+
+def files_of(engine, drafter, length=3, **others):
+    request = Request(lengths=((1, None, length),), num_heads=5, drafter=drafter, **others)
+    return dict(export_request(request, engine).files)
+
+
+@named
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_what_is_written_is_read_back_and_its_programs_are_sound(engine, way, drafter, length, tmp_path):
+    files = files_of(engine, drafter, length)
+    assert way.parse(files) == ((1, None, length),)
+    for name, text in files.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+            (tmp_path / name).write_text(text)
+            ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E4,E7,E9,F,I,B,S,UP", tmp_path]
+            done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout
+    assert (assisted.SCRIPT in files) == ("python generate.py" in files["commands.sh"])
+
+
+class TestTransformers:
+    """Its generate.py on the demo model: the engine itself says whether the settings reached it."""
+
+    @pytest.fixture
+    def generate(self, tmp_path, monkeypatch, capsys):
+        """The text, and how many tokens were guessed at each step."""
+        from transformers.generation import candidate_generator
+
+        guessed = []
+
+        def spy(cls):
+            made = cls.get_candidates
+
+            def get_candidates(self, ids, **options):
+                found = made(self, ids, **options)
+                guessed.append(found[0].shape[1] - ids.shape[1])
+                return found
+
+            monkeypatch.setattr(cls, "get_candidates", get_candidates)
+
+        def run(drafter, argument=None, length=3, **others):
+            guessed.clear()
+            spy(candidate_generator.AssistedCandidateGenerator)
+            spy(candidate_generator.PromptLookupCandidateGenerator)
+            for name, text in files_of("transformers", drafter, length, **others).items():
+                (tmp_path / name).write_text(text.replace("max_new_tokens=128", "max_new_tokens=24"))
+            words = [demo.MODEL, *([argument] if argument else []), "def area(width, height):\n    return width *"]
+            monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, words)])
+            runpy.run_path(str(tmp_path / assisted.SCRIPT))
+            monkeypatch.undo()
+            return capsys.readouterr().out, list(guessed)
+
+        return run
+
+    def test_every_drafter_guesses_the_length_and_leaves_the_text(self, generate):
+        plain, none = generate("ngram", length=0)
+        assert not none
+        for drafter, argument in (("draft-model", demo.DRAFTERS["draft"]), ("early-exit", "2"), ("ngram", None)):
+            text, guessed = generate(drafter, argument)
+            assert text == plain
+            assert max(guessed) == 3
+            assert drafter == "ngram" or set(guessed[:4]) == {3}  # n-grams guess only where they find something
+
+    def test_the_library_knows_every_key(self):
+        from transformers import GenerationConfig
+
+        for drafter in ("draft-model", "ngram"):
+            assert not GenerationConfig().update(**json.loads(files_of("transformers", drafter)[assisted.FILE]))
+
+    def test_the_layer_of_the_plan_stands_in_the_command_and_no_other_text_does(self):
+        command = files_of("transformers", "early-exit", drafter_id="early-exit:7")["commands.sh"]
+        assert "MODEL 7 PROMPT" in command
+        for hostile in ("early-exit", "early-exit:7; touch x", "early-exit:$(x)", 'early-exit:1"""', None):
+            files = files_of("transformers", "early-exit", drafter_id=hostile)
+            assert "MODEL LAYER PROMPT" in files["commands.sh"]
+            assert hostile is None or hostile not in "".join(files.values()).replace("early_exit", "")
+
+    @pytest.mark.parametrize(
+        ("settings", "program", "said"),
+        [
+            ({"num_assistant_tokens_schedule": "heuristic"}, None, "schedule constant"),
+            ({assisted.UNSURE: 0.4}, None, "unsure"),
+            ({assisted.LENGTH: 0}, None, "at least 1"),
+            ({assisted.LENGTH: True}, None, "whole number"),
+            ({"assistant_early_exit": 2}, None, "exits of its own"),
+            ({assisted.LOOKUP: 0}, None, "at least 1"),
+            ({}, "model.generate(ids, assistant_model=a, num_assistant_tokens=3)", "unsure"),  # it is ignored
+        ],
+    )
+    def test_what_makes_another_chain_is_refused(self, settings, program, said):
+        files = files_of("transformers", "draft-model")
+        files[assisted.FILE] = json.dumps({**json.loads(files[assisted.FILE]), **settings})
+        files[assisted.SCRIPT] = program or files[assisted.SCRIPT]
+        with pytest.raises(InvalidInput, match=said):
+            assisted.parse_transformers(files)
+
+    def test_a_lookup_goes_before_an_assistant(self):
+        files = files_of("transformers", "draft-model")
+        files[assisted.FILE] = json.dumps({**json.loads(files[assisted.FILE]), assisted.LOOKUP: 5})
+        assert assisted.parse_transformers(files) == ((1, None, 5),)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "settings", "said"),
+    [
+        ("draft-model", {assisted.LENGTH: None}, "whole number"),
+        ("draft-model", {assisted.LENGTH: 3.0}, "whole number"),
+        ("draft-model", {assisted.UNSURE: 0.4}, "not both"),
+        ("draft-model", {"max_ngram_size": 3}, "0 without it"),
+        ("ngram", {"max_ngram_size": 0}, "above 0"),
+    ],
+)
+def test_openvino_refuses_what_its_config_refuses(drafter, settings, said):
+    files = files_of("openvino-genai", drafter)
+    files[assisted.FILE] = json.dumps({**json.loads(files[assisted.FILE]), **settings})
+    with pytest.raises(InvalidInput, match=said):
+        assisted.parse_openvino(files)
+
+
+@pytest.mark.parametrize("parse", [assisted.parse_transformers, assisted.parse_openvino])
+def test_damaged_files_are_named(parse):
+    files = files_of("openvino-genai", "ngram")
+    for name, text in ((assisted.FILE, "{"), (assisted.FILE, "[3]"), (assisted.SCRIPT, "def"), (assisted.SCRIPT, "\0")):
+        with pytest.raises(InvalidInput, match=name):
+            parse({**files, name: text})
+
+
+@pytest.mark.parametrize(("length", "batch_size", "rows"), [(1, 1, 2), (5, 1, 6), (3, 8, 32)])
+def test_mlc_gets_room_for_every_row_of_its_sequences(length, batch_size, rows):
+    command = files_of("mlc-llm", "draft-model", length, batch_size=batch_size)["commands.sh"]
+    assert f"'spec_draft_length={length};max_num_sequence={rows}'" in command
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafter", "was", "becomes", "said"),
+    [
+        ("mlc-llm", "draft-model", "spec_draft_length=3", "spec_draft_length=0", "at run time"),
+        ("mlc-llm", "draft-model", "spec_draft_length=3;", "", "at run time"),
+        ("mlc-llm", "draft-model", "max_num_sequence=4", "max_num_sequence=3", "at least 4"),
+        ("mlc-llm", "draft-model", "max_num", "spec_tree_width=2;max_num", "spec_tree_width=1"),
+        ("mlc-llm", "eagle", "spec_draft_length=3", "spec_draft_length=x", "whole number"),
+        ("mlx-lm", "draft-model", "tokens 3", "tokens x", "whole number"),
+        ("exllamav3", "mtp", "--num_draft_tokens 3", "", "drafter's own number"),
+        ("exllamav3", "ngram", "--num_draft_tokens 3", "--num_draft_tokens 0", "drafter's own number"),
+        ("exllamav3", "draft-model", "--prompt", "--dynamic_draft --prompt", "unsure"),
+    ],
+)
+def test_flags_that_make_another_chain_are_refused(engine, drafter, was, becomes, said):
+    files = files_of(engine, drafter)
+    assert was in files["commands.sh"]
+    files["commands.sh"] = files["commands.sh"].replace(was, becomes)
+    with pytest.raises(InvalidInput, match=said):
+        ENGINES[engine].methods[0].parse(files)
+
+
+def test_flags_that_are_left_out_have_the_engines_defaults():
+    assert local.parse_mlx({"commands.sh": "mlx_lm.server --draft-model DRAFTER"}) == ((1, None, 3),)
+    for parse, command in ((local.parse_mlx, local.MLX), (local.parse_mlc, local.MLC), (local.parse_exllama, "x")):
+        assert parse({"commands.sh": command}) == chains.NO_SPECULATION
+
+
+def test_mlc_takes_no_more_guesses_than_medusa_has_heads():
+    with pytest.raises(InvalidInput, match="number of heads, 5"):
+        files_of("mlc-llm", "medusa", 6)
+
+
+@named
+@pytest.mark.parametrize("rule", [SAMPLED, REJECTED], ids=["sample", "reject"])
+def test_a_plan_for_sampling_goes_only_where_the_source_does_the_same(engine, way, drafter, rule):
+    name = "sample" if rule is SAMPLED else "reject"
+    if name not in way.rules:
+        with pytest.raises(InvalidInput, match="the plan holds for --acceptance"):
+            files_of(engine, drafter, acceptance=rule)
+        return
+    files = files_of(engine, drafter, acceptance=rule)
+    if assisted.FILE in files:
+        wanted = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0}
+        assert wanted.items() <= json.loads(files[assisted.FILE]).items()
+    if engine == "exllamav3":
+        assert "--temperature 0.7 --top_p 0.9 --temperature_first" in files["commands.sh"]
