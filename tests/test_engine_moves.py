@@ -268,3 +268,40 @@ def test_a_length_that_is_no_number_is_refused_in_a_short_sentence(parse, value)
     with pytest.raises(InvalidInput) as refused:
         parse(command(text + " ".join(f"--{name}='{value}'" for name in names)))
     assert len(str(refused.value)) < 200
+
+
+# Drafters of blocks, and suffix decoding
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafter", "asked"),
+    [
+        (
+            "sglang",
+            "dflash",
+            {"--speculative-algorithm": "DFLASH", "--speculative-num-draft-tokens": "6"},
+        ),  # the root too
+        ("sglang", "dspark", {"--speculative-algorithm": "DSPARK", "--speculative-dspark-block-size": "5"}),
+        ("lmdeploy", "dflash", {"--speculative-algorithm": "dflash", "--speculative-num-draft-tokens": "5"}),
+        ("llama-cpp", "dflash", {"--spec-type": "draft-dflash", "--spec-draft-n-max": "5"}),
+        ("llama-cpp", "dspark", {"--spec-type": "draft-dspark", "--spec-draft-n-max": "5"}),
+    ],
+)
+def test_drafters_of_blocks_get_the_length_as_the_engine_counts_it(engine, drafter, asked):
+    given = flags(chain(engine, drafter, 5).files)
+    assert asked.items() <= given.items()
+    assert any("DRAFTER" in value for value in given.values())
+
+
+def test_vllm_names_drafters_of_blocks_and_says_what_they_must_have_learned():
+    for drafter in ("dflash", "dspark"):
+        written = chain("vllm", drafter, 7)
+        config = json.loads(written.files[vllm.FILE])
+        assert config == {"method": drafter, "model": "DRAFTER", "num_speculative_tokens": 7}
+        assert any("blocks that guess 7 tokens or more" in note for note in written.notes)
+
+
+def test_vllm_drops_a_schedule_of_suffix_decoding_so_it_gets_none():
+    assert json.loads(chain("vllm", "suffix").files[vllm.FILE]) == {"method": "suffix", "num_speculative_tokens": 3}
+    with pytest.raises(InvalidInput, match=r"suffix decoding takes one chain length.*--batch-size"):
+        chain("vllm", "suffix", lengths=((1, 4, 5), (5, None, 1)))

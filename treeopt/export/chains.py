@@ -16,6 +16,7 @@ from treeopt.export.engine import COMMANDS, Lengths, Request, Written
 
 LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, as treeopt's own ``ngram`` does
 LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
+BLOCKS = ("dflash", "dspark")  # drafters that guess a block at once, as long as they were trained for at most
 NO_SPECULATION: Lengths = ((1, None, 0),)
 
 

@@ -47,6 +47,7 @@ lmdeploy = Options(
             ("eagle3", "eagle3", " --speculative-draft-model DRAFTER"),
             ("eagle", "eagle", " --speculative-draft-model DRAFTER"),
             ("mtp", "deepseek_mtp", ""),
+            ("dflash", "dflash", " --speculative-draft-model DRAFTER"),
         )
     },
     notes=("Without --backend pytorch it may take TurboMind, which only warns and does not speculate.",),
@@ -54,7 +55,8 @@ lmdeploy = Options(
         "mtp": (
             "DeepSeek's own layer is deepseek_mtp; hy3_mtp and qwen3_5_mtp are other models'. The layer is read from "
             "MODEL unless --speculative-draft-model names another folder.",
-        )
+        ),
+        "dflash": ("It does not start with more tokens than one less than the block size of DRAFTER.",),
     },
 )
 ALGORITHMS = ("eagle", "eagle3", "deepseek_mtp", "hy3_mtp", "qwen3_5_mtp", "dflash")
@@ -67,6 +69,8 @@ llama_cpp = Options(
         "draft-model": f"--spec-type draft-simple --spec-draft-model DRAFTER.gguf {DRAFT}",
         "eagle3": f"--spec-type draft-eagle3 --spec-draft-model DRAFTER.gguf {DRAFT}",
         "mtp": f"--spec-type draft-mtp {DRAFT}",
+        "dflash": f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {DRAFT}",
+        "dspark": f"--spec-type draft-dspark --spec-draft-model DRAFTER.gguf {DRAFT}",
         "ngram": "--spec-type ngram-simple --spec-ngram-simple-size-n {looked_up} --spec-ngram-simple-size-m {length}",
     },
     notes_of={
@@ -82,10 +86,11 @@ llama_cpp = Options(
             "It drafts with MODEL's own layers; --spec-draft-model names them where they are a file of their own. From a "
             "model of several such layers it silently drafts no more tokens than it has layers.",
         ),
+        **dict.fromkeys(("dflash", "dspark"), ("It cuts a draft to the block that DRAFTER was trained for.",)),
         "ngram": ("It looks up that number of tokens and no fewer, and drafts only where as many follow in the text.",),
     },
 )
-TYPES = ("draft-simple", "draft-eagle3", "draft-mtp", "ngram-simple")
+TYPES = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", "ngram-simple")
 REMOVED = {"--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min"}  # llama.cpp throws
 
 redrafter = Options(

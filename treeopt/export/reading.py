@@ -21,7 +21,7 @@ LENGTHS = ("num_speculative_tokens", "max_draft_len", "num_assistant_tokens", "p
 FLAG = re.compile(r"--(?:medusa|hydra|eagle|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
 LENGTH_FLAG = re.compile(
     r"^[^#\n]*?--(speculate|speculative-num-steps|speculative-num-draft-tokens|spec-draft-n-max|draft-max"
-    r"|spec-ngram-simple-size-m|gen_num_per_cycle|beam_length)[ =](\d{1,4})\b",
+    r"|spec-ngram-simple-size-m|speculative-dspark-block-size|gen_num_per_cycle|beam_length)[ =](\d{1,4})\b",
     re.M,
 )
 ROWS = ("beam_length", "speculative-num-draft-tokens")  # count the root, LMDeploy's excepted

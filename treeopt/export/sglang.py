@@ -16,6 +16,7 @@ from treeopt.export.engine import Lengths, Request, Written
 
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
+LENGTH_OF_BLOCKS = {"dflash": "--speculative-num-draft-tokens", "dspark": "--speculative-dspark-block-size"}
 ADAPTIVE = ("eagle3", "eagle", "mtp")  # with any other SGLang logs a warning and stays static
 MOST_RUNNING = 48  # sequences that SGLang decodes at once with speculation, unless told otherwise
 SERVE = "python -m sglang.launch_server --model-path MODEL"
@@ -57,6 +58,16 @@ def write_adaptive(request: Request) -> Written:
     return chains.launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
 
 
+def write_block(request: Request) -> Written:
+    """One length of a block for all batch sizes; DFlash's counts the root."""
+    drafter = chains.drafter_of(request, LENGTH_OF_BLOCKS, "SGLang's drafters of blocks")
+    length = chains.only_length(request, f"SGLang with the drafter {drafter}")
+    if length == 0:
+        return chains.plain(SERVE)
+    options = f"--speculative-algorithm {drafter.upper()} --speculative-draft-model-path DRAFTER"
+    return chains.launch(f"{SERVE} {options} {LENGTH_OF_BLOCKS[drafter]} {length + (drafter == 'dflash')}")
+
+
 def parse(files: Mapping[str, str]) -> Lengths:
     """The chain lengths as SGLang reads flags and config, its silent static fallback included.
 
@@ -66,6 +77,12 @@ def parse(files: Mapping[str, str]) -> Lengths:
     algorithm = given.get("--speculative-algorithm")
     if algorithm is None:
         return chains.NO_SPECULATION
+    if algorithm == "DSPARK":
+        name = LENGTH_OF_BLOCKS["dspark"]
+        return ((1, None, chains.whole(given.get(name, ""), name)),)
+    if algorithm == "DFLASH":
+        name = LENGTH_OF_BLOCKS["dflash"]
+        return ((1, None, chains.whole(given.get(name, "16"), name) - 1),)
     if algorithm == "NGRAM":
         rows = chains.whole(given.get("--speculative-num-draft-tokens", "12"), "--speculative-num-draft-tokens")
         return ((1, None, rows - 1),)

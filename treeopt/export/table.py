@@ -130,7 +130,7 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
     )),
     Engine(name="vllm", title="vLLM", package="vllm", methods=(
         Method(name="batch-size", checked="0.33.0",
-               drafters=AUTOREGRESSIVE, shape="chain", rules=("greedy", "sample", "reject"),
+               drafters=tuple(vllm.METHODS), shape="chain", rules=("greedy", "sample", "reject"),
                carrier="num_speculative_tokens_per_batch_size in --speculative-config",
                syntax="[[1, 16, 3], [17, 4096, 0]]", derived=("num_speculative_tokens = longest length", "of MTP ≤ its layers or = a multiple of them"),
                by_batch_size=True, versions="PR #32374 on; not with data parallelism",
@@ -160,6 +160,13 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
                derived=("eagle-topk = 1", "num-draft-tokens = steps + 1"),
                source="sgl-project/sglang python/sglang/srt/arg_groups/speculative_hook.py",
                write=sglang.write, parse=sglang.parse),
+        Method(name="block", checked="0.5.23",
+               drafters=tuple(sglang.LENGTH_OF_BLOCKS), shape="chain",
+               carrier="--speculative-num-draft-tokens, --speculative-dspark-block-size",
+               syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
+               derived=("of DFlash: num-draft-tokens = length + 1", "of DSpark: dspark-block-size = length"),
+               source="sgl-project/sglang python/sglang/srt/arg_groups/speculative_hook.py",
+               write=sglang.write_block, parse=sglang.parse),
     )),
     Engine(name="lmdeploy", title="LMDeploy", package="lmdeploy", methods=(
         Method(name="number", checked="0.18.0",

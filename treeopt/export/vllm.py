@@ -14,8 +14,17 @@ from treeopt.files.shell import shell_word
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
-METHODS = {"eagle3": "eagle3", "eagle": "eagle", "mtp": "mtp", "draft-model": "draft_model", "ngram": "ngram"}
-IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
+METHODS = {
+    "eagle3": "eagle3",
+    "eagle": "eagle",
+    "mtp": "mtp",
+    "draft-model": "draft_model",
+    "ngram": "ngram",
+    "dflash": "dflash",
+    "dspark": "dspark",
+    "suffix": "suffix",
+}
+IN_THE_MODEL = ("mtp", "ngram", "suffix")  # need no model of their own
 MEDUSA_UNTIL = "0.32.0"
 
 
@@ -34,6 +43,8 @@ def write_chain(request: Request) -> Written:
     """One length, or a length for each range of batch sizes."""
     drafter = chains.drafter_of(request, METHODS, "vLLM")
     lengths = chains.merged(request.lengths)
+    if drafter == "suffix":  # it runs on model runner V1, which drops a schedule of this method
+        chains.only_length(request, "vLLM with suffix decoding")
     longest = max(length for _, _, length in lengths)
     if longest == 0:
         return chains.plain("vllm serve MODEL")
@@ -51,6 +62,10 @@ def write_chain(request: Request) -> Written:
             f"vLLM does not start with {longest} tokens if the model has fewer MTP layers and their number does not "
             "divide it."
         )
+    if drafter == "suffix":
+        notes.append("Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1")
+    if drafter in chains.BLOCKS:
+        notes.append(f"DRAFTER must have been trained for blocks that guess {longest} tokens or more.")
     if len(lengths) > 1:
         config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
         notes.append(f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.")
