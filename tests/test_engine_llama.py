@@ -103,6 +103,17 @@ def test_a_log_without_trace_is_refused_and_told_how_to_get_it(imported):
         imported(lines(*llama_pair(mean_only=True)))
 
 
+def test_a_server_that_never_drafted_is_said_to_have_not(imported):
+    """Its statistics have no rates and /metrics no series by position, as if it were too old for them."""
+    idle = (
+        "statistics     ngram-simple: #calls(b,g,a) =    2     40      0, #gen drafts =      0, #acc drafts =     0, #gen "
+        "tokens =      0, #acc tokens =     0, dur(b,g,a) = 0.001, 0.031, 0.000 ms"
+    )
+    for text in (idle, llama_metrics(0, [])):
+        with pytest.raises(InvalidInput, match="none was verified"):
+            imported(text)
+
+
 def test_a_request_that_verified_nothing_is_left_out(imported):
     idle = "slot print_timing: id  0 | task 3 | draft acceptance = 0.00000 (    0 accepted /     3 generated), mean len =  1.00"
     rates = "slot print_timing: id  0 | task 3 |      acc per pos = ()"
@@ -212,6 +223,17 @@ def test_a_stretch_that_six_digits_do_not_tell_is_refused(imported):
         imported(before, after)
 
 
-def test_statistics_that_contradict_themselves_are_refused(imported):
-    with pytest.raises(InvalidInput, match="first guess"):
-        imported(llama_process().replace("#acc drafts =    80", "#acc drafts =    90"))
+@pytest.mark.parametrize(
+    ("said", "instead", "message"),
+    [
+        ("#acc drafts =    80", "#acc drafts =    90", "first guess"),
+        ("#gen tokens =    300", f"#gen tokens = {9 * 10**15}", "1 to 256 positions|at most what was drafted"),
+        ("0.600, 0.420", "NaN, 0.420", "numbers in its lines"),
+        ("0.600, 0.420", "1e999, 0.420", "numbers in its lines"),
+        ("0.600, 0.420", "0.620, 0.420", "sum to the accepted"),
+    ],
+)
+def test_statistics_that_contradict_themselves_are_refused(imported, said, instead, message):
+    assert said in llama_process()
+    with pytest.raises(InvalidInput, match=message):
+        imported(llama_process().replace(said, instead))

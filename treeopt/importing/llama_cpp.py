@@ -26,7 +26,7 @@ from treeopt.importing.exposition import counters_among, is_exposition, six_digi
 from treeopt.importing.files import File
 from treeopt.importing.printed import RATE, Printed, number, pooled, whole
 from treeopt.importing.requests import bodies
-from treeopt.importing.survival import Counted, Group
+from treeopt.importing.survival import MOST_LENGTH, NONE, Counted, Group
 from treeopt.importing.vllm_metrics import COUNTERS, from_counters
 
 PREFIX = r"llamacpp:spec_decode_"
@@ -142,6 +142,8 @@ def _from_log(text: str, path: Path) -> tuple[list[Group], list[str], bool]:
             notes.append(f"{left} lines without rates by position were left out.")
         return groups, notes, True
     used = [found for found in drafting.values() if found[8] is not None]
+    if last and not drafting and not requests:
+        raise InvalidInput(NONE.format(path))
     if not used:
         raise InvalidInput(f"{path} has {NO_TRACE if any(one.mean for one in requests) else OLD_LINE}.")
     groups, notes = pooled([(f"{path}, draft line 1,", _statistics(used[0], path))])
@@ -155,7 +157,7 @@ def _statistics(found: re.Match[str], path: Path) -> Printed:
     line = _printed(found[8], found[6], found[5], found[7], path, drafts)
     rates = list(line.rates)
     if drafts and abs(sum(rates) * drafts - accepted) <= RATE * len(rates) * drafts + 1e-6:
-        rates += [0.0] * (-(-drafted // made) - len(rates))
+        rates += [0.0] * (min(-(-drafted // made), MOST_LENGTH + 1) - len(rates))
     if rates and abs(rates[0] * drafts - first) > RATE * drafts + 0.5:
         raise InvalidInput(
             f"{path} must accept the first guess of as many drafts as it says, {first}, but the rate is {rates[0]}."

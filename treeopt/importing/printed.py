@@ -7,6 +7,8 @@ D     :       drafts, which are not printed; accepted and drafted tokens are
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +18,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.importing.survival import MOST_DRAFTS, Group, group_of
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
+NUMBER = re.compile(r"\s*\d{1,20}(?:\.\d{0,20})?\s*", re.ASCII)
 CUT = "Rates are printed for the first positions of a draft only. Deeper ones were left out."
 MOST_TRIED = 2000  # numbers of drafts that are tried around the printed mean's
 
@@ -110,7 +113,7 @@ def whole(digits: str) -> int:
 
 def number(text: str, path: Path, needed: str) -> float:
     """A number of a log line; InvalidInput says what ``needed`` to be there."""
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInput(f"{path} must have {needed}, but has {quoted(text)}.") from None
+    found = float(text) if NUMBER.fullmatch(text) else math.inf
+    if math.isfinite(found):
+        return found
+    raise InvalidInput(f"{path} must have {needed}, but has {quoted(text)}.")

@@ -47,6 +47,7 @@ OPTIMISTIC = (
     "The file does not tell requests apart. Drafts of one request depend on one another but are "
     "counted as independent, so the standard errors are too small."
 )
+NONE = "{} must hold drafts, but none was verified while it was measured."
 MIXED = (
     "Drafts had several lengths. Each depth counts only the drafts that reached it. That is wrong if "
     "the drafter chose the lengths by its own confidence."
@@ -268,7 +269,7 @@ def _to_calibration(groups: Sequence[Group], counts: Counted, unsure: NDArray[np
     passed = drafts.passed.sum(0)
     tried = np.maximum(np.rint(drafts.tried.sum(0)).astype(np.int64), passed)
     if not tried.size or tried[0] < 1:
-        raise InvalidInput(f"{counts.path} must hold drafts, but none was verified while it was measured.")
+        raise InvalidInput(NONE.format(counts.path))
     reached = int((tried > 0).sum())  # never rises
     calibration = counted(passed[:reached, None], tried[:reached].tolist(), counts.path)
     rows = drafts.tried[:, 0] > 0

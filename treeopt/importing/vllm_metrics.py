@@ -28,7 +28,7 @@ from treeopt.importing.exposition import Counters, counters_among, is_exposition
 from treeopt.importing.files import File
 from treeopt.importing.printed import RATE, Printed, number, pooled, whole
 from treeopt.importing.requests import bodies
-from treeopt.importing.survival import Counted, Group, group_of
+from treeopt.importing.survival import NONE, Counted, Group, group_of
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
 COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
@@ -73,6 +73,8 @@ def from_counters(counters: Counters, needed: str) -> tuple[list[Group], Path, t
     path = counters.path
     drafts, drafted, accepted = (counters.sum(name) for name in COUNTERS[:3])
     reached = counters.by_position(COUNTERS[3], "position")
+    if drafts == 0 and not any(reached):
+        raise InvalidInput(NONE.format(path))
     if drafts is None or not reached:
         raise InvalidInput(f"{path} must have num_drafts and {needed}, but has not.")
     off = counters.slack("num_drafts")
