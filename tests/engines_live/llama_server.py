@@ -1,0 +1,143 @@
+"""llama.cpp's server: built from the source that llama-cpp-python's newest release carries, started by an export, asked.
+
+The build takes minutes once a release and is kept beside the archive. What an export does not say comes from the
+environment: port, one thread, /metrics, the log's level, and a float32 cache without flash attention, since answers are
+compared with those of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import archives
+from .started import ONE_THREAD, TOKENS
+
+SOURCE = "vendor/llama.cpp"
+OPTIONS = [
+    *(f"-DLLAMA_{name}=OFF" for name in ("CURL", "OPENSSL", "BUILD_TESTS", "BUILD_EXAMPLES", "USE_PREBUILT_UI")),
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # half the time to compile; the kernels in C keep -O3
+]
+SECONDS_TO_START, SECONDS_TO_ANSWER = 60, 60
+TOLD = {
+    "LLAMA_ARG_THREADS": "1",
+    "LLAMA_ARG_ENDPOINT_METRICS": "1",
+    "LLAMA_ARG_LOG_VERBOSITY": "4",  # from which it has rates by position
+    "LLAMA_ARG_FLASH_ATTN": "off",
+    "LLAMA_ARG_CACHE_TYPE_K": "f32",
+    "LLAMA_ARG_CACHE_TYPE_V": "f32",
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server answered, and showed of it: /metrics before and after, and the log."""
+
+    answers: list[dict[str, Any]]
+    before: Path
+    after: Path
+    log: Path
+
+    def counted(self, key: str) -> int:
+        """The sum of a count in the answers' timings."""
+        return sum(answer["timings"].get(key, 0) for answer in self.answers)
+
+
+def built() -> Path:
+    """llama-server of the newest release; skips where it cannot be built, and says how long it took."""
+    missing = [name for name in ("cmake", "c++") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"no {' and no '.join(missing)} to build llama.cpp with")
+    try:
+        version, archive = archives.newest_archive("llama-cpp-python")
+    except OSError as error:
+        pytest.skip(f"the package index cannot be reached: {error}")
+    folder = archives.folder() / f"llama-server-{version}"
+    server = folder / "bin" / "llama-server"
+    if not server.exists():
+        began = time.monotonic()
+        source = folder / "source"
+        with tarfile.open(archive) as packed:
+            packed.extractall(source, [one for one in packed if f"/{SOURCE}/" in one.name], filter="data")
+        (top,) = source.glob(f"*/{SOURCE}")
+        subprocess.run(["cmake", "-S", top, "-B", folder, *OPTIONS], check=True)
+        subprocess.run(["cmake", "--build", folder, "--target", "llama-server", "--parallel", "2"], check=True)
+        shutil.rmtree(source)
+        print(f"built in {time.monotonic() - began:.0f} s")
+    print(f"llama.cpp of llama-cpp-python {version}: {said(server, '--version')[1]}")
+    return server
+
+
+def said(server: Path, *options: str) -> tuple[int, str]:
+    """Exit code and text of the server with these options alone."""
+    ended = subprocess.run([server, *options], capture_output=True, text=True, check=False, timeout=SECONDS_TO_START)
+    return ended.returncode, ended.stderr.strip() + ended.stdout.strip()
+
+
+def answered(server: Path, folder: Path, prompts: Sequence[Sequence[int]], into: Path) -> Served:
+    """The greedy answers of the server that the folder's commands.sh starts, one after another; files go ``into``."""
+    found = Served([], into / "before.txt", into / "after.txt", into / "log.txt")
+    with started(server, folder, found.log) as address:
+        found.before.write_bytes(fetched(f"{address}/metrics"))
+        for prompt in prompts:
+            asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "cache_prompt": False}
+            answer = fetched(f"{address}/completion", {**asked, "return_tokens": True})
+            found.answers.append(json.loads(answer))
+        found.after.write_bytes(fetched(f"{address}/metrics"))
+    return found
+
+
+@contextmanager
+def started(server: Path, folder: Path, log: Path) -> Iterator[str]:
+    """The address at which it listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    path = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
+    told = {**ONE_THREAD, **TOLD, "LLAMA_ARG_PORT": str(port), "PATH": path}
+    print((folder / "commands.sh").read_text(encoding="utf-8").strip())
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            ["sh", "commands.sh"], cwd=folder, env=told, stdout=stream, stderr=stream, start_new_session=True
+        )
+        try:
+            wait_until_healthy(process, address, log)
+            yield address
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def wait_until_healthy(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    last = time.monotonic() + SECONDS_TO_START
+    while process.poll() is None and time.monotonic() < last:
+        try:
+            fetched(f"{address}/health")
+            return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(f"the server did not start:\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
+
+
+def fetched(address: str, body: dict[str, Any] | None = None) -> bytes:
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(address, data=data, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=SECONDS_TO_ANSWER) as answer:
+        return answer.read()

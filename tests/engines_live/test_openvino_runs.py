@@ -1,0 +1,62 @@
+"""OpenVINO GenAI runs what is exported for it: steps emit up to as many tokens as the plan's chain and one more."""
+
+from __future__ import annotations
+
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+
+from treeopt import demo
+
+from . import archives
+from .gguf_model import write_gguf
+from .started import LENGTH, ONE_THREAD, PROMPTS, exported, watched
+
+pytestmark = pytest.mark.slow
+ASKED = PROMPTS[:3]
+# Reads a GGUF file, matrices in float16, and writes the model and its tokenizer beside it as LLMPipeline wants them.
+CONVERT = "import sys, openvino_genai; openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The Python of an environment that has the newest openvino-genai and nothing else."""
+    folder = archives.folder() / "openvino-genai-environment"
+    found = folder / "bin" / "python"
+    if not found.exists():
+        venv.create(folder, with_pip=True)
+    install = [found, "-m", "pip", "install", "--quiet", "--upgrade", "openvino-genai"]
+    ended = subprocess.run(install, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        pytest.skip(f"openvino-genai cannot be installed: {ended.stderr[-500:]}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def models(python, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("openvino")
+    for name, source in (("MODEL", demo.MODEL), ("DRAFTER", demo.DRAFTERS["draft"])):
+        (folder / name).mkdir()
+        gguf = write_gguf(source, folder / name / "model.gguf", half=True)
+        subprocess.run([python, "-c", CONVERT, gguf], env=ONE_THREAD, check=True)
+        assert (folder / name / "openvino_model.xml").exists()
+    return folder
+
+
+def check(python: Path, folder: Path) -> None:
+    """The text is that of the model alone, in fewer steps than tokens, none of them longer than the chain and one more."""
+    answers = watched(python, "watch_openvino.py", folder, ASKED)
+    print(f"OpenVINO GenAI {answers[0]['version']}: tokens of every step {[answer['steps'] for answer in answers]}")
+    for answer in answers:
+        assert answer["text"] == answer["plain"] + "\n"
+    assert max(size for answer in answers for size in answer["steps"]) == LENGTH + 1
+
+
+def test_a_draft_model_makes_chains_of_the_plan(python, run, models):
+    check(python, exported(run, "openvino-genai", models))
+
+
+def test_looking_up_makes_chains_of_the_plan(python, lookup_run, models):
+    check(python, exported(lookup_run, "openvino-genai", models))
