@@ -13,30 +13,40 @@ import runpy
 import sys
 from typing import Any
 
-import openvino_genai
-
 FLOAT32 = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
-DRAFT_MODEL, PIPELINE = openvino_genai.draft_model, openvino_genai.LLMPipeline
-seen: dict[str, Any] = {}
 
 
-class Watched(PIPELINE):
-    def __init__(self, folder: str, device: str, **options: Any) -> None:
-        super().__init__(folder, device, **options, **FLOAT32)
-        self.alone = PIPELINE(folder, device, **FLOAT32)
+def watch(seen: dict[str, Any]) -> None:
+    """Have the library's pipeline say what it emits at a time, and what the model emits alone."""
+    import openvino_genai as genai
 
-    def generate(self, prompt: str, config: openvino_genai.GenerationConfig) -> str:
-        found = super().generate([prompt], config)
-        plain = self.alone.generate(prompt, max_new_tokens=config.max_new_tokens, do_sample=False)
-        seen.update(steps=list(found.perf_metrics.raw_metrics.m_batch_sizes), plain=plain)
-        return found.texts[0]
+    pipeline, draft_model = genai.LLMPipeline, genai.draft_model
+
+    class Watched(pipeline):
+        def __init__(self, folder: str, device: str, **options: Any) -> None:
+            super().__init__(folder, device, **options, **FLOAT32)
+            self.alone = pipeline(folder, device, **FLOAT32)
+
+        def generate(self, prompt: str, config: genai.GenerationConfig) -> str:
+            found = super().generate([prompt], config)
+            plain = self.alone.generate(prompt, max_new_tokens=config.max_new_tokens, do_sample=False)
+            steps = list(found.perf_metrics.raw_metrics.m_batch_sizes)
+            seen.update(version=genai.__version__, steps=steps, plain=plain)
+            return found.texts[0]
+
+    genai.LLMPipeline = Watched
+    genai.draft_model = lambda folder, device: draft_model(folder, device, **FLOAT32)
 
 
-openvino_genai.LLMPipeline = Watched
-openvino_genai.draft_model = lambda folder, device: DRAFT_MODEL(folder, device, **FLOAT32)
-program, *arguments = sys.argv[1:]
-for prompt in json.load(sys.stdin):
-    sys.argv = [program, *(prompt if word == "PROMPT" else word for word in arguments)]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(program, run_name="__main__")
-    print(json.dumps({"version": openvino_genai.__version__, **seen, "text": printed.getvalue()}))
+def main(program: str, *arguments: str) -> None:
+    seen: dict[str, Any] = {}
+    watch(seen)
+    for prompt in json.load(sys.stdin):
+        sys.argv = [program, *(prompt if word == "PROMPT" else word for word in arguments)]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(program, run_name="__main__")
+        print(json.dumps({**seen, "text": printed.getvalue()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

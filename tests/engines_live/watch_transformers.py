@@ -16,8 +16,6 @@ import torch
 import transformers
 from transformers.generation.streamers import BaseStreamer
 
-GENERATE = transformers.GenerationMixin.generate
-
 
 class Steps(BaseStreamer):
     """Counts the tokens of every step; the prompt comes first."""
@@ -31,23 +29,31 @@ class Steps(BaseStreamer):
     def end(self) -> None: ...
 
 
-steps = Steps()
+def watch(steps: Steps) -> None:
+    """Have ``generate`` tell its steps; what it calls itself, such as the assistant's, is not watched."""
+    own = transformers.GenerationMixin.generate
+
+    def generate(self: transformers.GenerationMixin, *args: Any, **options: Any) -> torch.Tensor:
+        transformers.GenerationMixin.generate = own
+        try:
+            return own(self, *args, streamer=steps, **options)
+        finally:
+            transformers.GenerationMixin.generate = generate
+
+    transformers.GenerationMixin.generate = generate
 
 
-def generate(self: transformers.GenerationMixin, *args: Any, **options: Any) -> torch.Tensor:
-    """The same, watched; what it calls itself, such as the assistant's, is not."""
-    transformers.GenerationMixin.generate = GENERATE
-    try:
-        return GENERATE(self, *args, streamer=steps, **options)
-    finally:
-        transformers.GenerationMixin.generate = generate
+def main(program: str, *arguments: str) -> None:
+    steps = Steps()
+    watch(steps)
+    for prompt in json.load(sys.stdin):
+        steps.sizes.clear()
+        sys.argv = [program, *(prompt if word == "PROMPT" else word for word in arguments)]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(program, run_name="__main__")
+        found = {"version": transformers.__version__, "steps": steps.sizes[1:], "text": printed.getvalue()}
+        print(json.dumps(found))
 
 
-transformers.GenerationMixin.generate = generate
-program, *arguments = sys.argv[1:]
-for prompt in json.load(sys.stdin):
-    steps.sizes.clear()
-    sys.argv = [program, *(prompt if word == "PROMPT" else word for word in arguments)]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(program, run_name="__main__")
-    print(json.dumps({"version": transformers.__version__, "steps": steps.sizes[1:], "text": printed.getvalue()}))
+if __name__ == "__main__":
+    main(*sys.argv[1:])
