@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-long test-all engines lint docs wheel clean
+.PHONY: demo test test-long test-all engines engines-start lint docs wheel clean
 
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
@@ -21,6 +21,9 @@ test-all: .venv/.test ## Run everything, campaigns included
 
 engines: .venv/.test ## Look up in the newest engines all that is written for them and read of them (some 300 MB once)
 	$(BIN)/python -m tests.engines_live
+
+engines-start: .venv/.test ## Start transformers, OpenVINO GenAI and llama.cpp with what is exported for them (a build once)
+	$(BIN)/python -m pytest -m slow -s tests/engines_live/test_*_runs.py
 
 lint: .venv/.test ## Check style and types
 	$(BIN)/ruff check .
