@@ -9,7 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
+from treeopt.export.table import ENGINES
 from treeopt.importing import read_measurement
+from treeopt.importing.drafters import DRAFTERS
 from treeopt.importing.survival import MIXED, UNSURE, Summed, group_of
 
 from .engine_files import bench, exposition, lines, llama_request, meta_info, response, trtllm_choice, vllm_line
@@ -114,7 +116,9 @@ def test_the_end_of_a_draft_is_a_miss_where_the_drafter_chose_it(tmp_path, draft
     _, found = read_measurement(path, drafter=drafter)
     assert found.source.meta["survival"] == pytest.approx([0.8, 0.6, 0.42])
     assert found.source.meta["drafts"] == 1000
-    assert any("an end counts as a miss" in note for note in found.notes)
+    assert found.source.meta["draft_lengths"] == {}
+    assert any("count as misses" in note or "an end counts as a miss" in note for note in found.notes)
+    assert any("drafts of up to 3 tokens" in note for note in found.notes)
     assert MIXED not in found.notes
 
 
@@ -125,6 +129,12 @@ def test_recorded_ends_are_misses_too(tmp_path):
     path.write_text(json.dumps(response([0, 70, 30], num_draft_tokens=160, **steps)))
     assert read_measurement(path)[1].source.meta["survival"] == pytest.approx([1, 0.5])
     assert read_measurement(path, drafter="suffix")[1].source.meta["survival"] == pytest.approx([1, 0.3])
+
+
+def test_every_drafter_that_an_engine_runs_can_be_named():
+    assert {kind for engine in ENGINES.values() for method in engine.methods for kind in method.drafters} <= set(
+        DRAFTERS
+    )
 
 
 def test_the_time_of_a_block_is_that_of_no_other_drafter_and_that_is_said(tmp_path):

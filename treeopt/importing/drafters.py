@@ -26,6 +26,11 @@ BLOCK = (
     "show. A block of another length is drafted otherwise."
 )
 
+CAPPED = (
+    "DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as misses: "
+    "survival holds for the load that was measured. Turn adaptive verification off to measure the guesses themselves."
+)
+
 DRAFTERS = {
     **dict.fromkeys(
         ("medusa", "hydra", "hydra++", "eagle", "eagle3", "mtp", "draft-model", "early-exit", "redrafter"),
@@ -34,5 +39,5 @@ DRAFTERS = {
     "ngram": DrafterKind(ENDS.format("n-gram look-up") + UNDRAFTED, ends_itself=True),
     "suffix": DrafterKind(ENDS.format("suffix decoding") + UNDRAFTED, ends_itself=True),
     "dflash": DrafterKind(BLOCK.format("DFlash")),
-    "dspark": DrafterKind(ENDS.format("DSpark"), ends_itself=True),
+    "dspark": DrafterKind(CAPPED, ends_itself=True),
 }

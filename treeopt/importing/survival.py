@@ -228,10 +228,11 @@ class Counted:
         about = DRAFTERS.get(drafter or "")
         said = [about.note] if about and about.note else []
         groups = self.groups
-        if about and about.ends_itself:  # the end of a draft is a miss: any limit on its length meets the same ends
+        has_ends = about is not None and about.ends_itself
+        if has_ends:  # the end of a draft is a miss: any limit on its length meets the same ends
             groups = [_with_ends_missed(group, longest(groups)) for group in groups]
         groups, unsure, notes = self._sure(groups)
-        return _to_calibration(groups, replace(self, notes=[*self.notes, *notes, *said]), unsure)
+        return _to_calibration(groups, replace(self, notes=[*self.notes, *notes, *said]), unsure, has_ends)
 
     def _sure(self, groups: Sequence[Group]) -> tuple[Sequence[Group], NDArray[np.float64], list[str]]:
         """Groups whose lengths are known well enough, (K,) what survival may be off by, and notes."""
@@ -263,7 +264,7 @@ def _with_ends_missed(group: Group, depth: int) -> Histograms:
     return {depth: [sum(column) for column in zip(*rows, strict=True)]}
 
 
-def _to_calibration(groups: Sequence[Group], counts: Counted, unsure: NDArray[np.float64]) -> Found:
+def _to_calibration(groups: Sequence[Group], counts: Counted, unsure: NDArray[np.float64], has_ends: bool) -> Found:
     """Counts conditional on the guesses before being right, and the survival that they multiply to."""
     drafts = Drafts.of(groups)
     passed = drafts.passed.sum(0)
@@ -280,7 +281,7 @@ def _to_calibration(groups: Sequence[Group], counts: Counted, unsure: NDArray[np
         if clustered
         else greenwood(tried[:reached], passed[:reached])
     )
-    lengths = dict(drafts.lengths)
+    lengths = {} if has_ends else dict(drafts.lengths)
     calibration.meta.update(
         source=ENGINE_LOG,
         drafts=int(tried[0]),
@@ -292,7 +293,7 @@ def _to_calibration(groups: Sequence[Group], counts: Counted, unsure: NDArray[np
         survival_stderr_is_optimistic=not clustered,
     )
     said = [*counts.notes, step_start(lengths or {longest(groups): 0}, reached), CHAIN]
-    if len(lengths) != 1:
+    if len(lengths) != 1 and not has_ends:
         said.insert(0, MIXED)
     if not clustered:
         said.append(OPTIMISTIC)
