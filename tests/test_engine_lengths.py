@@ -96,6 +96,12 @@ def test_a_schedule_leaves_out_the_intervals_in_which_it_changed_length(imported
     assert any("1 of 4 stretches of time" in note for note in notes)
 
 
+def test_requests_of_mixed_lengths_are_not_left_out(imported):
+    """Those that happen to be of one length are no sample of all."""
+    with pytest.raises(InvalidInput, match="sums drafts of several lengths"):
+        imported(lines(*[response()] * 2, *[response(num_draft_tokens=250)] * 8))
+
+
 def test_requests_of_one_sglang_server_with_several_lengths_are_refused(imported):
     """spec_num_proposed_drafts is the length at the end of a request times its steps."""
     short, long = {"meta_info": meta_info([20, 80])}, {"meta_info": meta_info()}

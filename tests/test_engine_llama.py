@@ -207,6 +207,14 @@ def after_totals(counts):
     return counts[0], sum(counts[1:]), counts[0] * (len(counts) - 1)
 
 
+def test_drafts_that_six_digits_put_below_their_first_guesses_are_as_many(imported):
+    text = six(llama_metrics(1_234_564, [1_234_564, 600_000]))
+    assert "num_drafts_total 1.23456e+06" in text
+    calibration, notes = imported(text)
+    assert calibration.trials.tolist() == [1_234_564, 1_234_564]
+    assert any("num_drafts to within 5" in note for note in notes)
+
+
 def test_more_than_the_rounding_of_six_digits_is_refused(imported):
     text = llama_metrics(2_000_000, [1_234_567, 600_000])
     assert "accepted_tokens_total 1834567.0" in text
