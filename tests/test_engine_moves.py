@@ -209,6 +209,7 @@ def test_p_q_rejection_is_asked_for_where_an_engine_has_it():
     for lengths in (((1, None, 3),), ((1, 4, 3), (5, None, 1))):
         written = chain("sglang", "eagle3", lengths=lengths, acceptance=REJECTED)
         assert "--speculative-use-rejection-sampling" in flags(written.files)
+        assert any("whole vocabulary" in note for note in written.notes)
     options = yaml.safe_load(chain("tensorrt-llm", "draft-model", acceptance=REJECTED).files["llm_api_options.yml"])
     assert options["speculative_config"]["use_rejection_sampling"] is True
 

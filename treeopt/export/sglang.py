@@ -19,6 +19,9 @@ ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model
 LENGTH_OF_BLOCKS = {"dflash": "--speculative-num-draft-tokens", "dspark": "--speculative-dspark-block-size"}
 ADAPTIVE = ("eagle3", "eagle", "mtp")  # with any other SGLang logs a warning and stays static
 MOST_RUNNING = 48  # sequences that SGLang decodes at once with speculation, unless told otherwise
+WHOLE_VOCABULARY = (
+    "p/q rejection needs a drafter of the target's whole vocabulary: SGLang does not start with a reduced one.",
+)
 SERVE = "python -m sglang.launch_server --model-path MODEL"
 
 
@@ -29,7 +32,7 @@ def write(request: Request) -> Written:
     if steps == 0:
         return chains.plain(SERVE)
     command = f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)}"
-    return chains.launch(command)
+    return chains.launch(command, WHOLE_VOCABULARY * (request.rule == "reject"))
 
 
 def write_adaptive(request: Request) -> Written:
@@ -46,6 +49,7 @@ def write_adaptive(request: Request) -> Written:
     )
     ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
     notes = [
+        *WHOLE_VOCABULARY * (request.rule == "reject"),
         "SGLang silently keeps one length with topk above 1, attention data parallelism, multi-layer EAGLE, two-batch "
         'overlap or PD multiplexing: look for "speculative_adaptive disabled" in its log.',
         "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "

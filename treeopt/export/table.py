@@ -184,7 +184,7 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
                carrier="--spec-type, --spec-draft-n-max",
                syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
                derived=("rows of a step = n-max + 1",),
-               versions="current; older builds have --model-draft, --draft-max and --draft-min for them",
+               versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
                source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp",
                write=numbers.llama_cpp, parse=numbers.parse_llama_cpp),
     )),

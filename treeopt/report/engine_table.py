@@ -19,7 +19,7 @@ COLUMNS = ("engine", "takes", "drafters", "versions", "checked")
 def engine_table(engines: Mapping[str, Engine]) -> RenderableType:
     """One row a method, the usual one of each engine first."""
     rows = [
-        (engine.name if i == 0 else "", takes(method), ", ".join(method.drafters), releases(method), method.checked)
+        (engine.name if i == 0 else "", takes(method), ", ".join(method.drafters), releases(method), method.checked.split(", ")[0])
         for engine in engines.values()
         for i, method in enumerate(engine.methods)
     ]
