@@ -113,7 +113,7 @@ def test_engines_that_people_serve_with_are_there(engine):
 
 
 def listed(*words):
-    result = CliRunner().invoke(cli, ["list", *words])
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli, ["list", *words])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -122,7 +122,7 @@ def test_list_engines_is_short_and_an_engine_is_shown_in_full():
     text = listed("engines")
     assert all(name in text for name in ENGINES)
     assert not any(method.source in text for _, method in METHODS)
-    assert all(method.checked.split()[0] in text for _, method in METHODS)
+    assert all(method.checked.split(", ")[0] in text for _, method in METHODS)
     for name, method in METHODS:
         assert method.name in listed("engines", name)
 
@@ -187,3 +187,15 @@ def test_schedules_of_the_page_are_those_that_are_written():
         assert sglang in texts("sglang", "adaptive")
         assert newer == "no key" or newer in texts("tensorrt-llm", "draft-len")
         assert older in texts("tensorrt-llm", "draft-len", version="lower-bound")
+
+
+@pytest.mark.parametrize("rule", ["sample", "reject", "typical"])
+def test_the_page_of_drafters_names_the_engines_of_every_rule(rule):
+    page = (PAGE.parent / "drafters.md").read_text(encoding="utf-8")
+    rows, _, _ = page.partition("### What engines can do")[2].partition(f"| `{rule}` |")[2].partition("\n| `")
+    able = {e.title for e in ENGINES.values() if any(rule in m.rules and m.status == "live" for m in e.methods)}
+    assert able
+    for title in (engine.title for engine in ENGINES.values()):
+        assert (re.search(rf"(?<![\w-]){re.escape(title)}(?![\w-])", rows.partition("\n\n")[0]) is not None) == (
+            title in able
+        ), title

@@ -19,7 +19,13 @@ COLUMNS = ("engine", "takes", "drafters", "versions", "checked")
 def engine_table(engines: Mapping[str, Engine]) -> RenderableType:
     """One row a method, the usual one of each engine first."""
     rows = [
-        (engine.name if i == 0 else "", takes(method), ", ".join(method.drafters), releases(method), method.checked.split(", ")[0])
+        (
+            engine.name if i == 0 else "",
+            takes(method),
+            ", ".join(method.drafters),
+            releases(method),
+            method.checked.split(", ")[0],
+        )
         for engine in engines.values()
         for i, method in enumerate(engine.methods)
     ]
@@ -42,7 +48,7 @@ def method_table(engine: Engine) -> RenderableType:
             ("by batch size", by_batch_size(method)),
             ("versions", available(method)),
             ("checked", method.checked),
-            ("package", engine.package or "not on the Python package index"),
+            ("package", engine.package or "its source is not on the Python package index"),
             ("read in", method.source),
             ("plan with", search_for(engine.name, method)),
         )
