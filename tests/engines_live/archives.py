@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
+from filelock import FileLock
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
 SECONDS = 30  # that the index may stay silent
@@ -113,18 +115,18 @@ def folder() -> Path:
 def fetched(file: Mapping[str, Any], kept: Path) -> Path:
     """The archive, downloaded where it is not kept yet; older releases are removed. Raises NotThereError for a wrong hash."""
     path = kept / Path(file["filename"]).name
-    if not path.exists() or digest(path) != file["hashes"]["sha256"]:
-        kept.mkdir(parents=True, exist_ok=True)
-        part = kept / "part"
-        with urllib.request.urlopen(file["url"], timeout=SECONDS) as answer, part.open("wb") as stream:
-            while block := answer.read(2**20):
-                stream.write(block)
-        if digest(part) != file["hashes"]["sha256"]:
-            raise NotThereError(f"{file['filename']} has not the hash that the index gives")
-        part.rename(path)
-    for other in kept.iterdir():
-        if other.is_file() and other != path:
-            other.unlink()
+    kept.mkdir(parents=True, exist_ok=True)
+    with FileLock(kept / "lock"):
+        if not path.exists() or digest(path) != file["hashes"]["sha256"]:
+            part = kept / "part"
+            with urllib.request.urlopen(file["url"], timeout=SECONDS) as answer, part.open("wb") as stream:
+                shutil.copyfileobj(answer, stream, 2**20)
+            if digest(part) != file["hashes"]["sha256"]:
+                raise NotThereError(f"{file['filename']} has not the hash that the index gives")
+            part.rename(path)
+        for other in kept.iterdir():
+            if other.is_file() and other.name not in (path.name, "lock"):
+                other.unlink()
     return path
 
 

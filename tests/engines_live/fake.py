@@ -52,11 +52,12 @@ def vllm() -> dict[str, str]:
 
 
 def renamed(release: Release, where: str, word: str) -> Release:
-    """The release with a word renamed in the files of some patterns, however it is spelled there."""
-    inner = "[-_]".join(map(re.escape, re.split("[-_]", word.strip("-"))))
+    """The release with a word renamed in the files of some patterns and in their paths, however it is spelled there."""
+    inner = "[-_./]".join(map(re.escape, re.split("[-_.]", word.strip("-"))))
     pattern = re.compile(rf"(?<![A-Za-z0-9]){inner}(?![A-Za-z0-9])")
-    changed = {path: pattern.sub("gone", text) for path, text in release.matching(where).items()}
-    return Release(release.version, {**release.texts, **changed})
+    files = release.matching(where)
+    changed = {pattern.sub("gone", path): pattern.sub("gone", text) for path, text in files.items()}
+    return Release(release.version, {p: text for p, text in release.texts.items() if p not in files} | changed)
 
 
 def sdist(texts: Mapping[str, str]) -> bytes:

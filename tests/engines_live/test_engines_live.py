@@ -5,12 +5,14 @@ import pytest
 from tests.engines_live import fake
 from tests.engines_live.archives import NotThereError, newest
 from tests.engines_live.check import facts_of, look
+from tests.engines_live.places import NOT_THERE
 from treeopt.export.table import ENGINES
 
 pytestmark = pytest.mark.slow
+PACKAGED = [name for name, engine in ENGINES.items() if engine.package]
 
 
-@pytest.mark.parametrize("engine", [name for name, engine in ENGINES.items() if engine.package])
+@pytest.mark.parametrize("engine", PACKAGED)
 def test_nothing_is_gone(engine):
     report = look(engine)
     if not report.facts:
@@ -18,7 +20,7 @@ def test_nothing_is_gone(engine):
     assert report.lines() == []
 
 
-@pytest.mark.parametrize("engine", ["vllm", "llama-cpp"])
+@pytest.mark.parametrize("engine", [name for name in PACKAGED if name not in NOT_THERE])
 def test_every_fact_is_missed_where_its_word_is_renamed(engine):
     try:
         release = newest(ENGINES[engine].package)
@@ -30,5 +32,5 @@ def test_every_fact_is_missed_where_its_word_is_renamed(engine):
         if fact.gone(release) is None
         for word in fact.words
     }
-    assert len(noticed) > 10
+    assert noticed
     assert all(noticed.values()), [one for one, was_noticed in noticed.items() if not was_noticed]
