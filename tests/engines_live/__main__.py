@@ -11,7 +11,8 @@ def main(asked: list[str]) -> int:
     for engine in asked or [name for name, one in ENGINES.items() if one.package]:
         reports.append(look(engine))
         print(*reports[-1].lines(), sep="\n", end="\n" if reports[-1].lines() else "", flush=True)
-    print(f"\n{table(reports)}")
+    elsewhere = ", ".join(name for name, one in ENGINES.items() if not one.package)
+    print(f"\nNot on the index, and not looked up: {elsewhere}.\n\n{table(reports)}")
     return any(one.gone for one in reports)
 
 

@@ -27,7 +27,7 @@ from urllib.parse import urljoin
 from filelock import FileLock
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
-SECONDS = 30  # that the index may stay silent
+SECONDS = 20  # that the index may stay silent
 TEXTS = re.compile(r"(\.(py|pyi|cpp|h|toml)|CMakeLists\.txt|entry_points\.txt|libopenvino_genai\.so[.\d]*)$")
 MOST_BYTES = 20 * 2**20  # of one text
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from http.client import HTTPException
 
-from tests.engines_live.archives import NotThereError, Release, newest
+from tests.engines_live.archives import NotThereError, Release, newest, newest_archive
 from tests.engines_live.places import NOT_THERE, PLACES, Place
-from tests.engines_live.readings import READINGS, words_read
+from tests.engines_live.readings import READINGS, Reading, words_read
 from tests.engines_live.written import Word, words_of_engine, words_of_method
 from treeopt.export.table import ENGINES
 
@@ -60,16 +60,27 @@ def found_in(release: Release, place: Place) -> frozenset[str]:
 def fact_of(engine: str, word: Word, user: str) -> Fact:
     """That a word stands where the engine defines such words; a key that is read may be part of a text."""
     place = place_of(engine, word)
-    if place is None:
-        return Fact(str(word), user, "places.py", (word.text,), lambda release: "has no place to be looked up in")
 
     def problem(release: Release) -> str | None:
-        names = found_in(release, cast(Place, place))
+        if place is None:
+            return "has no place to be looked up in"
+        try:
+            names = found_in(release, place)
+        except SyntaxError as error:
+            return f"cannot be looked up, since this Python does not read {error.text!r:.60}"
         if word.text in names or (word.kind == "read key" and any(word.text in name for name in names)):
             return None
         return "is gone" if names else "cannot be looked up, since its file is gone"
 
-    return Fact(str(word), user, " ".join(place), (word.text,), problem)
+    return Fact(str(word), user, " ".join(place or ["places.py"]), (word.text,), problem)
+
+
+def fact_of_reading(reading: Reading) -> Fact:
+    def problem(release: Release) -> str | None:
+        said = reading.problem(release.matching(reading.where))
+        return said and f"is not read any more: {said}"
+
+    return Fact(reading.what, f"read by {reading.kind}", reading.where, reading.words, problem)
 
 
 def facts_of(engine: str) -> list[Fact]:
@@ -79,18 +90,7 @@ def facts_of(engine: str) -> list[Fact]:
         user = f"written by {engine} {', '.join(sorted(methods))}"
         written.setdefault((word.kind, word.text, id(place_of(engine, word))), fact_of(engine, word, user))
     read = [fact_of(engine, word, f"read by {', '.join(kinds)}") for word, kinds in sorted(words_read(engine).items())]
-    return [
-        *written.values(),
-        *read,
-        *(
-            Fact(r.what, f"read by {r.kind}", r.where, r.words, lambda release, r=r: _misread(r.problem(release.matching(r.where))))
-            for r in READINGS.get(engine, ())
-        ),
-    ]  # fmt: skip
-
-
-def _misread(problem: str | None) -> str | None:
-    return problem and f"is not read any more: {problem}"
+    return [*written.values(), *read, *map(fact_of_reading, READINGS.get(engine, ()))]
 
 
 def revived(engine: str, release: Release) -> list[str]:
@@ -120,11 +120,11 @@ def look(engine: str) -> Report:
     assert package is not None
     try:
         if engine in NOT_THERE:
-            return Report(engine, f"not looked up: {NOT_THERE[engine]}", checked)
+            return Report(engine, f"{newest_archive(package)[0]}, but {NOT_THERE[engine]}", checked)
         return report_of(engine, newest(package))
     except NotThereError as error:
         return Report(engine, str(error), checked)
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         return Report(engine, f"the index was not reached: {error}", checked)
 
 
@@ -132,21 +132,10 @@ def table(reports: Iterable[Report]) -> str:
     """The reports as a table; a release that is not the one checked is marked."""
     rows = [HEADS]
     for one in reports:
-        newer = (
-            ""
-            if not one.facts or re.search(rf"(?<![\d.]){re.escape(one.newest)}(?![\d.])", one.checked)
-            else " (differs)"
-        )
-        rows.append(
-            (
-                one.engine,
-                one.newest,
-                one.checked + newer,
-                str(one.facts or "–"),
-                str(len(one.gone) if one.facts else "–"),
-            )
-        )
+        same = re.search(rf"(?<![\d.]){re.escape(one.newest)}(?![\d.])", one.checked)
+        checked = one.checked if same or not one.facts else f"{one.checked} (differs)"
+        counts = (str(one.facts), str(len(one.gone))) if one.facts else ("–", "–")
+        rows.append((one.engine, one.newest, checked, *counts))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

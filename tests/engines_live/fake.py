@@ -38,14 +38,15 @@ def vllm() -> dict[str, str]:
     words = {*words_of_engine("vllm"), *words_read("vllm")}
     flags = sorted({word.text for word in words if word.kind == "flag"})
     keys = sorted({word.text for word in words if word.kind == "key"})
-    values = sorted({word.text for word in words if word.kind == "value"})
+    values = sorted({word.text for word in words if word.kind == "value" and word.of == "method"})
     read = sorted({word.text for word in words if word.kind == "read key"})
     return {
         "pyproject.toml": '[project.scripts]\nvllm = "vllm.entrypoints.cli.main:main"\n',
         "vllm/entrypoints/cli/serve.py": 'name = "serve"\n',
         "vllm/engine/arg_utils.py": "".join(f'parser.add_argument("{flag}", type=int)\n' for flag in flags),
         "vllm/config/speculative.py": f"Inner = Literal[{values[1:]!r}]\nSpeculativeMethod = Literal[{values[0]!r}, Inner]\n"
-        "class SpeculativeConfig:\n" + "".join(f"    {key}: int = 0\n" for key in keys),
+        "DraftSampleMethod = Literal['probabilistic']\nclass SpeculativeConfig:\n"
+        + "".join(f"    {key}: int = 0\n" for key in keys),
         "vllm/v1/spec_decode/metrics.py": LOG,
         "vllm/benchmarks/serve.py": f"result = {dict.fromkeys(read, 0)!r}\n",
     }
@@ -54,7 +55,7 @@ def vllm() -> dict[str, str]:
 def renamed(release: Release, where: str, word: str) -> Release:
     """The release with a word renamed in the files of some patterns and in their paths, however it is spelled there."""
     inner = "[-_./]".join(map(re.escape, re.split("[-_.]", word.strip("-"))))
-    pattern = re.compile(rf"(?<![A-Za-z0-9]){inner}(?![A-Za-z0-9])")
+    pattern = re.compile(rf"(?<![A-Za-z0-9]){inner}" + r"(?![A-Za-z0-9])" * word[-1].isalnum())
     files = release.matching(where)
     changed = {pattern.sub("gone", path): pattern.sub("gone", text) for path, text in files.items()}
     return Release(release.version, {p: text for p, text in release.texts.items() if p not in files} | changed)

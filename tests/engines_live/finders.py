@@ -91,12 +91,16 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
                 yield target.id
 
 
+@cache
 def options_of_fields(text: str) -> frozenset[str]:
-    """SGLang's options: every field of its classes of arguments, with hyphens."""
-    names = (field for node in classes(text).values() for field in _fields(node))
-    return frozenset(f"--{name.replace('_', '-')}" for name in names) | {
-        one for one in strings(text) if one.startswith("--")
-    }
+    """SGLang's options: the annotated fields of its classes, with hyphens, but those that its command line lacks."""
+    found = {one for one in strings(text) if one.startswith("--")}
+    for node in ast.walk(parsed(text)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            keywords = [n.arg for n in ast.walk(node.annotation) if isinstance(n, ast.keyword)]
+            if "no_cli" not in keywords:
+                found.add(f"--{node.target.id.replace('_', '-')}")
+    return frozenset(found)
 
 
 def parameters_of(name: str = "") -> Finder:

@@ -41,7 +41,7 @@ PLACES: dict[str, dict[str, Place]] = {
         },
         "key": {"vllm/config/speculative.py": fields_of("SpeculativeConfig")},
         "value of method": {"vllm/config/speculative.py": literal("SpeculativeMethod")},
-        "value": {"vllm/config/speculative.py": strings},
+        "value of draft_sample_method": {"vllm/config/speculative.py": literal("DraftSampleMethod")},
         "read key": {
             "vllm/benchmarks/serve.py vllm/v1/metrics/stats.py vllm/v1/spec_decode/metrics.py": strings,
             "vllm/entrypoints/*/protocol.py": strings,

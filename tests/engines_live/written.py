@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
@@ -31,17 +32,7 @@ from treeopt.trees.tree import Tree
 TREE = Tree.from_choices([[0], [1], [0, 0], [0, 1], [0, 0, 0]])
 LENGTHS = (((1, None, 3),), ((1, 8, 3), (9, 32, 1), (33, None, 0)), ((1, None, 0),))
 RULE = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 0, "epsilon": 0.3, "delta": 0.09}
-PLACEHOLDERS = {
-    "MODEL",
-    "DRAFTER",
-    "HEADS",
-    "QUESTIONS",
-    "LAYER",
-    "PROMPT",
-    "PROMPTS",
-    "HOST",
-    "PORT",
-}  # what a user puts in
+PLACEHOLDERS = {"MODEL", "DRAFTER", "HEADS", "LAYER", "PROMPT", "QUESTIONS"}  # what a user puts in
 OPTION = re.compile(r"--?[a-zA-Z][\w-]*")
 OWN = {option for command in cli.commands.values() for parameter in command.params for option in parameter.opts}
 
@@ -69,23 +60,22 @@ def words_of_engine(engine: str) -> dict[Word, set[str]]:
 
 
 def words_of_method(engine: str, method: Method) -> set[Word]:
-    """The words of all that a method writes; it must write something."""
-    exports = list(written_by(engine, method))
-    assert exports, f"{engine} {method.name} wrote nothing"
-    return {word for written in exports for word in words_of(written)}
+    """The words of all that a method writes for its drafters; for each it must write something."""
+    exports = {drafter: list(written_by(engine, method, drafter)) for drafter in method.drafters}
+    silent = [drafter for drafter, written in exports.items() if not written]
+    assert not silent, f"{engine} {method.name} wrote nothing for {silent}"
+    return {word for every in exports.values() for written in every for word in words_of(written)}
 
 
-def written_by(engine: str, method: Method) -> Iterator[Written]:
-    """What is written for every drafter, acceptance rule, and length or schedule that the method takes."""
+def written_by(engine: str, method: Method, drafter: str) -> Iterator[Written]:
+    """What is written for every acceptance rule, and length or schedule, that the method takes."""
     whats: list[dict[str, Any]] = [{"lengths": lengths} for lengths in LENGTHS]
     if method.shape != "chain":
         whats = [{"tree": TREE}, {"tree": Tree.chain(2)}, {"tree": Tree.chain(0)}]
-    for drafter, rule, what in product((None, *method.drafters), RULES.values(), whats):
+    for rule, what in product(RULES.values(), whats):
         request = Request(num_heads=4, drafter=drafter, acceptance={"rule": rule, **RULE}, **what)
-        try:
+        with suppress(TreeoptError):  # a method refuses what it cannot take
             yield export_request(request, engine, method=method.name)
-        except TreeoptError:
-            continue  # a method refuses what it cannot take; that it takes something is seen above
 
 
 def words_of(written: Written) -> Iterator[Word]:
