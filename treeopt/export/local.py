@@ -22,6 +22,7 @@ MLC_MODES = {"draft-model": "small_draft", "eagle": "eagle", "medusa": "medusa"}
 EXLLAMA = f"python {SCRIPT} --model_dir MODEL"
 EXLLAMA_FLAGS = {
     "draft-model": "--draft_model_dir DRAFTER",
+    "dflash": "--draft_model_dir DRAFTER",
     "mtp": "--mtp",
     "ngram": "--ngram_match_min 1",
 }  # treeopt's own ``ngram`` looks single tokens up too
