@@ -59,8 +59,8 @@ def write_chain(request: Request) -> Written:
     notes = []
     if drafter == "mtp" and longest > 1:
         notes.append(
-            f"vLLM does not start with {longest} tokens if the model has fewer MTP layers and their number does not "
-            "divide it."
+            f"vLLM does not start where the model has fewer MTP layers than {longest} and their number does not divide "
+            f"{longest}."
         )
     if drafter == "suffix":
         notes.append("Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1")
