@@ -145,7 +145,9 @@ def test_lmdeploy_speculates_with_its_pytorch_backend_alone():
         numbers.parse_lmdeploy(command(written.command.replace("eagle3", "medusa")))
 
 
-@pytest.mark.parametrize(("drafter", "kind"), [("mtp", "mtp"), ("eagle", "eagle"), ("eagle3", "eagle")])
+@pytest.mark.parametrize(
+    ("drafter", "kind"), [("mtp", "mtp"), ("eagle", "eagle"), ("eagle3", "eagle"), ("dspark", "dspark")]
+)
 def test_rtp_llm_is_told_the_type_of_its_drafter(drafter, kind):
     written = chain("rtp-llm", drafter)
     given = flags(written.files)
@@ -156,7 +158,7 @@ def test_rtp_llm_is_told_the_type_of_its_drafter(drafter, kind):
 
 
 def test_rtp_llm_takes_no_draft_model_any_more():
-    with pytest.raises(InvalidInput, match="kinds mtp, eagle, eagle3, but this drafter is draft-model"):
+    with pytest.raises(InvalidInput, match="kinds mtp, eagle, eagle3, dspark, but this drafter is draft-model"):
         chain("rtp-llm", "draft-model")
     for kind in ("vanilla", "eagle3", "deterministic"):
         with pytest.raises(InvalidInput, match="mtp, eagle or dspark"):
@@ -249,7 +251,7 @@ def test_rules_are_known_for_every_way_into_an_engine(engine, method):
 
 @pytest.mark.parametrize("engine", ["lmdeploy", "llama-cpp", "redrafter", "rtp-llm"])
 def test_a_command_that_its_engine_would_read_otherwise_is_not_written(engine, monkeypatch):
-    (method,) = ENGINES[engine].methods
+    method = ENGINES[engine].methods[0]
     broken = replace(method, write=lambda asked: method.write(replace(asked, lengths=((1, None, 7),))))
     monkeypatch.setitem(ENGINES, engine, replace(ENGINES[engine], methods=(broken,)))
     with pytest.raises(InvalidInput, match="Nothing was written"):

@@ -106,7 +106,7 @@ rtp_llm = Options(
     options={
         kind: f"--sp_type {name} --sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER "
         "--gen_num_per_cycle {length}"
-        for kind, name in (("mtp", "mtp"), ("eagle", "eagle"), ("eagle3", "eagle"))
+        for kind, name in (("mtp", "mtp"), ("eagle", "eagle"), ("eagle3", "eagle"), ("dspark", "dspark"))
     },
     notes=(
         "MODEL_TYPE and DRAFTER_TYPE are names of RTP-LLM's own list of models, such as deepseek3 and deepseek-v3-mtp. "

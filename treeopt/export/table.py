@@ -199,12 +199,19 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
     )),
     Engine(name="rtp-llm", title="RTP-LLM", methods=(
         Method(name="number", checked="main 4b8d39c of 2026-08",
-               drafters=tuple(numbers.rtp_llm.options), shape="chain", rules=("greedy", "sample"),
+               drafters=("mtp", "eagle", "eagle3"), shape="chain", rules=("greedy", "sample"),
                carrier="--gen_num_per_cycle",
                syntax="--sp_type mtp --sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER --gen_num_per_cycle 3",
                versions="current; older ones took medusa_choices up to depth 3",
                source="alibaba/rtp-llm rtp_llm/server/server_args/speculative_decoding_group_args.py, "
                       "rtp_llm/model_factory.py, rtp_llm/cpp/normal_engine/speculative/SpeculativeSampler.cc",
+               write=numbers.rtp_llm, parse=numbers.parse_rtp_llm),
+        Method(name="block", checked="main 4b8d39c of 2026-08",
+               drafters=("dspark",), shape="chain", carrier="--gen_num_per_cycle",
+               syntax="--sp_type dspark --sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER "
+                      "--gen_num_per_cycle 3",
+               source="alibaba/rtp-llm rtp_llm/server/server_args/speculative_decoding_group_args.py, "
+                      "rtp_llm/cpp/normal_engine/speculative/SpeculativeSampler.cc",
                write=numbers.rtp_llm, parse=numbers.parse_rtp_llm),
     )),
     Engine(name="transformers", title="transformers", package="transformers", methods=(
