@@ -202,4 +202,9 @@ def test_a_plan_for_sampling_goes_only_where_the_source_does_the_same(engine, wa
         wanted = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0}
         assert wanted.items() <= json.loads(files[assisted.FILE]).items()
     if engine == "exllamav3":
-        assert "--temperature 0.7 --top_p 0.9 --temperature_first" in files["commands.sh"]
+        assert "--temperature 0.7 --top_p 0.9 --top_k 0 --temperature_first" in files["commands.sh"]
+
+
+def test_a_rule_without_its_temperature_still_samples():
+    files = files_of("transformers", "draft-model", acceptance={"rule": "rejection"})
+    assert {"do_sample": True, "temperature": 1.0}.items() <= json.loads(files[assisted.FILE]).items()

@@ -106,11 +106,13 @@ class Library:
 
 def sampling(request: Request) -> dict[str, Any]:
     """The keys by which a request asks for the plan's temperature; off is said too: models bring settings of their own."""
-    temperature = (request.acceptance or {}).get("temperature")
-    if not temperature:
+    if request.rule == "greedy":
         return {"do_sample": False}
-    top_p, top_k = ((request.acceptance or {}).get(key) for key in ("top_p", "top_k"))
-    return {"do_sample": True, "temperature": temperature, "top_p": top_p or 1.0, "top_k": top_k or 0}
+    record = request.acceptance or {}
+    temperature, top_p, top_k = (
+        record.get(key) or off for key, off in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0))
+    )
+    return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
 
 
 FIXED = {"num_assistant_tokens_schedule": "constant", UNSURE: 0.0}  # a chain is drafted to its end, as the plan counts

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from treeopt.errors import InvalidInput
 from treeopt.export import chains
-from treeopt.export.assisted import SCRIPT
+from treeopt.export.assisted import SCRIPT, sampling
 from treeopt.export.engine import Lengths, Request, Written
 from treeopt.files.shell import shell_word
 
@@ -117,10 +117,9 @@ def write_exllama(request: Request) -> Written:
     """A program, and its options."""
     drafter = chains.drafter_of(request, EXLLAMA_FLAGS, "ExLlamaV3")
     length = chains.only_length(request, "ExLlamaV3")
-    record = request.acceptance or {}
-    asked = [(key, record.get(key)) for key in ("temperature", "top_p", "top_k") if record.get(key)]
-    flags = [f" --{key} {shell_word(value)}" for key, value in asked] + [" --temperature_first"] * bool(asked)
-    end = f"{''.join(flags)} --prompt PROMPT"
+    asked = sampling(request)
+    flags = [f" --{key} {shell_word(asked[key])}" for key in ("temperature", "top_p", "top_k") if key in asked]
+    end = f"{''.join(flags)}{' --temperature_first' * bool(flags)} --prompt PROMPT"
     drafting = f"{EXLLAMA} {EXLLAMA_FLAGS[drafter]} --num_draft_tokens {length}{end}"
     written = chains.launch(drafting) if length else chains.plain(EXLLAMA + end)
     return replace(written, files={**written.files, SCRIPT: PROGRAM})
