@@ -84,7 +84,6 @@ def test_llama_cpp_looks_up_no_more_than_it_drafts_else_it_drafts_nothing(length
     [
         ("llama-server --model-draft D --draft-max 3", "no --draft-max any more"),
         ("llama-server --draft-min 0 --spec-type draft-mtp", "no --draft-min any more"),
-        ("llama-server --spec-type draft-simple", "needs --spec-draft-model"),
         ("llama-server --spec-type eagle3", "must be one of"),
         ("llama-server --spec-type draft-mtp --spec-draft-n-max some", "whole number"),
     ],
@@ -94,8 +93,9 @@ def test_llama_cpp_ends_with_an_error(text, why):
         numbers.parse_llama_cpp(command(text))
 
 
-def test_llama_cpp_without_a_type_drafts_nothing_and_with_a_limit_of_0_one_token():
-    assert numbers.parse_llama_cpp(command("llama-server --spec-draft-model D")) == ((1, None, 0),)
+def test_llama_cpp_without_a_type_or_a_drafter_drafts_nothing_and_with_a_limit_of_0_one_token():
+    for text in ("llama-server --spec-draft-model D", "llama-server --spec-type draft-simple", "llama-server"):
+        assert numbers.parse_llama_cpp(command(text)) == ((1, None, 0),)
     assert numbers.parse_llama_cpp(command("llama-server --spec-type draft-mtp --spec-draft-n-max 0")) == (
         (1, None, 1),
     )

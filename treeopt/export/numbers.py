@@ -144,7 +144,7 @@ def parse_llama_cpp(files: Mapping[str, str]) -> Lengths:
         looked_up = whole(given.get("--spec-ngram-simple-size-n", "12"), "--spec-ngram-simple-size-n")
         return ((1, None, length if length >= looked_up else 0),)
     if kind != "draft-mtp" and "--spec-draft-model" not in given:
-        raise InvalidInput(f"--spec-type {kind} needs --spec-draft-model.")
+        return NO_SPECULATION  # a line in the log, and the server goes on
     name = "--spec-draft-n-max"
     # The limit is looked at after a token was drafted, so 0 drafts one as well.
     return ((1, None, max(1, whole(given.get(name, "3"), name))),)
