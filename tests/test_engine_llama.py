@@ -47,7 +47,7 @@ def test_lines_as_llama_cpp_wrote_them_are_read(imported):
     )
     assert imported(four)[0].hits[:, 0].tolist() == [78, 68, 61, 50]
     assert imported(two)[0].trials[0] == 1449
-    assert imported(two)[0].hits[:, 0].tolist() == [1053, 743]  # 1797 in truth; three decimals tell no better
+    assert imported(two)[0].hits[:, 0].tolist() == [1054, 743]  # they sum to 1797
 
 
 def test_positions_that_are_not_printed_are_left_out(imported):
@@ -112,6 +112,15 @@ def test_a_server_that_never_drafted_is_said_to_have_not(imported):
     for text in (idle, llama_metrics(0, [])):
         with pytest.raises(InvalidInput, match="none was verified"):
             imported(text)
+
+
+def test_requests_without_a_hit_are_of_full_drafts_as_nearly_as_can_be(imported):
+    """51 guesses in drafts of up to 8: the mean of 1 does not tell how many drafts, and 17 of 3 are no better a guess."""
+    line = "slot print_timing: id  0 | task 3 | draft acceptance = 0.00000 (    0 accepted /    51 generated), mean len =  1.00"
+    rates = f"slot print_timing: id  0 | task 3 |      acc per pos = ({', '.join(['0.000'] * 8)})"
+    calibration, _ = imported(lines(line, rates))
+    assert calibration.meta["drafts"] == 7
+    assert calibration.meta["survival"] == [0.0]
 
 
 def test_a_request_that_verified_nothing_is_left_out(imported):

@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.importing.exposition import SINCE_START
@@ -88,6 +90,28 @@ def test_log_lines_are_weighted_by_their_drafts(imported):
     calibration, _ = imported(lines(vllm_line(900, [810]), vllm_line(100, [10])))
     assert calibration.meta["survival"] == [0.82]
     assert calibration.meta["drafts"] == 1000
+
+
+def test_a_line_of_many_drafts_of_one_token_is_read(imported):
+    """1,122 of 1,400 prints as .801, of which the nearest count is 1,121: the accepted tokens say which it was."""
+    calibration, _ = imported(vllm_line(1400, [1122]))
+    assert calibration.hits.tolist() == [[1122]]
+    assert calibration.trials.tolist() == [1400]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.integers(1, 20_000), st.lists(st.floats(0.2, 1), min_size=1, max_size=6))
+def test_random_counts_come_back_from_the_line_they_print(imported, drafts, rates):
+    """Each to within the rounding of three decimals, and their sum, which is printed, exactly."""
+    reached = [drafts]
+    for rate in rates:
+        reached.append(round(reached[-1] * rate))
+    calibration, _ = imported(vllm_line(drafts, reached[1:]))
+    hits = calibration.hits[:, 0].tolist()
+    assert sum(hits) == sum(reached[1:])
+    if hits[0]:
+        assert calibration.meta["drafts"] == drafts
+        assert hits == pytest.approx(reached[1 : len(hits) + 1], abs=1 + 0.001 * drafts)
 
 
 def test_lines_with_the_fields_of_forks_are_read(imported):

@@ -60,7 +60,7 @@ class Printed:
                 f"{where} must have rates by position that sum to the accepted tokens of a draft, but they sum to "
                 f"{sum(self.rates):.3f}, and the mean length is {self.mean:g} with {self.accepted} accepted of {self.drafted}."
             )
-        return fitting, self._reached(fitting)
+        return fitting, self._summing(fitting)
 
     def beyond(self, drafts: int) -> int:
         """Guesses beyond the printed positions, if so many drafts had them all; below zero where drafts were shorter."""
@@ -69,12 +69,28 @@ class Printed:
     def _reached(self, drafts: int) -> list[int]:
         return [round(rate * drafts) for rate in self.rates]
 
+    def _bounds(self, drafts: int) -> list[tuple[int, int]]:
+        """The fewest and the most drafts at each depth that print as the rates."""
+        around = ((math.ceil((rate - RATE) * drafts), math.floor((rate + RATE) * drafts)) for rate in self.rates)
+        return [(max(low, 0), min(high, drafts)) for low, high in around]
+
+    def _summing(self, drafts: int) -> list[int]:
+        """Counts that print as the rates and, where positions are not cut, sum to the accepted tokens; they never rise."""
+        reached = self._reached(drafts)
+        missing = self.accepted - sum(reached)
+        for j in range(len(reached)) if missing > 0 else reversed(range(len(reached))):
+            low, high = self._bounds(drafts)[j]
+            moved = min(max(reached[j] + missing, low), high) - reached[j]
+            reached[j] += moved
+            missing -= moved
+        return reached
+
     def _numbers_of_drafts(self) -> Iterator[int]:
         """Likely ones first: that printed, those of drafts of one length, then all around the printed mean's."""
         if self.drafts is not None:
             yield self.drafts
             return
-        deepest = sum(rate > 0 for rate in self.rates)
+        deepest = sum(rate > 0 for rate in self.rates) if self.accepted else len(self.rates)
         for length in range(len(self.rates), max(deepest, 1) - 1, -1):
             if self.drafted and self.drafted % length == 0:
                 yield self.drafted // length
@@ -88,11 +104,12 @@ class Printed:
     def _fits(self, drafts: int) -> bool:
         if not 0 < drafts <= self.drafted or abs(1 + self.accepted / drafts - self.mean) > MEAN:
             return False
-        reached, rates = self._reached(drafts), self.rates
-        close = all(abs(c / drafts - rate) <= RATE for c, rate in zip(reached, rates, strict=True))
-        off = sum(reached) - self.accepted
-        slack = RATE * len(rates) * drafts + 1e-6
-        return close and (off <= slack if self.may_be_cut and self.beyond(drafts) > 0 else abs(off) <= slack)
+        bounds = self._bounds(drafts)
+        fewest, most = (sum(one) for one in zip(*bounds, strict=True))
+        is_cut = self.may_be_cut and self.beyond(drafts) > 0
+        return (
+            all(low <= high for low, high in bounds) and fewest <= self.accepted and (is_cut or self.accepted <= most)
+        )
 
 
 def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Group], list[str]]:
@@ -101,8 +118,8 @@ def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Group], list[str]
     notes: list[str] = []
     for where, line in lines:
         drafts, reached = line.counts(where)
-        notes += [CUT] * (line.accepted - sum(reached) > RATE * len(reached) * drafts + 1e-6)
-        groups.append(group_of(drafts, reached, max(line.drafted, sum(reached)), where))
+        notes += [CUT] * (line.accepted > sum(reached))
+        groups.append(group_of(drafts, reached, line.drafted, where))
     return groups, notes
 
 

@@ -137,7 +137,7 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Group], list[str]]:
         off = [abs(count - rate * run.drafts) for count, rate in zip(reached, rates, strict=True)]
         is_exact = all(one < 1e-6 * max(run.drafts, 1) for one in off)
         groups.append(group_of(run.drafts, reached, run.drafted, where, run.accepted if is_exact else None))
-        if abs(sum(reached) - run.accepted) > RATE * len(rates) * run.drafts:
+        if abs(sum(reached) - run.accepted) > len(rates) * (RATE * run.drafts + 0.5):
             raise InvalidInput(
                 f"{where} must have rates by position that sum to the accepted tokens, {run.accepted}, but they sum to "
                 f"{sum(reached)}."
