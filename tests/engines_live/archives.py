@@ -49,20 +49,25 @@ class Release:
         return {path: text for path, text in self.texts.items() if any(fnmatch.fnmatchcase(path, p) for p in wanted)}
 
 
-def newest(package: str) -> Release:
-    """The newest final release, as `newest_archive` finds it."""
-    version, archive = newest_archive(package)
+def release_of(package: str, version: str | None = None) -> Release:
+    """A release as `newest_archive` finds it."""
+    version, archive = newest_archive(package, version)
     return Release(version, dict(texts_of(archive)))
 
 
-def newest_archive(package: str) -> tuple[str, Path]:
-    """The newest final release and its archive. Raises NotThereError, and OSError where the index is not reached."""
-    files = index_page(package)
-    version = max((file["version"] for file in files if not file["version"].is_prerelease), default=None)
-    if version is None:
-        raise NotThereError("the index has no final release")
-    file = chosen([file for file in files if file["version"] == version])
-    return str(version), fetched(file, folder() / package)
+def newest_archive(package: str, version: str | None = None) -> tuple[str, Path]:
+    """The newest final release, or the one asked for, and its archive.
+
+    Raises NotThereError, and OSError where the index is not reached.
+    """
+    files = [
+        f for f in index_page(package) if version == str(f["version"]) or not (version or f["version"].is_prerelease)
+    ]
+    if not files:
+        raise NotThereError(f"the index has no {version or 'final release'}")
+    found = max(file["version"] for file in files)
+    file = chosen([file for file in files if file["version"] == found])
+    return str(found), fetched(file, folder() / package / (version or ""))
 
 
 def index_page(package: str) -> list[dict[str, Any]]:

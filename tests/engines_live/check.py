@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http.client import HTTPException
 
-from tests.engines_live.archives import NotThereError, Release, newest, newest_archive
+from tests.engines_live.archives import NotThereError, Release, newest_archive, release_of
 from tests.engines_live.places import NOT_THERE, PLACES, Place
 from tests.engines_live.readings import READINGS, Reading, words_read
 from tests.engines_live.written import Word, words_of_engine, words_of_method
 from treeopt.export.table import ENGINES
 
-HEADS = ("engine", "newest release", "checked against", "facts", "gone")
+HEADS = ("engine", "release", "checked against", "facts", "gone")
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Fact:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found of an engine: its newest release, the facts looked up, those gone, and what else is new."""
+    """What was found of an engine: its release, the facts looked up, those gone, and what else is new."""
 
     engine: str
-    newest: str
+    release: str
     checked: str
     facts: int = 0
     gone: tuple[str, ...] = ()
     news: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        return [f"{self.engine} {self.newest}: {line}" for line in (*self.gone, *self.news)]
+        return [f"{self.engine} {self.release}: {line}" for line in (*self.gone, *self.news)]
 
 
 def place_of(engine: str, word: Word) -> Place | None:
@@ -70,7 +70,8 @@ def fact_of(engine: str, word: Word, user: str) -> Fact:
             return f"cannot be looked up, since this Python does not read {error.text!r:.60}"
         if word.text in names or (word.kind == "read key" and any(word.text in name for name in names)):
             return None
-        return "is gone" if names else "cannot be looked up, since its file is gone"
+        is_there = any(map(release.matching, place))
+        return "is gone" if is_there else "cannot be looked up, since its file is gone"
 
     return Fact(str(word), user, " ".join(place or ["places.py"]), (word.text,), problem)
 
@@ -114,14 +115,14 @@ def checked_of(engine: str) -> str:
     return ", ".join(dict.fromkeys(m.checked for m in ENGINES[engine].methods if m.status == "live"))
 
 
-def look(engine: str) -> Report:
-    """The newest release of an engine, looked through; without facts where there is none to be had."""
+def look(engine: str, version: str | None = None) -> Report:
+    """An engine's newest release, or the one asked for, looked through; without facts where there is none to be had."""
     package, checked = ENGINES[engine].package, checked_of(engine)
     assert package is not None
     try:
         if engine in NOT_THERE:
-            return Report(engine, f"{newest_archive(package)[0]}, but {NOT_THERE[engine]}", checked)
-        return report_of(engine, newest(package))
+            return Report(engine, f"{newest_archive(package, version)[0]}, but {NOT_THERE[engine]}", checked)
+        return report_of(engine, release_of(package, version))
     except NotThereError as error:
         return Report(engine, str(error), checked)
     except (OSError, HTTPException) as error:
@@ -132,10 +133,10 @@ def table(reports: Iterable[Report]) -> str:
     """The reports as a table; a release that is not the one checked is marked."""
     rows = [HEADS]
     for one in reports:
-        same = re.search(rf"(?<![\d.]){re.escape(one.newest)}(?![\d.])", one.checked)
+        same = re.search(rf"(?<![\d.]){re.escape(one.release)}(?![\d.])", one.checked)
         checked = one.checked if same or not one.facts else f"{one.checked} (differs)"
         counts = (str(one.facts), str(len(one.gone))) if one.facts else ("–", "–")
-        rows.append((one.engine, one.newest, checked, *counts))
+        rows.append((one.engine, one.release, checked, *counts))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

@@ -122,7 +122,7 @@ READINGS: dict[str, tuple[Reading, ...]] = {
     "vllm": (
         Reading("log line 'SpecDecoding metrics'", "vllm-metrics", "vllm/v1/spec_decode/metrics.py",
                 ("SpecDecoding metrics", "Mean acceptance length", "Accepted", "Drafted", "Per-position acceptance rate"), vllm_log),
-        Reading("counters of /metrics", "vllm-metrics", "vllm/v1/spec_decode/metrics.py",
+        Reading("scrape of /metrics", "vllm-metrics", "vllm/v1/spec_decode/metrics.py",
                 ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens_per_pos", "position"), vllm_scrape),
     ),
     "llama-cpp": (
@@ -131,7 +131,7 @@ READINGS: dict[str, tuple[Reading, ...]] = {
         Reading("log line 'statistics'", "llama-cpp", "vendor/llama.cpp/common/speculative.cpp",
                 ("statistics", "#gen drafts", "#acc drafts", "#gen tokens", "#acc tokens", "#mean acc len", "#acc rate/pos"),
                 llama_statistics),
-        Reading("counters of /metrics", "llama-cpp", f"{SERVER}server-task.cpp",
+        Reading("scrape of /metrics", "llama-cpp", f"{SERVER}server-task.cpp",
                 ("llamacpp", "spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_per_pos_total", "position"), llama_scrape),
     ),
 }  # fmt: skip

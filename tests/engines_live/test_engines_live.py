@@ -3,7 +3,7 @@
 import pytest
 
 from tests.engines_live import fake
-from tests.engines_live.archives import NotThereError, newest
+from tests.engines_live.archives import NotThereError, release_of
 from tests.engines_live.check import facts_of, look
 from tests.engines_live.places import NOT_THERE
 from treeopt.export.table import ENGINES
@@ -16,14 +16,14 @@ PACKAGED = [name for name, engine in ENGINES.items() if engine.package]
 def test_nothing_is_gone(engine):
     report = look(engine)
     if not report.facts:
-        pytest.skip(report.newest)
+        pytest.skip(report.release)
     assert report.lines() == []
 
 
 @pytest.mark.parametrize("engine", [name for name in PACKAGED if name not in NOT_THERE])
 def test_every_fact_is_missed_where_its_word_is_renamed(engine):
     try:
-        release = newest(ENGINES[engine].package)
+        release = release_of(ENGINES[engine].package)
     except (NotThereError, OSError) as error:
         pytest.skip(str(error))
     noticed = {

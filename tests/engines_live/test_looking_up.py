@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engines_live import archives, fake
+from tests.engines_live.__main__ import main
 from tests.engines_live.archives import NotThereError, Release
 from tests.engines_live.check import Report, facts_of, look, place_of, report_of, table
 from tests.engines_live.finders import cpp_format, cpp_sum, llama_flags, python_format
@@ -35,7 +36,7 @@ def test_a_release_that_has_everything_lacks_nothing():
         ("serve", "program serve is gone"),
         ("num_spec_steps", "read key num_spec_steps is gone (read by vllm-requests"),
         ("Mean acceptance length", "log line 'SpecDecoding metrics' is not read any more"),
-        ("vllm:spec_decode_num_accepted_tokens_per_pos", "counters of /metrics is not read any more"),
+        ("vllm:spec_decode_num_accepted_tokens_per_pos", "scrape of /metrics is not read any more"),
     ],
 )
 def test_what_is_renamed_is_named(word, named):
@@ -50,9 +51,22 @@ def test_every_fact_is_missed_where_its_word_is_renamed():
 
 
 def test_a_file_that_is_gone_is_said():
-    texts = {path: text for path, text in VLLM.texts.items() if "arg_utils" not in path}
-    texts["vllm/benchmarks/serve.py"] = ""
-    assert any("since its file is gone" in line for line in report_of("vllm", Release("9.9", texts)).gone)
+    texts = {path: text for path, text in VLLM.texts.items() if "config/speculative" not in path}
+    lines = report_of("vllm", Release("9.9", texts)).gone
+    assert [
+        line for line in lines if line.startswith("value eagle3 of method cannot be looked up, since its file is gone")
+    ]
+    texts["vllm/config/speculative.py"] = "class Other: ...\n"
+    assert not [line for line in report_of("vllm", Release("9.9", texts)).gone if "file is gone" in line]
+
+
+def test_a_source_that_this_python_does_not_read_is_said():
+    texts = {**VLLM.texts, "vllm/config/speculative.py": "type of newer = [Python]\n"}
+    lines = report_of("vllm", Release("9.9", texts)).gone
+    assert any(
+        line.startswith("value eagle3 of method cannot be looked up, since this Python does not read 'type")
+        for line in lines
+    )
 
 
 def test_a_removed_method_that_is_back_is_news():
@@ -124,29 +138,32 @@ def test_the_newest_final_source_is_read_and_kept(tmp_path, cache, monkeypatch):
     (cache / "engine" / "engine-0.9.tar.gz").touch()
     with fake.index(tmp_path, FILES) as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        assert archives.newest("engine") == Release("1.10", {"engine/a.py": "x = 1"})
+        assert archives.release_of("engine") == Release("1.10", {"engine/a.py": "x = 1"})
         assert {path.name for path in (cache / "engine").iterdir()} == {"engine-1.10.tar.gz", "lock"}
+        assert archives.release_of("engine", "1.0") == Release("1.0", {"old.py": ""})
+        with pytest.raises(NotThereError, match=r"no 1\.2"):
+            archives.release_of("engine", "1.2")
         (tmp_path / "engine-1.10.tar.gz").unlink()  # from the index
-        assert archives.newest("engine").version == "1.10"
+        assert archives.release_of("engine").version == "1.10"
 
 
 def test_a_wheel_is_read_where_there_is_no_source(tmp_path, cache, monkeypatch):
     with fake.index(tmp_path, {name: file for name, file in FILES.items() if name.endswith(".whl")}) as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        assert archives.newest("engine").texts == {"wheel.py": ""}
+        assert archives.release_of("engine").texts == {"wheel.py": ""}
 
 
 def test_what_the_index_does_not_have_is_said(tmp_path, cache, monkeypatch):
     with fake.index(tmp_path, FILES, yanked="broken") as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
         with pytest.raises(NotThereError, match="no final release"):
-            archives.newest("engine")
-        assert look("vllm").newest == "not on the index"
+            archives.release_of("engine")
+        assert look("vllm").release == "not on the index"
     with fake.index(tmp_path, FILES, lies=True) as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
         with pytest.raises(NotThereError, match="not the hash"):
-            archives.newest("engine")
-    assert look("vllm").newest.startswith("the index was not reached")
+            archives.release_of("engine")
+    assert look("vllm").release.startswith("the index was not reached")
 
 
 def test_the_table_marks_a_release_that_was_not_checked():
@@ -160,3 +177,16 @@ def test_the_table_marks_a_release_that_was_not_checked():
 
 def test_an_unknown_word_has_no_place():
     assert place_of("vllm", Word("spell", "x")) is None
+
+
+def test_the_command_says_what_is_gone_and_ends_with_1(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "tests.engines_live.__main__.look",
+        lambda engine, version: Report(engine, version or "2", "2", 3, ("x is gone",)),
+    )
+    assert main(["vllm==1", "sglang"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("vllm 1: x is gone\nsglang 2: x is gone\n")
+    assert printed.splitlines()[-2].split() == ["vllm", "1", "2", "(differs)", "3", "1"]
+    with pytest.raises(SystemExit, match="must be one of"):
+        main(["nobody"])

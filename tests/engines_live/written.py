@@ -46,7 +46,7 @@ class Word:
     of: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.text}" + (f" of {self.of}" if self.of else "")
+        return f"{self.kind} {self.text.strip()}" + (f" of {self.of}" if self.of else "")
 
 
 def words_of_engine(engine: str) -> dict[Word, set[str]]:
