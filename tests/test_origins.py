@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from treeopt.files.provenance import Provenance
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan
+from treeopt.records.origins import Acceptance, check_origins
 from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
 
@@ -216,3 +219,27 @@ def test_calibrate_keeps_another_measurement(own_demo_run):
     assert run.trace.read_bytes() == before
     treeopt(*arguments)  # the very same
     assert run.trace.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rule", "speculative"),  # an unknown rule would be taken for greedy decoding
+        ("temperature", -1.0),
+        ("temperature", float("inf")),
+        ("top_p", 1.5),
+        ("top_k", 0),
+        ("epsilon", -0.1),
+        ("delta", float("nan")),
+    ],
+)
+def test_an_acceptance_rule_that_cannot_be_is_refused_by_its_key(key, value):
+    record = {"rule": "typical", "temperature": 0.7, "top_p": None, "top_k": None, "epsilon": 0.09, "delta": 0.3}
+    check_origins({"acceptance": record}, "plan.json")
+    with pytest.raises(InvalidInput, match=rf"plan\.json .* at acceptance\.{key}: "):
+        check_origins({"acceptance": {**record, key: value}}, "plan.json")
+
+
+def test_every_rule_that_records_have_is_known():
+    (names,) = (get_args(kind) for kind in get_args(get_type_hints(Acceptance)["rule"]) if get_args(kind))
+    assert set(names) == set(RULES.values())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from typing_extensions import TypedDict  # pydantic takes none of typing's before Python 3.12
 
 from treeopt.errors import quoted
@@ -32,13 +33,13 @@ class Drafter(TypedDict, total=False):
 class Acceptance(TypedDict, total=False):
     """An acceptance rule and its parameters; `treeopt.records.rules` says what they mean."""
 
-    rule: str | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
+    rule: Literal["greedy", "sample-then-match", "rejection", "typical"] | None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None
+    top_k: Annotated[int, Field(ge=1)] | None
     seed: int | None
-    epsilon: float | None
-    delta: float | None
+    epsilon: Annotated[float, Field(ge=0, le=1)] | None
+    delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
 
 
 class Runtime(TypedDict, total=False):
