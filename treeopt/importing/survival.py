@@ -236,14 +236,14 @@ class Counted:
 
     def _sure(self, groups: Sequence[Group]) -> tuple[Sequence[Group], NDArray[np.float64], list[str]]:
         """Groups whose lengths are known well enough, (K,) what survival may be off by, and notes."""
+        known = [group for group in groups if not isinstance(group, Summed) or group.lengths]
+        if len(known) == len(groups):
+            return groups, np.zeros(longest(groups)), []
         low, middle, high = (Drafts.of(groups, share).survival for share in (1.0, 0.5, 0.0))
         unsure = np.maximum(high - middle, middle - low)
-        if not unsure.any():
-            return groups, unsure, []
         if unsure.max() <= UNSURE:
             note = "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
             return groups, unsure, [f"{note}{unsure.max():.3f}, which is in the standard errors."]
-        known = [group for group in groups if not isinstance(group, Summed) or group.lengths]
         if self.may_leave_out and known:
             left = len(groups) - len(known)
             note = f"{left} of {len(groups)} stretches of time have drafts of mixed lengths and were left out."
