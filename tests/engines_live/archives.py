@@ -101,9 +101,11 @@ def index_page(package: str) -> list[dict[str, Any]]:
 
 def index() -> str:
     """The address of the index that pip is told to use."""
+    if address := os.environ.get("PIP_INDEX_URL"):
+        return address.rstrip("/")
     told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
-    addresses = re.findall(r"^(?:global|install|:env:)\.index-url='(.*)'$", told.stdout, re.MULTILINE)
-    return (os.environ.get("PIP_INDEX_URL") or next(iter(addresses), "https://pypi.org/simple")).rstrip("/")
+    addresses = re.findall(r"^(?:global|install)\.index-url='(.*)'$", told.stdout, re.MULTILINE)
+    return next(iter(addresses), "https://pypi.org/simple").rstrip("/")
 
 
 def chosen(files: list[dict[str, Any]]) -> dict[str, Any]:
