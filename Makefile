@@ -22,7 +22,7 @@ test-all: .venv/.test ## Run everything, campaigns included
 engines: .venv/.test ## Look up in the newest engines all that is written for them and read of them (some 300 MB once)
 	$(BIN)/python -m tests.engines_live
 
-engines-start: .venv/.test ## Start transformers, OpenVINO GenAI and llama.cpp with what is exported for them (a build once)
+engines-start: .venv/.test ## Start the engines that run on a CPU with what is exported for them (builds llama.cpp once)
 	$(BIN)/python -m pytest -m slow -s tests/engines_live/test_*_runs.py
 
 lint: .venv/.test ## Check style and types

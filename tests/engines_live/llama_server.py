@@ -1,4 +1,4 @@
-"""llama.cpp's server: built from the source that llama-cpp-python's newest release carries, started by an export, asked.
+"""llama.cpp's server, built from the source that llama-cpp-python's newest release carries, and started by an export.
 
 The build takes minutes once a release and is kept beside the archive. What an export does not say comes from the
 environment: port, one thread, /metrics, the log's level, and a float32 cache without flash attention, since answers are
@@ -10,14 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tarfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ from typing import Any
 import pytest
 
 from . import archives
+from .serving import fetched, free_port, serving
 from .started import ONE_THREAD, TOKENS
 
 SOURCE = "vendor/llama.cpp"
@@ -33,7 +30,6 @@ OPTIONS = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # half the time to compile; the kernels in C keep -O3
 ]
-SECONDS_TO_START, SECONDS_TO_ANSWER = 60, 60
 TOLD = {
     "LLAMA_ARG_THREADS": "1",
     "LLAMA_ARG_ENDPOINT_METRICS": "1",
@@ -85,14 +81,18 @@ def built() -> Path:
 
 def said(server: Path, *options: str) -> tuple[int, str]:
     """Exit code and text of the server with these options alone."""
-    ended = subprocess.run([server, *options], capture_output=True, text=True, check=False, timeout=SECONDS_TO_START)
+    ended = subprocess.run([server, *options], capture_output=True, text=True, check=False)
     return ended.returncode, ended.stderr.strip() + ended.stdout.strip()
 
 
 def answered(server: Path, folder: Path, prompts: Sequence[Sequence[int]], into: Path) -> Served:
     """The greedy answers of the server that the folder's commands.sh starts, one after another; files go ``into``."""
     found = Served([], into / "before.txt", into / "after.txt", into / "log.txt")
-    with started(server, folder, found.log) as address:
+    port = free_port()
+    path = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
+    told = {**ONE_THREAD, **TOLD, "LLAMA_ARG_PORT": str(port), "PATH": path}
+    print((folder / "commands.sh").read_text(encoding="utf-8").strip())
+    with serving(["sh", "commands.sh"], folder, told, found.log, port) as address:
         found.before.write_bytes(fetched(f"{address}/metrics"))
         for prompt in prompts:
             asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "cache_prompt": False}
@@ -100,44 +100,3 @@ def answered(server: Path, folder: Path, prompts: Sequence[Sequence[int]], into:
             found.answers.append(json.loads(answer))
         found.after.write_bytes(fetched(f"{address}/metrics"))
     return found
-
-
-@contextmanager
-def started(server: Path, folder: Path, log: Path) -> Iterator[str]:
-    """The address at which it listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    path = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
-    told = {**ONE_THREAD, **TOLD, "LLAMA_ARG_PORT": str(port), "PATH": path}
-    print((folder / "commands.sh").read_text(encoding="utf-8").strip())
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            ["sh", "commands.sh"], cwd=folder, env=told, stdout=stream, stderr=stream, start_new_session=True
-        )
-        try:
-            wait_until_healthy(process, address, log)
-            yield address
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-
-
-def wait_until_healthy(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    last = time.monotonic() + SECONDS_TO_START
-    while process.poll() is None and time.monotonic() < last:
-        try:
-            fetched(f"{address}/health")
-            return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail(f"the server did not start:\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
-
-
-def fetched(address: str, body: dict[str, Any] | None = None) -> bytes:
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(address, data=data, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=SECONDS_TO_ANSWER) as answer:
-        return answer.read()

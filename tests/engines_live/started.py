@@ -11,19 +11,22 @@ import os
 import shlex
 import shutil
 import subprocess
+import venv
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from treeopt import demo
 from treeopt.demo.corpus import standard_library
 
 from ..conftest import treeopt
+from . import archives
 
-LENGTH = 3  # guesses a step
+LENGTH = 4  # guesses a step
 TOKENS = 48  # of an answer at most
 PROMPTS = [module.text[600:1000] for module in standard_library(held_out=True) if len(module.text) > 1000][:16]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -55,6 +58,27 @@ def exported(run: Path, engine: str, models: Path) -> Path:
     """The folder of the models, with what the export writes for the engine beside them."""
     treeopt("export", "--run", run, "--to", engine)
     return Path(shutil.copytree(run / "export" / engine, models, dirs_exist_ok=True))
+
+
+def in_float32(source: Path, folder: Path) -> None:
+    """The checkpoint, in the format in which answers are compared."""
+    from transformers import AutoModelForCausalLM
+
+    shutil.copytree(source, folder)
+    AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).save_pretrained(folder)
+
+
+def environment(*packages: str) -> Path:
+    """The Python of an environment of its own, kept beside the archives, that has the newest of these packages."""
+    folder = archives.folder() / f"{packages[0]}-environment"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    install = [python, "-m", "pip", "install", "--quiet", "--upgrade", *packages]
+    ended = subprocess.run(install, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        pytest.skip(f"{packages[0]} cannot be installed: {ended.stderr[-500:]}")
+    return python
 
 
 @cache

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import venv
 from pathlib import Path
 
 import pytest
 
 from treeopt import demo
 
-from . import archives
 from .gguf_model import write_gguf
-from .started import LENGTH, ONE_THREAD, PROMPTS, exported, watched
+from .started import LENGTH, ONE_THREAD, PROMPTS, environment, exported, watched
 
 pytestmark = pytest.mark.slow
 ASKED = PROMPTS[:3]
@@ -22,16 +20,7 @@ CONVERT = "import sys, openvino_genai; openvino_genai.LLMPipeline(sys.argv[1], '
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """The Python of an environment that has the newest openvino-genai and nothing else."""
-    folder = archives.folder() / "openvino-genai-environment"
-    found = folder / "bin" / "python"
-    if not found.exists():
-        venv.create(folder, with_pip=True)
-    install = [found, "-m", "pip", "install", "--quiet", "--upgrade", "openvino-genai"]
-    ended = subprocess.run(install, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        pytest.skip(f"openvino-genai cannot be installed: {ended.stderr[-500:]}")
-    return found
+    return environment("openvino-genai")
 
 
 @pytest.fixture(scope="module")

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from treeopt import demo
 
-from .started import LENGTH, PROMPTS, TOKENS, exported, greedy_answers, watched
+from .started import LENGTH, PROMPTS, TOKENS, exported, greedy_answers, in_float32, watched
 
 pytestmark = pytest.mark.slow
 ASKED = PROMPTS[:2]
-
-
-def in_float32(source: Path, folder: Path) -> None:
-    """The checkpoint, in the format in which answers are compared."""
-    from transformers import AutoModelForCausalLM
-
-    shutil.copytree(source, folder)
-    AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

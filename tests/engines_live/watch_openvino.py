@@ -1,7 +1,7 @@
 """Runs the arguments as a Python program, once for each prompt of standard input, and prints what OpenVINO GenAI emitted.
 
 A line a prompt: the version, and the number of tokens of every step of decoding, beside the text and that of the same
-model alone. Everything is in float32, in which texts can be compared; the cache has 8 bits without that.
+model alone. Everything is in float32, in which texts can be compared; a CPU with bfloat16 would decode in that.
 """
 
 from __future__ import annotations
