@@ -83,7 +83,7 @@ class Benchmark(Drawn):
         """Tokens per step of a contender on the answers of a group, and how many they are."""
         answers = [answer for answer in self.contender(name).sequences if answer.group == group]
         steps = sum(answer.steps for answer in answers)
-        return (sum(a.tokens - 1 for a in answers) / steps if steps else 1.0), len(answers)
+        return (sum(a.emitted for a in answers) / steps if steps else 1.0), len(answers)
 
     def speedup(self, name: str, baseline: str = "plain", *, group: str | None = None) -> Ratio | None:
         """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks.
@@ -120,6 +120,12 @@ class Benchmark(Drawn):
         return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
 
     @property
+    def engine(self) -> str:
+        """The runtime that decoded, with its version; empty for treeopt's own decoder."""
+        engine = (self.provenance or {}).get("engine") or {}
+        return f"{engine.get('name')} {engine.get('version')}" if engine else ""
+
+    @property
     def acceptance(self) -> Acceptance:
         """The rule that was decoded by; empty where the file does not say."""
         known: Acceptance = (self.provenance or {}).get("acceptance") or Acceptance()
@@ -130,6 +136,9 @@ class Benchmark(Drawn):
         known = {key: value for key, value in asdict(self).items() if value is not None}
         for contender in known["contenders"]:
             contender["predicted"] = contender["predicted"] if any(contender["predicted"].values()) else {}
+            for answer in contender["sequences"]:
+                if answer["prefilled"] == 1:  # as it is with treeopt's own decoder
+                    del answer["prefilled"]
         return {"schema": storage.schema("bench"), **known}
 
     def save(self, path: str | Path) -> None:
@@ -170,8 +179,12 @@ class Benchmark(Drawn):
             if ours and theirs and ours != theirs:
                 raise InvalidInput(f"The {what} must be of the same prompts as those of {first.name}, but are not.")
         replayed = [c.replayed_steps and c.replayed_tokens_per_step for c in (first, other)]
-        if all(replayed):
-            tokens = [(c.replayed_steps or 0) * (c.replayed_tokens_per_step or 0.0) for c in (first, other)]
+        if all(replayed) and all(a.identical or a.prefilled == 1 for c in (first, other) for a in c.sequences):
+            tokens = [
+                (c.replayed_steps or 0) * (c.replayed_tokens_per_step or 0.0)
+                + sum(a.prefilled - 1 for a in c.sequences)
+                for c in (first, other)
+            ]
             rates = [c.replayed_tokens_per_step for c in (first, other)]
             agree("replayed_steps x replayed_tokens_per_step", tokens[1], tokens[0], f"that of {first.name}", *rates)
 

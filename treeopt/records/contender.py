@@ -40,7 +40,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a contender decoded for one prompt, beside the plain answer and the replay."""
+    """What a contender decoded for one prompt, beside the plain answer and the replay.
+
+    prefilled : tokens that the pass over the prompt emitted, which is no step; engines may verify guesses in it
+    """
 
     id: str  # of the conversation
     steps: int
@@ -50,17 +53,24 @@ class Answer:
     group: str = ""
     first_difference: int | None = None  # place of the first token that differs
     logit_gap: float | None = None  # between the two tokens there, at the target
+    prefilled: int = 1
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that the steps emitted."""
+        return self.tokens - self.prefilled
 
     def check(self, depth: int, max_new_tokens: int | None) -> None:
         """Raise InvalidInput where a tree of that depth cannot have given such an answer."""
         within(0, steps=self.steps, replayed_steps=self.replayed_steps, logit_gap=self.logit_gap)
-        within(1 + self.steps, 1 + self.steps * (1 + depth), tokens=self.tokens)
+        within(1, 1 + depth, prefilled=self.prefilled)
+        within(self.prefilled + self.steps, self.prefilled + self.steps * (1 + depth), tokens=self.tokens)
         within(1, inf if max_new_tokens is None else max_new_tokens, tokens=self.tokens)
         within(0, self.tokens, first_difference=self.first_difference)
         if self.identical and self.first_difference is not None:
             raise InvalidInput(f"an identical answer cannot differ at token {self.first_difference}.")
         if self.identical and self.replayed_steps is not None:
-            within(self.replayed_steps, self.replayed_steps * (1 + depth), **{"tokens - 1": self.tokens - 1})
+            within(self.replayed_steps, self.replayed_steps * (1 + depth), **{"tokens - prefilled": self.emitted})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +166,7 @@ class Contender:
         if len(names) < 2:
             return None
         which = [names[answer.id] for answer in answers]
-        tokens = np.bincount(which, [answer.tokens - 1 for answer in answers])
+        tokens = np.bincount(which, [answer.emitted for answer in answers])
         steps = np.bincount(which, [answer.steps for answer in answers])
         return stderr(drawn_rates(tokens, steps, conversation_draws(len(names))), len(names))
 
@@ -220,7 +230,7 @@ class Contender:
             agree("compared", self.compared, len(answers), "the sequences")
             agree("identical", self.identical, sum(a.identical for a in answers), "those of the sequences")
             agree("steps", self.steps, sum(a.steps for a in answers), "those of the sequences")
-            agree("tokens", self.tokens, sum(a.tokens - 1 for a in answers), "those of the sequences but the first")
+            agree("tokens", self.tokens, sum(a.emitted for a in answers), "those of the sequences but the prefilled")
             replayed = [a.replayed_steps for a in answers if a.replayed_steps is not None]
             if len(replayed) == len(answers):
                 agree("replayed_steps", self.replayed_steps, sum(replayed), "those of the sequences")
@@ -242,6 +252,6 @@ class Contender:
             within(0, len(answers) - 1, **{"the prompts of a block": max(block.prompts, default=0)})
             here = [answers[i] for i in block.prompts]
             if block.round == 0:  # other rounds may differ by rounding
-                steps, tokens = sum(a.steps for a in here), sum(a.tokens - 1 for a in here)
+                steps, tokens = sum(a.steps for a in here), sum(a.emitted for a in here)
                 within(steps if self.batch_size == 1 else 0, steps, **{"steps of a block": block.steps})
                 within(tokens if self.batch_size == 1 else 0, tokens, **{"tokens of a block": block.tokens})

@@ -130,10 +130,11 @@ def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:
     return elsewhere(plan.runtime or {}, timed, bench.provenance or {})
 
 
-def not_a_check(where: str) -> str:
+def not_a_check(where: str, engine: str = "") -> str:
     """What a benchmark is worth where latencies were timed elsewhere, in a sentence."""
     return (
-        f"The plan's latencies and speedups are of steps timed {where}, but the benchmark was decoded by treeopt here: "
+        f"The plan's latencies and speedups are of steps timed {where}, but the benchmark was decoded by "
+        f"{engine or 'treeopt'} here: "
         "its speedups do not check the predicted ones. Its tokens per step do."
     )
 

@@ -55,7 +55,7 @@ class Runtime(TypedDict, total=False):
 
 
 class Provenance(TypedDict, total=False):
-    """What `treeopt.files.provenance` writes."""
+    """What `treeopt.files.provenance` writes; of a benchmark by another runtime than treeopt also which."""
 
     model: str | None
     revision: str | None
@@ -71,6 +71,7 @@ class Provenance(TypedDict, total=False):
     time: str | None
     versions: dict[str, str | None] | None
     machine: str | None
+    engine: Runtime | None
 
 
 class Origins(TypedDict, total=False):
@@ -83,7 +84,7 @@ class Origins(TypedDict, total=False):
 
 
 def elsewhere(runtime: Mapping[str, Any], timed: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Where steps were timed, if not where treeopt decodes now: "in vllm", "on cuda:0"; empty where nothing differs.
+    """Where steps were timed, if not where is decoded now: "in vllm", "on cuda:0"; empty where nothing differs.
 
     runtime, timed : the runtime and the provenance of the latencies
     here           : the provenance of what is decoded now
@@ -93,7 +94,7 @@ def elsewhere(runtime: Mapping[str, Any], timed: Mapping[str, Any], here: Mappin
     >>> elsewhere({"name": "vllm"}, {}, {}), elsewhere({"name": "treeopt"}, {"dtype": "float16"}, {"dtype": "float32"})
     ('in vllm', 'in float16')
     """
-    if runtime.get("name") not in (None, OURS):
+    if runtime.get("name") not in (None, (here.get("engine") or {}).get("name", OURS)):
         return f"in {runtime['name']}"
     if runtime.get("weights"):
         return f"with {runtime['weights']}"

@@ -73,6 +73,15 @@ class RunDirectory:
         """The benchmark of one batch size, where the plan has several."""
         return self.bench.with_name(f"bench-batch-size-{batch_size}.json")
 
+    def bench_in(self, engine: str) -> Path:
+        """The benchmark that another runtime decoded."""
+        return self.bench.with_name(f"bench-{engine}.json")
+
+    def engine_benches(self) -> list[Path]:
+        """Those that there are."""
+        files = sorted(self.path.glob("bench-*.json"))
+        return [file for file in files if not file.name.startswith("bench-batch-size-")]
+
     def command(self, *words: object) -> str:
         """A command of treeopt on this run, as a shell reads it.
 
