@@ -167,6 +167,21 @@ def test_the_engines_files_are_those_of_export(no_pictures, tmp_path):
     assert "hydra" not in page
 
 
+def test_a_benchmark_in_another_runtime_is_shown_too(no_pictures, tmp_path):
+    run, hints = make_run(tmp_path, batch_sizes=(1,)), []
+    bench = Benchmark.load(run.bench_of(1))
+    engine = {"name": "transformers <b>", "version": "5.0"}
+    inputs = {run.plan.name: "0" * 64}
+    replace(bench, inputs=inputs, provenance={**bench.provenance, "engine": engine}).save(run.bench_in("transformers"))
+    page = html.unescape(write_report(run, hint=hints.append).read_text())
+    assert page.count("Real decoding of") == 2
+    assert "by transformers <b> 5.0, 2 rounds" in page
+    assert any("bench-transformers.json" in said and "--engine 'transformers <b>'" in said for said in hints)
+    run.bench_in("transformers").write_text("{")
+    with pytest.raises(InvalidInput, match="bench-transformers"):
+        write_report(run)
+
+
 def test_files_of_different_searches_are_told_apart(no_pictures, tmp_path):
     run = make_run(tmp_path)
     assert "was made from another" not in write_report(run).read_text()

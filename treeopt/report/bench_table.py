@@ -77,7 +77,7 @@ def bench_title(bench: Benchmark) -> str:
     which = "held-out" if bench.prompts == "held out" else "calibration"
     title = (
         f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
-    )
+    ) + (f", by {bench.engine}" if bench.engine else "")
     return title if rule_of(rule) == "greedy" else f"{title}, {option_of(rule)}"
 
 

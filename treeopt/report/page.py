@@ -169,9 +169,14 @@ def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, 
     except OutOfRange as reason:
         missing = str(reason)
     elsewhere = timed_elsewhere(run, plan, bench) if bench else ""
+    engines = {file: Benchmark.load(file) for file in run.engine_benches()} if entry.batch_size == 1 else {}
+    for file, one in engines.items():
+        info = {name: getattr(one, name) for name in BENCH_NOTES}
+        origins.add(file, info, dtype=one.dtype, rounds=one.rounds)
     return {
         "entry": entry,
         "bench": bench,
+        "engines": list(engines.values()),
         "elsewhere": elsewhere,
         "missing": missing,
         "speedup": speedup_over(bench, "plain") if bench else None,
@@ -257,9 +262,9 @@ def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
     for file, this in notes.items():
         size = file.removeprefix(f"{run.bench.stem}-batch-size-").removesuffix(".json")
         if file == run.plan.name or file.startswith(run.bench.stem):
-            words = (
-                ["search"] if file == run.plan.name else ["bench", *(["--batch-size", size] if size.isdigit() else [])]
-            )
+            engine = ((this.provenance or {}).get("engine") or {}).get("name")
+            of = ["--batch-size", size] if size.isdigit() else ["--engine", engine] if engine else []
+            words = ["search"] if file == run.plan.name else ["bench", *of]
             found |= dict.fromkeys(made_from(run, run.path / file, this.inputs), run.command(*words))
     return found
 

@@ -24,8 +24,10 @@ CONTENDERS = {
     "mc_sim_7b_63": "published mc_sim_7b_63",
     "chain": "best top-1 chain",
     "budget": "best of full budget",
+    "defaults": "the engine's own settings",
 }
 RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
+RIVALS["defaults"] = CONTENDERS["defaults"]
 ADVICE = ": serve the model without it"
 
 
