@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.pipeline.bench import _held_out
+from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.decoding import held_out_conversations
 from treeopt.pipeline.session import resolve
@@ -136,7 +136,7 @@ def test_a_bench_of_other_groups_says_so(tmp_path, capsys):
         ),
     ):
         decoding = SimpleNamespace(session=FakeSession(replace(prompts, conversations=tuple(chosen))), batch_size=1)
-        _held_out(RunDirectory(tmp_path), decoding, calibrated, 24)
+        held_out(RunDirectory(tmp_path), decoding, calibrated, 24)
         assert capsys.readouterr().err.replace("\n", " ").startswith(words)
         assert words or not capsys.readouterr().err
 

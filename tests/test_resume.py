@@ -20,7 +20,7 @@ from treeopt.files.writing import discard
 from treeopt.latency.rounds import timings
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup
-from treeopt.runtime.measure.bench import decode_contenders
+from treeopt.runtime.measure.bench import decode_block, decode_contenders
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.measure.steps import measure_steps, step_parts
 from treeopt.runtime.memory import with_less_memory
@@ -300,13 +300,18 @@ def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, he
     trees = {"plain": None, "tree": Tree.dense([3, 2])}
     prompts = [Prompt((1 + i, 2, 3), str(i), "", i) for i in range(5)]
     setup, options = Setup(target, heads, StopRule(target.eos_ids, 12)), {"batch_size": 1, "rounds": 2}
-    whole = decode_contenders(setup, prompts, trees, **options)
+    decoder = Decoder.for_prompts(setup, [prompt.tokens for prompt in prompts], trees.values(), batch_size=1)
+
+    def decode(name, asked):
+        return decode_block(decoder, trees[name], asked)
+
+    whole = decode_contenders(decode, prompts, trees, **options)
     folder = tmp_path / "bench.partial"
     with pytest.raises(Killed):
-        decode_contenders(setup, prompts, trees, journal=KilledJournal(folder, 7), **options)
+        decode_contenders(decode, prompts, trees, journal=KilledJournal(folder, 7), **options)
     journal = Journal(folder, {})
     kept = journal.documents()
-    visits = decode_contenders(setup, prompts, trees, journal=journal, **options)
+    visits = decode_contenders(decode, prompts, trees, journal=journal, **options)
     assert visits[:7] == kept
     assert len(visits) == len(whole) == 10
     for ours, theirs in zip(visits, whole, strict=True):  # all but the times

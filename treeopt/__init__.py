@@ -238,6 +238,7 @@ def bench(
     max_new_tokens: int | None = None,
     rounds: int = 2,
     trees: Sequence[str | Path] = (),
+    engine: str | None = None,
     **options: Unpack[ModelOptions],
 ) -> Benchmark:
     """Decode held-out prompts for real, with the chosen tree, plain decoding and others; kept in the run directory.
@@ -248,6 +249,7 @@ def bench(
     max_new_tokens : longest answer; by default as calibrated
     rounds         : times that every contender decodes every prompt
     trees          : more contenders: files, or names of published trees
+    engine         : another runtime that decodes, with chains: "transformers"
     options        : of `open`, on top of those that the run was calibrated with; prompts="trace" decodes those of
                      the run's own trace
     """
@@ -256,22 +258,18 @@ def bench(
 
     directory = RunDirectory.of(run)
     on_trace = options.get("prompts") == "trace"
+    if on_trace and engine is not None:
+        raise InvalidInput("--engine decodes held-out prompts, but got --prompts trace.")
     if on_trace:
         del options["prompts"]
     with directory.writing():
         if plan is not None:
             plan.save(directory.plan)
         session = pipeline.session_of(directory, model, options)
-        return pipeline.bench(
-            directory,
-            session,
-            batch_size=batch_size,
-            num_prompts=num_prompts,
-            max_new_tokens=max_new_tokens,
-            rounds=rounds,
-            trees=trees,
-            on_trace=on_trace,
-        )
+        asked = {"batch_size": batch_size, "num_prompts": num_prompts, "max_new_tokens": max_new_tokens}
+        if engine is not None:
+            return pipeline.bench_in(directory, session, engine, rounds=rounds, trees=trees, **asked)
+        return pipeline.bench(directory, session, rounds=rounds, trees=trees, on_trace=on_trace, **asked)
 
 
 def score(

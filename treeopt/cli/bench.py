@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 @click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
 @counted(treeopt.bench, "--rounds", "Times that every contender decodes every prompt.")
+@click.option("--engine", help="Have another runtime decode, with chains: transformers.")
 @click.option("--tree", "trees", multiple=True, help="Add a tree: a file, or the name of a published one.")
 def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Decode held-out prompts for real, with trees and without.
 
     The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree.
-    --prompts trace decodes the prompts of the run's own trace instead.
+    --prompts trace decodes the prompts of the run's own trace instead. --engine decodes the plan's chain in another
+    runtime, beside its own plain decoding; bench.json stays.
 
     \b
     Example:
         treeopt bench --num-prompts 16 --rounds 3
+        treeopt bench --engine transformers
         treeopt bench --prompts trace --tree my_tree.json --dtype float64
     """
     from treeopt.report.bench_table import bench_table

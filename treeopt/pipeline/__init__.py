@@ -5,7 +5,7 @@ session.py   what loads a model: options given, on top of those of the run
 calibrate.py -> trace.npz, calibration.json; probe.py, under typical acceptance -> probe.npz
 profile/     -> profile.json, timed here, by a command, or read from a table
 search.py    -> plan.json
-bench.py     -> bench.json, with decoding.py, who decodes and how
+bench.py     -> bench.json, with decoding.py, who decodes and how; engine_bench.py, by another runtime
 export.py    -> export/; convert -> a checkpoint
 importing.py -> trace.npz, calibration.json
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
@@ -16,6 +16,7 @@ train.py     -> heads, and how they were made; training_job.py may be stopped an
 
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
+from treeopt.pipeline.engine_bench import bench_in
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.given import search_on
 from treeopt.pipeline.importing import import_file

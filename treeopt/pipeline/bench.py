@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,20 +78,20 @@ def bench(
         conversations = _trace_conversations(session, trace)
         reference = _plain_answers_of(trace, decoding, same_seed=not of_probe)
     else:
-        conversations = _held_out(run, decoding, trace, num_prompts)
+        conversations = held_out(run, decoding, trace, num_prompts)
     result = replace(
         decode(decoding, conversations, reference=reference),
         prompts="trace" if on_trace else "held out",
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
-    _note_doubts(run, plan, result)
+    note_doubts(run, plan, result)
     files = [run.bench, *([run.bench_of(entry.batch_size)] if len(plan.entries) > 1 else [])]
     replace_together(dict.fromkeys(files, result.save))  # bench.json is the last run's; each batch size keeps its own
     discard(run.partial("bench"))
     return result
 
 
-def _note_doubts(run: RunDirectory, plan: Plan, result: Benchmark) -> None:
+def note_doubts(run: RunDirectory, plan: Plan, result: Benchmark) -> None:
     """Notes where nothing was timed, or the plan's latencies are of elsewhere."""
     plain = result.contender("plain")
     if plain.tokens_per_s is None:
@@ -100,10 +100,10 @@ def _note_doubts(run: RunDirectory, plan: Plan, result: Benchmark) -> None:
             "--num-prompts."
         )
     if where := timed_elsewhere(run, plan, result):
-        note(not_a_check(where))
+        note(not_a_check(where, result.engine))
 
 
-def _held_out(
+def held_out(
     run: RunDirectory, decoding: Decoding, trace: RankTrace, num_prompts: int | None
 ) -> tuple[Conversation, ...]:
     """So many held-out conversations, by default enough for the batch size; a note where there are fewer."""
@@ -161,31 +161,44 @@ def _entrants(
     limits = plan.limits(Limits(entry.size, num_heads))
     whole = source.crossfit(limits, objective_for(source, plan.objective or "replay"))
     most = len(whole.family)
+    entrants = plain_and_chosen(entry)
+    published = published_tree().cut(max_depth=num_heads)
+    if published.max_rank < drafter.draft_vocab_size:  # not of a draft model's chains, nor with very few tokens
+        entrants[PUBLISHED] = fixed(source, published)
+    entrants["chain"] = fixed(source, Tree.chain(entry.best_chain.depth if entry.best_chain else num_heads))
+    accepted = source.held_out_shares(whole, most).tolist()
+    entrants["budget"] = Entrant(whole.family.tree(most), Predicted(**whole.rates(most).document()), accepted)
+    return {**entrants, **given_trees(files, source, entrants)}
+
+
+def plain_and_chosen(entry: PlanEntry) -> dict[str, Entrant]:
+    """Plain decoding and the plan's tree, with what the plan predicts."""
+    from treeopt.runtime.measure.bench import Entrant
+
     expected = Predicted(
         product=entry.predicted.product,
         joint=entry.predicted.joint,
         replayed=entry.predicted.replayed,
         replayed_stderr=entry.tokens_per_step_stderr,
     )
-    entrants = {
+    return {
         "plain": Entrant(None, Predicted(product=1.0, joint=1.0, replayed=1.0, replayed_stderr=0.0)),
         "chosen": Entrant(entry.tree if entry.size > 1 else None, expected, entry.accepted),
     }
-    published = published_tree().cut(max_depth=num_heads)
-    if published.max_rank < drafter.draft_vocab_size:  # not of a draft model's chains, nor with very few tokens
-        entrants[PUBLISHED] = _fixed(source, published)
-    entrants["chain"] = _fixed(source, Tree.chain(entry.best_chain.depth if entry.best_chain else num_heads))
-    accepted = source.held_out_shares(whole, most).tolist()
-    entrants["budget"] = Entrant(whole.family.tree(most), Predicted(**whole.rates(most).document()), accepted)
+
+
+def given_trees(files: Sequence[str | Path], source: Source, taken: Collection[str]) -> dict[str, Entrant]:
+    """More contenders, by file or published name; InvalidInput for a name that is taken."""
+    found: dict[str, Entrant] = {}
     for file in files:
         name = Path(file).stem
-        if name in entrants:
+        if name in (*taken, *found):
             raise InvalidInput(f"Contenders need names of their own, but {name!r} is taken: rename {file}.")
-        entrants[name] = _fixed(source, named_tree(str(file)))
-    return entrants
+        found[name] = fixed(source, named_tree(str(file)))
+    return found
 
 
-def _fixed(source: Source, tree: Tree) -> Entrant:
+def fixed(source: Source, tree: Tree) -> Entrant:
     """A tree that was not grown here; without predictions where it has nodes that the source does not tell apart."""
     from treeopt.runtime.measure.bench import Entrant
 

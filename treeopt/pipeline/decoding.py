@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,14 @@ from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
-    from treeopt.runtime.measure.bench import Entrant
+    from treeopt.runtime.engines import Engine
+    from treeopt.runtime.measure.bench import Entrant, Run
     from treeopt.runtime.measure.ranks import Prompt
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
 
 ANSWERED_AT_ONCE = 16  # prompts, where plain answers are wanted alone
+OWN_SETTINGS = "defaults"  # the contender that an engine decodes as it would without being told
 OTHER_GROUPS = 0.1  # share of the prompts that may be of other groups than those calibrated on
 
 
@@ -39,6 +41,7 @@ class Decoding:
     source   : what the entrants were predicted from
     entrants : name to its tree, and what is predicted of it
     folder   : of the journals
+    engine   : another runtime that decodes, with chains
     """
 
     session: Session
@@ -48,6 +51,7 @@ class Decoding:
     rounds: int
     max_new_tokens: int
     folder: Path
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         check_drafter(self.source.meta.get("drafter"), self.session.drafter_record, "Bench decodes")
@@ -60,6 +64,12 @@ class Decoding:
     @property
     def trees(self) -> dict[str, Tree | None]:
         return {name: entrant.tree for name, entrant in self.entrants.items()}
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a benchmark says of who decoded it."""
+        known = self.session.provenance(seed=0).record()
+        return {**known, "engine": {"name": self.engine.name, "version": self.engine.version}} if self.engine else known
 
     @property
     def ranks(self) -> int:
@@ -88,13 +98,14 @@ def decode(
         quality, _ = with_less_memory(
             lambda rows: _quality(session, visits, decoding.trees, prompts, reference, batch_size=rows), rows, note
         )
+    compared = _engine_answers(decoding, prompts, visits) if decoding.engine else reference
     return replace(
-        Contest(session.target, prompts, reference, rows, has_one_text).result(visits, decoding.entrants),
+        Contest(session.target, prompts, compared, rows, has_one_text).result(visits, decoding.entrants),
         quality=quality,
         max_new_tokens=decoding.max_new_tokens,
         loop_share=reference.loop_share(),
         skipped=reference.meta.get("skipped", []),
-        provenance=session.provenance(seed=0).record(),
+        provenance=decoding.origin,
     )
 
 
@@ -116,13 +127,23 @@ def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) ->
     )
 
 
+def _engine_answers(decoding: Decoding, prompts: Sequence[Prompt], visits: Sequence[dict[str, Any]]) -> RankTrace:
+    """The plain answers of another runtime, with the drafter's ranks."""
+    from treeopt.runtime.measure.ranks import rank_answers
+
+    rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"]["plain"]["rows"]]
+    answers = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
+    setup, tokens = decoding.session.setup(decoding.max_new_tokens), [prompt.tokens for prompt in prompts]
+    return rank_answers(setup, tokens, answers, batch_size=ANSWERED_AT_ONCE, top_k=decoding.ranks)
+
+
 def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[dict[str, Any]]:
     """Every block of prompts decoded by every contender in every round, ``rows`` at once, through a journal."""
     from treeopt.runtime.measure.bench import decode_contenders
 
     session, trees = decoding.session, decoding.trees
     key = {
-        **session.provenance(seed=0).record(),
+        **decoding.origin,
         "time": None,
         "command": None,
         "rounds": decoding.rounds,
@@ -134,7 +155,7 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[di
     journal = Journal(decoding.folder / f"batch-size-{rows}", key)
     with progress(f"Decoding with {len(trees)} contenders", len(prompts) * len(trees) * decoding.rounds) as advance:
         visits = decode_contenders(
-            session.setup(decoding.max_new_tokens),
+            _decoder(decoding, prompts, rows),
             prompts,
             trees,
             batch_size=rows,
@@ -146,6 +167,19 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[di
     if session.target.device.type == "cpu" and (caution := busy(share)):
         note(caution)
     return visits
+
+
+def _decoder(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> Callable[[str, Any], Run]:
+    """What decodes some prompts with a contender, by its name."""
+    from treeopt.runtime.decode import Decoder
+    from treeopt.runtime.measure.bench import ask_engine, decode_block
+
+    setup, trees, engine = decoding.session.setup(decoding.max_new_tokens), decoding.trees, decoding.engine
+    if engine is None:
+        decoder = Decoder.for_prompts(setup, [prompt.tokens for prompt in prompts], trees.values(), batch_size=rows)
+        return lambda name, asked: decode_block(decoder, trees[name], asked)
+    lengths = {name: None if name == OWN_SETTINGS else tree.depth if tree else 0 for name, tree in trees.items()}
+    return lambda name, asked: ask_engine(engine, lengths[name], setup.stop, asked)
 
 
 def _quality(

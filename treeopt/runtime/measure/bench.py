@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,13 +22,17 @@ from treeopt.growth.replay import accepted_counts, replay, tokens_per_step
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.trace import RankTrace
-from treeopt.runtime.decode import Decoder, Setup, synchronize
+from treeopt.runtime.decode import Decoder, synchronize
+from treeopt.runtime.engines import Engine
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.measure.steps import timed_step
+from treeopt.runtime.stop import StopRule, sequence_end
 from treeopt.runtime.target import Target
-from treeopt.trees.tree import Tree
+from treeopt.trees.tree import IntArray, Tree
 
-Visit = dict[str, Any]  # {"round", "prompts", "runs": {contender: what `decode_block` returns}}, as JSON
+Run = dict[str, Any]  # what `decode_block` and `ask_engine` return
+Visit = dict[str, Any]  # {"round", "prompts", "runs": {contender: Run}}, as JSON
+Prompts = Sequence[tuple[int, Sequence[int]]]  # (place, tokens)
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,13 @@ class Entrant:
     tree               : None is plain decoding
     predicted          : tokens per step by several estimates
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
+    is_replayable      : whether its guesses are all of the tree's nodes, and those that the reference ranks
     """
 
     tree: Tree | None
     predicted: Predicted = field(default_factory=Predicted)
     predicted_accepted: list[float] = field(default_factory=list)
+    is_replayable: bool = True
 
 
 def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
@@ -62,9 +68,9 @@ def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
 
 
 def decode_contenders(
-    setup: Setup,
+    decode: Callable[[str, Prompts], Run],
     prompts: Sequence[Prompt],
-    trees: Mapping[str, Tree | None],
+    contenders: Collection[str],
     *,
     batch_size: int,
     rounds: int,
@@ -73,33 +79,31 @@ def decode_contenders(
 ) -> list[Visit]:
     """Decode all prompts with every contender in every round.
 
-    trees   : name to tree; None is plain decoding
+    decode  : decodes some prompts with a contender, by its name
     journal : visits of an earlier run of the same benchmark, and where every new one goes
 
     ``progress`` is called with the number of answers of every visit.
     """
-    tokens = [prompt.tokens for prompt in prompts]
-    decoder = Decoder.for_prompts(setup, tokens, trees.values(), batch_size=batch_size)
     visits = journal.documents() if journal else []
-    blocks = blocks_of(prompts, batch_size)
+    blocks = [[(i, prompts[i].tokens) for i in block] for block in blocks_of(prompts, batch_size)]
     order = list(itertools.product(range(rounds), range(len(blocks))))
     for visit in visits:
-        progress(len(visit["prompts"]) * len(trees))
+        progress(len(visit["prompts"]) * len(contenders))
     if len(visits) < len(order):  # warm up
-        for tree in trees.values():
-            decode_block(decoder, tree, [(i, tokens[i]) for i in blocks[0]])
+        for name in contenders:
+            decode(name, blocks[0])
     for round_, b in order[len(visits) :]:
         runs = {}
-        for name in np.random.default_rng([0, round_, b]).permutation(list(trees)).tolist():
-            runs[name] = decode_block(decoder, trees[name], [(i, tokens[i]) for i in blocks[b]])
+        for name in np.random.default_rng([0, round_, b]).permutation(list(contenders)).tolist():
+            runs[name] = decode(name, blocks[b])
             progress(len(blocks[b]))
-        visits.append({"round": round_, "prompts": blocks[b], "runs": runs})
+        visits.append({"round": round_, "prompts": [i for i, _ in blocks[b]], "runs": runs})
         if journal:
             journal.append(visits[-1])
     return visits
 
 
-def decode_block(decoder: Decoder, tree: Tree | None, prompts: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Any]:
+def decode_block(decoder: Decoder, tree: Tree | None, prompts: Prompts) -> Run:
     """Decode some prompts to their ends; times and counts cover the steps with all rows live."""
     decoder.start(prompts)
     began, worked = time.perf_counter(), time.process_time()
@@ -128,6 +132,31 @@ def decode_block(decoder: Decoder, tree: Tree | None, prompts: Sequence[tuple[in
         "processor_s": time.process_time() - worked,
         "passes": decoder.target.passes - passes,
         "rows": [{"id": row.id, "tokens": row.tokens, "accepted": row.accepted} for row in rows],
+    }
+
+
+def ask_engine(engine: Engine, length: int | None, stop: StopRule, prompts: Prompts) -> Run:
+    """The same by another runtime, prompt by prompt; its first pass reads the prompt, and is no step."""
+    began, worked = time.perf_counter(), time.process_time()
+    rows, decode_s, prefill_s = [], 0.0, 0.0
+    for i, prompt in prompts:
+        passes = engine.answer(prompt, length)
+        tokens = [token for emitted in passes.tokens for token in emitted]
+        ends = np.minimum(np.cumsum([len(emitted) for emitted in passes.tokens]), sequence_end(tokens, stop)[0])
+        first, *steps = [n for n in np.diff(ends, prepend=0).tolist() if n]  # without passes behind the end
+        rows.append({"id": i, "tokens": tokens[: ends[-1]], "prefilled": first, "accepted": [n - 1 for n in steps]})
+        prefill_s += passes.ended_s[0]
+        decode_s += passes.ended_s[len(steps)] - passes.ended_s[0]
+    steps = [n for row in rows for n in row["accepted"]]
+    return {
+        "tokens": sum(steps) + len(steps),
+        "steps": len(steps),
+        "decode_s": decode_s,
+        "prefill_s": prefill_s,
+        "seconds": time.perf_counter() - began,
+        "processor_s": time.process_time() - worked,
+        "passes": len(steps) + len(rows),
+        "rows": rows,
     }
 
 
@@ -168,11 +197,12 @@ class Contest:
         first = [run for visit, run in zip(visits, runs, strict=True) if visit["round"] == 0]
         blocks = [self._block(visit, run) for visit, run in zip(visits, runs, strict=True)]
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
-        fixed = tree or Tree.chain(0)
-        replayed = replay(self.reference, fixed) if self.has_one_text else None
+        prefilled = [row.get("prefilled", 1) for row in rows]
+        fixed, recorded = tree or Tree.chain(0), behind(self.reference, np.array(prefilled) - 1)
+        replayed = replay(recorded, fixed) if self.has_one_text and entrant.is_replayable else None
         sequences = [self._sequence(i, row, int(replayed.steps[i]) if replayed else None) for i, row in enumerate(rows)]
         steps = sum(s.steps for s in sequences)
-        emitted = sum(s.tokens - 1 for s in sequences)
+        emitted = sum(s.emitted for s in sequences)
         decode_s = sum(block.decode_s for block in blocks)
         return Contender(
             name=name,
@@ -193,7 +223,7 @@ class Contest:
             replayed_steps=int(replayed.steps.sum()) if replayed else None,
             replayed_tokens_per_step=replayed.tokens_per_step if replayed else None,
             accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
-            replayed_accepted=accepted_counts(self.reference, fixed.paths).tolist() if replayed else [],
+            replayed_accepted=accepted_counts(recorded, fixed.paths).tolist() if replayed else [],
             predicted_accepted=entrant.predicted_accepted,
             sequences=sequences,
             blocks=blocks,
@@ -221,12 +251,21 @@ class Contest:
             id=prompt.sha256,
             steps=len(row["accepted"]),
             tokens=len(ours),
+            prefilled=row.get("prefilled", 1),
             identical=at is None,
             replayed_steps=replayed_steps,
             group=prompt.group,
             first_difference=at,
             logit_gap=gap,
         )
+
+
+def behind(trace: RankTrace, states: IntArray) -> RankTrace:
+    """The ranks of a trace without the first so many states of each sequence; its last state stays."""
+    begins = np.minimum(trace.starts[:-1] + states, trace.starts[1:] - 1)
+    kept = np.arange(len(trace.ranks)) >= np.repeat(begins, trace.lengths)
+    starts = np.concatenate([[0], np.cumsum(trace.starts[1:] - begins)])
+    return RankTrace(trace.ranks[kept], starts, meta={"top_k": trace.top_k})
 
 
 def by_round(blocks: Sequence[Block]) -> list[list[Block]]:

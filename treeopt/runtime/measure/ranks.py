@@ -252,6 +252,22 @@ def read_answers(
     return rows
 
 
+def rank_answers(
+    setup: Setup, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, batch_size: int, top_k: int
+) -> RankTrace:
+    """The ranks of answers to prompts, one to each, that something else wrote."""
+    assert setup.drafter is not None, "ranks are those of a drafter"
+    counter = RankCounter(setup.drafter, top_k, setup.target.device)
+    rows = read_answers(setup, prompts, answers, batch_size=batch_size, done=counter.add)
+    counter.flush()
+    return RankTrace(
+        ranks=np.concatenate([counter.ranks[id(row)] for row in rows]),
+        starts=np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
+        tokens=np.concatenate([np.array(row.tokens) for row in rows]),
+        meta={"top_k": top_k},
+    )
+
+
 class RankCounter:
     """Gathers the states of ended rows and has the drafter count its ranks on whole chunks of them.
 

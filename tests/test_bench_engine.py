@@ -1,0 +1,303 @@
+"""Chains decoded by another runtime: its passes are those of a slow oracle, its steps those of the replay."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import treeopt as api
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.rundir import RunDirectory
+from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
+from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.engines import Passes, open_engine
+from treeopt.runtime.engines.transformers import Transformers
+from treeopt.runtime.measure.bench import ask_engine
+from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.runtime.target import Target
+from treeopt.trees.tree import Tree
+
+from .conftest import VOCABULARY, random_prompts, tiny_model, treeopt
+
+CSV = "batch_size,size,depth,step_ms\n1,1,0,2.0\n1,2,1,2.1\n1,3,2,2.2\n1,4,3,2.3\n1,8,2,2.4\n2,1,0,2.0\n2,4,3,2.5\n"
+STOP = StopRule(frozenset({3, 5}), 22)
+
+
+def flat(passes: list[list[int]]) -> list[int]:
+    return [token for emitted in passes for token in emitted]
+
+
+def nearly(model: torch.nn.Module, *, rows: int = 0) -> DraftModel:
+    """A draft model that is often right: the target with some noise, and more rows if wanted."""
+    torch.manual_seed(1)
+    near = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in near.parameters():
+            weight += 0.05 * weight.std() * torch.randn_like(weight)
+    if rows:
+        near.resize_token_embeddings(VOCABULARY + rows, mean_resizing=False)
+    near.generation_config = GenerationConfig(  # what a checkpoint may come with
+        num_assistant_tokens=3,
+        num_assistant_tokens_schedule="heuristic",
+        assistant_confidence_threshold=0.9,
+        repetition_penalty=1.7,
+        eos_token_id=7,
+    )
+    return DraftModel(Target(near), VOCABULARY)
+
+
+DRAFTERS = {
+    "draft-model": lambda target: nearly(target.model),
+    "early-exit": lambda target: early_exit(target, 2),
+    "ngram": lambda target: PromptLookup(VOCABULARY),
+}
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def own_target(request) -> Target:
+    model = tiny_model(request.param)
+    model.generation_config.repetition_penalty = 1.5
+    model.generation_config.do_sample = True
+    return Target(model)
+
+
+def likeliest(model, text: list[int]) -> list[int]:
+    """Of every place of a text the token that follows, by one pass without a cache."""
+    return model.lm_head(model.decoder(input_ids=torch.tensor([text]), use_cache=False)[0])[0].argmax(-1).tolist()
+
+
+def guesses_of(drafter, text: list[int], most: int) -> list[int]:
+    """A chain of at most so many guesses behind a text; lookup takes the earliest place of the longest n-gram."""
+    if drafter.kind != "ngram":
+        known = list(text)
+        for _ in range(most):
+            known.append(likeliest(drafter.model, known)[-1])
+        return known[len(text) :]
+    for n in (3, 2, 1):
+        for i in range(len(text) - n if len(text) > n else 0):
+            if text[i : i + n] == text[-n:]:
+                follows = text[i + n : i + n + most]
+                return follows[: next((j for j, token in enumerate(follows) if token in STOP.eos_ids), most)]
+    return []
+
+
+def oracle(target: Target, drafter, prompt: list[int], length: int) -> list[list[int]]:
+    """The tokens of every pass of assisted greedy decoding, by whole passes."""
+    text, end, passes = list(prompt), SequenceEnd(STOP, target.context - len(prompt)), []
+    room, ended = min(STOP.max_new_tokens, target.context - len(prompt)), False
+    while not ended:
+        left = room - (len(text) - len(prompt))
+        guesses = guesses_of(drafter, text, min(length, left if drafter.kind == "ngram" else left - 1))
+        chosen = likeliest(target, text + guesses)[len(text) - 1 :]
+        right = next((i for i, guess in enumerate(guesses) if guess != chosen[i]), len(guesses))
+        emitted = chosen[: right + 1][:left]
+        emitted = emitted[: next((i + 1 for i, token in enumerate(emitted) if token in STOP.eos_ids), left)]
+        ended = any([end.push(token) is not None for token in emitted])  # noqa: C419 - all are pushed
+        passes.append(emitted)
+        text += emitted
+    return passes
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_pass_is_the_slow_oracles(own_target, kind):
+    """With settings in the checkpoints that would change guesses and texts, and prompts that nearly fill the context."""
+    drafter = DRAFTERS[kind](own_target)
+    engine = open_engine("transformers", own_target, drafter, STOP)
+    configs = [
+        own_target.model.generation_config.to_dict(),
+        drafter.kind == "draft-model" and drafter.model.model.generation_config.to_dict(),
+    ]
+    long = [*range(6, 30)]
+    again = [
+        *long,
+        *flat(oracle(own_target, drafter, long, 0)),
+        *long,
+    ]  # a window of 7 in 3 layers sees no more than 21
+    prompts = [*random_prompts(1), again, *(long * 3 + [7] * n for n in (12, 20))]
+    longest = 0
+    for prompt in prompts:
+        plain = flat(oracle(own_target, drafter, prompt, 0))
+        assert flat(engine.answer(prompt, 0).tokens) == plain
+        for length in (1, 4):
+            passes = engine.answer(prompt, length)
+            assert passes.tokens == oracle(own_target, drafter, prompt, length)
+            assert flat(passes.tokens)[: len(plain)] == plain
+            assert passes.ended_s == sorted(passes.ended_s)
+            longest = max(longest, *map(len, passes.tokens))
+    assert longest > 1  # guesses were accepted
+    assert configs[0] == own_target.model.generation_config.to_dict()
+    assert configs[1] is False or configs[1] == drafter.model.model.generation_config.to_dict()
+
+
+def test_the_own_settings_are_the_checkpoints():
+    """The confidence threshold ends some chains early, which a length that is told does not have."""
+    target = Target(tiny_model())
+    drafter = nearly(target.model)
+    config = drafter.model.model.generation_config
+    config.num_assistant_tokens_schedule, config.num_assistant_tokens = "constant", 4
+    engine = Transformers(target, drafter, STOP)
+    prompt = [9, 8, 7, 6]
+    told, own = engine.answer(prompt, 4).tokens, engine.answer(prompt, None).tokens
+    assert engine.own_length == 4
+    assert told == oracle(target, drafter, prompt, 4) != own
+    config.assistant_confidence_threshold = 0.0
+    assert Transformers(target, drafter, STOP).answer(prompt, None).tokens == told
+    config.num_assistant_tokens_schedule = "heuristic"
+    assert Transformers(target, drafter, STOP).own_length is None  # it has no longest chain
+    drafter.model.model.generation_config = GenerationConfig()
+    assert Transformers(target, drafter, STOP).own_length == 20
+
+
+class Recorded:
+    """An engine that says what it is told to."""
+
+    def __init__(self, passes):
+        self.passes = passes
+
+    def answer(self, prompt, length):
+        return Passes(self.passes, [0.5 + i for i in range(len(self.passes))])
+
+
+def test_the_first_pass_is_no_step_and_what_is_behind_the_end_is_cut():
+    run = ask_engine(Recorded([[7, 8], [9], [10, 3, 11], [12]]), 4, STOP, [(5, [1])])
+    assert run["rows"] == [{"id": 5, "tokens": [7, 8, 9, 10, 3], "prefilled": 2, "accepted": [0, 1]}]
+    assert (run["tokens"], run["steps"], run["passes"], run["prefill_s"], run["decode_s"]) == (3, 2, 3, 0.5, 2.0)
+    run = ask_engine(Recorded([[7, 3]]), 4, STOP, [(0, [1])])
+    assert (run["tokens"], run["steps"], run["decode_s"]) == (0, 0, 0.0)
+
+
+def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):
+    with pytest.raises(
+        Unsupported, match=r"early-exit, ngram, but this drafter is medusa\. It runs in treeopt itself, medusa, "
+    ):
+        open_engine("transformers", target, heads, STOP)
+    with pytest.raises(Unsupported, match="must be one of transformers, but got 'vlm'"):
+        open_engine("vlm", target, heads, STOP)
+
+
+def test_what_the_library_raises_is_a_sentence_and_leaves_the_model_as_it_was(monkeypatch):
+    target = Target(tiny_model())
+    engine, config = Transformers(target, early_exit(target, 2), STOP), target.model.generation_config
+    with monkeypatch.context() as patch:
+        patch.setattr(target.model.model.layers[1], "forward", lambda *a, **k: 1 / 0)
+        with pytest.raises(InvalidInput, match="must be able to answer, but unknown: ZeroDivisionError"):
+            engine.answer([1, 2], 3)
+    assert (target.config.num_hidden_layers, target.model.generation_config) == (3, config)
+
+
+@pytest.fixture(scope="module", params=["draft", "ngram"])
+def run(request, tmp_path_factory):
+    """Calibrated in float64, with latencies by which chains pay."""
+    folder = tmp_path_factory.mktemp("engine")
+    (folder / "steps.csv").write_text(CSV)
+    short = ("--num-prompts", 8, "--max-new-tokens", 20)
+    treeopt("calibrate", "--drafter", request.param, "--dtype", "float64", *short, "--run", folder / "run")
+    treeopt("profile", "--from-csv", folder / "steps.csv", "--run", folder / "run")
+    treeopt("search", "--shape", "chain", "--run", folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def session(run):
+    return api.open(run=run)
+
+
+@pytest.fixture
+def bench(run, session, tmp_path):
+    """Benchmarks on a copy of the run."""
+    own = shutil.copytree(run, tmp_path / "run")
+    asked = {"run": own, "engine": "transformers", "num_prompts": 2, "rounds": 1, "max_new_tokens": 12}
+    return lambda **options: api.bench(options.pop("plan", None), session, **{**asked, **options})
+
+
+def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_path, capsys):
+    result = bench(num_prompts=4, max_new_tokens=20)
+    assert result == Benchmark.load(tmp_path / "run" / "bench-transformers.json")
+    assert not (tmp_path / "run" / "bench.json").exists()
+    plan, chosen = json.loads((run / "plan.json").read_text())["entries"][0], result.contender("chosen")
+    assert (chosen.medusa_choices, chosen.predicted.replayed) == (plan["medusa_choices"], plan["tokens_per_step"])
+    assert chosen.size > 1
+    is_lookup = result.provenance["drafter"]["kind"] == "ngram"
+    assert ("earliest place" in capsys.readouterr().err) == is_lookup
+    for contender in result.contenders:
+        assert contender.identical == contender.compared == 4
+        assert contender.passes == contender.steps + 4
+        known = not is_lookup and contender.name != "defaults"
+        for answer in contender.sequences:
+            assert answer.replayed_steps == (answer.steps if known else None)
+    assert ("defaults" in {c.name for c in result.contenders}) != is_lookup
+    if not is_lookup:
+        assert any(a.prefilled > 1 for a in chosen.sequences)
+        assert any(chosen.accepted[1:])
+    assert "bench-transformers.json" in treeopt("status", "--run", tmp_path / "run")
+
+
+@pytest.mark.parametrize("run", ["draft"], indirect=True)
+def test_an_interrupted_benchmark_goes_on_behind_its_last_block(bench, tmp_path, monkeypatch):
+    whole = bench()
+    answer, asked = Transformers.answer, []
+
+    def killed(self, prompt, length):
+        asked.append(prompt)
+        if len(asked) == 3 * len(whole.contenders):  # at the end of the second block, behind one to warm up
+            raise KeyboardInterrupt
+        return answer(self, prompt, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transformers, "answer", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench()
+    (journal,) = (tmp_path / "run" / "bench-transformers.partial").glob("batch-size-1")
+    assert [file.name for file in journal.glob("00000?.json")] == ["000000.json"]
+    (tmp_path / "run" / "bench-transformers.json").unlink()
+    assert [c.sequences for c in bench().contenders] == [c.sequences for c in whole.contenders]
+    assert not journal.parent.exists()
+
+
+@pytest.mark.parametrize("run", ["draft"], indirect=True)
+def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys):
+    folder = tmp_path / "run"
+    with pytest.raises(Unsupported, match="one sequence at a time, but got --batch-size 4"):
+        bench(batch_size=4)
+    with pytest.raises(InvalidInput, match="held-out prompts, but got --prompts trace"):
+        bench(prompts="trace")
+    with pytest.raises(Unsupported, match="decodes greedily, but the plan is for --acceptance sample"):
+        api.bench(None, replace(session, acceptance=Sampling(temperature=0.7)), run=folder, engine="transformers")
+    (tmp_path / "fork.json").write_text("[[0], [1]]")
+    with pytest.raises(Unsupported, match="takes chains, but fork is a tree of 3 rows"):
+        bench(trees=[tmp_path / "fork.json"])
+    treeopt("search", "--batch-size", 2, "--run", folder)
+    with pytest.raises(Unsupported, match=r"the plan is for batch size 2\. Plan for it with: treeopt search"):
+        bench()
+    treeopt("search", "--budget", 4, "--shape", "any", "--run", folder)
+    entry = RunDirectory(folder).read_plan().entry(1)
+    assert entry.size > entry.tree.depth + 1
+    (tmp_path / "long.json").write_text(json.dumps(Tree.chain(7).choices))
+    capsys.readouterr()
+    result = bench(trees=[tmp_path / "long.json"])
+    assert f"The plan's best chain, of {entry.best_chain.depth}, is decoded instead" in capsys.readouterr().err
+    assert result.contender("chosen").size == entry.best_chain.size
+    assert (result.contender("long").size, result.contender("long").predicted.joint) == (8, None)
+
+
+def test_a_draft_model_with_other_rows_guesses_text():
+    """Its tokenizer is handed over too, and the texts stay; the demo's has one."""
+    opened = api.open("demo", drafter="draft", dtype="float64")
+    prompt = opened.prompts.next_prompt(opened.prompts.conversations[0], [])
+    stop = StopRule(frozenset(), 6, at_loops=False)
+    plain = Transformers(opened.target, opened.drafter, stop).answer(prompt, 0).tokens
+    model = opened.drafter.model.model
+    model.resize_token_embeddings(model.config.vocab_size + 8, mean_resizing=False)
+    more = DraftModel(Target(model, opened.drafter.model.tokenizer), opened.target.vocab_size)
+    engine = Transformers(opened.target, more, stop)
+    assert not engine.is_replayable
+    assert "splits it into tokens again" in engine.about
+    assert flat(engine.answer(prompt, 3).tokens) == flat(plain)

@@ -1,0 +1,131 @@
+"""Assisted generation of transformers: its own `generate`, with a draft model, prompt lookup or an early exit.
+
+A streamer gets the tokens of every pass. Only one prompt is answered at once. Read in transformers 5.23.0:
+generation/utils.py (`_assisted_decoding`), generation/candidate_generator.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from treeopt.export.chains import LOOKED_UP
+from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.engines import Passes
+from treeopt.runtime.folder import loadable
+from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.runtime.target import Target
+
+DRAFTERS = ("draft-model", "early-exit", "ngram")
+# Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
+SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+LOOKUP = (
+    f"transformers copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The "
+    "drafter ngram of treeopt has all such places vote, so the prediction is not of these guesses."
+)
+OTHER_ROWS = (
+    "The two models have another number of rows in their vocabularies, so transformers guesses text and splits it into "
+    "tokens again. The prediction may not be of these guesses."
+)
+
+
+class Transformers:
+    """An `Engine`: see there."""
+
+    name, version = "transformers", transformers.__version__
+
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule) -> None:
+        self.target, self.kind, self.stop = target, drafter.kind, stop
+        self.assistant: Any = None  # the model whose generation config has the settings
+        self._assisted: dict[str, Any] = {}  # arguments of `generate`
+        self._own: dict[str, Any] = {}
+        self.own_length: int | None = None
+        self.about = LOOKUP if drafter.kind == "ngram" else ""
+        if isinstance(drafter, DraftModel):
+            self.assistant, self.exit = target.model, drafter.model.num_layers
+            if drafter.kind == "draft-model":
+                self.assistant = drafter.model.model
+                self._assisted = {"assistant_model": self.assistant}
+                if drafter.model.config.vocab_size != target.config.vocab_size:
+                    self._assisted |= {"tokenizer": target.tokenizer, "assistant_tokenizer": drafter.model.tokenizer}
+                    self.about = OTHER_ROWS
+            config = self.assistant.generation_config
+            self._own = {name: getattr(config, name) for name in SETTINGS}
+            if self._own[SETTINGS[1]] in (None, "constant"):  # others have no longest chain
+                self.own_length = self._own[SETTINGS[0]] or config._get_default_generation_params()[SETTINGS[0]]
+        self.is_replayable = not self.about
+
+    def answer(self, prompt: Sequence[int], length: int | None) -> Passes:
+        """The answer with chains of ``length`` guesses; see `treeopt.runtime.engines`."""
+        device, room = self.target.model.device, min(self.stop.max_new_tokens, self.target.context - len(prompt))
+        asked: dict[str, Any] = {"max_new_tokens": room, "do_sample": False, "use_cache": True}
+        if self.stop.eos_ids:  # with another padding the assistant does not see tokens of the prompt that are as it
+            asked |= {"eos_token_id": sorted(self.stop.eos_ids), "pad_token_id": min(self.stop.eos_ids)}
+        told = dict(zip(SETTINGS, (length, "constant", 0.0), strict=True)) if self.assistant and length else {}
+        if length != 0 and self.kind == "ngram":
+            asked |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
+        elif length != 0 and self.kind == "early-exit":
+            asked["assistant_early_exit"] = self.exit
+        ids, stream = torch.tensor([prompt], device=device), Stream()
+        with self._settings(told), loadable("--engine transformers must be able to answer", self.target.name):
+            began = time.perf_counter()
+            self.target.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=GenerationConfig(**asked),
+                stopping_criteria=StoppingCriteriaList([Ended(self.stop, len(prompt))]),
+                streamer=stream,
+                **(self._assisted if length != 0 else {}),
+            )
+        return Passes(stream.tokens[1:], [ended - began for ended in stream.ended[1:]])  # the first is the prompt
+
+    @contextmanager
+    def _settings(self, told: dict[str, Any]) -> Iterator[None]:
+        """With these settings of the assistant, or its own, and no other setting that a checkpoint came with.
+
+        Those would be taken where `generate` is not told otherwise, a penalty for repetition for one.
+        """
+        models = (self.target.model, self.assistant or self.target.model)
+        kept, layers = [model.generation_config for model in models], self.target.config.num_hidden_layers
+        try:
+            for model in models:
+                model.generation_config = GenerationConfig(**(told or self._own))
+            yield
+        finally:
+            self.target.config.num_hidden_layers = layers  # an early exit that is interrupted leaves fewer
+            for model, config in zip(models, kept, strict=True):
+                model.generation_config = config
+
+
+class Stream:
+    """What was emitted, pass by pass, and when; `generate` hands it the prompt first."""
+
+    def __init__(self) -> None:
+        self.tokens: list[list[int]] = []
+        self.ended: list[float] = []
+
+    def put(self, tokens: Tensor) -> None:
+        self.tokens.append(tokens.flatten().tolist())
+        self.ended.append(time.perf_counter())
+
+    def end(self) -> None: ...
+
+
+class Ended(StoppingCriteria):
+    """Ends an answer where the rule does; `generate` knows ends and limits by itself, but no loops."""
+
+    def __init__(self, stop: StopRule, prompt_tokens: int) -> None:
+        self.end, self.seen = SequenceEnd(stop), prompt_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
+        new, self.seen = input_ids[0, self.seen :].tolist(), input_ids.shape[1]
+        ended = any(self.end.push(token) is not None for token in new)
+        return torch.tensor([ended], device=input_ids.device)
