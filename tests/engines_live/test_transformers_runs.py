@@ -9,7 +9,7 @@ import pytest
 
 from treeopt import demo
 
-from .started import LENGTH, PROMPTS, TOKENS, exported, greedy_answers, in_float32, watched
+from .started import LENGTH, PROMPTS, TOKENS, chain_run, exported, greedy_answers, in_float32, watched
 
 pytestmark = pytest.mark.slow
 ASKED = PROMPTS[:2]
@@ -42,3 +42,7 @@ def test_a_draft_model_makes_chains_of_the_plan(run, models):
 
 def test_looking_up_makes_chains_of_the_plan(lookup_run, models):
     check(exported(lookup_run, "transformers", models))
+
+
+def test_an_early_exit_makes_chains_of_the_plan(models, tmp_path):
+    check(exported(chain_run(tmp_path / "run", "early-exit:4"), "transformers", models))
