@@ -73,7 +73,8 @@ def built() -> Path:
         (top,) = source.glob(f"*/{SOURCE}")
         subprocess.run(["cmake", "-S", top, "-B", folder, *OPTIONS], check=True)
         subprocess.run(["cmake", "--build", folder, "--target", "llama-server", "--parallel", "2"], check=True)
-        shutil.rmtree(source)
+        for left in {source, *folder.parent.glob("llama-server-*")} - {folder}:
+            shutil.rmtree(left)
         print(f"built in {time.monotonic() - began:.0f} s")
     print(f"llama.cpp of llama-cpp-python {version}: {said(server, '--version')[1]}")
     return server
