@@ -115,5 +115,5 @@ def _entrants(entry: PlanEntry, source: Source, engine: Engine, files: Sequence[
             raise Unsupported(f"{engine.name} takes chains, but {name} is a tree of {size} rows.")
         unknown = name == OWN_SETTINGS or depth > source.num_heads
         found[name] = Entrant(entrant.tree) if unknown else entrant
-        found[name] = replace(found[name], is_replayable=engine.is_replayable and not unknown)
+        found[name] = replace(found[name], is_replayable=not unknown and (engine.is_replayable or size == 1))
     return found

@@ -74,18 +74,18 @@ class Transformers:
             asked |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
         elif length != 0 and self.kind == "early-exit":
             asked["assistant_early_exit"] = self.exit
-        ids, stream = torch.tensor([prompt], device=device), Stream()
+        ids, stream = torch.tensor([prompt], device=device), Stream(self.stop, length != 0)
         with self._settings(told), loadable("--engine transformers must be able to answer", self.target.name):
             began = time.perf_counter()
             self.target.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=GenerationConfig(**asked),
-                stopping_criteria=StoppingCriteriaList([Ended(self.stop, len(prompt))]),
+                stopping_criteria=StoppingCriteriaList([stream]),
                 streamer=stream,
                 **(self._assisted if length != 0 else {}),
             )
-        return Passes(stream.tokens[1:], [ended - began for ended in stream.ended[1:]])  # the first is the prompt
+        return Passes(stream.tokens[1:], [ended - began for ended in stream.times[1:]])  # the first is the prompt
 
     @contextmanager
     def _settings(self, told: dict[str, Any]) -> Iterator[None]:
@@ -105,27 +105,27 @@ class Transformers:
                 model.generation_config = config
 
 
-class Stream:
-    """What was emitted, pass by pass, and when; `generate` hands it the prompt first."""
+class Stream(StoppingCriteria):
+    """What was emitted, pass by pass, and when; it ends an answer where the rule does, at loops too.
 
-    def __init__(self) -> None:
+    `generate` hands it the prompt first. With ``guesses`` tokens are streamed before they are asked about, and some
+    versions ask about guesses too; without, they are asked about first.
+    """
+
+    def __init__(self, stop: StopRule, guesses: bool) -> None:
         self.tokens: list[list[int]] = []
-        self.ended: list[float] = []
+        self.times: list[float] = []
+        self._watch, self._guesses, self._is_ended = SequenceEnd(stop), guesses, False
 
     def put(self, tokens: Tensor) -> None:
         self.tokens.append(tokens.flatten().tolist())
-        self.ended.append(time.perf_counter())
+        self.times.append(time.perf_counter())
+        if self._guesses and len(self.tokens) > 1:
+            self._is_ended = any(self._watch.push(token) is not None for token in self.tokens[-1])
 
     def end(self) -> None: ...
 
-
-class Ended(StoppingCriteria):
-    """Ends an answer where the rule does; `generate` knows ends and limits by itself, but no loops."""
-
-    def __init__(self, stop: StopRule, prompt_tokens: int) -> None:
-        self.end, self.seen = SequenceEnd(stop), prompt_tokens
-
     def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
-        new, self.seen = input_ids[0, self.seen :].tolist(), input_ids.shape[1]
-        ended = any(self.end.push(token) is not None for token in new)
-        return torch.tensor([ended], device=input_ids.device)
+        if not self._guesses:
+            self._is_ended = self._watch.push(int(input_ids[0, -1])) is not None
+        return torch.full((len(input_ids),), self._is_ended, device=input_ids.device)
