@@ -48,6 +48,13 @@ def test_with_several_choices_sglang_has_a_list_of_details(imported):
     assert any("1 of 3 responses" in note for note in notes)
 
 
+def test_what_sglang_says_of_a_request_twice_is_counted_once(imported):
+    """Both "return_spec_tokens_details" and "return_meta_info" were asked for."""
+    body = {"choices": [{"meta_info": meta_info()}], "sglext": {"spec_tokens_details": meta_info()}}
+    calibration, _ = imported(json.dumps([body] * 5))
+    assert (calibration.meta["drafts"], calibration.meta["requests"]) == (500, 5)
+
+
 def test_sglang_does_not_record_lengths_and_that_is_said(imported):
     assert ADAPTIVE in imported({"meta_info": meta_info()})[1]
 

@@ -72,16 +72,17 @@ def read(files: Sequence[File]) -> Counted:
 
 def details(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a response says of drafts, once for each choice that says something."""
-    found = []
-    for one in (body, *choices(body)):
-        extension = one.get("sglext")
-        extended = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
-        for place in (one.get("meta_info"), extended):
-            places = [said for said in (place if isinstance(place, list) else [place]) if _is_of_drafts(said)]
-            if places:
-                found += places
-                break
-    return found
+    return _details_at(body) or [place for choice in choices(body) for place in _details_at(choice)]
+
+
+def _details_at(one: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same of the root or of a choice alone; SGLang says it at both if it is asked for both."""
+    extension = one.get("sglext")
+    extended = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
+    for place in (one.get("meta_info"), extended):
+        if found := [said for said in (place if isinstance(place, list) else [place]) if _is_of_drafts(said)]:
+            return found
+    return []
 
 
 def renamed(place: Mapping[str, Any]) -> dict[str, Any]:
