@@ -238,29 +238,6 @@ EVERYTHING = {
         [sweep(bench(400, [300, 200, 20]), {"backend": "vllm"}, bench(600, [500, 400, 400]))],
     ),
     "vllm, responses": ("vllm-requests", [lines(*[response()] * 10)]),
-    "vllm, first revision": (
-        "vllm-requests",
-        [
-            lines(
-                *[
-                    {
-                        "choices": [
-                            {
-                                "speculative_decoding_stats": stats(
-                                    acceptance_histogram={"0": 20, "1": 20, "2": 18, "3": 42}
-                                )
-                            }
-                        ]
-                    }
-                ]
-                * 10
-            )
-        ],
-    ),
-    "vllm, by length": (
-        "vllm-requests",
-        [json.dumps([response(acceptance_histogram_by_draft_length={"3": REQUEST})] * 10)],
-    ),
     "vllm, batch": (
         "vllm-requests",
         [lines(*[{"id": "x", "response": {"status_code": 200, "body": response()}}] * 10)],

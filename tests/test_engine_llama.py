@@ -233,6 +233,29 @@ def test_more_than_the_rounding_of_six_digits_is_refused(imported):
             imported(six(text).replace(" 1.83457e+06", f" {accepted}"))
 
 
+def test_what_six_digits_hide_of_the_drafts_is_in_the_errors(imported):
+    """1,009,800 drafts behind a thousand million print as a million: .8078 seem right, and .8 are."""
+    begin = 10**9 + 5100
+    before, after = (six(llama_metrics(n, [n * 4 // 5])) for n in (begin, begin + 1_009_800))
+    info = imported(before, after)[0].meta
+    assert info["drafts"] == 1_000_000
+    assert info["survival"][0] == pytest.approx(0.80784)
+    assert info["survival_stderr"][0] > 0.00784
+
+
+def test_what_six_digits_hide_of_mixed_lengths_widens_their_bounds(imported):
+    """960,000 to 980,000 of a million drafts had two guesses, and 940,000 to 985,000 since totals are off by 10,000."""
+    begin, drafts = 10**9, 10**6
+    before = llama_metrics(begin, [begin, begin])
+    after = llama_metrics(begin + drafts, [begin + 800_000, begin + 500_000])
+    after = after.replace(f"{2 * (begin + drafts)}.0", f"{2 * begin + 1_960_000}.0")
+    calibration, notes = imported(six(before), six(after))
+    middle = 0.5 / 0.9625
+    assert calibration.meta["survival"][1] == pytest.approx(middle, abs=1e-5)
+    assert any("unsure by up to 0.012" in note for note in notes)
+    assert calibration.meta["survival_stderr"][1] > 0.5 / 0.94 - middle
+
+
 def test_a_stretch_that_six_digits_do_not_tell_is_refused(imported):
     """A thousand drafts on top of a thousand million."""
     before, after = (six(llama_metrics(n, [n // 2])) for n in (10**9, 10**9 + 1000))

@@ -22,7 +22,6 @@ from .engine_files import (
     EVERYTHING,
     HISTOGRAM,
     REACHED,
-    REQUEST,
     SURVIVAL,
     aiperf,
     bench,
@@ -108,9 +107,10 @@ def test_one_request_has_nothing_to_bootstrap(imported):
 def test_mixed_lengths_rest_on_those_at_risk(imported):
     """The naive rate of guess 3 is .42 / .62; of those that had one and reached it .7636 were right."""
     whole = np.add([200, 200, 180, 420], 0).tolist()
-    by_length = {"2": MIXED_ROWS[2], "3": MIXED_ROWS[3]}
-    one = stats(whole, acceptance_histogram_by_draft_length=by_length, num_draft_tokens=2 * 100 + 3 * 900)
-    calibration, notes = imported({"metrics": {"speculative_decoding": one}})
+    steps = [(k, a) for k, row in MIXED_ROWS.items() for a, n in enumerate(row) for _ in range(n)]
+    drafted, accepted = map(list, zip(*steps, strict=True))
+    one = response(whole, num_draft_tokens=2900, per_step_drafted=drafted, per_step_accepted=accepted)
+    calibration, notes = imported(one)
     assert calibration.trials.tolist() == [1000, 800, 550]
     assert calibration.hits[:, 0].tolist() == [800, 600, 420]
     assert calibration.accept[2, 0] == pytest.approx(0.7636, abs=5e-5)
@@ -131,11 +131,13 @@ def test_arrays_that_are_cut_short_are_not_used(imported):
     assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
 
 
-def test_a_draft_that_was_wholly_invalid_is_no_trial(imported):
-    one = stats([30, 20, 18, 42], acceptance_histogram_by_draft_length={"0": [10], "3": REQUEST}, num_draft_tokens=300)
-    calibration, _ = imported({"metrics": {"speculative_decoding": one}})
-    assert calibration.meta["drafts"] == 100
-    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
+def test_a_draft_of_which_a_grammar_left_nothing_is_one_wrong_guess(tmp_path):
+    """50 of them, and 50 of one token that was right: half survive, whoever drafted."""
+    path = tmp_path / "response.json"
+    steps = {"per_step_accepted": [0, 1] * 50, "per_step_drafted": [0, 1] * 50}
+    path.write_text(json.dumps(response([50, 50], num_draft_tokens=50, **steps)))
+    for drafter in ("ngram", "eagle3"):
+        assert read_measurement(path, drafter=drafter)[1].source.meta["survival"] == [0.5]
 
 
 def test_runs_of_several_lengths_are_pooled_by_those_at_risk(imported):

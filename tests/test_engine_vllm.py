@@ -10,7 +10,7 @@ from treeopt.errors import InvalidInput
 from treeopt.importing.exposition import SINCE_START
 from treeopt.importing.vllm_requests import NO_LENGTH
 
-from .engine_files import DRAFTS, REQUEST, SURVIVAL, aiperf, bench, exposition, lines, response, stats, sweep, vllm_line
+from .engine_files import DRAFTS, SURVIVAL, aiperf, bench, exposition, lines, response, stats, sweep, vllm_line
 
 # Counters.
 
@@ -72,6 +72,12 @@ def test_counters_of_forks_that_are_not_whole_are_rounded_and_others_are_not_rea
     assert "seconds" not in note
     with pytest.raises(InvalidInput, match="sum to the accepted"):
         imported(exposition(accepted=1822.5).replace(" 800.0", " 800.5"))
+
+
+def test_counters_that_agree_but_for_the_rounding_of_floats_are_read(imported):
+    """.3 + .3 + .4 are .9999999 in sums of totals, and 1,820 and 1,821 agree to within 1."""
+    text = exposition(accepted=1821).replace(" 800.0", " 800.3").replace(" 600.0", " 600.3").replace(" 420.0", " 420.4")
+    assert imported(text)[0].meta["drafts"] == DRAFTS
 
 
 def test_an_engine_that_was_added_counts_from_zero(imported):
@@ -251,12 +257,6 @@ def test_a_pooled_histogram_does_not_tell_its_length(imported):
         ({"acceptance_histogram": [0.2, 0.2, 0.18, 0.42]}, "valid integer"),
         ({"acceptance_histogram": {"many": 3}}, "under their number"),
         ({"acceptance_histogram": {"99999999999": 3}}, "under their number"),
-        ({"acceptance_histogram_by_draft_length": {"3": [20, 20, 18, 40]}}, "sum to the whole one"),
-        ({"acceptance_histogram_by_draft_length": {"2": REQUEST}}, "for drafts of 2"),
-        (
-            {"acceptance_histogram_by_draft_length": {"3": REQUEST}, "num_draft_tokens": 290},
-            "draft lengths sum to, 300",
-        ),
     ],
 )
 def test_requests_that_contradict_themselves_are_refused(imported, change, message):

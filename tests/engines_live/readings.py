@@ -24,7 +24,6 @@ MANY = 2345  # scrapes have so many times as much: counts that do not fit six di
 DRAFTED, ACCEPTED = DRAFTS * len(REACHED), sum(REACHED)
 RATES = ", ".join(f"{count / DRAFTS:.3f}" for count in REACHED)
 MEAN = 1 + ACCEPTED / DRAFTS
-NEWER = ("acceptance_histogram_by_draft_length",)  # of no release yet
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ KINDS_OF = {"vllm": ("vllm-metrics", "vllm-requests"), "sglang": ("sglang",), "l
 
 def words_read(engine: str) -> dict[Word, set[str]]:
     """The keys of JSON that are read, the texts by which files are known, and the options that readers tell of."""
-    vllm_requests = {field.name for field in fields(requests.Request)} - set(NEWER) | {"speculative_decoding"}
+    vllm_requests = {field.name for field in fields(requests.Request)} | {"speculative_decoding"}
     runs = {field.alias for field in vllm_metrics.Run.model_fields.values()} | {vllm_metrics.RATES}
     names = {names[0] for names in sglang.NAMES.values()}
     keys = {

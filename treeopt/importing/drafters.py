@@ -17,8 +17,8 @@ class DrafterKind:
 
 
 ENDS = (
-    "Drafts of {} end where it finds no more or is unsure, and an end counts as a miss. So survival is right for any limit "
-    "on the length, but a plan counts all rows up to the limit, and fewer are verified."
+    "Drafts of {} end where it finds no more or is unsure, and an end counts as a miss. So survival is right for the limit "
+    "that was served, and an estimate for others. A plan counts all rows up to the limit, and fewer are verified."
 )
 UNDRAFTED = " Steps for which it found nothing are seldom counted by engines: real tokens per step are lower."
 BLOCK = (

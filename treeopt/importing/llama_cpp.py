@@ -75,7 +75,7 @@ def read(files: Sequence[File]) -> Counted:
                 f"{one} has only means of its drafts, and survival needs rates by position: import the log."
             )
     if counters := counters_among(texts, PREFIX, COUNTERS, six_digits):
-        return Counted(*from_counters(counters, NEEDED), way=WAY)
+        return from_counters(counters, NEEDED, WAY)
     groups: list[Group] = []
     said: list[str] = []
     are_requests = True

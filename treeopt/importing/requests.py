@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +50,6 @@ class Request:
     """The drafts of one request. All but the histogram may be missing."""
 
     acceptance_histogram: Histogram | None = None
-    acceptance_histogram_by_draft_length: dict[Length, Histogram] | None = None
     num_spec_steps: Drafted | None = None
     num_accepted_draft_tokens: Drafted | None = None
     num_draft_tokens: Drafted | None = None
@@ -167,7 +165,7 @@ def check_request(one: Request, where: str, *, is_whole: bool) -> None:
 
 def drafts_of(one: Request, longest: int, where: str) -> Group:
     """The drafts of a request by their lengths, or their sums where those are not told."""
-    if by_length := _by_length(one, where) or _by_step(one):
+    if by_length := _by_step(one):
         return by_length
     histogram, drafted, length = one.histogram, one.num_draft_tokens, one.num_spec_tokens
     each = drafted / sum(histogram) if drafted is not None else None
@@ -178,34 +176,17 @@ def drafts_of(one: Request, longest: int, where: str) -> Group:
     return group_of(sum(counts), [sum(counts[j:]) for j in range(1, k + 1)], drafted, where)
 
 
-def _by_length(one: Request, where: str) -> Histograms:
-    """The rows that a request has for each draft length; steps whose whole draft was invalid are no trial."""
-    rows = one.acceptance_histogram_by_draft_length
-    if not rows:
-        return {}
-    for k, row in rows.items():
-        if len(row) > k + 1:
-            raise InvalidInput(f"{where} must have histograms of 0 to {k} tokens for drafts of {k}, but has {row}.")
-    pooled = [sum(column) for column in zip_longest(*rows.values(), fillvalue=0)]
-    if any(ours != whole for ours, whole in zip_longest(pooled, one.histogram, fillvalue=0)):
-        raise InvalidInput(
-            f"{where} must have histograms by draft length that sum to the whole one, {one.histogram}, but they sum to "
-            f"{pooled}."
-        )
-    drafted = sum(k * sum(row) for k, row in rows.items())
-    if one.num_draft_tokens not in (None, drafted):
-        raise InvalidInput(
-            f"{where} must draft what its draft lengths sum to, {drafted}, but drafted {one.num_draft_tokens}."
-        )
-    return {k: row + [0] * (k + 1 - len(row)) for k, row in rows.items() if k}
-
-
 def _by_step(one: Request) -> Histograms:
-    """The same from what every step drafted and took, where it is all there."""
+    """The drafts by their lengths, from what every step drafted and took, where it is all there.
+
+    A draft of which a grammar left no guess is one whose first guess was wrong.
+    """
     accepted, drafted = one.per_step_accepted or [], one.per_step_drafted or []
     if len(accepted) != len(drafted) or Counter(accepted) != Counter(dict(enumerate(one.histogram))):
         return {}
     steps = Counter(zip(drafted, accepted, strict=True))
     if not all(0 <= a <= k <= MOST_LENGTH for k, a in steps):
         return {}
-    return {k: [steps[k, a] for a in range(k + 1)] for k in dict.fromkeys(drafted) if k}
+    if empty := steps.pop((0, 0), 0):
+        steps[1, 0] += empty
+    return {k: [steps[k, a] for a in range(k + 1)] for k in dict.fromkeys(k for k, _ in steps)}

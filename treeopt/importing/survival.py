@@ -50,7 +50,7 @@ OPTIMISTIC = (
 NONE = "{} must hold drafts, but none was verified while it was measured."
 MIXED = (
     "Drafts had several lengths. Each depth counts only the drafts that reached it. That is wrong if "
-    "the drafter chose the lengths by its own confidence."
+    "the drafter chose the lengths by its own confidence, or a grammar cut them."
 )
 
 
@@ -59,11 +59,11 @@ class Summed:
     """Drafts of several lengths, of which only sums are known.
 
     reached      : (K,)  c
-    fewest, most : (K,)  bounds of d, which are equal where it is known
+    fewest, most : (K,)  bounds of d, which are equal where it is known; d_1 is D, since an empty draft is a miss
 
     >>> drafts = Summed.of(1000, [800, 600, 420], 2900)
     >>> drafts.fewest.tolist(), drafts.most.tolist()
-    ([1000, 950, 900], [1000, 1000, 950])
+    ([1000, 950, 900], [1000, 1000, 966])
     """
 
     reached: IntArray
@@ -72,15 +72,25 @@ class Summed:
 
     @classmethod
     def of(cls, drafts: int, reached: Sequence[int], drafted: int) -> Summed:
-        """Bounds by the guesses of all drafts, if each draft had one at least."""
-        fewest, most = [min(drafts, drafted)], [min(drafts, drafted)]
+        """Bounds by the guesses of all drafts; a grammar may have left none of some.
+
+        The drafts that really had a guess j never rise with j, are c_j at least and sum to ``drafted``.
+        """
+        fewest, most = [drafts], [drafts]
         accepted = np.cumsum([0, *reached], dtype=np.int64)
         for j, count in enumerate(reached[1:], 2):
             fewest.append(max(count, -((drafts * (j - 1) - drafted) // (len(reached) - j + 1))))
-            # Behind the first there are as many guesses left at least: those accepted, or as many as at j.
-            left = drafted - drafts - (accepted[-1] - accepted[j]) - (accepted[1:j] - accepted[1])
-            most.append(max(count, min(most[-1], int((left // np.arange(j - 1, 0, -1)).min()))))
-        return cls(*(np.array(counts, dtype=np.int64) for counts in (reached, np.minimum(fewest, most), most)))
+            # As many as at j had each guess before, or those accepted; those accepted had the guesses behind.
+            left = drafted - (accepted[-1] - accepted[j]) - accepted[:j]
+            most.append(min(drafts, int((left // np.arange(j, 0, -1)).min())))
+        return cls(*(np.array(counts, dtype=np.int64) for counts in (reached, fewest, most)))
+
+    def rounded(self, drafted: int, off: int, slack: int) -> Summed:
+        """The same where the drafts may be ``off`` and the guesses by ``slack``, since an engine rounds its totals."""
+        drafts, reached = int(self.most[0]), self.reached.tolist()
+        least = Summed.of(drafts + off, reached, drafted - slack).fewest
+        most = Summed.of(drafts + off, reached, drafted + slack).most
+        return replace(self, fewest=np.minimum(least, drafts), most=np.minimum(most, drafts))
 
     def counts(self, share: float) -> tuple[NDArray[np.float64], IntArray]:
         """(K,) tried and passed if d is at that ``share`` of the way from the fewest to the most."""
@@ -214,6 +224,7 @@ class Counted:
     are_requests   : whether a group is a request
     may_leave_out  : whether groups are stretches of time, of which those with mixed lengths may be left out
     way            : how else to measure, so that lengths are told apart
+    off            : share of the drafts by which their number may be off
     """
 
     groups: Sequence[Group]
@@ -222,6 +233,7 @@ class Counted:
     are_requests: bool = False
     may_leave_out: bool = False
     way: str = ""
+    off: float = 0.0
 
     def calibration(self, drafter: str | None = None) -> Found:
         """Survival, by drafts that a drafter of that kind made; InvalidInput where lengths hide too much of it."""
@@ -236,24 +248,41 @@ class Counted:
 
     def _sure(self, groups: Sequence[Group]) -> tuple[Sequence[Group], NDArray[np.float64], list[str]]:
         """Groups whose lengths are known well enough, (K,) what survival may be off by, and notes."""
-        known = [group for group in groups if not isinstance(group, Summed) or group.lengths]
-        if len(known) == len(groups):
+        if not any(isinstance(group, Summed) for group in groups):
             return groups, np.zeros(longest(groups)), []
-        low, middle, high = (Drafts.of(groups, share).survival for share in (1.0, 0.5, 0.0))
-        unsure = np.maximum(high - middle, middle - low)
+        kept, notes = groups, []
+        low, high, unsure = _bounds(groups)
+        if self.may_leave_out and unsure.max() > UNSURE:
+            kept = [group for group in groups if _bounds([group])[2].max() <= UNSURE] or groups
+            low, high, unsure = _bounds(kept)
+        if left := len(groups) - len(kept):
+            notes.append(
+                f"{left} of {len(groups)} stretches of time have drafts of mixed lengths, which leave survival too unsure. They "
+                "were left out."
+            )
         if unsure.max() <= UNSURE:
-            note = "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
-            return groups, unsure, [f"{note}{unsure.max():.3f}, which is in the standard errors."]
-        if self.may_leave_out and known:
-            left = len(groups) - len(known)
-            note = f"{left} of {len(groups)} stretches of time have drafts of mixed lengths and were left out."
-            return known, np.zeros(longest(known)), [note]
+            if unsure.any():
+                said = (
+                    "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
+                )
+                notes.append(f"{said}{unsure.max():.3f}, which is in the standard errors.")
+            return kept, unsure, notes
         j = int(unsure.argmax())
         raise InvalidInput(
             f"{self.path} sums drafts of several lengths and does not say how many had each: survival at depth {j + 1} may "
             f"be anything from {low[j]:.2f} to {high[j]:.2f}. Measure with one length{self.way}. If the drafter itself ends "
             f"its drafts, name it: --drafter {', '.join(name for name, one in DRAFTERS.items() if one.ends_itself)}."
         )
+
+
+def _bounds(groups: Sequence[Group]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(K,) low and high survival, and what that in the middle may be off by.
+
+    d is at its most, or its fewest, in all groups at once. With several groups that is not quite the extreme:
+    some at the one and some at the other may be beyond it by a thousandth.
+    """
+    low, middle, high = (Drafts.of(groups, share).survival for share in (1.0, 0.5, 0.0))
+    return low, high, np.maximum(high - middle, middle - low)
 
 
 def _with_ends_missed(group: Group, depth: int) -> Histograms:
@@ -281,6 +310,7 @@ def _to_calibration(groups: Sequence[Group], counts: Counted, unsure: NDArray[np
         if clustered
         else greenwood(tried[:reached], passed[:reached])
     )
+    survival = np.cumprod(calibration.accept[:, 0])
     lengths = {} if has_ends else dict(drafts.lengths)
     calibration.meta.update(
         source=ENGINE_LOG,
@@ -288,8 +318,9 @@ def _to_calibration(groups: Sequence[Group], counts: Counted, unsure: NDArray[np
         requests=requests,
         draft_length=next(iter(lengths)) if len(lengths) == 1 else None,
         draft_lengths={str(k): n for k, n in lengths.items()},
-        survival=np.cumprod(calibration.accept[:, 0]).tolist(),
-        survival_stderr=np.hypot(errors, unsure[:reached]).tolist(),
+        ends_are_misses=has_ends,
+        survival=survival.tolist(),
+        survival_stderr=np.hypot(errors, unsure[:reached] + survival * counts.off).tolist(),
         survival_stderr_is_optimistic=not clustered,
     )
     said = [*counts.notes, step_start(lengths or {longest(groups): 0}, reached), CHAIN]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from treeopt.importing.exposition import Counters, counters_among, is_exposition
 from treeopt.importing.files import File
 from treeopt.importing.printed import RATE, Printed, number, pooled, whole
 from treeopt.importing.requests import bodies
-from treeopt.importing.survival import NONE, Counted, Group, group_of
+from treeopt.importing.survival import NONE, Counted, Group, Summed, group_of
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
 COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
@@ -43,6 +44,7 @@ OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
     "'Per-position acceptance rate' since 2025; update it, or save /metrics"
 )
+SUMS = 1e-6  # by which sums of what was rounded may be off
 MOST_ROUNDED = 0.01  # of the drafts, by which a rounded count may be off
 WAY = ", or serve with --per-request-spec-decode-metrics detailed and save the responses"
 NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
@@ -57,7 +59,7 @@ def matches(content: Any) -> bool:
 def read(files: Sequence[File]) -> Counted:
     """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
     if counters := counters_among(files, PREFIX, COUNTERS):
-        return Counted(*from_counters(counters, NO_POSITIONS), way=WAY)
+        return from_counters(counters, NO_POSITIONS, WAY)
     groups: list[Group] = []
     said: list[str] = []
     for content, one in files:
@@ -68,8 +70,8 @@ def read(files: Sequence[File]) -> Counted:
     return Counted(groups, files[-1][1], said, may_leave_out=True, way=WAY)
 
 
-def from_counters(counters: Counters, needed: str) -> tuple[list[Group], Path, tuple[str, ...]]:
-    """Drafts, path and notes of the counters that vLLM and llama.cpp name alike."""
+def from_counters(counters: Counters, needed: str, way: str) -> Counted:
+    """The counters that vLLM and llama.cpp name alike."""
     path = counters.path
     drafts, drafted, accepted = (counters.sum(name) for name in COUNTERS[:3])
     reached = counters.by_position(COUNTERS[3], "position")
@@ -77,20 +79,23 @@ def from_counters(counters: Counters, needed: str) -> tuple[list[Group], Path, t
         raise InvalidInput(NONE.format(path))
     if drafts is None or not reached:
         raise InvalidInput(f"{path} must have num_drafts and {needed}, but has not.")
-    off = counters.slack("num_drafts")
+    off, slack = (counters.slack(name) for name in COUNTERS[:2])
     if off > max(1, MOST_ROUNDED * drafts):
         raise InvalidInput(
             f"{path} must have totals that tell its drafts, but {drafts:,} drafts are known to within {off:,.0f} only, since "
             "the totals are rounded: restart the server before the measurement, or measure for longer."
         )
-    if 0 < reached[0] - drafts <= off:
+    if 0 < reached[0] - drafts <= off + SUMS:
         drafts = reached[0]
-    if accepted is not None and abs(sum(reached) - accepted) <= sum(map(counters.slack, COUNTERS[2:])):
+    if accepted is not None and abs(sum(reached) - accepted) <= sum(map(counters.slack, COUNTERS[2:])) + SUMS:
         accepted = None
     full = drafts * len(reached)
-    if drafted is not None and abs(drafted - full) <= counters.slack("num_draft_tokens") + len(reached) * off:
+    if drafted is not None and abs(drafted - full) <= slack + len(reached) * off + SUMS:
         drafted = full
-    return [group_of(drafts, reached, drafted, path, accepted)], path, counters.notes
+    group = group_of(drafts, reached, drafted, path, accepted)
+    if isinstance(group, Summed) and drafted is not None:
+        group = group.rounded(drafted, ceil(off), ceil(slack))
+    return Counted([group], path, counters.notes, way=way, off=off / max(drafts, 1))
 
 
 def _from_log(text: str, path: Path) -> tuple[list[Group], list[str]]:

@@ -1,12 +1,11 @@
 """What vLLM says of each request (--per-request-spec-decode-metrics), and AIPerf's records of it.
 
 metrics.speculative_decoding        at the root of a response, or of the last chunk of a stream; null for n > 1
-speculative_decoding_stats          of every choice: the first revisions of the same (vLLM PR #48915)
 spec_decode_acceptance              lines of AIPerf's profile_export.jsonl, of vLLM or TensorRT-LLM; sparse
 pooled_spec_decode_acceptance_histogram   of AIPerf's profile_export_aiperf.json: all requests in one sum
 
-A response, a list of them, JSON lines, or the output of a batch. `..._by_draft_length`, where it is
-there, makes mixed lengths exact; so do the arrays of the level "detailed".
+A response, a list of them, JSON lines, or the output of a batch. The arrays of the level "detailed" make
+mixed lengths exact.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.importing.files import File
-from treeopt.importing.requests import bodies, choices, gather, read_requests
+from treeopt.importing.requests import bodies, gather, read_requests
 from treeopt.importing.survival import Counted
 from treeopt.importing.vllm_metrics import WAY
 
@@ -45,12 +44,7 @@ def read(files: Sequence[File]) -> Counted:
 
 
 def records_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a response says of drafts, once for each choice that says something."""
+    """What a response says of drafts."""
     metrics = body.get("metrics")
-    found = [
-        body.get(RECORD),
-        metrics.get("speculative_decoding") if isinstance(metrics, dict) else None,
-        body.get("speculative_decoding_stats"),
-        *(choice.get("speculative_decoding_stats") for choice in choices(body)),
-    ]
+    found = [body.get(RECORD), metrics.get("speculative_decoding") if isinstance(metrics, dict) else None]
     return [one for one in found if isinstance(one, dict)]
