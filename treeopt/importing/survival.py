@@ -241,7 +241,7 @@ class Counted:
         said = [about.note] if about and about.note else []
         groups = self.groups
         has_ends = about is not None and about.ends_itself
-        if has_ends:  # the end of a draft is a miss: any limit on its length meets the same ends
+        if has_ends:  # the end of a draft is a miss
             groups = [_with_ends_missed(group, longest(groups)) for group in groups]
         groups, unsure, notes = self._sure(groups)
         return _to_calibration(groups, replace(self, notes=[*self.notes, *notes, *said]), unsure, has_ends)
