@@ -112,8 +112,8 @@ def test_engines_that_people_serve_with_are_there(engine):
     assert engine in ENGINES
 
 
-def listed(*words):
-    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli, ["list", *words])
+def listed(*words, columns=300):
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["list", *words])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -122,9 +122,18 @@ def test_list_engines_is_short_and_an_engine_is_shown_in_full():
     text = listed("engines")
     assert all(name in text for name in ENGINES)
     assert not any(method.source in text for _, method in METHODS)
-    assert all(method.checked.split(", ")[0] in text for _, method in METHODS)
+    assert all(listing.checked(method) in text for _, method in METHODS)
     for name, method in METHODS:
         assert method.name in listed("engines", name)
+
+
+def test_list_engines_fits_a_terminal_of_80_columns_and_breaks_no_word():
+    lines = listed("engines", columns=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 2 * len(METHODS)
+    words = set(re.findall(r"[^\s│,]+", " ".join(lines)))
+    assert {name for _, method in METHODS for name in method.drafters} | set(ENGINES) <= words
+    assert {word for _, method in METHODS for word in listing.checked(method).split()} <= words
 
 
 def test_list_engines_as_json_has_all_fields():

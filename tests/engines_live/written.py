@@ -73,7 +73,7 @@ def written_by(engine: str, method: Method, drafter: str) -> Iterator[Written]:
     if method.shape != "chain":
         whats = [{"tree": TREE}, {"tree": Tree.chain(2)}, {"tree": Tree.chain(0)}]
     for rule, what in product(RULES.values(), whats):
-        request = Request(num_heads=4, drafter=drafter, acceptance={"rule": rule, **RULE}, **what)
+        request = Request(num_heads=4, drafter=drafter, batch_size=64, acceptance={"rule": rule, **RULE}, **what)
         with suppress(TreeoptError):  # a method refuses what it cannot take
             yield export_request(request, engine, method=method.name)
 

@@ -50,7 +50,7 @@ def takes(method: Method) -> str:
 
     >>> from treeopt.export.table import ENGINES
     >>> [takes(method) for method in ENGINES["vllm"].methods]
-    ['a chain for each batch size', 'one chain']
+    ['a chain for each batch size', 'one chain', 'one chain']
     """
     return "a chain for each batch size" if method.by_batch_size else TAKES[method.shape]
 
@@ -67,15 +67,16 @@ def available(method: Method) -> str:
     return method.versions if method.status == "live" else f"{method.versions}; {method.status}"
 
 
-def releases(method: Method) -> str:
-    """The same in a few words.
+def checked(method: Method) -> str:
+    """The release, month or commit that a method was checked against, or when it was removed, in a few words.
 
     >>> from treeopt.export.table import ENGINES
-    >>> releases(ENGINES["triton"].methods[0])
-    'TensorRT engines, up to 1.2; removed'
+    >>> [checked(method) for method in ENGINES["vllm"].methods]
+    ['0.33.0', '0.33.0', 'removed in 0.33.0']
     """
-    first = method.versions.split(";")[0]
-    return first if method.status == "live" else f"{first}; removed"
+    if method.status != "live":
+        return method.status.replace("upstream ", "")
+    return method.checked.split(", ")[0].split(" (")[0].split()[-1]
 
 
 def cells(method: Method) -> list[str]:

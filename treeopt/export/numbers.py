@@ -20,22 +20,26 @@ class Options:
     """A launch command, what ends it where no chain pays, and the options that it takes for a chain.
 
     options : kind of drafter to its options; {length} is the chain's, {rows} one more, {looked_up} an n-gram's
+    slots   : sequences that it decodes at once unless told otherwise, and what tells it
     """
 
     engine: str
     serve: str
     alone: str = ""
     options: Mapping[str, str]
+    slots: tuple[int, str] = (0, "")
     notes: tuple[str, ...] = ()
     notes_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by the kind of drafter
 
     def __call__(self, request: Request) -> Written:
         kind = drafter_of(request, self.options, self.engine)
         length = only_length(request, self.engine)
+        slots, more = self.slots
+        serve = self.serve + (more.format(batch_size=request.batch_size) if request.batch_size > slots else "")
         if length == 0:
-            return plain(f"{self.serve}{self.alone}")
+            return plain(f"{serve}{self.alone}")
         options = self.options[kind].format(length=length, rows=length + 1, looked_up=min(length, LOOKED_UP))
-        return launch(f"{self.serve} {options}", self.notes + self.notes_of.get(kind, ()))
+        return launch(f"{serve} {options}", self.notes + self.notes_of.get(kind, ()))
 
 
 lmdeploy = Options(
@@ -55,8 +59,7 @@ lmdeploy = Options(
         "mtp": (
             "DeepSeek's own layer is deepseek_mtp; hy3_mtp and qwen3_5_mtp are other models'. The layer is read from "
             "MODEL unless --speculative-draft-model names another folder.",
-        ),
-        "dflash": ("It does not start with more tokens than one less than the block size of DRAFTER.",),
+        )
     },
 )
 ALGORITHMS = ("eagle", "eagle3", "deepseek_mtp", "hy3_mtp", "qwen3_5_mtp", "dflash")
@@ -65,6 +68,7 @@ DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min 0"
 llama_cpp = Options(
     engine="llama.cpp",
     serve="llama-server --model MODEL.gguf",
+    slots=(4, " --parallel {batch_size} --kv-unified"),  # one context for all, as where it is not told
     options={
         "draft-model": f"--spec-type draft-simple --spec-draft-model DRAFTER.gguf {DRAFT}",
         "eagle3": f"--spec-type draft-eagle3 --spec-draft-model DRAFTER.gguf {DRAFT}",
@@ -86,12 +90,14 @@ llama_cpp = Options(
             "It drafts with MODEL's own layers; --spec-draft-model names them where they are a file of their own. From a "
             "model of several such layers it silently drafts no more tokens than it has layers.",
         ),
-        **dict.fromkeys(("dflash", "dspark"), ("It cuts a draft to the block that DRAFTER was trained for.",)),
         "ngram": ("It looks up that number of tokens and no fewer, and drafts only where as many follow in the text.",),
     },
 )
 TYPES = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", "ngram-simple")
-REMOVED = {"--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min"}  # llama.cpp throws
+REMOVED = {
+    *("--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min"),
+    *("--spec-ngram-size-n", "--spec-ngram-size-m", "--spec-ngram-min-hits"),
+}  # llama.cpp throws
 
 redrafter = Options(
     engine="ReDrafter",
@@ -132,7 +138,10 @@ def parse_llama_cpp(files: Mapping[str, str]) -> Lengths:
     """The longest chain; InvalidInput where llama.cpp ends with an error, none where nothing is drafted."""
     given = flags(files)
     if gone := sorted(REMOVED & given.keys()):
-        raise InvalidInput(f"llama.cpp has no {', '.join(gone)} any more: use --spec-draft-n-max and --spec-type.")
+        raise InvalidInput(
+            f"llama.cpp has no {', '.join(gone)} any more: use --spec-type, and "
+            "--spec-draft-n-max or --spec-ngram-simple-size-m."
+        )
     kind = given.get("--spec-type")
     if kind is None:
         return NO_SPECULATION

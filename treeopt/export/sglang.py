@@ -32,7 +32,7 @@ def write(request: Request) -> Written:
     if steps == 0:
         return chains.plain(SERVE)
     command = f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)}"
-    return chains.launch(command, WHOLE_VOCABULARY * (request.rule == "reject"))
+    return chains.launch(command, (*WHOLE_VOCABULARY * (request.rule == "reject"), *_running(request)))
 
 
 def write_adaptive(request: Request) -> Written:
@@ -50,6 +50,7 @@ def write_adaptive(request: Request) -> Written:
     ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
     notes = [
         *WHOLE_VOCABULARY * (request.rule == "reject"),
+        *_running(request),
         "SGLang silently keeps one length with topk above 1, attention data parallelism, multi-layer EAGLE, two-batch "
         'overlap or PD multiplexing: look for "speculative_adaptive disabled" in its log.',
         "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "
@@ -57,8 +58,6 @@ def write_adaptive(request: Request) -> Written:
     ]
     if drafter == "mtp":
         notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
-    if lengths[-1][0] > MOST_RUNNING:
-        notes.append(f"With speculation it decodes {MOST_RUNNING} sequences at once: pass --max-running-requests.")
     return chains.launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
 
 
@@ -69,7 +68,8 @@ def write_block(request: Request) -> Written:
     if length == 0:
         return chains.plain(SERVE)
     options = f"--speculative-algorithm {drafter.upper()} --speculative-draft-model-path DRAFTER"
-    return chains.launch(f"{SERVE} {options} {LENGTH_OF_BLOCKS[drafter]} {length + (drafter == 'dflash')}")
+    command = f"{SERVE} {options} {LENGTH_OF_BLOCKS[drafter]} {length + (drafter == 'dflash')}"
+    return chains.launch(command, _running(request))
 
 
 def parse(files: Mapping[str, str]) -> Lengths:
@@ -148,6 +148,13 @@ def _drafter_flags(drafter: str) -> str:
 def _rule_flag(request: Request) -> str:
     """p/q rejection, which the workers of EAGLE and MTP have; else SGLang samples and compares."""
     return " --speculative-use-rejection-sampling" if request.rule == "reject" else ""
+
+
+def _running(request: Request) -> list[str]:
+    """What is to be said of a plan for more sequences than SGLang decodes at once unless told otherwise."""
+    most = max(request.batch_size, request.lengths[-1][0])
+    said = f"With speculation SGLang decodes {MOST_RUNNING} sequences at once: pass --max-running-requests {most}."
+    return [said] if most > MOST_RUNNING else []
 
 
 def _steps_flags(drafter: str, steps: int) -> str:

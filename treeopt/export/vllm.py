@@ -22,9 +22,8 @@ METHODS = {
     "ngram": "ngram",
     "dflash": "dflash",
     "dspark": "dspark",
-    "suffix": "suffix",
 }
-IN_THE_MODEL = ("mtp", "ngram", "suffix")  # need no model of their own
+IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
 MEDUSA_UNTIL = "0.32.0"
 
 
@@ -43,8 +42,6 @@ def write_chain(request: Request) -> Written:
     """One length, or a length for each range of batch sizes."""
     drafter = chains.drafter_of(request, METHODS, "vLLM")
     lengths = chains.merged(request.lengths)
-    if drafter == "suffix":  # it runs on model runner V1, which drops a schedule of this method
-        chains.only_length(request, "vLLM with suffix decoding")
     longest = max(length for _, _, length in lengths)
     if longest == 0:
         return chains.plain("vllm serve MODEL")
@@ -62,10 +59,11 @@ def write_chain(request: Request) -> Written:
             f"vLLM does not start where the model has fewer MTP layers than {longest} and their number does not divide "
             f"{longest}."
         )
-    if drafter == "suffix":
-        notes.append("Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1")
-    if drafter in chains.BLOCKS:
-        notes.append(f"DRAFTER must have been trained for blocks that guess {longest} tokens or more.")
+    if drafter == "draft-model":
+        notes.append(
+            "vLLM does not start where the vocabularies of MODEL and DRAFTER differ in size, unless the config has "
+            '"use_heterogeneous_vocab": true, which goes with greedy drafts alone.'
+        )
     if len(lengths) > 1:
         config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
         notes.append(f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.")
@@ -73,9 +71,20 @@ def write_chain(request: Request) -> Written:
             f"With --data-parallel-size above 1 vLLM drops the schedule and keeps {longest} at every batch size."
         )
         notes.append(
-            "Schedules run with full CUDA graphs on model runner V2 only (VLLM_USE_V2_MODEL_RUNNER=1), from vLLM 0.25.0 on."
+            "Schedules run with full CUDA graphs on model runner V2 only, the default of 0.33.0; releases from 0.25.0 on "
+            "take VLLM_USE_V2_MODEL_RUNNER=1."
         )
     return _written(config, notes)
+
+
+def write_suffix(request: Request) -> Written:
+    """One chain length for all batch sizes: it runs on model runner V1, which drops a schedule of this method."""
+    chains.drafter_of(request, ("suffix",), "vLLM's suffix decoding")
+    length = chains.only_length(request, "vLLM with suffix decoding")
+    if length == 0:
+        return chains.plain("vllm serve MODEL")
+    note = "Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1"
+    return _written({"method": "suffix", "num_speculative_tokens": length}, [note])
 
 
 def parse(files: Mapping[str, str]) -> Lengths:

@@ -8,7 +8,7 @@ from typing import Any
 
 from treeopt import __version__
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.export.chains import merged
+from treeopt.export.chains import BLOCKS, merged
 from treeopt.export.engine import COMMANDS, Method, Request, Written
 from treeopt.export.table import ENGINES
 from treeopt.records.origins import Drafter
@@ -89,6 +89,11 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
         request = replace(request, lengths=((1, None, request.tree.depth),), tree=None)
     if request.tree is not None:
         check(request.tree, way, engine, request)
+    elif request.drafter in BLOCKS and (most := max(length for *_, length in request.lengths)):
+        notes.append(
+            f"DRAFTER must have been trained for blocks that guess {most} tokens or more: engines cut or refuse what is "
+            "longer."
+        )
     elif request.drafter is None and any(length for *_, length in request.lengths):
         notes.append(f"The plan does not name its drafter; this is written for {way.drafters[0]}.")
     if way.max_batch_size is not None and request.batch_size > way.max_batch_size:
@@ -130,15 +135,18 @@ def way_of(plan: Plan, engine: str, method: str | None = None) -> Method:
 def loads_of(plan: Plan, way: Method) -> list[int | None]:
     """The batch sizes that a plan is written for, one by one; None alone where a schedule or one tree serves all.
 
-    An engine that decodes fewer sequences at once gets those that it can decode, if the plan has any.
+    An engine that decodes fewer sequences at once gets those that it can decode, if the plan has any and is for no mix.
     """
+    sizes: list[int | None] = [entry.batch_size for entry in plan.entries]
+    most = way.max_batch_size
+    fit = [size for size in sizes if most is None or (size or 0) <= most]
+    if len(fit) < len(sizes) and fit and not plan.mix:
+        return fit
     trees = {tuple(map(tuple, entry.medusa_choices)) for entry in plan.entries}
     lengths = {plan.entries[part.entry].depth for part in plan.schedule}
     if len(trees) == 1 or way.by_batch_size or (way.shape == "chain" and len(lengths) == 1):
         return [None]
-    sizes: list[int | None] = [entry.batch_size for entry in plan.entries]
-    most = way.max_batch_size
-    return [size for size in sizes if most is None or (size or 0) <= most] or sizes
+    return sizes
 
 
 def export_plan(
@@ -152,7 +160,7 @@ def export_plan(
 ) -> Written:
     """An engine's files for a plan: its schedule where the engine takes chains, else the entry of a batch size.
 
-    Without a ``batch_size`` all must have one tree (`loads_of`).
+    Without a ``batch_size`` all must have one tree, or the engine decodes one of the plan's alone (`loads_of`).
 
     Raises InvalidInput for a plan of trees and an engine of chains: the best chain is no path of the best tree.
     """
@@ -171,7 +179,9 @@ def export_plan(
         batch_size=plan.entries[-1].batch_size,
         acceptance=plan.acceptance,
     )
-    if batch_size is not None or (way.shape != "chain" and loads_of(plan, way) != [None]):
+    loads = loads_of(plan, way) if batch_size is None else [batch_size]
+    if loads != [None] and (len(loads) == 1 or way.shape != "chain"):
+        batch_size = loads[0] if len(loads) == 1 else None
         entry = plan.entry(batch_size)
         request = replace(request, tree=entry.tree, batch_size=entry.batch_size)
     elif way.shape == "chain":

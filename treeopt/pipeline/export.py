@@ -12,6 +12,7 @@ from typing import Any
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.export.engine import Written
 from treeopt.files.places import located
+from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, replace_together, sole_writer, write_text
 from treeopt.pipeline.trees import named_tree
@@ -107,7 +108,10 @@ def export_to(
     _write(folder, Written(files={}, command=""))
     _clear(folder, [f"batch-size-{size}" for size in parts])
     paths = [path for size, part in parts.items() for path in _write(folder / f"batch-size-{size}", part)[0]]
-    command = "\n".join(f"# Batch size {size}\n{part.command}" for size, part in parts.items())
+    command = "\n".join(
+        f"# Batch size {size}, in {shell_word(folder / f'batch-size-{size}')}\n{part.command}"
+        for size, part in parts.items()
+    )
     return paths, Written(files={}, command=command, notes=tuple(notes))
 
 

@@ -24,6 +24,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
+from treeopt.report.wording import count
 from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import MAX_RANK
 
@@ -125,32 +126,53 @@ def request_of(
 ) -> tuple[PlanRequest, list[str]]:
     """The request that options make, with limits that their engine can take too, and what to warn of.
 
-    Raises InvalidInput for an engine that cannot run the calibrated drafter, or a shape it cannot take.
+    Raises InvalidInput for an engine that cannot run the calibrated drafter, a shape or a batch size it cannot take.
     """
     from treeopt.export.write import check_rule_of, method_of, standing
 
-    batch_sizes, engine = options.batch_sizes, options.engine
-    if batch_sizes is None:
-        batch_sizes = latencies.batch_sizes if latencies else (1,)
+    engine = options.engine
     if engine is None and options.method is not None:
         raise InvalidInput("--method belongs to an engine: name the engine with --for.")
     drafter = record.meta.get("drafter") or {}
     way = None if engine is None else method_of(engine, drafter.get("kind"), options.method)
     limits = limits_of(options, way)
+    batch_sizes, left_out = sizes_of(options, way, latencies)
     request = PlanRequest(limits, batch_sizes, options.objective, options.context, options.measured_only)
     if engine is None or way is None:
         return request, []
-    warnings = [*check_rule_of(record.meta.get("acceptance"), way, engine), *standing(way, engine)]
+    warnings = [*check_rule_of(record.meta.get("acceptance"), way, engine), *standing(way, engine), *left_out]
     if limits.budget < options.budget:
         warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {limits.budget} rows.")
-    if way.max_batch_size is not None and max(batch_sizes) > way.max_batch_size:
-        warnings.append(
-            f"{engine} decodes at most {way.max_batch_size} sequence at a time with {way.name}; the plans of "
-            "larger batch sizes are not for it."
-        )
     most_rank = max(limits.max_rank, MAX_RANK) if options.max_rank is None else options.max_rank
     wider = Limits(options.budget, options.max_depth, most_rank, limits.shape)
     return replace(request, engine=PlannedEngine(name=engine, method=way.name), wider=wider), warnings
+
+
+def sizes_of(
+    options: SearchOptions, way: Method | None, latencies: LatencyProfile | None
+) -> tuple[Sequence[int] | Mapping[int, float], list[str]]:
+    """The batch sizes to plan for, and which of the profile's are left out, since the engine's method decodes fewer.
+
+    Raises InvalidInput where those were asked for, or the profile has no others.
+    """
+    given = options.batch_sizes
+    sizes = given if given is not None else latencies.batch_sizes if latencies else (1,)
+    most = None if way is None else way.max_batch_size
+    left = [size for size in sizes if most is not None and size > most]
+    if way is None or most is None or not left:
+        return sizes, []
+    what, which = f"{options.engine} with {way.name}", ", ".join(map(str, left))
+    if given is not None:
+        raise InvalidInput(
+            f"--batch-size must be at most {most} for {what}, which decodes no more sequences at once, but got {which}."
+        )
+    if len(left) == len(sizes):
+        raise InvalidInput(
+            f"{what} decodes at most {count(most, 'sequence')} at once, but the profile has batch size {which} alone: add "
+            f"the smaller one with: treeopt profile --batch-size {most}"
+        )
+    said = f"{what} decodes at most {count(most, 'sequence')} at once: batch size {which} of the profile is left out."
+    return [size for size in sizes if size not in left], [said]
 
 
 def limits_of(options: SearchOptions, way: Method | None) -> Limits:

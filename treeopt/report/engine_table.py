@@ -6,26 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from treeopt.export.engine import Engine
-from treeopt.export.listing import NONE, available, by_batch_size, limits, releases, takes
+from treeopt.export.listing import NONE, available, by_batch_size, checked, limits, takes
 from treeopt.export.write import search_for
 from treeopt.report.terminal import grid, together
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COLUMNS = ("engine", "takes", "drafters", "versions", "checked")
+COLUMNS = ("engine", "takes", "drafters", "checked")
 
 
 def engine_table(engines: Mapping[str, Engine]) -> RenderableType:
     """One row a method, the usual one of each engine first."""
     rows = [
-        (
-            engine.name if i == 0 else "",
-            takes(method),
-            ", ".join(method.drafters),
-            releases(method),
-            method.checked.split(", ")[0],
-        )
+        (engine.name if i == 0 else "", takes(method), ", ".join(method.drafters), checked(method))
         for engine in engines.values()
         for i, method in enumerate(engine.methods)
     ]
