@@ -168,10 +168,10 @@ def sizes_of(
         )
     if len(left) == len(sizes):
         raise InvalidInput(
-            f"{what} decodes at most {count(most, 'sequence')} at once, but the profile has batch size {which} alone: add "
-            f"the smaller one with: treeopt profile --batch-size {most}"
+            f"{what} decodes at most {count(most, 'sequence')} at once, but the profile has only {which}: add what is "
+            f"missing with: treeopt profile --batch-size {most}"
         )
-    said = f"{what} decodes at most {count(most, 'sequence')} at once: batch size {which} of the profile is left out."
+    said = f"{what} decodes at most {count(most, 'sequence')} at once. Left out of the profile's batch sizes: {which}."
     return [size for size in sizes if size not in left], [said]
 
 
