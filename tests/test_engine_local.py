@@ -2,10 +2,12 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
@@ -21,6 +23,17 @@ named = pytest.mark.parametrize(
 )
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": 0.9, "top_k": None, "seed": 0}
 REJECTED = {**SAMPLED, "rule": "rejection"}
+
+PROMPT = "def area(width, height):\n    return width *"
+
+
+def with_settings(source, folder, settings):
+    """A copy of a checkpoint whose own generation config has these settings."""
+    shutil.copytree(source, folder)
+    path = folder / assisted.FILE
+    known = json.loads(path.read_text()) if path.exists() else {"eos_token_id": 0}
+    path.write_text(json.dumps({**known, **settings}))
+    return folder
 
 
 def files_of(engine, drafter, length=3, **others):
@@ -63,14 +76,16 @@ class TestTransformers:
 
             monkeypatch.setattr(cls, "get_candidates", get_candidates)
 
-        def run(drafter, argument=None, length=3, **others):
+        def run(drafter, argument=None, length=3, *, model=demo.MODEL, prompt=PROMPT, **others):
             guessed.clear()
             spy(candidate_generator.AssistedCandidateGenerator)
+            spy(candidate_generator.AssistedCandidateGeneratorDifferentTokenizers)
             spy(candidate_generator.PromptLookupCandidateGenerator)
             for name, text in files_of("transformers", drafter, length, **others).items():
                 (tmp_path / name).write_text(text.replace("max_new_tokens=128", "max_new_tokens=24"))
-            words = [demo.MODEL, *([argument] if argument else []), "def area(width, height):\n    return width *"]
+            words = [model, *([argument] if argument else []), prompt]
             monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, words)])
+            torch.manual_seed(0)
             runpy.run_path(str(tmp_path / assisted.SCRIPT))
             monkeypatch.undo()
             return capsys.readouterr().out, list(guessed)
@@ -86,6 +101,38 @@ class TestTransformers:
             assert max(guessed) == 3
             assert drafter == "ngram" or set(guessed[:4]) == {3}  # n-grams guess only where they find something
 
+    @pytest.mark.parametrize(
+        ("setting", "rule"), [({"repetition_penalty": 1.5}, None), ({"min_p": 1.0}, REJECTED), ("pad_token_id", None)]
+    )
+    def test_settings_and_padding_of_the_checkpoints_change_nothing(self, generate, tmp_path, setting, rule):
+        from transformers import AutoTokenizer
+
+        if setting == "pad_token_id":
+            setting = {setting: AutoTokenizer.from_pretrained(demo.MODEL)(PROMPT)["input_ids"][3]}
+        folders = [with_settings(demo.MODEL, tmp_path / "model", setting)]
+        folders.append(with_settings(demo.DRAFTERS["draft"], tmp_path / "draft", setting))
+        for drafter, of, argument in (("draft-model", demo.DRAFTERS["draft"], folders[1]), ("early-exit", "4", "4")):
+            expected = generate(drafter, of, acceptance=rule)
+            assert generate(drafter, argument, model=folders[0], acceptance=rule) == expected
+
+    def test_a_draft_model_with_another_number_of_rows_guesses_text(self, generate, tmp_path):
+        from transformers import AutoModelForCausalLM
+
+        folder = shutil.copytree(demo.DRAFTERS["draft"], tmp_path / "draft")
+        draft = AutoModelForCausalLM.from_pretrained(folder)
+        draft.resize_token_embeddings(draft.config.vocab_size + 8)
+        draft.save_pretrained(folder)
+        text, guessed = generate("draft-model", folder)
+        assert text == generate("ngram", length=0)[0]
+        assert any(guessed)
+
+    def test_a_chat_model_gets_its_template(self, generate, tmp_path):
+        template = "<{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}>{% if add_generation_prompt %}:{% endif %}"
+        folder = with_settings(demo.MODEL, tmp_path / "model", {})
+        (folder / "chat_template.jinja").write_text(template)
+        chat = generate("ngram", model=folder)
+        assert chat == generate("ngram", prompt=f"<user: {PROMPT}>:") != generate("ngram")
+
     def test_the_library_knows_every_key(self):
         from transformers import GenerationConfig
 
@@ -93,12 +140,12 @@ class TestTransformers:
             assert not GenerationConfig().update(**json.loads(files_of("transformers", drafter)[assisted.FILE]))
 
     def test_the_layer_of_the_plan_stands_in_the_command_and_no_other_text_does(self):
-        command = files_of("transformers", "early-exit", drafter_id="early-exit:7")["commands.sh"]
-        assert "MODEL 7 PROMPT" in command
-        for hostile in ("early-exit", "early-exit:7; touch x", "early-exit:$(x)", 'early-exit:1"""', None):
-            files = files_of("transformers", "early-exit", drafter_id=hostile)
-            assert "MODEL LAYER PROMPT" in files["commands.sh"]
-            assert hostile is None or hostile not in "".join(files.values()).replace("early_exit", "")
+        for known, layer in (("early-exit:7", "7"), ("early-exit:07", "7"), ("early-exit", "LAYER"), (None, "LAYER")):
+            command = files_of("transformers", "early-exit", drafter_id=known)["commands.sh"]
+            assert f"MODEL {layer} PROMPT" in command
+        for damaged in ("", "early-exit:", "early-exit:0", "early-exit:-1", "early-exit:7; touch x", "early-exit:$(x)"):
+            with pytest.raises(InvalidInput, match="must be named early-exit:LAYER"):
+                files_of("transformers", "early-exit", drafter_id=damaged)
 
     @pytest.mark.parametrize(
         ("settings", "program", "said"),

@@ -75,9 +75,9 @@ PLACES: dict[str, dict[str, Place]] = {
         "read key": {"vendor/llama.cpp/tools/server/*.cpp vendor/llama.cpp/common/speculative.cpp": cpp_strings},
     },
     "transformers": {
-        "name": {f"{TRANSFORMERS}models/auto/*.py": names},
+        "name": {f"{TRANSFORMERS}models/auto/*.py {TRANSFORMERS}generation/configuration_utils.py": names},
         "method": {
-            f"{TRANSFORMERS}generation/utils.py {TRANSFORMERS}generation/configuration_utils.py": names,
+            f"{TRANSFORMERS}generation/utils.py {TRANSFORMERS}configuration_utils.py": names,
             f"{TRANSFORMERS}models/auto/auto_factory.py {TRANSFORMERS}tokenization_utils_base.py": names,
         },
         "key": {f"{TRANSFORMERS}generation/configuration_utils.py": fields_of("GenerationConfig")},
@@ -90,15 +90,17 @@ PLACES: dict[str, dict[str, Place]] = {
         },
         "parameter of from_pretrained": {f"{TRANSFORMERS}modeling_utils.py": strings},
         "parameter": {f"{TRANSFORMERS}tokenization_utils_base.py": parameters_of()},
-        "attribute": {f"{TRANSFORMERS}generation/utils.py": attributes},
+        "parameter of GenerationConfig": {
+            f"{TRANSFORMERS}generation/configuration_utils.py": fields_of("GenerationConfig")
+        },
+        "attribute": {f"{TRANSFORMERS}generation/utils.py {TRANSFORMERS}tokenization_utils_base.py": attributes},
     },
     "openvino-genai": {
         "module": {"openvino_genai/__init__.py": always("openvino_genai")},
         "method": {"openvino_genai/py_openvino_genai.pyi": names},
         "key": {"openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")},
-        "parameter of update_generation_config": {
-            "openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")
-        },
+        "parameter of GenerationConfig": {"openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")},
+        "attribute": {"openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")},
         # The length of "draft_model" lets compilers keep it out of the strings; it is a function as well.
         "parameter of LLMPipeline": {
             "openvino_genai/libopenvino_genai.so*": binary_strings,
@@ -113,7 +115,7 @@ PLACES: dict[str, dict[str, Place]] = {
     "exllamav3": {
         "name": {"exllamav3/__init__.py": imported, "exllamav3/model_init.py": always("model_init")},
         "flag": {"exllamav3/model_init.py": argparse_flags},
-        "method": {"exllamav3/model_init.py exllamav3/generator/generator.py": names},
+        "method": {"exllamav3/model_init.py exllamav3/generator/generator.py exllamav3/tokenizer/*.py": names},
         "parameter of Generator": {"exllamav3/generator/generator.py": parameters_of("Generator")},
         "parameter of generate": {"exllamav3/generator/generator.py": parameters_of("generate")},
         "parameter": {"exllamav3/model_init.py": parameters_of()},

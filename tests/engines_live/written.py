@@ -136,7 +136,7 @@ def _words_of_config(value: Any, of: str, key: str = "") -> Iterator[Word]:
 
 
 def _words_of_python(text: str) -> Iterator[Word]:
-    """What is imported, called, passed by name, and read or set on a variable; the standard library's left out."""
+    """What is imported, called, passed by name, and read or set on a variable; all but the engine's left out."""
     nodes = list(ast.walk(ast.parse(text)))
     made: dict[str, str] = {}  # variable: what it was made by
     called = {node.func for node in nodes if isinstance(node, ast.Call)}
@@ -146,7 +146,7 @@ def _words_of_python(text: str) -> Iterator[Word]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = node.module if isinstance(node, ast.ImportFrom) else None
             for alias in node.names:
-                if (module or alias.name).partition(".")[0] in sys.stdlib_module_names:
+                if (module or alias.name).partition(".")[0] in {*sys.stdlib_module_names, "torch"}:
                     foreign.add(alias.asname or alias.name)
                 else:
                     yield Word("name", alias.name, module) if module else Word("module", alias.name)

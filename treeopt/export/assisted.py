@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
 from treeopt.export import chains
 from treeopt.export.engine import Lengths, Request, Written
 
 FILE, SCRIPT = "generation_config.json", "generate.py"
 LENGTH, LOOKUP, UNSURE = "num_assistant_tokens", "prompt_lookup_num_tokens", "assistant_confidence_threshold"
-EXIT = re.compile(r"early-exit:([0-9]{1,6})")  # a drafter's id
+EXIT = re.compile(r"early-exit(?::0*([1-9][0-9]{0,5}))?")  # a drafter's id
 
 TRANSFORMERS = '''"""Assisted generation with transformers: python generate.py {arguments}"""
 
@@ -29,19 +29,29 @@ import json
 import sys
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 {names} = sys.argv[1:]
 settings = json.loads(Path(__file__).with_name("generation_config.json").read_text())
+device = "cuda" if torch.cuda.is_available() else "cpu"
 tokenizer = AutoTokenizer.from_pretrained(name)
-model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
-model.generation_config.update(**settings)
-{loading}inputs = tokenizer(prompt, return_tensors="pt")
+model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").to(device)
+ends = model.generation_config.eos_token_id
+padding = ends[0] if isinstance(ends, list) else ends  # drafters do not see any other padding in the prompt
+model.generation_config = GenerationConfig(**settings, eos_token_id=ends, pad_token_id=padding)
+{loading}if tokenizer.chat_template:
+    messages = [{{"role": "user", "content": prompt}}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=not tokenizer.chat_template).to(device)
 tokens = model.generate(**inputs, max_new_tokens=128{options})
 print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 '''
-ASSISTANT = """assistant = AutoModelForCausalLM.from_pretrained(drafter, dtype="auto")
-assistant.generation_config.update(**settings)
+ASSISTANT = """assistant = AutoModelForCausalLM.from_pretrained(drafter, dtype="auto").to(device)
+assistant.generation_config = GenerationConfig(**settings)
+both = {}
+if assistant.config.get_text_config().vocab_size != model.config.get_text_config().vocab_size:
+    both = {"tokenizer": tokenizer, "assistant_tokenizer": AutoTokenizer.from_pretrained(drafter)}
 """
 OPENVINO = '''"""Speculative decoding with OpenVINO GenAI: python generate.py {arguments}"""
 
@@ -54,8 +64,10 @@ import openvino_genai
 {names} = sys.argv[1:]
 settings = json.loads(Path(__file__).with_name("generation_config.json").read_text())
 {loading}pipeline = openvino_genai.LLMPipeline(name, "CPU"{options})
-config = pipeline.get_generation_config()
-config.update_generation_config(**settings, max_new_tokens=128)
+own = pipeline.get_generation_config()
+config = openvino_genai.GenerationConfig(
+    **settings, max_new_tokens=128, eos_token_id=own.eos_token_id, stop_token_ids=own.stop_token_ids
+)
 print(pipeline.generate(prompt, config))
 '''
 
@@ -87,11 +99,10 @@ class Library:
 
     def __call__(self, request: Request) -> Written:
         way = self.ways[chains.drafter_of(request, self.ways, self.engine)]
+        drafter = layer(request.drafter_id) if way.argument == "LAYER" else way.argument
         length = chains.only_length(request, self.engine)
         settings = {**sampling(request), way.length: length, **way.settings} if length else sampling(request)
-        way = way if length else Way()
-        found = EXIT.fullmatch(request.drafter_id or "")
-        drafter = found[1] if found and way.argument == "LAYER" else way.argument
+        way, drafter = (way, drafter) if length else (Way(), "")
         arguments = " ".join(filter(None, ("MODEL", drafter, "PROMPT")))
         text = self.script.format(
             arguments=arguments,
@@ -102,6 +113,16 @@ class Library:
         command = f"python {SCRIPT} {arguments}"
         written = chains.launch(command, self.notes) if length else chains.plain(command)
         return replace(written, files={**written.files, FILE: f"{json.dumps(settings)}\n", SCRIPT: text})
+
+
+def layer(drafter_id: str | None) -> str:
+    """The layer of an early exit; a placeholder where the plan names none."""
+    found = EXIT.fullmatch("early-exit" if drafter_id is None else drafter_id)
+    if found is None:
+        raise InvalidInput(
+            f"An early exit must be named early-exit:LAYER, but the plan has {quoted(drafter_id)}: calibrate again."
+        )
+    return found[1] or "LAYER"
 
 
 def sampling(request: Request) -> dict[str, Any]:
@@ -119,19 +140,24 @@ FIXED = {"num_assistant_tokens_schedule": "constant", UNSURE: 0.0}  # a chain is
 DRAFT = Way(argument="DRAFTER", options=', draft_model=openvino_genai.draft_model(drafter, "CPU")')
 
 transformers_assistant = Library("transformers", TRANSFORMERS, {
-    "draft-model": Way(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant"),
+    "draft-model": Way(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
     "early-exit": Way(LENGTH, FIXED, "LAYER", options=", assistant_early_exit=int(drafter)"),
 }, ("transformers reads these keys in the generation config of the model that drafts, and ignores num_assistant_tokens "
     "as an argument of generate: see generate.py.",))  # fmt: skip
 transformers_lookup = Library(
     "transformers", TRANSFORMERS, {"ngram": Way(LOOKUP, {"max_matching_ngram_size": chains.LOOKED_UP})}
 )
+ROUNDING = (
+    "A CPU with bfloat16 decodes in it, and texts may then differ from those of the model alone; with "
+    'INFERENCE_PRECISION_HINT="f32" as an argument of LLMPipeline they are the same.'
+)
 IR = "MODEL and DRAFTER are folders that optimum-cli export openvino wrote, with the same tokenizer."
-openvino_draft = Library("OpenVINO GenAI", OPENVINO, {"draft-model": DRAFT, "eagle3": DRAFT}, (IR,))
+openvino_draft = Library("OpenVINO GenAI", OPENVINO, {"draft-model": DRAFT, "eagle3": DRAFT}, (IR, ROUNDING))
 openvino_lookup = Library(
     "OpenVINO GenAI",
     OPENVINO,
     {"ngram": Way(LENGTH, {"max_ngram_size": chains.LOOKED_UP}, options=", prompt_lookup=True")},
+    (ROUNDING,),
 )
 
 
@@ -142,8 +168,8 @@ def parse_transformers(files: Mapping[str, str]) -> Lengths:
     """
     calls, settings = _calls(files), _settings(files)
     given = calls.get("model.generate", frozenset())
-    own = settings if "model.generation_config.update" in calls else {}
-    assistants = settings if "assistant.generation_config.update" in calls else {}
+    own = settings if "model.generation_config" in calls else {}
+    assistants = settings if "assistant.generation_config" in calls else {}
     if "assistant_early_exit" in own:
         raise InvalidInput("With assistant_early_exit in the model's file an exit drafts with exits of its own.")
     if "assistant_early_exit" not in given and own.get(LOOKUP) is not None:
@@ -165,7 +191,7 @@ def parse_openvino(files: Mapping[str, str]) -> Lengths:
     """
     calls, settings = _calls(files), _settings(files)
     given = calls.get("openvino_genai.LLMPipeline", frozenset())
-    read = settings if "config.update_generation_config" in calls else {}
+    read = settings if "openvino_genai.GenerationConfig" in calls else {}
     if not given & {"draft_model", "prompt_lookup"}:
         return chains.NO_SPECULATION
     length = _whole(read, LENGTH)
@@ -194,9 +220,13 @@ def _settings(files: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _calls(files: Mapping[str, str]) -> dict[str, frozenset[str | None]]:
-    """The functions that generate.py calls, by their text, and the keywords that each is given."""
+    """What generate.py calls, or assigns the result of a call to, by its text, and the keywords of the call."""
     try:
         nodes = list(ast.walk(ast.parse(files.get(SCRIPT, ""))))
     except (SyntaxError, ValueError) as error:
         raise InvalidInput(f"{SCRIPT} must be Python: {error}.") from None
-    return {ast.unparse(n.func): frozenset(k.arg for k in n.keywords) for n in nodes if isinstance(n, ast.Call)}
+    calls = [(n.func, n) for n in nodes if isinstance(n, ast.Call)]
+    calls += [
+        (to, n.value) for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call) for to in n.targets
+    ]
+    return {ast.unparse(name): frozenset(k.arg for k in call.keywords) for name, call in calls}

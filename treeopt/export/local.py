@@ -28,6 +28,7 @@ EXLLAMA_FLAGS = {
 }  # treeopt's own ``ngram`` looks single tokens up too
 PROGRAM = '''"""Generation with ExLlamaV3: python generate.py, the options of its own loader, and --prompt PROMPT"""
 
+import sys
 from argparse import ArgumentParser
 
 from exllamav3 import Generator, model_init
@@ -49,8 +50,21 @@ generator = Generator(
     dynamic_draft_tokens=args.dynamic_draft,
 )
 sampler = model_init.get_arg_sampler(args)
-ends = config.eos_token_id_list
-print(generator.generate(args.prompt, 128, sampler=sampler, stop_conditions=ends, add_bos=True, completion_only=True))
+prompt, is_chat = args.prompt, False
+try:
+    prompt, is_chat = tokenizer.hf_render_chat_template([{"role": "user", "content": prompt}]), True
+except (ImportError, ValueError) as error:  # without transformers, or without a template
+    print(f"The prompt is given as it is: {error}", file=sys.stderr)
+text = generator.generate(
+    prompt,
+    128,
+    sampler=sampler,
+    encode_special_tokens=is_chat,
+    stop_conditions=config.eos_token_id_list,
+    add_bos=not is_chat,
+    completion_only=True,
+)
+print(text)
 '''
 
 
