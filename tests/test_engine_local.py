@@ -5,6 +5,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -170,6 +171,44 @@ class TestTransformers:
         files = files_of("transformers", "draft-model")
         files[assisted.FILE] = json.dumps({**json.loads(files[assisted.FILE]), assisted.LOOKUP: 5})
         assert assisted.parse_transformers(files) == ((1, None, 5),)
+
+
+@pytest.fixture
+def run_program(tmp_path, monkeypatch):
+    """Runs an export's generate.py with a library that stands for the engine's."""
+
+    def run(library, files, *words):
+        (tmp_path / assisted.FILE).write_text(files.get(assisted.FILE, "{}"))
+        (tmp_path / assisted.SCRIPT).write_text(files[assisted.SCRIPT])
+        monkeypatch.setitem(sys.modules, library._mock_name, library)
+        monkeypatch.setattr(sys, "argv", [assisted.SCRIPT, *words])
+        runpy.run_path(str(tmp_path / assisted.SCRIPT))
+
+    return run
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_openvino_gets_the_plans_settings_alone(run_program, length):
+    files, library = files_of("openvino-genai", "ngram", length), MagicMock(name="openvino_genai")
+    run_program(library, files, "MODEL", PROMPT)
+    library.GenerationConfig.assert_called_once_with(**json.loads(files[assisted.FILE]), max_new_tokens=128)
+    library.LLMPipeline().generate.assert_called_once_with(PROMPT, library.GenerationConfig())
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no template"), ImportError("no transformers")])
+def test_exllama_gets_the_template_of_a_chat_model(run_program, capsys, error):
+    library, tokenizer = MagicMock(name="exllamav3"), MagicMock()
+    library.model_init.init.return_value = (None, MagicMock(), None, tokenizer, None, None, None)
+    library.model_init.add_args.side_effect = lambda parser, **_: [
+        parser.add_argument(flag, **how)
+        for flag, how in (("--num_draft_tokens", {}), ("--ngram_match_min", {}), ("--dynamic_draft", {}))
+    ]
+    tokenizer.hf_render_chat_template.side_effect = error or (lambda messages: f"<{messages[0]['content']}>")
+    run_program(library, files_of("exllamav3", "draft-model"), "--prompt", PROMPT)
+    (prompt, _), options = library.Generator().generate.call_args
+    assert prompt == (PROMPT if error else f"<{PROMPT}>")
+    assert (options["add_bos"], options["encode_special_tokens"]) == (bool(error), not error)
+    assert not error or str(error) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

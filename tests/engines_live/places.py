@@ -100,7 +100,6 @@ PLACES: dict[str, dict[str, Place]] = {
         "method": {"openvino_genai/py_openvino_genai.pyi": names},
         "key": {"openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")},
         "parameter of GenerationConfig": {"openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")},
-        "attribute": {"openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")},
         # The length of "draft_model" lets compilers keep it out of the strings; it is a function as well.
         "parameter of LLMPipeline": {
             "openvino_genai/libopenvino_genai.so*": binary_strings,

@@ -64,10 +64,7 @@ import openvino_genai
 {names} = sys.argv[1:]
 settings = json.loads(Path(__file__).with_name("generation_config.json").read_text())
 {loading}pipeline = openvino_genai.LLMPipeline(name, "CPU"{options})
-own = pipeline.get_generation_config()
-config = openvino_genai.GenerationConfig(
-    **settings, max_new_tokens=128, eos_token_id=own.eos_token_id, stop_token_ids=own.stop_token_ids
-)
+config = openvino_genai.GenerationConfig(**settings, max_new_tokens=128)  # ends are the model's own
 print(pipeline.generate(prompt, config))
 '''
 
