@@ -18,22 +18,27 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin
 
 from filelock import FileLock
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
 
 SECONDS = 20  # that the index may stay silent
 TEXTS = re.compile(r"(\.(py|pyi|cpp|h|toml)|CMakeLists\.txt|entry_points\.txt|libopenvino_genai\.so[.\d]*)$")
-MOST_BYTES = 20 * 2**20  # of one text
+MOST_BYTES = 256 * 2**20  # of a release's texts; the largest has 74 MiB
 
 
 class NotThereError(Exception):
     """The index has no such package, or no release that can be read; the message says which."""
+
+
+AWAY = (NotThereError, OSError, HTTPException)  # what a release that cannot be had may raise
 
 
 @dataclass(frozen=True)
@@ -52,51 +57,68 @@ class Release:
 def release_of(package: str, version: str | None = None) -> Release:
     """A release as `newest_archive` finds it."""
     version, archive = newest_archive(package, version)
-    return Release(version, dict(texts_of(archive)))
+    try:
+        return Release(version, dict(texts_of(archive)))
+    except Exception as error:  # damaged archives raise a dozen kinds
+        raise NotThereError(f"{archive.name} cannot be read: {type(error).__name__}: {error}") from None
+
+
+@dataclass(frozen=True)
+class File:
+    """An archive that the index lists."""
+
+    name: str
+    url: str
+    sha256: str | None
+    size: int
+    package: str
+    version: Version
+    platforms: frozenset[str]
+
+    @staticmethod
+    def named(name: str, url: str = "", sha256: str | None = None, size: int = 0) -> File | None:
+        """What a name says of a wheel or a source distribution; None for other files."""
+        try:
+            if not name.endswith(".whl"):
+                return File(name, url, sha256, size, *parse_sdist_filename(name), frozenset(["any"]))
+            package, version, _, tags = parse_wheel_filename(name)
+            return File(name, url, sha256, size, package, version, frozenset(tag.platform for tag in tags))
+        except (InvalidSdistFilename, InvalidWheelFilename):
+            return None
 
 
 def newest_archive(package: str, version: str | None = None) -> tuple[str, Path]:
-    """The newest final release, or the one asked for, and its archive.
+    """The newest final release, or the one asked for, and its archive: the source, or the smallest wheel.
 
-    Raises NotThereError, and OSError where the index is not reached.
+    Raises one of `AWAY`.
     """
-    files = [
-        f for f in index_page(package) if version == str(f["version"]) or not (version or f["version"].is_prerelease)
-    ]
+    files = [f for f in index_page(package) if version == str(f.version) or not (version or f.version.is_prerelease)]
     if not files:
         raise NotThereError(f"the index has no {version or 'final release'}")
-    found = max(file["version"] for file in files)
-    file = chosen([file for file in files if file["version"] == found])
-    return str(found), fetched(file, folder() / package / (version or ""))
+    file = max(files, key=lambda f: (f.version, not f.name.endswith(".whl"), -f.size))
+    return str(file.version), fetched(file, folder() / package / (version or ""))
 
 
-def index_page(package: str) -> list[dict[str, Any]]:
-    """The files of a package that can be read here and were not yanked, with their versions (PEP 691)."""
+def index_page(package: str) -> list[File]:
+    """The files of a package that can be read here and were not yanked (PEP 691)."""
     address = f"{index()}/{package}/"
-    request = urllib.request.Request(address, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
     try:
+        request = urllib.request.Request(address, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            page = json.load(answer)
+            listed = [one for one in json.load(answer)["files"] if not one.get("yanked")]
+        files = [
+            File.named(
+                one["filename"], urljoin(address, one["url"]), one["hashes"].get("sha256"), int(one.get("size") or 0)
+            )
+            for one in listed
+        ]
     except urllib.error.HTTPError as error:
         if error.code != 404:
             raise
         raise NotThereError("not on the index") from None
-    except json.JSONDecodeError:
-        raise NotThereError(f"{address} does not answer with JSON (PEP 691)") from None
-    found = []
-    for file in page["files"]:
-        try:
-            if file["filename"].endswith(".whl"):
-                _, version, _, tags = parse_wheel_filename(file["filename"])
-                if not any(tag.platform == "any" or re.search("linux.*x86_64", tag.platform) for tag in tags):
-                    continue
-            else:
-                version = parse_sdist_filename(file["filename"])[1]
-        except (InvalidSdistFilename, InvalidWheelFilename):
-            continue
-        if not file.get("yanked"):
-            found.append({**file, "version": version, "url": urljoin(address, file["url"])})
-    return found
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NotThereError(f"{address} cannot be read as JSON of PEP 691: {type(error).__name__}: {error}") from None
+    return [f for f in files if f and any(re.search(r"^any$|linux.*x86_64", one) for one in f.platforms)]
 
 
 def index() -> str:
@@ -108,31 +130,27 @@ def index() -> str:
     return next(iter(addresses), "https://pypi.org/simple").rstrip("/")
 
 
-def chosen(files: list[dict[str, Any]]) -> dict[str, Any]:
-    """The source distribution, or the smallest wheel."""
-    return min(files, key=lambda file: (file["filename"].endswith(".whl"), file.get("size") or 0))
-
-
 def folder() -> Path:
     """Where archives are kept: TREEOPT_ENGINES, or the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("TREEOPT_ENGINES") or cache / "treeopt" / "engines")
 
 
-def fetched(file: Mapping[str, Any], kept: Path) -> Path:
-    """The archive, downloaded where it is not kept yet; older releases are removed. Raises NotThereError for a wrong hash."""
-    path = kept / Path(file["filename"]).name
+def fetched(file: File, kept: Path) -> Path:
+    """The archive, downloaded where it is not kept whole; the package's others are removed. Raises one of `AWAY`."""
+    path = kept / Path(file.name).name  # nowhere else, whatever the index says
+    part = path.with_name(f"{path.name}.part")
     kept.mkdir(parents=True, exist_ok=True)
     with FileLock(kept / "lock"):
-        if not path.exists() or digest(path) != file["hashes"]["sha256"]:
-            part = kept / "part"
-            with urllib.request.urlopen(file["url"], timeout=SECONDS) as answer, part.open("wb") as stream:
+        if not path.exists() or digest(path) != file.sha256:
+            with urllib.request.urlopen(file.url, timeout=SECONDS) as answer, part.open("wb") as stream:
                 shutil.copyfileobj(answer, stream, 2**20)
-            if digest(part) != file["hashes"]["sha256"]:
-                raise NotThereError(f"{file['filename']} has not the hash that the index gives")
-            part.rename(path)
+            if digest(part) != file.sha256:
+                raise NotThereError(f"{file.name} has not the hash that the index gives: {file.sha256}")
+            part.replace(path)
         for other in kept.iterdir():
-            if other.is_file() and other.name not in (path.name, "lock"):
+            known = File.named(other.name.removesuffix(".part"))
+            if known and known.package == file.package and other.is_file() and other != path:
                 other.unlink()
     return path
 
@@ -143,15 +161,22 @@ def digest(path: Path) -> str:
 
 def texts_of(archive: Path) -> Iterator[tuple[str, str]]:
     """Path and text of every source in an archive; of a source distribution without its top folder."""
+    left = MOST_BYTES
+    for path, size, read in members(archive):
+        if TEXTS.search(path):
+            if (left := left - size) < 0:
+                raise ValueError(f"its texts take more than {MOST_BYTES >> 20} MiB")
+            yield path, read().decode(errors="replace")
+
+
+def members(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    """Path and size of every file in an archive, and what reads it."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            for member in wheel.infolist():
-                if TEXTS.search(member.filename) and member.file_size < MOST_BYTES:
-                    yield member.filename, wheel.read(member).decode(errors="replace")
+            for one in wheel.infolist():
+                yield one.filename, one.file_size, partial(wheel.read, one)
         return
     with tarfile.open(archive) as source:
         for entry in source:
-            if entry.isfile() and TEXTS.search(entry.name) and entry.size < MOST_BYTES:
-                stream = source.extractfile(entry)
-                assert stream is not None
-                yield entry.name.partition("/")[2], stream.read().decode(errors="replace")
+            if stream := source.extractfile(entry) if entry.isfile() else None:
+                yield entry.name.partition("/")[2], entry.size, stream.read

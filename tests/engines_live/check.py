@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from http.client import HTTPException
 
-from tests.engines_live.archives import NotThereError, Release, newest_archive, release_of
+from tests.engines_live.archives import AWAY, NotThereError, Release, newest_archive, release_of
 from tests.engines_live.places import NOT_THERE, PLACES, Place
 from tests.engines_live.readings import READINGS, Reading, words_read
 from tests.engines_live.written import Word, words_of_engine, words_of_method
@@ -58,7 +57,7 @@ def found_in(release: Release, place: Place) -> frozenset[str]:
 
 
 def fact_of(engine: str, word: Word, user: str) -> Fact:
-    """That a word stands where the engine defines such words; a key that is read may be part of a text."""
+    """That a word stands where the engine defines such words; what is read in a log may be part of a text."""
     place = place_of(engine, word)
 
     def problem(release: Release) -> str | None:
@@ -68,7 +67,7 @@ def fact_of(engine: str, word: Word, user: str) -> Fact:
             names = found_in(release, place)
         except SyntaxError as error:
             return f"cannot be looked up, since this Python does not read {error.text!r:.60}"
-        if word.text in names or (word.kind == "read key" and any(word.text in name for name in names)):
+        if word.text in names or (word.kind == "read text" and any(word.text in name for name in names)):
             return None
         is_there = any(map(release.matching, place))
         return "is gone" if is_there else "cannot be looked up, since its file is gone"
@@ -123,10 +122,9 @@ def look(engine: str, version: str | None = None) -> Report:
         if engine in NOT_THERE:
             return Report(engine, f"{newest_archive(package, version)[0]}, but {NOT_THERE[engine]}", checked)
         return report_of(engine, release_of(package, version))
-    except NotThereError as error:
-        return Report(engine, str(error), checked)
-    except (OSError, HTTPException) as error:
-        return Report(engine, f"the index was not reached: {error}", checked)
+    except AWAY as error:
+        said = str(error) if isinstance(error, NotThereError) else f"the index was not reached: {error}"
+        return Report(engine, said, checked)
 
 
 def table(reports: Iterable[Report]) -> str:

@@ -9,9 +9,12 @@ import json
 import re
 import tarfile
 import threading
+import tokenize
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from tests.engines_live.archives import Release
@@ -39,7 +42,7 @@ def vllm() -> dict[str, str]:
     flags = sorted({word.text for word in words if word.kind == "flag"})
     keys = sorted({word.text for word in words if word.kind == "key"})
     values = sorted({word.text for word in words if word.kind == "value" and word.of == "method"})
-    read = sorted({word.text for word in words if word.kind == "read key"})
+    read = sorted({word.text for word in words if word.kind == "read key" and not word.of})
     return {
         "pyproject.toml": '[project.scripts]\nvllm = "vllm.entrypoints.cli.main:main"\n',
         "vllm/entrypoints/cli/serve.py": 'name = "serve"\n',
@@ -47,18 +50,61 @@ def vllm() -> dict[str, str]:
         "vllm/config/speculative.py": f"Inner = Literal[{values[1:]!r}]\nSpeculativeMethod = Literal[{values[0]!r}, Inner]\n"
         "DraftSampleMethod = Literal['probabilistic']\nclass SpeculativeConfig:\n"
         + "".join(f"    {key}: int = 0\n" for key in keys),
+        "vllm/config/observability.py": "class C:\n    per_request_spec_decode_metrics: Literal['summary', 'detailed'] = 0\n",
+        "vllm/entrypoints/openai/chat_completion/protocol.py": "class ChatCompletionResponse:\n    metrics: int\n    choices: int\n",
         "vllm/v1/spec_decode/metrics.py": LOG,
-        "vllm/benchmarks/serve.py": f"result = {dict.fromkeys(read, 0)!r}\n",
+        "vllm/benchmarks/serve.py": f"""'''All of {" ".join(read)}.'''\n# {read}\nresult = {dict.fromkeys(read, 0)!r}\n"""
+        f"said = 'old {' '.join(read)}_too'\n",
     }
 
 
+QUOTED = re.compile(r"[a-zA-Z]*(\"{3}|'{3}|[\"'])(.*)\1", re.DOTALL)
+
+
 def renamed(release: Release, where: str, word: str) -> Release:
-    """The release with a word renamed in the files of some patterns and in their paths, however it is spelled there."""
+    """The release with a word renamed in the code of some files, and in the name of a file that is a word of its own.
+
+    Comments and docstrings stay, and so do texts with an identifier among other words: what is renamed in code alone
+    must be missed.
+    """
     inner = "[-_./]".join(map(re.escape, re.split("[-_.]", word.strip("-"))))
-    pattern = re.compile(rf"(?<![A-Za-z0-9]){inner}" + r"(?![A-Za-z0-9])" * word[-1].isalnum())
-    files = release.matching(where)
-    changed = {pattern.sub("gone", path): pattern.sub("gone", text) for path, text in files.items()}
-    return Release(release.version, {p: text for p, text in release.texts.items() if p not in files} | changed)
+    pattern = re.compile(rf"(?<!\w){inner}" + r"(?!\w)" * word[-1].isalnum())
+    in_name = re.compile(rf"{inner}(?=(/__init__)?\.py$)")
+
+    def changed(piece: str, is_code: bool) -> str:
+        quoted = QUOTED.fullmatch(piece) if word.isidentifier() else None
+        return (
+            pattern.sub("gone", piece)
+            if is_code and (not quoted or pattern.fullmatch(quoted[2].lstrip("-")))
+            else piece
+        )
+
+    texts = dict(release.texts)
+    for path, text in release.matching(where).items():
+        if pattern.search(text):
+            is_python = path.endswith((".py", ".pyi"))
+            text = "".join(changed(*piece) for piece in pieces(text, is_python))
+        del texts[path]
+        texts[in_name.sub("gone", path)] = text
+    return Release(release.version, texts)
+
+
+@cache
+def pieces(text: str, is_python: bool) -> list[tuple[str, bool]]:
+    """A source in pieces, and which of them are code; of Python every string is one."""
+    if not is_python:
+        return [(line, not line.lstrip().startswith("//")) for line in text.splitlines(keepends=True)]
+    lines = [0, *accumulate(map(len, io.StringIO(text)))]
+    found, end, is_statement = [], 0, True
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.STRING, tokenize.COMMENT):
+            start, stop = (lines[row - 1] + column for row, column in (token.start, token.end))
+            is_code = token.type == tokenize.STRING and not is_statement
+            found += [(text[end:start], True), (text[start:stop], is_code)]
+            end = stop
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            is_statement = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    return [*found, (text[end:], True)]
 
 
 def sdist(texts: Mapping[str, str]) -> bytes:
@@ -80,17 +126,15 @@ def wheel(texts: Mapping[str, str]) -> bytes:
 
 
 @contextmanager
-def index(folder: Path, files: Mapping[str, bytes], *, lies: bool = False, **others: object) -> Iterator[str]:
+def index(folder: Path, files: Mapping[str, bytes], **others: object) -> Iterator[str]:
     """The address of an index that has one package, ``engine``; ``others`` go to every file's entry."""
     simple = folder / "simple" / "engine"
     simple.mkdir(parents=True, exist_ok=True)
     entries = []
     for name, content in files.items():
         (folder / name).write_bytes(content)
-        digest = hashlib.sha256(content + b"!" * lies).hexdigest()
-        entries.append(
-            {"filename": name, "url": f"../../{name}", "hashes": {"sha256": digest}, "size": len(content), **others}
-        )
+        hashes = {"sha256": hashlib.sha256(content).hexdigest()}
+        entries.append({"filename": name, "url": f"../../{name}", "hashes": hashes, "size": len(content), **others})
     (simple / "index.html").write_text(json.dumps({"files": entries}))
 
     class Handler(http.server.SimpleHTTPRequestHandler):

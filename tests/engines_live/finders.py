@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 Finder = Callable[[str], frozenset[str]]
-PLACEHOLDER = re.compile(r"%%|%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?([a-zA-Z])")
+PLACEHOLDER = re.compile(r"%%|%[-+ #0]*\d*(?:\.(?:\d+|\*))?(?:hh|h|ll|l|z)?([a-zA-Z])")
 
 
 @cache
@@ -26,9 +26,11 @@ def texts_in(node: ast.AST) -> Iterator[str]:
 
 @cache
 def strings(text: str) -> frozenset[str]:
-    """Every string constant and every field of a class in Python: the keys of what is written as JSON."""
-    nodes = ast.walk(parsed(text))
-    return frozenset(texts_in(parsed(text))) | {
+    """Every string constant but docstrings, and every field of a class in Python: the keys of what is written as JSON."""
+    nodes = list(ast.walk(parsed(text)))
+    docs = {n.value for n in nodes if isinstance(n, ast.Expr)}
+    constants = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and n not in docs}
+    return frozenset(constants) | {
         n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     }
 
@@ -147,7 +149,7 @@ def names(text: str) -> frozenset[str]:
 
 
 def literal(name: str) -> Finder:
-    """The finder of the words of ``name = Literal[...]``, those of the literals in it too."""
+    """The finder of the words of ``name = Literal[...]``, those of the literals in it too, or of a field of that name."""
 
     def words(text: str, of: str) -> Iterator[str]:
         for node in parsed(text).body:
@@ -157,7 +159,13 @@ def literal(name: str) -> Finder:
                     if isinstance(inner, ast.Name) and inner.id != of:
                         yield from words(text, inner.id)
 
-    return lambda text: frozenset(words(text, name))
+    @cache
+    def found(text: str) -> frozenset[str]:
+        fields = (n for n in ast.walk(parsed(text)) if isinstance(n, ast.AnnAssign))
+        of_fields = {w for n in fields if getattr(n.target, "id", "") == name for w in texts_in(n.annotation)}
+        return frozenset(words(text, name)) | of_fields
+
+    return found
 
 
 def console_scripts(text: str) -> frozenset[str]:
@@ -170,14 +178,14 @@ def cpp_strings(text: str) -> frozenset[str]:
 
 
 @cache
-def llama_flags(text: str, program: str = "SERVER") -> frozenset[str]:
-    """The options of llama.cpp that a program takes, without those that only say that they were removed."""
+def llama_flags(text: str) -> frozenset[str]:
+    """The options that llama.cpp's server takes, without those that only say that they were removed."""
     found: set[str] = set()
     for block in text.split("add_opt(common_arg(")[1:]:
         taken = re.search(r"set_examples\(\{(.*?)\}\)", block)
         left = re.search(r"set_excludes\(\{(.*?)\}\)", block)
-        ours = taken is None or re.search(rf"LLAMA_EXAMPLE_({program}|COMMON)\b", taken[1])
-        if "arg_removed(" not in block and ours and not (left and f"LLAMA_EXAMPLE_{program}" in left[1]):
+        ours = taken is None or re.search(r"LLAMA_EXAMPLE_(SERVER|COMMON)\b", taken[1])
+        if "arg_removed(" not in block and ours and not (left and "LLAMA_EXAMPLE_SERVER" in left[1]):
             heads = re.match(r"(?:\s*\{[^{}]*\},)+", block)
             found |= cpp_strings(heads[0]) if heads else set()
     return frozenset(found)
@@ -206,6 +214,14 @@ def cpp_format(text: str, marker: str) -> str | None:
     return found and found.encode().decode("unicode_escape")
 
 
+def cpp_logged(text: str, marker: str) -> str | None:
+    """The format with a marker that a macro prints, behind what the macro's definition puts before it."""
+    inside = r'(?:[^"\\\n]|\\.)*'
+    call = re.search(rf'\b([A-Z_]+)\(\*?\w+,\s*"({inside}{re.escape(marker)}{inside})"', text)
+    head = re.search(rf'#define {call[1]}\(.*?"({inside})"\s+fmt\b', text) if call else None
+    return (head[1] + call[2]).encode().decode("unicode_escape") if call and head else None
+
+
 def cpp_sum(text: str, name: str) -> str | None:
     """What C++ assigns to a name as a sum of literals and variables, each of these as %s."""
     found = re.search(rf'\b{name} = ("[^;]*\+[^;]*);', text)
@@ -228,5 +244,5 @@ def filled(pattern: str, values: Mapping[str, float | str]) -> str:
         found += [v for label, v in values.items() if after.startswith(label)]
         return found[0] if found else ("" if place[1] == "s" else 0)
 
-    readable = PLACEHOLDER.sub(lambda p: re.sub("hh|h|ll|l|z", "", p[0]), pattern)
+    readable = PLACEHOLDER.sub(lambda p: re.sub(r"hh|h|ll|l|z|\.\*", "", p[0]), pattern)
     return readable % tuple(value(i, place) for i, place in enumerate(places))

@@ -61,20 +61,23 @@ def built() -> Path:
         pytest.skip(f"no {' and no '.join(missing)} to build llama.cpp with")
     try:
         version, archive = archives.newest_archive("llama-cpp-python")
-    except OSError as error:
-        pytest.skip(f"the package index cannot be reached: {error}")
+    except archives.AWAY as error:
+        pytest.skip(f"no source of llama.cpp can be had: {error}")
     folder = archives.folder() / f"llama-server-{version}"
     server = folder / "bin" / "llama-server"
     if not server.exists():
         began = time.monotonic()
         source = folder / "source"
-        with tarfile.open(archive) as packed:
-            packed.extractall(source, [one for one in packed if f"/{SOURCE}/" in one.name], filter="data")
-        (top,) = source.glob(f"*/{SOURCE}")
-        subprocess.run(["cmake", "-S", top, "-B", folder, *OPTIONS], check=True)
-        subprocess.run(["cmake", "--build", folder, "--target", "llama-server", "--parallel", "2"], check=True)
-        for left in {source, *folder.parent.glob("llama-server-*")} - {folder}:
-            shutil.rmtree(left)
+        for old in folder.parent.glob("llama-server-*"):
+            shutil.rmtree(old)
+        try:
+            with tarfile.open(archive) as packed:
+                packed.extractall(source, [one for one in packed if f"/{SOURCE}/" in one.name], filter="data")
+            (top,) = source.glob(f"*/{SOURCE}")
+            subprocess.run(["cmake", "-S", top, "-B", folder, *OPTIONS], check=True)
+            subprocess.run(["cmake", "--build", folder, "--target", "llama-server", "--parallel", "2"], check=True)
+        finally:
+            shutil.rmtree(source, ignore_errors=True)
         print(f"built in {time.monotonic() - began:.0f} s")
     print(f"llama.cpp of llama-cpp-python {version}: {said(server, '--version')[1]}")
     return server

@@ -41,10 +41,16 @@ PLACES: dict[str, dict[str, Place]] = {
         },
         "key": {"vllm/config/speculative.py": fields_of("SpeculativeConfig")},
         "value of method": {"vllm/config/speculative.py": literal("SpeculativeMethod")},
+        "value of --per-request-spec-decode-metrics": {
+            "vllm/config/observability.py": literal("per_request_spec_decode_metrics")
+        },
         "value of draft_sample_method": {"vllm/config/speculative.py": literal("DraftSampleMethod")},
         "read key": {
             "vllm/benchmarks/serve.py vllm/v1/metrics/stats.py vllm/v1/spec_decode/metrics.py": strings,
             "vllm/entrypoints/*/protocol.py": strings,
+        },
+        "read key of a response": {
+            "vllm/entrypoints/openai/chat_completion/protocol.py": fields_of("ChatCompletionResponse")
         },
     },
     "sglang": {
@@ -58,7 +64,10 @@ PLACES: dict[str, dict[str, Place]] = {
         "read key": {
             "sglang/srt/managers/tokenizer_manager.py sglang/srt/entrypoints/openai/protocol.py": strings,
             "sglang/benchmark/*.py sglang/bench_*.py sglang/srt/observability/*.py": strings,
-            "sglang/srt/managers/scheduler_components/metrics_reporter.py": strings,
+        },
+        "read key of a response": {"sglang/srt/entrypoints/openai/protocol.py": fields_of("ChatCompletionResponse")},
+        "read text": {
+            "sglang/srt/observability/*.py sglang/srt/managers/scheduler_components/metrics_reporter.py": strings
         },
     },
     "lmdeploy": {

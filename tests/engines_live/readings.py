@@ -7,6 +7,7 @@ A reading takes an engine's log format or metric names out of its source, fills 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines_live.finders import cpp_format, cpp_strings, cpp_sum, filled, python_format, strings
+from tests.engines_live.finders import cpp_format, cpp_logged, cpp_strings, cpp_sum, filled, python_format, strings
 from tests.engines_live.written import Word, advised
 from treeopt.importing import KINDS, read_measurement, requests, sglang, vllm_metrics
 
@@ -66,16 +67,28 @@ def vllm_log(texts: Mapping[str, str]) -> str:
 
 
 def llama_log(texts: Mapping[str, str]) -> str:
-    """A request's line, with the rates by position on it or on the next."""
-    line = only(texts, lambda text: cpp_format(text, "draft acceptance = "), "draft acceptance = ")
-    values = {
-        "acceptance = ": ACCEPTED / DRAFTED, " accepted": ACCEPTED, " generated": DRAFTED,
-        "mean len = ": MEAN, "mean acceptance length = ": MEAN, "rate per position = (": RATES, "per pos = (": RATES,
-    }  # fmt: skip
-    found = [cpp_format(text, " per pos = (") for text in texts.values()]
-    return "".join(
-        f"slot print_timing: id  0 | task 42 | {filled(one, values)}" for one in (line, *filter(None, found))
-    )
+    """The lines of two requests, and then those of their rates where these stand apart: by slot and task they are told."""
+    source = {"": "\n".join(texts.values())}
+    first = only(source, lambda text: cpp_logged(text, "draft acceptance = "), "draft acceptance = ")
+    said = ""
+    for line in filter(None, (first, cpp_logged(source[""], " per pos = ("))):
+        for slot, drafts in ((0, 400), (1, 600)):
+            accepted, drafted, mean = ACCEPTED // 2, drafts * len(REACHED), 1 + ACCEPTED / 2 / drafts
+            rates = ", ".join(f"{count / 2 / drafts:.3f}" for count in REACHED)
+            said += filled(line, {
+                "slot ": "print_timing", "id ": slot, "task ": 42 + slot, "acceptance = ": accepted / drafted,
+                " accepted": accepted, " generated": drafted, "mean len = ": mean, "mean acceptance length = ": mean,
+                "rate per position = (": rates, "per pos = (": rates,
+            })  # fmt: skip
+    return said
+
+
+def llama_jsonl(texts: Mapping[str, str]) -> str:
+    """The same as --log-jsonl prints it: what comes from ``data()`` is the line."""
+    source = "".join(text for path, text in texts.items() if path.endswith("/log.cpp"))
+    pairs = re.findall(r'^ *\{"(\w+)", *(?:"(\w+)"|\w+\.data\(\))\},$', source, re.MULTILINE)
+    lines = llama_log(texts).splitlines(keepends=True)
+    return "".join(json.dumps({key: constant or line for key, constant in pairs}) + "\n" for line in lines)
 
 
 def llama_statistics(texts: Mapping[str, str]) -> str:
@@ -116,18 +129,20 @@ def llama_scrape(texts: Mapping[str, str]) -> str:
     return exposition([*names, *(m[1] for m in labelled)], labelled[0][2] if labelled else "", lambda n: f"{n:g}")
 
 
-SERVER = "vendor/llama.cpp/tools/server/"
+SERVER, COMMON = "vendor/llama.cpp/tools/server/", "vendor/llama.cpp/common/"
 READINGS: dict[str, tuple[Reading, ...]] = {
     "vllm": (
         Reading("log line 'SpecDecoding metrics'", "vllm-metrics", "vllm/v1/spec_decode/metrics.py",
-                ("SpecDecoding metrics", "Mean acceptance length", "Accepted", "Drafted", "Per-position acceptance rate"), vllm_log),
+                ("SpecDecoding metrics", "Mean acceptance length", "Accepted: ", "Drafted: ", "Per-position acceptance rate"), vllm_log),
         Reading("scrape of /metrics", "vllm-metrics", "vllm/v1/spec_decode/metrics.py",
                 ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens_per_pos", "position"), vllm_scrape),
     ),
     "llama-cpp": (
-        Reading("log line 'draft acceptance'", "llama-cpp", f"{SERVER}server-context.cpp",
-                ("draft acceptance", "accepted", "generated", "mean len", "per pos"), llama_log),
-        Reading("log line 'statistics'", "llama-cpp", "vendor/llama.cpp/common/speculative.cpp",
+        Reading("log line 'draft acceptance'", "llama-cpp", f"{SERVER}server-context.cpp {SERVER}server-common.h",
+                ("draft acceptance", "accepted", "generated", "mean len", "per pos", "id", "task"), llama_log),
+        Reading("line of --log-jsonl", "llama-cpp", f"{SERVER}server-context.cpp {SERVER}server-common.h {COMMON}log.cpp",
+                ("type", "log", "msg"), llama_jsonl),
+        Reading("log line 'statistics'", "llama-cpp", f"{COMMON}speculative.cpp",
                 ("statistics", "#gen drafts", "#acc drafts", "#gen tokens", "#acc tokens", "#mean acc len", "#acc rate/pos"),
                 llama_statistics),
         Reading("scrape of /metrics", "llama-cpp", f"{SERVER}server-task.cpp",
@@ -147,14 +162,22 @@ def words_read(engine: str) -> dict[Word, set[str]]:
     keys = {
         "vllm-metrics": runs | {"spec_decode_acceptance_length"},
         "vllm-requests": vllm_requests,
-        "sglang": names | {"meta_info", "sglext", "spec_tokens_details", *sglang.MEANS, *sglang.MEANS_IN_TEXT},
+        "sglang": names | {"meta_info", "sglext", "spec_tokens_details", *sglang.MEANS},
         "llama-cpp": {"timings", "draft_n"},
+    }
+    others = {
+        "vllm-requests": {Word("read key", "metrics", "a response"), Word("read key", "choices", "a response")},
+        "sglang": {
+            Word("read key", "choices", "a response"),
+            *(Word("read text", one) for one in sglang.MEANS_IN_TEXT),
+        },
     }
     found: dict[Word, set[str]] = {}
     for kind in KINDS_OF.get(engine, ()):
-        reader = inspect.getsource(inspect.getmodule(KINDS[kind].read))
-        said = " ".join([KINDS[kind].needed, *strings(reader)])
+        said = f"{KINDS[kind].needed} {inspect.getsource(inspect.getmodule(KINDS[kind].read))}"
         asked = {Word("read key", key) for key in re.findall(r'"(\w+)": true', said)}
-        for word in {Word("read key", key) for key in keys[kind]} | set(advised(said)) | asked:
+        levels = {Word("value", level, flag) for flag, level in re.findall(r"(--per-request-[a-z-]+) (\w+)", said)}
+        read = {Word("read key", key) for key in keys[kind]} | others.get(kind, set())
+        for word in read | set(advised(said)) | asked | levels:
             found.setdefault(word, set()).add(kind)
     return found

@@ -6,10 +6,10 @@ from tests.engines_live import archives, fake
 from tests.engines_live.__main__ import main
 from tests.engines_live.archives import NotThereError, Release
 from tests.engines_live.check import Report, facts_of, look, place_of, report_of, table
-from tests.engines_live.finders import cpp_format, cpp_sum, llama_flags, python_format
+from tests.engines_live.finders import cpp_format, cpp_logged, cpp_sum, filled, llama_flags, python_format
 from tests.engines_live.places import NOT_THERE
-from tests.engines_live.readings import words_read
-from tests.engines_live.written import Word, words_of, words_of_engine
+from tests.engines_live.readings import READINGS, words_read
+from tests.engines_live.written import words_of, words_of_engine
 from treeopt.export.engine import Written
 from treeopt.export.table import ENGINES
 
@@ -35,6 +35,9 @@ def test_a_release_that_has_everything_lacks_nothing():
         ("eagle3", "value eagle3 of method is gone"),
         ("serve", "program serve is gone"),
         ("num_spec_steps", "read key num_spec_steps is gone (read by vllm-requests"),
+        ("acceptance_histogram", "read key acceptance_histogram is gone"),
+        ("detailed", "value detailed of --per-request-spec-decode-metrics is gone (read by vllm-metrics"),
+        ("choices", "read key choices of a response is gone"),
         ("Mean acceptance length", "log line 'SpecDecoding metrics' is not read any more"),
         ("vllm:spec_decode_num_accepted_tokens_per_pos", "scrape of /metrics is not read any more"),
     ],
@@ -102,7 +105,9 @@ add_opt(common_arg({"--server"}, {"--no-server"}, g).set_examples({LLAMA_EXAMPLE
 add_opt(common_arg({"--cli"}, g).set_examples({LLAMA_EXAMPLE_CLI}));
 add_opt(common_arg({"--not"}, g).set_excludes({LLAMA_EXAMPLE_SERVER}));
 add_opt(common_arg({"--old"}, [](p &) { arg_removed("use --all"); }));
-INF(*this, "rate = %0.5f (%5zu of %d)\\n", a, b, c);
+#define INF(slot, fmt, ...) LOG("slot %12.*s: id %2d | " fmt, 12, name, id, __VA_ARGS__)
+INF(*this,
+    "rate = %0.5f (%5zu of %d)\\n", a, b, c);
 tail = ", mean = " + oss.str() + ", rates = (" + tmp.str() + ")";
 """
 
@@ -113,8 +118,42 @@ def test_options_of_llama_cpp_without_those_removed_or_of_other_programs():
 
 def test_formats_are_taken_out_of_sources():
     assert cpp_format(CPP, "rate = ") == "rate = %0.5f (%5zu of %d)\n"
+    assert cpp_logged(CPP, "rate = ") == "slot %12.*s: id %2d | rate = %0.5f (%5zu of %d)\n"
+    assert (
+        filled(cpp_logged(CPP, "rate = "), {"slot ": "f", "rate = ": 0.5})
+        == "slot            f: id  0 | rate = 0.50000 (    0 of 0)\n"
+    )
     assert cpp_sum(CPP, "tail") == ", mean = %s, rates = (%s)"
     assert python_format('log("a" "b: %d", n)', "b: ") == "ab: %d"
+
+
+LLAMA = {
+    "vendor/llama.cpp/tools/server/server-common.h": """
+#define SLT_INF(slot, fmt, ...) LOG_INF("slot %12.*s: id %2d | task %d | " fmt, 12, __func__, (slot).id, __VA_ARGS__)
+#define SLT_TRC(slot, fmt, ...) LOG_TRC("slot %12.*s: id %2d | task %d | " fmt, 12, __func__, (slot).id, __VA_ARGS__)
+""",
+    "vendor/llama.cpp/tools/server/server-context.cpp": """
+SLT_INF(*this,
+    "draft acceptance = %0.5f (%5d accepted / %5d generated), mean len = %5.2f\\n", a, b, c, d);
+SLT_TRC(*this, "     acc per pos = (%s)\\n", rates.c_str());
+""",
+    "vendor/llama.cpp/common/log.cpp": """
+common_json obj = {
+    {"type",  "log"},
+    {"time",  timestamp},
+    {"msg",   msg.data()},
+};
+""",
+}
+
+
+@pytest.mark.parametrize("what", ["log line 'draft acceptance'", "line of --log-jsonl"])
+def test_lines_of_llama_cpp_are_read_with_their_slots_and_as_json(what):
+    (reading,) = [one for one in READINGS["llama-cpp"] if one.what == what]
+    release = Release("1", LLAMA)
+    assert reading.problem(release.matching(reading.where)) is None
+    for word in reading.words:
+        assert reading.problem(fake.renamed(release, reading.where, word).texts), word
 
 
 @pytest.fixture
@@ -134,15 +173,21 @@ FILES = {
 
 
 def test_the_newest_final_source_is_read_and_kept(tmp_path, cache, monkeypatch):
-    (cache / "engine").mkdir(parents=True)
-    (cache / "engine" / "engine-0.9.tar.gz").touch()
+    kept = cache / "engine"
+    kept.mkdir(parents=True)
+    foreign = {"engine-diary.txt", "notes.tar.gz", "engine2-0.9.tar.gz", "part", "engine-1.10.tar.gz.bak"}
+    for name in (*foreign, "engine-0.9.tar.gz", "Engine-1.9-py3-none-any.whl", "engine-0.9.tar.gz.part"):
+        (kept / name).touch()
     with fake.index(tmp_path, FILES) as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
         assert archives.release_of("engine") == Release("1.10", {"engine/a.py": "x = 1"})
-        assert {path.name for path in (cache / "engine").iterdir()} == {"engine-1.10.tar.gz", "lock"}
+        assert {path.name for path in kept.iterdir()} == {*foreign, "engine-1.10.tar.gz", "lock"}
         assert archives.release_of("engine", "1.0") == Release("1.0", {"old.py": ""})
         with pytest.raises(NotThereError, match=r"no 1\.2"):
             archives.release_of("engine", "1.2")
+        whole = (kept / "engine-1.10.tar.gz").read_bytes()
+        (kept / "engine-1.10.tar.gz").write_bytes(whole[:50])
+        assert archives.release_of("engine").version == "1.10"  # fetched anew
         (tmp_path / "engine-1.10.tar.gz").unlink()  # from the index
         assert archives.release_of("engine").version == "1.10"
 
@@ -153,17 +198,65 @@ def test_a_wheel_is_read_where_there_is_no_source(tmp_path, cache, monkeypatch):
         assert archives.release_of("engine").texts == {"wheel.py": ""}
 
 
-def test_what_the_index_does_not_have_is_said(tmp_path, cache, monkeypatch):
-    with fake.index(tmp_path, FILES, yanked="broken") as address:
+SOURCE, WHEEL = "engine-1.0.tar.gz", "engine-1.0-py3-none-any.whl"
+WHOLE = fake.sdist({"a.py": "x = 1\n" * 999})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "others", "said"),
+    [
+        (SOURCE, WHOLE, {"yanked": "broken"}, "no final release"),
+        (SOURCE, WHOLE, {"hashes": {"sha256": "0" * 64}}, "not the hash"),
+        (SOURCE, WHOLE, {"hashes": {"md5": "0"}}, "not the hash that the index gives: None"),
+        (SOURCE, WHOLE, {"hashes": None}, "cannot be read as JSON of PEP 691"),
+        (SOURCE, WHOLE[:-20], {}, "engine-1.0.tar.gz cannot be read"),
+        (SOURCE, b"<html>", {}, "cannot be read"),
+        (WHEEL, fake.wheel({"a.py": "x = 1\n"})[:-9], {}, "cannot be read"),
+        (SOURCE, fake.sdist({f"{i}.py": "#" * 2000 for i in range(3)}), {}, "its texts take more than"),
+        (WHEEL, fake.wheel({f"{i}.py": "#" * 2000 for i in range(3)}), {}, "its texts take more than"),
+    ],
+    ids=[
+        "yanked",
+        "wrong-hash",
+        "no-sha256",
+        "no-hashes",
+        "cut-source",
+        "no-source",
+        "cut-wheel",
+        "huge",
+        "huge-wheel",
+    ],
+)
+def test_a_release_that_cannot_be_read_is_said(name, content, others, said, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(archives, "MOST_BYTES", 6 * 999)
+    with fake.index(tmp_path, {name: content}, **others) as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        with pytest.raises(NotThereError, match="no final release"):
+        with pytest.raises(NotThereError, match=said):
+            archives.release_of("engine")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "[]",
+        "{}",
+        '{"files": 3}',
+        '{"files": [3]}',
+        "no JSON",
+        "\udcff",
+        '{"files": [{"filename": "a-1.tar.gz", "url": "a", "hashes": {}, "size": "x"}]}',
+    ],
+)
+def test_a_page_that_is_no_index_is_said(page, tmp_path, cache, monkeypatch):
+    with fake.index(tmp_path, {}) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        (tmp_path / "simple" / "engine" / "index.html").write_bytes(page.encode(errors="surrogateescape"))
+        with pytest.raises(NotThereError, match="cannot be read as JSON of PEP 691"):
             archives.release_of("engine")
         assert look("vllm").release == "not on the index"
-    with fake.index(tmp_path, FILES, lies=True) as address:
-        monkeypatch.setenv("PIP_INDEX_URL", address)
-        with pytest.raises(NotThereError, match="not the hash"):
-            archives.release_of("engine")
     assert look("vllm").release.startswith("the index was not reached")
+    monkeypatch.setenv("PIP_INDEX_URL", "nowhere")
+    assert "unknown url type" in look("vllm").release
 
 
 def test_the_table_marks_a_release_that_was_not_checked():
@@ -173,10 +266,6 @@ def test_the_table_marks_a_release_that_was_not_checked():
         "b 1.3 1.2, 1.30 (differs) 3 1",
         "c away 1 – –",
     ]
-
-
-def test_an_unknown_word_has_no_place():
-    assert place_of("vllm", Word("spell", "x")) is None
 
 
 def test_the_command_says_what_is_gone_and_ends_with_1(monkeypatch, capsys):
@@ -190,3 +279,24 @@ def test_the_command_says_what_is_gone_and_ends_with_1(monkeypatch, capsys):
     assert printed.splitlines()[-2].split() == ["vllm", "1", "2", "(differs)", "3", "1"]
     with pytest.raises(SystemExit, match="must be one of"):
         main(["nobody"])
+
+
+def test_the_command_fails_where_nothing_was_looked_up(monkeypatch, capsys):
+    reports = [Report("vllm", "the index was not reached", "2"), Report("sglang", "2", "2", 3)]
+    monkeypatch.setattr("tests.engines_live.__main__.look", lambda engine, version: reports.pop(0))
+    assert main(["vllm"]) == 1
+    assert "Nothing was looked up" in capsys.readouterr().out
+    assert main(["sglang"]) == 0
+    assert "Nothing" not in capsys.readouterr().out
+
+
+def test_what_was_found_is_shown_where_the_time_is_up(monkeypatch, capsys):
+    def look(engine, version):
+        if engine == "sglang":
+            raise SystemExit("time")
+        return Report(engine, "2", "2", 3)
+
+    monkeypatch.setattr("tests.engines_live.__main__.look", look)
+    with pytest.raises(SystemExit, match="time"):
+        main(["vllm", "sglang", "lmdeploy"])
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["vllm", "2", "2", "3", "0"]
