@@ -58,13 +58,13 @@ def vllm() -> dict[str, str]:
     }
 
 
-QUOTED = re.compile(r"[a-zA-Z]*(\"{3}|'{3}|[\"'])(.*)\1", re.DOTALL)
+QUOTED = re.compile(r"[bruBRU]*(\"{3}|'{3}|[\"'])(.*)\1", re.DOTALL)
 
 
 def renamed(release: Release, where: str, word: str) -> Release:
     """The release with a word renamed in the code of some files, and in the name of a file that is a word of its own.
 
-    Comments and docstrings stay, and so do texts with an identifier among other words: what is renamed in code alone
+    Comments and docstrings stay, and so do texts with an identifier among other words, but for f-strings: what is renamed in code alone
     must be missed.
     """
     inner = "[-_./]".join(map(re.escape, re.split("[-_.]", word.strip("-"))))

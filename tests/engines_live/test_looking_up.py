@@ -89,7 +89,7 @@ def test_words_of_files():
     files = {
         "commands.sh": '# serve --no\nA_B=1 engine run MODEL --kind one \\\n  --n 3 --config x.yml --json \'{"k": {"l": "v"}}\' -f\n',
         "x.yml": "a: [b, {c: 1}]\n4: DRAFTER\n",
-        "run.py": "import json\nfrom lib import Config\nc = Config(mode='fast')\nc.size = 3\nc.go()\njson.dumps(c)\n",
+        "run.py": "import json\nfrom lib import Config\nc = Config(mode='fast')\nc.size = Size()\nc.go()\njson.dumps(c)\n",
     }
     assert set(map(str, words_of(Written(files=files, command="")))) == {
         "variable A_B", "program engine", "program run", "flag --kind of engine run", "value one of --kind",

@@ -151,7 +151,8 @@ def _words_of_python(text: str) -> Iterator[Word]:
                 else:
                     yield Word("name", alias.name, module) if module else Word("module", alias.name)
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            targets = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            names = [name for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            targets = [name.id for name in names if isinstance(name.ctx, ast.Store)]  # not those whose attribute is set
             made |= dict.fromkeys(targets, _name(node.value.func))
             if _root(node.value) in foreign and _name(node.value.func) != "parse_args":
                 foreign.update(targets)
