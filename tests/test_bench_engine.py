@@ -15,6 +15,8 @@ import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.rundir import RunDirectory
+from treeopt.report import bench_table
+from treeopt.report.verdict import measured
 from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.lookup import PromptLookup
@@ -271,11 +273,15 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
         bench(prompts="trace")
     with pytest.raises(Unsupported, match="decodes greedily, but the plan is for --acceptance sample"):
         api.bench(None, replace(session, acceptance=Sampling(temperature=0.7)), run=folder, engine="transformers")
-    (tmp_path / "fork.json").write_text("[[0], [1]]")
-    with pytest.raises(Unsupported, match="takes chains, but fork is a tree of 3 rows"):
-        bench(trees=[tmp_path / "fork.json"])
+    for name, choices in {"fork": [[0], [1]], "second": [[1]], "turn": [[0], [0, 1]]}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(choices))
+        with pytest.raises(Unsupported, match=f"takes chains of the likeliest guesses, but {name} is"):
+            bench(trees=[tmp_path / f"{name}.json"])
+    (tmp_path / "defaults.json").write_text("[[0]]")
+    with pytest.raises(InvalidInput, match="'defaults' is taken"):
+        bench(trees=[tmp_path / "defaults.json"])
     treeopt("search", "--batch-size", 2, "--run", folder)
-    with pytest.raises(Unsupported, match=r"the plan is for batch size 2\. Plan for it with: treeopt search"):
+    with pytest.raises(Unsupported, match=r"the plan is for batch size 2\. Plan for it with: treeopt search.* --run"):
         bench()
     treeopt("search", "--budget", 4, "--shape", "any", "--run", folder)
     entry = RunDirectory(folder).read_plan().entry(1)
@@ -284,7 +290,13 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
     capsys.readouterr()
     result = bench(trees=[tmp_path / "long.json"])
     assert f"The plan's best chain, of {entry.best_chain.depth}, is decoded instead" in capsys.readouterr().err
-    assert result.contender("chosen").size == entry.best_chain.size
+    assert [c.name for c in result.contenders][:2] == ["plain", result.judged]
+    assert result.judged == f"chain of {entry.best_chain.depth}"
+    assert result.contender(result.judged).size == entry.best_chain.size
+    assert bench_table.contender_rows(result)[1][0] == f"{result.judged}, for the plan's tree"
+    assert f"The {result.judged} (" in measured(result)
+    assert bench_table.closing(entry, result) == ""
+    assert "chosen by treeopt" not in treeopt("report", "--run", folder) + (folder / "report.html").read_text()
     assert (result.contender("long").size, result.contender("long").predicted.joint) == (8, None)
 
 

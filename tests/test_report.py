@@ -168,14 +168,17 @@ def test_the_engines_files_are_those_of_export(no_pictures, tmp_path):
 
 
 def test_a_benchmark_in_another_runtime_is_shown_too(no_pictures, tmp_path):
-    run, hints = make_run(tmp_path, batch_sizes=(1,)), []
-    bench = Benchmark.load(run.bench_of(1))
-    engine = {"name": "transformers <b>", "version": "5.0"}
+    run, hints = make_run(tmp_path, batch_sizes=(4,)), []  # the plan has no entry of batch size 1
+    bench = Benchmark.load(run.bench_of(4))
+    engine = {"name": "transformers <b>", "version": "5.0", "about": "It <i>looks up</i> otherwise."}
     inputs = {run.plan.name: "0" * 64}
     replace(bench, inputs=inputs, provenance={**bench.provenance, "engine": engine}).save(run.bench_in("transformers"))
     page = html.unescape(write_report(run, hint=hints.append).read_text())
     assert page.count("Real decoding of") == 2
     assert "by transformers <b> 5.0, 2 rounds" in page
+    assert '<p class="note">It <i>looks up</i> otherwise.</p>' in page
+    assert "but the benchmark was decoded by transformers <b> 5.0 here" in page
+    assert "bench-transformers.json was made from another plan.json" in page
     assert any("bench-transformers.json" in said and "--engine 'transformers <b>'" in said for said in hints)
     run.bench_in("transformers").write_text("{")
     with pytest.raises(InvalidInput, match="bench-transformers"):

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 ANSWERED_AT_ONCE = 16  # prompts, where plain answers are wanted alone
-OWN_SETTINGS = "defaults"  # the contender that an engine decodes as it would without being told
 OTHER_GROUPS = 0.1  # share of the prompts that may be of other groups than those calibrated on
 
 
@@ -68,8 +67,11 @@ class Decoding:
     @property
     def origin(self) -> dict[str, Any]:
         """What a benchmark says of who decoded it."""
-        known = self.session.provenance(seed=0).record()
-        return {**known, "engine": {"name": self.engine.name, "version": self.engine.version}} if self.engine else known
+        known, engine = self.session.provenance(seed=0).record(), self.engine
+        if engine is None:
+            return known
+        about = {"about": engine.about} if engine.about else {}
+        return {**known, "engine": {"name": engine.name, "version": engine.version, **about}}
 
     @property
     def ranks(self) -> int:
@@ -178,7 +180,7 @@ def _decoder(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> Callab
     if engine is None:
         decoder = Decoder.for_prompts(setup, [prompt.tokens for prompt in prompts], trees.values(), batch_size=rows)
         return lambda name, asked: decode_block(decoder, trees[name], asked)
-    lengths = {name: None if name == OWN_SETTINGS else tree.depth if tree else 0 for name, tree in trees.items()}
+    lengths = {name: None if e.is_own else e.tree.depth if e.tree else 0 for name, e in decoding.entrants.items()}
     return lambda name, asked: ask_engine(engine, lengths[name], setup.stop, asked)
 
 

@@ -11,13 +11,14 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.source import Source, source_of
 from treeopt.pipeline.bench import fixed, given_trees, held_out, note_doubts, plain_and_chosen
-from treeopt.pipeline.decoding import OWN_SETTINGS, Decoding, decode
+from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.threads import settle_threads
 from treeopt.records.inputs import inputs_of, stale_plan
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_rule, option_of, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
+from treeopt.trees.shapes import chain
 from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from treeopt.runtime.engines import Engine
     from treeopt.runtime.measure.bench import Entrant
     from treeopt.runtime.session import Session
+
+OWN_SETTINGS = "defaults"  # the contender that decodes by the engine's own settings
 
 
 def bench_in(
@@ -52,7 +55,7 @@ def bench_in(
             f"--engine {engine} decodes greedily, but the plan is for {option_of(rule)}: leave --engine out."
         )
     check_rule(plan.acceptance, rule, "the plan holds", command=run.command("search"))
-    entry = _entry(plan, engine, batch_size)
+    entry = _entry(run, plan, engine, batch_size)
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     opened = open_engine(engine, session.target, session.drafter, session.setup(most).stop)
     for said in stale_plan(run, plan):
@@ -61,7 +64,7 @@ def bench_in(
     decoding = Decoding(
         session,
         trace,
-        _entrants(entry, source_of(trace), opened, trees),
+        _entrants(run, entry, source_of(trace), opened, trees),
         batch_size=1,
         rounds=rounds,
         max_new_tokens=most,
@@ -78,7 +81,7 @@ def bench_in(
     return result
 
 
-def _entry(plan: Plan, engine: str, batch_size: int | None) -> PlanEntry:
+def _entry(run: RunDirectory, plan: Plan, engine: str, batch_size: int | None) -> PlanEntry:
     """The plan's entry for batch size 1."""
     sizes = [entry.batch_size for entry in plan.entries]
     if batch_size not in (None, 1):
@@ -86,34 +89,49 @@ def _entry(plan: Plan, engine: str, batch_size: int | None) -> PlanEntry:
     if 1 not in sizes:
         raise Unsupported(
             f"--engine {engine} decodes one sequence at a time, but the plan is for batch size "
-            f"{', '.join(map(str, sizes))}. Plan for it with: treeopt search --batch-size 1"
+            f"{', '.join(map(str, sizes))}. Plan for it with: {run.command('search', '--batch-size', 1)}"
         )
     return plan.entry(1)
 
 
-def _entrants(entry: PlanEntry, source: Source, engine: Engine, files: Sequence[str | Path]) -> dict[str, Entrant]:
-    """Plain decoding, the plan's chain, the shortest and the longest one, the engine's own settings, and files."""
+def _entrants(
+    run: RunDirectory, entry: PlanEntry, source: Source, engine: Engine, files: Sequence[str | Path]
+) -> dict[str, Entrant]:
+    """Plain decoding, the plan's chain, the shortest and the longest one, the engine's own settings, and files.
+
+    Where the plan has a tree, its best chain stands behind plain decoding: it is judged in the tree's place.
+    """
     from treeopt.runtime.measure.bench import Entrant
 
     entrants = plain_and_chosen(entry)
     best = entry.best_chain.depth if entry.best_chain else source.num_heads
-    if entry.size > entry.tree.depth + 1:
-        entrants["chosen"] = fixed(source, Tree.chain(best))
+    lengths = [1, source.num_heads]
+    if chain(entry.tree):
+        lengths = [length for length in sorted({*lengths, best}) if length != entry.depth]
+    else:
+        del entrants["chosen"]
+        lengths = [best, *sorted({*lengths} - {best})]
         note(
             f"{engine.name} takes chains, but the plan has a tree. The plan's best chain, of {best}, is decoded "
-            f"instead. To plan for it: treeopt search --for {engine.name}"
+            f"instead. To plan for it: {run.command('search', '--for', engine.name)}"
         )
-    lengths = {1, best, source.num_heads} - {(entrants["chosen"].tree or Tree.chain(0)).depth}
-    entrants |= {f"chain of {length}": fixed(source, Tree.chain(length)) for length in sorted(lengths)}
+    entrants |= {f"chain of {length}": fixed(source, Tree.chain(length)) for length in lengths}
     if engine.own_length is not None:
-        entrants[OWN_SETTINGS] = Entrant(Tree.chain(engine.own_length))
-    entrants |= given_trees(files, source, entrants)
+        entrants[OWN_SETTINGS] = Entrant(Tree.chain(engine.own_length), is_own=True)
+    entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
     found = {}
     for name, entrant in entrants.items():
-        depth, size = (entrant.tree.depth, len(entrant.tree)) if entrant.tree else (0, 1)
-        if size > depth + 1:
-            raise Unsupported(f"{engine.name} takes chains, but {name} is a tree of {size} rows.")
-        unknown = name == OWN_SETTINGS or depth > source.num_heads
-        found[name] = Entrant(entrant.tree) if unknown else entrant
-        found[name] = replace(found[name], is_replayable=not unknown and (engine.is_replayable or size == 1))
+        tree = entrant.tree or Tree.chain(0)
+        if not chain(tree):
+            raise Unsupported(
+                f"{engine.name} takes chains of the likeliest guesses, but {name} is a tree of {len(tree)} rows, or "
+                "has other guesses."
+            )
+        is_known = not entrant.is_own and tree.depth <= source.num_heads
+        is_replayable = is_known and (engine.is_replayable or len(tree) == 1)
+        found[name] = (
+            replace(entrant, is_replayable=is_replayable)
+            if is_known
+            else Entrant(entrant.tree, is_replayable=False, is_own=entrant.is_own)
+        )
     return found

@@ -126,6 +126,17 @@ class Benchmark(Drawn):
         return f"{engine.get('name')} {engine.get('version')}" if engine else ""
 
     @property
+    def about_engine(self) -> str:
+        """What predictions lack in that runtime, in a sentence; empty where they lack nothing."""
+        return ((self.provenance or {}).get("engine") or {}).get("about") or ""
+
+    @property
+    def judged(self) -> str:
+        """The contender that is judged: the plan's tree, or in another runtime the chain that stands for it."""
+        names = [contender.name for contender in self.contenders]
+        return names[1] if self.engine and "chosen" not in names and len(names) > 1 else "chosen"
+
+    @property
     def acceptance(self) -> Acceptance:
         """The rule that was decoded by; empty where the file does not say."""
         known: Acceptance = (self.provenance or {}).get("acceptance") or Acceptance()

@@ -52,6 +52,7 @@ class Runtime(TypedDict, total=False):
     cuda_graphs: bool | None
     weights: str | None
     command: str | None
+    about: str | None
 
 
 class Provenance(TypedDict, total=False):

@@ -9,7 +9,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
 from treeopt.report.terminal import grid, headline, together
-from treeopt.report.verdict import CONTENDERS, measured
+from treeopt.report.verdict import label, measured, subject
 from treeopt.report.wording import percentages, pm
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def bench_table(bench: Benchmark) -> RenderableType:
     table = grid(bench_title(bench), columns, left=1, spare=columns[2:4])
     for c, (name, rows, product, joint, _, *others) in zip(bench.contenders, contender_rows(bench), strict=True):
         predicted = " / ".join((product, joint, pm(c.predicted.replayed, None))).replace("– / – / –", "–")
-        table.add_row(name, rows, predicted, *others, style="bold green" if c.name == "chosen" else None)
+        table.add_row(name, rows, predicted, *others, style="bold green" if c.name == bench.judged else None)
     more = [_bench_group_table(bench)] if bench.groups else []
     if bench.quality:
         more.append(grid(QUALITY_TITLE, QUALITY_COLUMNS, quality_rows(bench), left=1, caption=quality_note(bench)))
@@ -56,7 +56,7 @@ def contender_rows(bench: Benchmark) -> list[tuple[str, ...]]:
     """Rows of `CONTENDER_COLUMNS`, without the last where the text depends on the tree."""
     return [
         (
-            CONTENDERS.get(c.name, c.name),
+            label(bench, c.name),
             str(c.size),
             pm(c.predicted.product, None),
             pm(c.predicted.joint, None),
@@ -102,7 +102,7 @@ def quality_rows(bench: Benchmark) -> list[tuple[str, ...]]:
     """A row of `QUALITY_COLUMNS` for each contender; none where texts were not judged."""
     return [
         (
-            CONTENDERS.get(name, name),
+            label(bench, name),
             pm(of.log_likelihood_nats_per_token, of.log_likelihood_nats_per_token_stderr, 3),
             pm(of.difference_nats_per_token, of.difference_nats_per_token_stderr, 3),
             f"{of.changed_answers_share:.0%}",
@@ -145,21 +145,21 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
 def _bench_group_table(bench: Benchmark) -> Grid:
     """The chosen tree, group by group."""
     columns = ("group", "answers", "share", "tokens/step", "speedup [95 % interval]")
-    return grid("The chosen tree by group", columns, group_rows(bench), left=1)
+    return grid(f"{subject(bench)} by group", columns, group_rows(bench), left=1)
 
 
 def group_rows(bench: Benchmark) -> list[tuple[str, ...]]:
     """Group, answers, their share, tokens per step and speedup of the chosen tree."""
-    found = [(group, *bench.tokens_per_step("chosen", group)) for group in bench.groups]
+    found = [(group, *bench.tokens_per_step(bench.judged, group)) for group in bench.groups]
     shares = percentages([answers for *_, answers in found])
-    error = bench.contender("chosen").stderr_of
+    error = bench.contender(bench.judged).stderr_of
     return [
         (
             group or "(no group)",
             str(answers),
             share,
             pm(rate if answers else None, error(group), 3),
-            str(bench.speedup("chosen", group=group) or "–"),
+            str(bench.speedup(bench.judged, group=group) or "–"),
         )
         for (group, rate, answers), share in zip(found, shares, strict=True)
     ]
@@ -167,6 +167,8 @@ def group_rows(bench: Benchmark) -> list[tuple[str, ...]]:
 
 def closing(entry: PlanEntry, bench: Benchmark) -> str:
     """What was measured beside what the plan predicted; empty where there is nothing to compare."""
+    if bench.judged != "chosen":  # the plan's figures are of its tree
+        return ""
     speedup, overhead = bench.speedup("chosen"), bench.overhead("chosen")
     if entry.size == 1 or speedup is None or overhead is None or entry.speedup is None:
         return ""

@@ -40,6 +40,7 @@ from treeopt.trees.tree import Choice
 
 INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
 SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
+UNSAID = "schema entries schedule inputs provenance constraint total error_between tests_between".split()  # of a plan
 BENCH_NOTES = ("prompts", "max_new_tokens", "inputs", "loop_share", "skipped", "provenance")
 
 
@@ -88,6 +89,11 @@ class Origins:
             record["ended in a loop"] = f"{notes.loop_share:.0%} of the answers, cut there"
         self.records[file.name] = record
 
+    def add_bench(self, file: Path, bench: Benchmark) -> None:
+        """The same of a benchmark."""
+        info = {name: getattr(bench, name) for name in BENCH_NOTES}
+        self.add(file, info, dtype=bench.dtype, rounds=bench.rounds)
+
     def examples(self) -> dict[Choice, list[tuple[str, str]]]:
         """Path -> real texts in which it was accepted."""
         return {example.path: example.texts for notes in self.notes.values() for example in notes.examples or ()}
@@ -115,21 +121,11 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         pass  # what the plan was made from is not at hand
     if run.profile.exists():
         origins.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
-    unsaid = (
-        "schema",
-        "entries",
-        "schedule",
-        "inputs",
-        "provenance",
-        "constraint",
-        "total",
-        "error_between",
-        "tests_between",
-    )
-    searched = {key: value for key, value in plan.document().items() if key not in unsaid}
+    searched = {key: value for key, value in plan.document().items() if key not in UNSAID}
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
     origins.add(run.plan, about, **searched, search_limits=plan.document()["constraint"])
     sections = [_section(i, plan, inputs, origins) for i in range(len(plan.entries))]
+    engines = [_engine(file, run, plan, origins) for file in run.engine_benches()]
     origin, rule = origin_rows(origins.records), rule_of(plan.acceptance)
     old = _stale(run, origins.notes)
     drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
@@ -138,6 +134,7 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         plan_rows=plan_rows(plan),
         about_plan=[said for said in (mixture(plan, hint=False), price(plan), schedule(plan)) if said],
         sections=sections,
+        engines=engines,
         origin=origin,
         stale=[*old, *map(not_a_check, sorted({s["elsewhere"] for s in sections} - {""}))],
         against=doubts(plan) if plan.mix else [],
@@ -164,19 +161,13 @@ def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, 
     bench, missing = None, None
     try:
         bench, own = inputs.bench(entry.batch_size), run.bench_of(entry.batch_size)
-        info = {name: getattr(bench, name) for name in BENCH_NOTES}
-        origins.add(own if own.exists() else run.bench, info, dtype=bench.dtype, rounds=bench.rounds)
+        origins.add_bench(own if own.exists() else run.bench, bench)
     except OutOfRange as reason:
         missing = str(reason)
     elsewhere = timed_elsewhere(run, plan, bench) if bench else ""
-    engines = {file: Benchmark.load(file) for file in run.engine_benches()} if entry.batch_size == 1 else {}
-    for file, one in engines.items():
-        info = {name: getattr(one, name) for name in BENCH_NOTES}
-        origins.add(file, info, dtype=one.dtype, rounds=one.rounds)
     return {
         "entry": entry,
         "bench": bench,
-        "engines": list(engines.values()),
         "elsewhere": elsewhere,
         "missing": missing,
         "speedup": speedup_over(bench, "plain") if bench else None,
@@ -188,6 +179,15 @@ def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, 
         "groups": _groups(entry, bench),
         "exports": list(_exports(run, plan, entry)),
     }
+
+
+def _engine(file: Path, run: RunDirectory, plan: Plan, origins: Origins) -> dict[str, Any]:
+    """What the template shows of a benchmark by another runtime, and what its figures lack."""
+    bench = Benchmark.load(file)
+    origins.add_bench(file, bench)
+    where = timed_elsewhere(run, plan, bench)
+    said = (bench.about_engine, not_a_check(where, bench.engine) if where else "")
+    return {"bench": bench, "notes": [*filter(None, said)]}
 
 
 def render(*, marks: list[Mark], **content: Any) -> str:

@@ -24,11 +24,22 @@ CONTENDERS = {
     "mc_sim_7b_63": "published mc_sim_7b_63",
     "chain": "best top-1 chain",
     "budget": "best of full budget",
-    "defaults": "the engine's own settings",
 }
+IN_ENGINE = {"plain": "plain decoding", "chosen": "chosen by treeopt", "defaults": "the engine's own settings"}
 RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
-RIVALS["defaults"] = CONTENDERS["defaults"]
 ADVICE = ": serve the model without it"
+
+
+def label(bench: Benchmark, name: str) -> str:
+    """What a contender is called in tables. Other runtimes have other contenders, so that files may take more names."""
+    if name == bench.judged != "chosen":
+        return f"{name}, for the plan's tree"
+    return (IN_ENGINE if bench.engine else CONTENDERS).get(name, name)
+
+
+def subject(bench: Benchmark) -> str:
+    """What is judged, as sentences begin with it."""
+    return "The chosen tree" if bench.judged == "chosen" else f"The {bench.judged}"
 
 
 def doubt(speedup: Ratio) -> str:
@@ -57,7 +68,7 @@ def measured_doubts(bench: Benchmark) -> list[str]:
     speedup = speedup_over(bench, "plain")
     if speedup is None:
         return []
-    against = doubt(speedup) if bench.contender("chosen").size > 1 else ""
+    against = doubt(speedup) if bench.contender(bench.judged).size > 1 else ""
     return [*([against] if against else []), *(said for said, lost in _rivals(bench) if lost)]
 
 
@@ -67,11 +78,11 @@ def measured(bench: Benchmark) -> str:
     if speedup is None:
         timed = bench.contenders[0].tokens_per_s is not None
         return "" if timed else "Nothing was timed: the prompts are too few for a full batch."
-    size = bench.contender("chosen").size
+    size = bench.contender(bench.judged).size
     if size == 1:
         result = "The plan does not speculate at this batch size."
     else:
-        result = f"The chosen tree ({count(size, 'row')} a step) decodes {_times(speedup)} as fast as plain decoding."
+        result = f"{subject(bench)} ({count(size, 'row')} a step) decodes {_times(speedup)} as fast as plain decoding."
     return " ".join([*measured_doubts(bench), result, *measured_ties(bench)])
 
 
@@ -81,7 +92,7 @@ def measured_ties(bench: Benchmark) -> list[str]:
     over = speedup_over(bench, PUBLISHED)
     if over is not None and over.low is not None and over.low > 1:
         rows = count(bench.contender(PUBLISHED).size, "row")
-        found.append(f"The chosen tree is {_times(over)} as fast as the published tree of {rows}.")
+        found.append(f"{subject(bench)} is {_times(over)} as fast as the published tree of {rows}.")
     return found
 
 
@@ -169,24 +180,24 @@ def _predicted_doubts(entry: PlanEntry, speedup: float) -> Iterator[str]:
 
 def _rivals(bench: Benchmark) -> Iterator[tuple[str, bool]]:
     """What there is to say of each rival that the chosen tree does not beat, and whether it loses against it."""
-    chosen = bench.contender("chosen")
+    chosen, names = bench.contender(bench.judged), IN_ENGINE if bench.engine else RIVALS
     for rival in bench.contenders:
-        if rival.size == 1 or rival.name == "chosen" or rival.medusa_choices == chosen.medusa_choices:
+        if rival.size == 1 or rival.name == chosen.name or rival.medusa_choices == chosen.medusa_choices:
             continue
-        over, name = bench.speedup("chosen", rival.name), RIVALS.get(rival.name, rival.name)
+        over, name = bench.speedup(chosen.name, rival.name), names.get(rival.name, rival.name)
         if over is None or over.low is None or over.high is None:
             continue
-        what = "The chosen tree" if chosen.size > 1 else "Plain decoding, which the plan chose,"
+        what = subject(bench) if chosen.size > 1 else "Plain decoding, which the plan chose,"
         if over.high < 1:
             yield f"{what} loses against {name}: it decodes {_times(over)} as fast.", True
-        elif over.low <= 1 and rival.name in (PUBLISHED, "chain"):
+        elif over.low <= 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
             yield f"{what} is not shown to be faster than {name}: it decodes {_times(over)} as fast.", False
 
 
 def speedup_over(bench: Benchmark, baseline: str) -> Ratio | None:
     """Of the chosen tree, where both were measured."""
     known = {contender.name for contender in bench.contenders}
-    return bench.speedup("chosen", baseline) if {"chosen", baseline} <= known else None
+    return bench.speedup(bench.judged, baseline) if {bench.judged, baseline} <= known else None
 
 
 def _times(ratio: Ratio) -> str:

@@ -43,12 +43,14 @@ class Entrant:
     predicted          : tokens per step by several estimates
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
     is_replayable      : whether its guesses are all of the tree's nodes, and those that the reference ranks
+    is_own             : whether an engine decodes it by its own settings, which may guess less than the tree
     """
 
     tree: Tree | None
     predicted: Predicted = field(default_factory=Predicted)
     predicted_accepted: list[float] = field(default_factory=list)
     is_replayable: bool = True
+    is_own: bool = False
 
 
 def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
