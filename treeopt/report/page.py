@@ -40,7 +40,17 @@ from treeopt.trees.tree import Choice
 
 INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
 SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
-UNSAID = "schema entries schedule inputs provenance constraint total error_between tests_between".split()  # of a plan
+UNSAID = (
+    "schema",
+    "entries",
+    "schedule",
+    "inputs",
+    "provenance",
+    "constraint",
+    "total",
+    "error_between",
+    "tests_between",
+)
 BENCH_NOTES = ("prompts", "max_new_tokens", "inputs", "loop_share", "skipped", "provenance")
 
 
