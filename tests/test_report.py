@@ -173,13 +173,15 @@ def test_a_benchmark_in_another_runtime_is_shown_too(no_pictures, tmp_path):
     engine = {"name": "transformers <b>", "version": "5.0", "about": "It <i>looks up</i> otherwise."}
     inputs = {run.plan.name: "0" * 64}
     replace(bench, inputs=inputs, provenance={**bench.provenance, "engine": engine}).save(run.bench_in("transformers"))
+    shutil.copy(run.bench_in("transformers"), tmp_path / "bench-before.json")
+    (tmp_path / "bench-notes.json").write_text('{"a": 1}')
     page = html.unescape(write_report(run, hint=hints.append).read_text())
     assert page.count("Real decoding of") == 2
     assert "by transformers <b> 5.0, 2 rounds" in page
     assert '<p class="note">It <i>looks up</i> otherwise.</p>' in page
     assert "but the benchmark was decoded by transformers <b> 5.0 here" in page
     assert "bench-transformers.json was made from another plan.json" in page
-    assert any("bench-transformers.json" in said and "--engine 'transformers <b>'" in said for said in hints)
+    assert any("bench-transformers.json" in said and "--engine transformers --run" in said for said in hints)
     run.bench_in("transformers").write_text("{")
     with pytest.raises(InvalidInput, match="bench-transformers"):
         write_report(run)

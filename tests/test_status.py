@@ -4,12 +4,14 @@ import json
 import os
 import shlex
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from tests.test_figures import long_trace, some_profile
+from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt.pipeline import SearchOptions, search
 from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.status import status
@@ -126,6 +128,32 @@ def test_a_stopped_measurement_is_continued(run):
     )
     assert following(run) == ["profile"]
     assert "same options" in status(run).why
+
+
+def test_benchmarks_of_another_runtime_are_made_again_by_it(run, own_demo_run, tmp_path):
+    file = run.bench_in("transformers")
+    file.write_text("{")
+    (run.path / "bench-notes.json").write_text("{")  # the user's
+    assert [name.name for name in run.benches()] == [file.name]
+    assert following(run) == ["bench", "--engine", "transformers"]
+    run.bench_of(4).write_text("{")
+    assert following(run) == ["bench", "--batch-size", "4"]
+    own = RunDirectory(shutil.copytree(own_demo_run, tmp_path / "own"))
+    engine = {"name": "transformers", "version": "5.0"}
+    bench = some_bench()
+    inputs = inputs_of(own.plan)
+    for size in (1, 2):
+        replace(bench, inputs=inputs).save(own.bench_of(size))
+    replace(bench, inputs=inputs, provenance={"engine": engine}).save(own.bench_in("transformers"))
+    assert row(own, "bench-transformers.json").holds.endswith("; by transformers 5.0")
+    assert following(own)[0] == "report"
+    replace(bench, inputs={"plan.json": "0" * 64}).save(own.bench_in("transformers"))
+    assert following(own) == ["bench", "--engine", "transformers"]
+    assert "bench-transformers.json is stale" in status(own).why
+    own.bench_of(1).unlink()
+    own.partial("bench-transformers").mkdir()
+    assert following(own) == ["bench", "--engine", "transformers"]
+    assert status(own).why.startswith("bench --engine transformers was stopped.")
 
 
 def test_it_says_of_what_and_by_which_command(own_demo_run):

@@ -19,6 +19,23 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
+ENGINES = ("transformers",)  # other runtimes that decode here
+MAKERS = {"calibration": "calibrate", "trace": "calibrate", "probe": "calibrate", "plan": "search", "verify": "search"}
+
+
+def maker(name: str) -> list[str]:
+    """The words of the command that writes a file or a journal of a run, by its name.
+
+    >>> maker("plan.json"), maker("bench-batch-size-4.json"), maker("bench-transformers.partial")
+    (['search'], ['bench', '--batch-size', '4'], ['bench', '--engine', 'transformers'])
+    """
+    stem = name.split(".")[0]
+    of = stem.removeprefix("bench-")
+    if stem != of and of in ENGINES:
+        return ["bench", "--engine", of]
+    if (size := of.removeprefix("batch-size-")) != of and stem != of and size.isdecimal():
+        return ["bench", "--batch-size", size]
+    return [MAKERS.get(stem, stem)]
 
 
 class RunDirectory:
@@ -79,8 +96,11 @@ class RunDirectory:
 
     def engine_benches(self) -> list[Path]:
         """Those that there are."""
-        files = sorted(self.path.glob("bench-*.json"))
-        return [file for file in files if not file.name.startswith("bench-batch-size-")]
+        return [file for file in map(self.bench_in, ENGINES) if file.exists()]
+
+    def benches(self) -> list[Path]:
+        """All benchmarks that there are; a copy under a name of its own is none."""
+        return [file for file in sorted(self.path.glob("bench*.json")) if maker(file.name)[0] == "bench"]
 
     def command(self, *words: object) -> str:
         """A command of treeopt on this run, as a shell reads it.

@@ -27,7 +27,7 @@ from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
 from treeopt.records.origins import Drafter
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
-from treeopt.records.rundir import RunDirectory
+from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report import bench_table
 from treeopt.report.bench_table import about_rule, group_rows, has_one_text, text_price
 from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
@@ -270,12 +270,8 @@ def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
     """A sentence on each plan or benchmark that was made from others than are here now, and the command to run again."""
     found: dict[str, str] = {}
     for file, this in notes.items():
-        size = file.removeprefix(f"{run.bench.stem}-batch-size-").removesuffix(".json")
         if file == run.plan.name or file.startswith(run.bench.stem):
-            engine = ((this.provenance or {}).get("engine") or {}).get("name")
-            of = ["--batch-size", size] if size.isdigit() else ["--engine", engine] if engine else []
-            words = ["search"] if file == run.plan.name else ["bench", *of]
-            found |= dict.fromkeys(made_from(run, run.path / file, this.inputs), run.command(*words))
+            found |= dict.fromkeys(made_from(run, run.path / file, this.inputs), run.command(*maker(file)))
     return found
 
 

@@ -17,7 +17,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import option_of, rule_of
-from treeopt.records.rundir import RunDirectory
+from treeopt.records.rundir import ENGINES, RunDirectory, maker
 from treeopt.records.trace import RankTrace
 from treeopt.report.wording import count
 
@@ -64,7 +64,7 @@ def _results(run: RunDirectory, found: dict[str, Any]) -> Iterator[FileStatus]:
         (run.probe, Probe.load, lambda probe: (probe.meta, f"{count(len(probe.accepted), 'step')} of a tree")),
         (run.profile, LatencyProfile.load, _profile),
         (run.plan, Plan.load, _plan),
-        *((file, Benchmark.load, _bench) for file in sorted(run.path.glob("bench*.json"))),
+        *((file, Benchmark.load, _bench) for file in run.benches()),
     ]
     calibrated: dict[str, Any] = {}  # when and by which command, which a trace does not say itself
     for file, load, tell in kinds:
@@ -93,7 +93,7 @@ def _results(run: RunDirectory, found: dict[str, Any]) -> Iterator[FileStatus]:
 
 def _folders(run: RunDirectory) -> Iterator[FileStatus]:
     """A row for everything that is made from results; stale where one of these is younger."""
-    results = [run.trace, run.probe, run.calibration, run.profile, run.plan, *run.path.glob("bench*.json")]
+    results = [run.trace, run.probe, run.calibration, run.profile, run.plan, *run.benches()]
     ages = {file: file.stat().st_mtime for file in results if file.exists()}
     engines = sorted(run.export.iterdir()) if run.export.is_dir() else []
     for path, what in [*((engine, [run.plan]) for engine in engines), (run.figures, results), (run.report, results)]:
@@ -123,13 +123,11 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
     """Why, and the words of the command; none where nothing is to be done."""
     for row in rows.values():
         if row.state == DAMAGED:
-            maker = {"calibration": "calibrate", "trace": "calibrate", "probe": "calibrate", "plan": "search"}
-            name = row.name.split(".")[0].split("-")[0]
-            return f"{row.name} cannot be read. Delete it, and make it again.", [maker.get(name, name)]
-    for name in ("run", "calibrate", "probe", "profile", "verify", "bench"):
+            return f"{row.name} cannot be read. Delete it, and make it again.", maker(row.name)
+    for name in ("run", "calibrate", "probe", "profile", "verify", "bench", *(run.bench_in(e).stem for e in ENGINES)):
         if f"{name}.partial" in rows:
-            command = {"probe": "calibrate", "verify": "search"}.get(name, name)
-            return f"{command} was stopped. The same command, with the same options, continues.", [command]
+            words = maker(name)
+            return f"{' '.join(words)} was stopped. The same command, with the same options, continues.", words
 
     def wanting(name: str) -> str:
         """Why a file is to be made; empty where it is up to date."""
@@ -148,10 +146,11 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
         return why, ["profile"] if decodes else ["profile", "--from-csv", "FILE"]
     if plan is None or wanting(run.plan.name):
         return wanting(run.plan.name), ["search"]
-    for entry in plan.entries if decodes else ():
-        several = len(plan.entries) > 1
-        if why := wanting(run.bench_of(entry.batch_size).name if several else run.bench.name):
-            return why, ["bench", *(["--batch-size", str(entry.batch_size)] if several else [])]
+    several = len(plan.entries) > 1
+    benches = [run.bench_of(entry.batch_size) if several else run.bench for entry in plan.entries]
+    for file in [*benches, *run.engine_benches()] if decodes else ():
+        if why := wanting(file.name):
+            return why, maker(file.name)
     exports = [row for name, row in rows.items() if name.startswith(f"{run.export.name}/")]
     speculates = any(entry.size > 1 for entry in plan.entries)
     if speculates and (not exports or any(row.state == STALE for row in exports)):
@@ -186,7 +185,8 @@ def _plan(plan: Plan) -> tuple[dict[str, Any], str]:
 
 def _bench(bench: Benchmark) -> tuple[dict[str, Any], str]:
     first = bench.contenders[0]
-    return {"provenance": bench.provenance}, f"batch size {first.batch_size}: {count(first.compared, 'answer')}"
+    by = f"; by {bench.engine}" if bench.engine else ""
+    return {"provenance": bench.provenance}, f"batch size {first.batch_size}: {count(first.compared, 'answer')}{by}"
 
 
 def _origin(told: Mapping[str, Any]) -> str:
