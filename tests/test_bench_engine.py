@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -14,15 +16,18 @@ from transformers import GenerationConfig
 import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.rundir import RunDirectory
+from treeopt.records.rundir import ENGINES, RunDirectory
+from treeopt.records.trace import End, RankTrace
 from treeopt.report import bench_table
 from treeopt.report.verdict import measured
 from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines import Passes, open_engine
 from treeopt.runtime.engines.transformers import Transformers
-from treeopt.runtime.measure.bench import ask_engine
+from treeopt.runtime.measure.bench import Contest, Entrant, ask_engine
+from treeopt.runtime.measure.ranks import Prompt, rank_answers
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
@@ -153,9 +158,43 @@ def test_the_own_settings_are_the_checkpoints():
     config.assistant_confidence_threshold = 0.0
     assert Transformers(target, drafter, STOP).answer(prompt, None).tokens == told
     config.num_assistant_tokens_schedule = "heuristic"
-    assert Transformers(target, drafter, STOP).own_length is None  # it has no longest chain
+    unbounded = Transformers(target, drafter, STOP)  # it has no longest chain
+    assert unbounded.own_length is None
+    assert "num_assistant_tokens_schedule of the assistant is 'heuristic'" in unbounded.without_own
     drafter.model.model.generation_config = GenerationConfig()
     assert Transformers(target, drafter, STOP).own_length == 20
+
+
+def test_lookup_looks_for_as_many_tokens_as_it_is_said_to():
+    """The last three tokens stand elsewhere than the last two do first, with the right token behind them."""
+    target, places = Target(tiny_model()), itertools.product(range(8, 12), range(12, 15), range(15, 18), range(6, 20))
+    prompts = ([20, b, c, 23, 21, a, b, c, right, 22, a, b, c] for a, b, c, right in places)
+    prompt = next(prompt for prompt in prompts if likeliest(target, prompt)[-1] == prompt[8])
+    drafter = PromptLookup(VOCABULARY)
+    passes = Transformers(target, drafter, STOP).answer(prompt, 4).tokens
+    assert passes == oracle(target, drafter, prompt, 4)
+    assert len(passes[0]) > 1
+
+
+def test_the_ends_of_an_engines_answers_are_known():
+    target = Target(tiny_model())
+    setup = Setup(target, early_exit(target, 2), STOP)
+    answers = [[7, 8, 3], [7, 8] * 8, [7, 8, 9]]
+    ends = rank_answers(setup, [[1]] * 3, answers, batch_size=2, top_k=1).end
+    assert ends.tolist() == [End.EOS, End.LOOP, End.LIMIT]
+
+
+def test_guesses_that_are_split_again_may_be_more_than_were_told():
+    """The benchmark is of the longest chain that was accepted; it is not refused when all is decoded."""
+    reference = RankTrace(np.zeros((7, 4), int), np.array([0, 7]), np.arange(6, 13), meta={"top_k": 1})
+    contest = Contest(Target(tiny_model()), [Prompt((1,), "a", "", 0)], reference, 1)
+    visits = [{"round": 0, "prompts": [0], "runs": {}}]
+    for name, passes in {"plain": [[n] for n in range(6, 13)], "chain of 1": [[6], [7, 8, 9, 10], [11, 12]]}.items():
+        visits[0]["runs"][name] = ask_engine(Recorded(passes), 1, STOP, [(0, [1])])
+    entrants = {"plain": Entrant(None), "chain of 1": Entrant(Tree.chain(1), is_replayable=False)}
+    bench = contest.result(visits, entrants)
+    bench.check("bench")
+    assert [contender.size for contender in bench.contenders] == [1, 4]
 
 
 class Recorded:
@@ -181,7 +220,7 @@ def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):
         Unsupported, match=r"early-exit, ngram, but this drafter is medusa\. It runs in treeopt itself, medusa, "
     ):
         open_engine("transformers", target, heads, STOP)
-    with pytest.raises(Unsupported, match="must be one of transformers, but got 'vlm'"):
+    with pytest.raises(Unsupported, match=f"must be one of {', '.join(ENGINES)}, but got 'vlm'"):
         open_engine("vlm", target, heads, STOP)
 
 
@@ -236,6 +275,7 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
         for answer in contender.sequences:
             assert answer.replayed_steps == (answer.steps if known else None)
     assert ("defaults" in {c.name for c in result.contenders}) != is_lookup
+    assert ("≤21" in [row[1] for row in bench_table.contender_rows(result)]) != is_lookup
     if not is_lookup:
         assert any(a.prefilled > 1 for a in chosen.sequences)
         assert any(chosen.accepted[1:])
@@ -310,6 +350,5 @@ def test_a_draft_model_with_other_rows_guesses_text():
     model.resize_token_embeddings(model.config.vocab_size + 8, mean_resizing=False)
     more = DraftModel(Target(model, opened.drafter.model.tokenizer), opened.target.vocab_size)
     engine = Transformers(opened.target, more, stop)
-    assert not engine.is_replayable
     assert "splits it into tokens again" in engine.about
     assert flat(engine.answer(prompt, 3).tokens) == flat(plain)

@@ -105,7 +105,7 @@ def decode(
         Contest(session.target, prompts, compared, rows, has_one_text).result(visits, decoding.entrants),
         quality=quality,
         max_new_tokens=decoding.max_new_tokens,
-        loop_share=reference.loop_share(),
+        loop_share=compared.loop_share(),
         skipped=reference.meta.get("skipped", []),
         provenance=decoding.origin,
     )

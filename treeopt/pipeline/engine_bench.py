@@ -71,8 +71,8 @@ def bench_in(
         folder=run.partial(f"bench-{engine}"),
         engine=opened,
     )
-    if opened.about:
-        note(opened.about)
+    for said in filter(None, (opened.about, opened.without_own)):
+        note(said)
     result = decode(decoding, held_out(run, decoding, trace, num_prompts))
     result = replace(result, prompts="held out", inputs=inputs_of(run.plan, run.trace))
     note_doubts(run, plan, result)
@@ -128,7 +128,7 @@ def _entrants(
                 "has other guesses."
             )
         is_known = not entrant.is_own and tree.depth <= source.num_heads
-        is_replayable = is_known and (engine.is_replayable or len(tree) == 1)
+        is_replayable = is_known and (not engine.about or len(tree) == 1)
         found[name] = (
             replace(entrant, is_replayable=is_replayable)
             if is_known

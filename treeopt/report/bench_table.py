@@ -57,7 +57,7 @@ def contender_rows(bench: Benchmark) -> list[tuple[str, ...]]:
     return [
         (
             label(bench, c.name),
-            str(c.size),
+            f"≤{c.size}" if bench.engine and c.name == "defaults" else str(c.size),
             pm(c.predicted.product, None),
             pm(c.predicted.joint, None),
             pm(c.predicted_tokens_per_step, c.predicted.replayed_stderr),

@@ -34,8 +34,8 @@ class Engine(Protocol):
     name: str
     version: str
     own_length: int | None  # longest chain of the engine's own settings; None where it has to be told one
-    is_replayable: bool  # whether its guesses are those that treeopt's drafter makes
-    about: str  # what a prediction lacks, in a sentence; empty where guesses are the same
+    without_own: str  # why its own settings are not decoded, in a sentence; empty where they are, or there are none
+    about: str  # what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
 
     def answer(self, prompt: Sequence[int], length: int | None) -> Passes: ...
 

@@ -35,6 +35,10 @@ OTHER_ROWS = (
     "The two models have another number of rows in their vocabularies, so transformers guesses text and splits it into "
     "tokens again. The prediction may not be of these guesses."
 )
+UNBOUNDED = (
+    "The engine's own settings are not decoded: num_assistant_tokens_schedule of the assistant is {!r}, so its chains have "
+    "no longest one."
+)
 
 
 class Transformers:
@@ -48,6 +52,7 @@ class Transformers:
         self._assisted: dict[str, Any] = {}  # arguments of `generate`
         self._own: dict[str, Any] = {}
         self.own_length: int | None = None
+        self.without_own = ""
         self.about = LOOKUP if drafter.kind == "ngram" else ""
         if isinstance(drafter, DraftModel):
             self.assistant, self.exit = target.model, drafter.model.num_layers
@@ -61,14 +66,15 @@ class Transformers:
             self._own = {name: getattr(config, name) for name in SETTINGS}
             if self._own[SETTINGS[1]] in (None, "constant"):  # others have no longest chain
                 self.own_length = self._own[SETTINGS[0]] or config._get_default_generation_params()[SETTINGS[0]]
-        self.is_replayable = not self.about
+            else:
+                self.without_own = UNBOUNDED.format(self._own[SETTINGS[1]])
 
     def answer(self, prompt: Sequence[int], length: int | None) -> Passes:
         """The answer with chains of ``length`` guesses; see `treeopt.runtime.engines`."""
         device, room = self.target.model.device, min(self.stop.max_new_tokens, self.target.context - len(prompt))
         asked: dict[str, Any] = {"max_new_tokens": room, "do_sample": False, "use_cache": True}
-        if self.stop.eos_ids:  # with another padding the assistant does not see tokens of the prompt that are as it
-            asked |= {"eos_token_id": sorted(self.stop.eos_ids), "pad_token_id": min(self.stop.eos_ids)}
+        if self.stop.eos_ids:
+            asked["eos_token_id"] = sorted(self.stop.eos_ids)
         told = dict(zip(SETTINGS, (length, "constant", 0.0), strict=True)) if self.assistant and length else {}
         if length != 0 and self.kind == "ngram":
             asked |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}

@@ -200,6 +200,10 @@ class Contest:
         blocks = [self._block(visit, run) for visit, run in zip(visits, runs, strict=True)]
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
         prefilled = [row.get("prefilled", 1) for row in rows]
+        if tree and not entrant.is_replayable:  # guesses that are split into tokens again may be more than were told
+            all_rows = [row for run in runs for row in run["rows"]]
+            most = max(n for row in all_rows for n in (row.get("prefilled", 1) - 1, *row["accepted"]))
+            tree = tree if most <= tree.depth else Tree.chain(most)
         fixed, recorded = tree or Tree.chain(0), behind(self.reference, np.array(prefilled) - 1)
         replayed = replay(recorded, fixed) if self.has_one_text and entrant.is_replayable else None
         sequences = [self._sequence(i, row, int(replayed.steps[i]) if replayed else None) for i, row in enumerate(rows)]

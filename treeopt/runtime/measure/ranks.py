@@ -264,6 +264,7 @@ def rank_answers(
         ranks=np.concatenate([counter.ranks[id(row)] for row in rows]),
         starts=np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
         tokens=np.concatenate([np.array(row.tokens) for row in rows]),
+        end=np.array([row.end for row in rows]),
         meta={"top_k": top_k},
     )
 
