@@ -9,7 +9,7 @@ from io import StringIO
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -65,6 +65,7 @@ cells = st.text(st.sampled_from("ab1 ±-…日"), max_size=30)
     st.integers(0, 5),
     st.integers(36, 140),
 )
+@example([("", "", "", "", ""), ("", " 1111", "", "", "")], 2, 36)
 def test_any_table_fits_any_line(rows, left, width):
     columns = [f"col {number}" for number in range(len(rows[0]))]
     spare = columns[: len(columns) // 2 : -1]  # the last one first

@@ -6,6 +6,7 @@ it. If that is not enough, each row becomes a block of lines.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,7 @@ class Grid:
         for i in kept:
             cells = [row[i] for row, _ in self.rows]
             lines = [line for cell in cells for line in cell.split("\n")]
-            words = [word for cell in cells for word in cell.split()]
+            words = [word for cell in cells for word in _words(cell)]
             free = i < self.left or self.columns[i] in self.wraps
             least.append(max(map(cell_len, [*self.columns[i].split(), *(words if free else lines)]), default=0))
             natural.append(max(map(cell_len, [*self.columns[i].split("\n"), *lines]), default=0))
@@ -116,7 +117,7 @@ class Grid:
             for name, cell in zip(self.columns, row[:names], strict=False)
         ]
         labels = [_line(name) for name in self.columns[names:]]
-        words = [word for cell in row[names:] for word in cell.split()]
+        words = [word for cell in row[names:] for word in _words(cell)]
         beside = 2 * GAP + max(map(cell_len, labels)) + max(map(cell_len, words), default=0) <= width
         block = Table.grid(padding=(0, GAP))
         for label, cell in zip(labels, row[names:], strict=True):
@@ -124,6 +125,15 @@ class Grid:
             block.add_row(Text(label), text) if beside else block.add_row(Group(Text(label), text))
         head = Text("  ".join(filter(None, heading)), style or "bold")
         return Group(head, Padding(block, (0, 0, 0, GAP), expand=False))
+
+
+def _words(cell: str) -> list[str]:
+    """The words of a cell as rich wraps them: the first of a line has its indentation with it.
+
+    >>> _words(" of these\\n2 lines")
+    [' of', 'these', '2', 'lines']
+    """
+    return re.findall(r"^[^\S\n]+\S+|\S+", cell, re.MULTILINE)
 
 
 def _line(header: str) -> str:
