@@ -118,7 +118,7 @@ class Grid:
         ]
         labels = [_line(name) for name in self.columns[names:]]
         words = [word for cell in row[names:] for word in _words(cell)]
-        beside = 2 * GAP + max(map(cell_len, labels)) + max(map(cell_len, words), default=0) <= width
+        beside = 2 * GAP + max(map(cell_len, labels), default=0) + max(map(cell_len, words), default=0) <= width
         block = Table.grid(padding=(0, GAP))
         for label, cell in zip(labels, row[names:], strict=True):
             text = Text(cell, overflow="fold")
