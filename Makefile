@@ -1,7 +1,9 @@
 # Two commands for users, the others for CI; each sets up what it needs in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Compiling all that is installed takes longer than the installation; Python compiles what it imports, once.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @model_options
 @run_directory
 @click.option("--batch-size", **positive(), help="Which of the plan's.  [default: its first]")
-@click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
+@click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 32, or 10 a row]")
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
 @counted(treeopt.bench, "--rounds", "Times that every contender decodes every prompt.")
 @click.option("--engine", help="Have another runtime decode, with chains: transformers.")
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Decode held-out prompts for real, with trees and without.
 
-    The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree.
+    The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree. Of the other trees,
+    those that are shown to be slower than the chosen one stop early, and that is said.
     --prompts trace decodes the prompts of the run's own trace instead. --engine decodes the plan's chain in another
     runtime, beside its own plain decoding; bench.json stays.
 

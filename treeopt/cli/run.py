@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @BATCH_SIZES
 @counted(treeopt.search, "--budget", "Most rows verified per sequence and step, root included.")
 @counted(treeopt.calibrate, "--num-prompts", "Prompts to calibrate on.")
-@click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
+@click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 32, or 10 a row]")
 @counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
 @click.option("--time-limit", **positive(default_of(treeopt.profile, "time_limit_s")), help="Seconds for timing steps.")
 @click.option("--overwrite", is_flag=True, help="Replace other measurements of the run.")
@@ -45,8 +45,10 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
         treeopt run
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
     """
-    from treeopt import pipeline
+    from treeopt import demo, pipeline
+    from treeopt.files.shell import printable
     from treeopt.report.bench_table import bench_table, closing
+    from treeopt.report.ending import ending
     from treeopt.report.plan_table import plan_table
     from treeopt.report.terminal import note, out
 
@@ -64,3 +66,6 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
         if compared := closing(entry, result):
             out(compared)
     note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")
+    said, following = ending(run, plan, results, engines, is_demo=source.get("model", demo.NAME) == demo.NAME)
+    out(said)
+    click.echo(printable(following))  # on a line of its own, however long, to be copied

@@ -17,6 +17,7 @@ from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.records.contender import Quality
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.stopping import LOOKS
 from treeopt.records.trace import Answers, RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.tree import Tree
@@ -153,6 +154,7 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[di
         "prompts": [prompt.sha256 for prompt in prompts],
         "max_new_tokens": decoding.max_new_tokens,
         "batch_size": rows,
+        "looks": LOOKS,
     }
     journal = Journal(decoding.folder / f"batch-size-{rows}", key)
     with progress(f"Decoding with {len(trees)} contenders", len(prompts) * len(trees) * decoding.rounds) as advance:
@@ -198,17 +200,17 @@ def _quality(
 
     assert reference.tokens is not None
     plain = [answer.tolist() for answer in np.split(reference.tokens, reference.starts[1:-1])]
-    clusters, found = [prompt.cluster for prompt in prompts], {}
+    found = {}
     with progress("Judging the texts", None):
         for name in contenders:
-            rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"][name]["rows"]]
-            texts = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
+            runs = [visit["runs"][name] for visit in visits if visit["round"] == 0 and name in visit["runs"]]
+            texts = dict(sorted((row["id"], row["tokens"]) for run in runs for row in run["rows"]))
             quality = measure_quality(
                 session.target,
-                [prompt.tokens for prompt in prompts],
-                texts,
-                plain,
-                conversations=clusters,
+                [prompts[i].tokens for i in texts],
+                list(texts.values()),
+                [plain[i] for i in texts],
+                conversations=[prompts[i].cluster for i in texts],
                 batch_size=batch_size,
             )
             found[name] = Quality(**quality)  # type: ignore[arg-type]  # one of the figures is a number of answers

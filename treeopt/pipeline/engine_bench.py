@@ -38,7 +38,7 @@ def bench_in(
     batch_size: int | None = None,
     num_prompts: int | None = None,
     max_new_tokens: int | None = None,
-    rounds: int = 2,
+    rounds: int = 1,
     trees: Sequence[str | Path] = (),
 ) -> Benchmark:
     """Decode held-out prompts in an engine: plain, with the plan's chain, and with others.

@@ -16,8 +16,7 @@ from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, inte
 from treeopt.records.contender import Contender, Quality
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Acceptance, check_origins
-
-FEWEST_BLOCKS = 5  # below it no interval is given
+from treeopt.records.stopping import FEWEST_BLOCKS, look_interval, rates_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +73,11 @@ class Benchmark(Drawn):
         raise InvalidInput(f"The benchmark has the contenders {names}, but {name!r} was asked.")
 
     @property
+    def stopped(self) -> list[Contender]:
+        """Contenders that lost by far, and stopped early."""
+        return [contender for contender in self.contenders if contender.stopped_after is not None]
+
+    @property
     def groups(self) -> list[str]:
         """Groups of the prompts, in order; empty where they are not grouped."""
         names = dict.fromkeys(block.group for block in self.contenders[0].blocks)
@@ -88,12 +92,18 @@ class Benchmark(Drawn):
     def speedup(self, name: str, baseline: str = "plain", *, group: str | None = None) -> Ratio | None:
         """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks.
 
-        None where nothing was timed (every block had too few prompts for a full batch).
+        None where nothing was timed (every block had too few prompts for a full batch). Where one of them stopped early,
+        it is of what both decoded, with the interval of the look that stopped it (`treeopt.records.stopping`).
         """
         pairs = self._paired(name, baseline, group)
         if not len(pairs):
             return None
-        return _with_interval(_ratio(pairs.sum(0)), _ratio(conversation_draws(len(pairs)) @ pairs), len(pairs))
+        if {name, baseline} & {contender.name for contender in self.stopped}:
+            low, high = look_interval(pairs) or (None, None)
+            return Ratio(value=float(rates_ratio(pairs.sum(0))), low=low, high=high)
+        return _with_interval(
+            rates_ratio(pairs.sum(0)), rates_ratio(conversation_draws(len(pairs)) @ pairs), len(pairs)
+        )
 
     def overhead(self, name: str) -> Ratio | None:
         """Latency of a step over that of a plain one (Medusa, appendix B): the median over blocks.
@@ -103,16 +113,18 @@ class Benchmark(Drawn):
         pairs = self._paired(name, "plain", per="steps")
         if not len(pairs):
             return None
-        ratios = 1 / _ratio(pairs)
+        ratios = 1 / rates_ratio(pairs)
         picks = np.random.default_rng(SEED).integers(0, len(ratios), (BOOTSTRAPS, len(ratios)))
         return _with_interval(np.median(ratios), np.median(ratios[picks], axis=1), len(ratios))
 
     def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
-        """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds added up."""
+        """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds that both have added up."""
         sums: dict[tuple[int, ...], list[float]] = {}
-        for place, which in enumerate((name, baseline)):
-            for block in self.contender(which).blocks:
-                if group not in (None, block.group):
+        both = [self.contender(which).blocks for which in (name, baseline)]
+        ours, theirs = ({(block.round, *block.prompts) for block in blocks} for blocks in both)
+        for place, blocks in enumerate(both):
+            for block in blocks:
+                if group not in (None, block.group) or (block.round, *block.prompts) not in ours & theirs:
                     continue
                 row = sums.setdefault(tuple(block.prompts), [0.0] * 4)
                 row[2 * place] += getattr(block, per)
@@ -147,6 +159,8 @@ class Benchmark(Drawn):
         known = {key: value for key, value in asdict(self).items() if value is not None}
         for contender in known["contenders"]:
             contender["predicted"] = contender["predicted"] if any(contender["predicted"].values()) else {}
+            if contender["stopped_after"] is None:
+                del contender["stopped_after"]
             for answer in contender["sequences"]:
                 if answer["prefilled"] == 1:  # as it is with treeopt's own decoder
                     del answer["prefilled"]
@@ -180,15 +194,22 @@ class Benchmark(Drawn):
                 quality.check(self.contender(name))
 
     def _check_alike(self, first: Contender, other: Contender) -> None:
-        """Raise InvalidInput unless two contenders decoded the same prompts."""
+        """Raise InvalidInput unless two contenders decoded the same prompts, or one that stopped some of them."""
         agree("batch_size", other.batch_size, first.batch_size, f"that of {first.name}")
-        agree("compared", other.compared, first.compared, f"that of {first.name}")
-        decoded = [
-            [[a.id for a in c.sequences], sorted((b.round, b.prompts) for b in c.blocks)] for c in (first, other)
-        ]
-        for what, ours, theirs in zip(("sequences", "blocks"), decoded[1], decoded[0], strict=True):
-            if ours and theirs and ours != theirs:
+        ours, theirs = (sorted((b.round, b.prompts) for b in c.blocks) for c in (other, first))
+        answers, whole = first.sequences, other.stopped_after is None
+        if whole:
+            agree("compared", other.compared, first.compared, f"that of {first.name}")
+        else:
+            decoded = {i for block in other.blocks for i in block.prompts}
+            answers = [answer for i, answer in enumerate(answers) if i in decoded]
+            theirs = [block for block in theirs if block in ours]
+        ids = [[answer.id for answer in some] for some in (other.sequences, answers)]
+        for what, mine, of_first in (("sequences", *ids), ("blocks", ours, theirs)):
+            if mine and (of_first or not whole) and mine != of_first:
                 raise InvalidInput(f"The {what} must be of the same prompts as those of {first.name}, but are not.")
+        if not whole:
+            return
         replayed = [c.replayed_steps and c.replayed_tokens_per_step for c in (first, other)]
         if all(replayed) and all(a.identical or a.prefilled == 1 for c in (first, other) for a in c.sequences):
             tokens = [
@@ -204,8 +225,3 @@ def _with_interval(value: Any, samples: Any, blocks: int) -> Ratio:
     """A ratio, and its 95 % interval by bootstrap samples over so many blocks."""
     low, high = interval95(samples, blocks) if blocks >= FEWEST_BLOCKS else (None, None)
     return Ratio(value=float(value), low=low, high=high)
-
-
-def _ratio(sums: Any) -> Any:
-    """(..., 4) tokens, seconds, baseline's tokens, baseline's seconds to the ratio of rates."""
-    return sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3])

@@ -153,6 +153,7 @@ class Contender:
     predicted_accepted: list[float] = field(default_factory=list)  # share of steps, before this run
     sequences: list[Answer] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
+    stopped_after: int | None = None  # blocks, of one that lost by far: its figures are of these alone
 
     @property
     def stderr(self) -> float | None:
@@ -234,6 +235,7 @@ class Contender:
             replayed = [a.replayed_steps for a in answers if a.replayed_steps is not None]
             if len(replayed) == len(answers):
                 agree("replayed_steps", self.replayed_steps, sum(replayed), "those of the sequences")
+        agree("stopped_after", self.stopped_after, len(self.blocks), "the blocks")
         if not self.blocks:
             return
         seconds: dict[int, float] = {}
@@ -248,9 +250,11 @@ class Contender:
             agree("tokens_per_s", self.tokens_per_s, tokens / total, "tokens / decode_s of the blocks", total)
         if not answers:
             return
+        decoded = sorted({i for block in self.blocks for i in block.prompts})
+        agree("the prompts of the blocks", len(decoded), len(answers), "the sequences")
+        answer_to = dict(zip(decoded, answers, strict=True))
         for block in self.blocks:
-            within(0, len(answers) - 1, **{"the prompts of a block": max(block.prompts, default=0)})
-            here = [answers[i] for i in block.prompts]
+            here = [answer_to[i] for i in block.prompts]
             if block.round == 0:  # other rounds may differ by rounding
                 steps, tokens = sum(a.steps for a in here), sum(a.emitted for a in here)
                 within(steps if self.batch_size == 1 else 0, steps, **{"steps of a block": block.steps})

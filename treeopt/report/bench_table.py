@@ -10,7 +10,7 @@ from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
 from treeopt.report.terminal import grid, headline, together
 from treeopt.report.verdict import label, measured, subject
-from treeopt.report.wording import percentages, pm
+from treeopt.report.wording import count, percentages, pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +42,7 @@ def bench_table(bench: Benchmark) -> RenderableType:
     columns = ("contender", "rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured")
     last = ("same\ntext",) if has_one_text(bench.acceptance) else ()
     columns = (*columns, "\ntokens/s", "speedup\n[95 % interval]", *last)
-    table = grid(bench_title(bench), columns, left=1, spare=columns[2:4])
+    table = grid(bench_title(bench), columns, left=1, spare=columns[2:4], caption=stopped_note(bench) or None)
     for c, (name, rows, product, joint, _, *others) in zip(bench.contenders, contender_rows(bench), strict=True):
         predicted = " / ".join((product, joint, pm(c.predicted.replayed, None))).replace("– / – / –", "–")
         table.add_row(name, rows, predicted, *others, style="bold green" if c.name == bench.judged else None)
@@ -50,6 +50,14 @@ def bench_table(bench: Benchmark) -> RenderableType:
     if bench.quality:
         more.append(grid(QUALITY_TITLE, QUALITY_COLUMNS, quality_rows(bench), left=1, caption=quality_note(bench)))
     return together(*headline(measured(bench)), table, *more)
+
+
+def stopped_note(bench: Benchmark) -> str:
+    """Which contenders lost by far and stopped, and what their figures are of; empty where none did."""
+    if not bench.stopped:
+        return ""
+    named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
+    return f"Stopped early, since shown to be slower than the chosen tree: {named}. Their intervals are wider for it."
 
 
 def contender_rows(bench: Benchmark) -> list[tuple[str, ...]]:

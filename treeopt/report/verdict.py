@@ -82,7 +82,7 @@ def measured(bench: Benchmark) -> str:
     if size == 1:
         result = "The plan does not speculate at this batch size."
     else:
-        result = f"{subject(bench)} ({count(size, 'row')} a step) decodes {_times(speedup)} as fast as plain decoding."
+        result = f"{subject(bench)} ({count(size, 'row')} a step) decodes {times(speedup)} as fast as plain decoding."
     return " ".join([*measured_doubts(bench), result, *measured_ties(bench)])
 
 
@@ -92,7 +92,7 @@ def measured_ties(bench: Benchmark) -> list[str]:
     over = speedup_over(bench, PUBLISHED)
     if over is not None and over.low is not None and over.low > 1:
         rows = count(bench.contender(PUBLISHED).size, "row")
-        found.append(f"{subject(bench)} is {_times(over)} as fast as the published tree of {rows}.")
+        found.append(f"{subject(bench)} is {times(over)} as fast as the published tree of {rows}.")
     return found
 
 
@@ -189,9 +189,9 @@ def _rivals(bench: Benchmark) -> Iterator[tuple[str, bool]]:
             continue
         what = subject(bench) if chosen.size > 1 else "Plain decoding, which the plan chose,"
         if over.high < 1:
-            yield f"{what} loses against {name}: it decodes {_times(over)} as fast.", True
+            yield f"{what} loses against {name}: it decodes {times(over)} as fast.", True
         elif over.low <= 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
-            yield f"{what} is not shown to be faster than {name}: it decodes {_times(over)} as fast.", False
+            yield f"{what} is not shown to be faster than {name}: it decodes {times(over)} as fast.", False
 
 
 def speedup_over(bench: Benchmark, baseline: str) -> Ratio | None:
@@ -200,10 +200,10 @@ def speedup_over(bench: Benchmark, baseline: str) -> Ratio | None:
     return bench.speedup(bench.judged, baseline) if {bench.judged, baseline} <= known else None
 
 
-def _times(ratio: Ratio) -> str:
+def times(ratio: Ratio) -> str:
     """A ratio in a sentence.
 
-    >>> _times(Ratio(value=1.2, low=1.1, high=1.3)), _times(Ratio(value=1.2, low=None, high=None))
+    >>> times(Ratio(value=1.2, low=1.1, high=1.3)), times(Ratio(value=1.2, low=None, high=None))
     ('1.20 (1.10 to 1.30) times', '1.20 times')
     """
     ends = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"

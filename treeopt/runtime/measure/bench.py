@@ -21,6 +21,7 @@ from treeopt.files.journal import Journal
 from treeopt.growth.replay import accepted_counts, replay, tokens_per_step
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
+from treeopt.records.stopping import LOOKS, loses_by_far
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.decode import Decoder, synchronize
 from treeopt.runtime.engines import Engine
@@ -79,7 +80,7 @@ def decode_contenders(
     journal: Journal | None = None,
     progress: Callable[[int], None] = lambda answers: None,
 ) -> list[Visit]:
-    """Decode all prompts with every contender in every round.
+    """Decode all prompts with every contender in every round, but for those that stop since they lose by far (`slower`).
 
     decode  : decodes some prompts with a contender, by its name
     journal : visits of an earlier run of the same benchmark, and where every new one goes
@@ -87,22 +88,46 @@ def decode_contenders(
     ``progress`` is called with the number of answers of every visit.
     """
     visits = journal.documents() if journal else []
+    began = len(visits)
     blocks = [[(i, prompts[i].tokens) for i in block] for block in blocks_of(prompts, batch_size)]
-    order = list(itertools.product(range(rounds), range(len(blocks))))
+    mixed = np.random.default_rng(0).permutation(len(blocks)).tolist()  # the first of them are of all groups
+    order = list(itertools.product(range(rounds), mixed))
+    looks = {len(order) * look // (LOOKS + 1) for look in range(1, LOOKS + 1)}
     for visit in visits:
         progress(len(visit["prompts"]) * len(contenders))
-    if len(visits) < len(order):  # warm up
-        for name in contenders:
-            decode(name, blocks[0])
-    for round_, b in order[len(visits) :]:
+    going = list(contenders)
+    for n, (round_, b) in enumerate(order):
+        if n in looks:
+            lost = slower(visits[:n])
+            going = [name for name in going if name not in lost]
+        if n < len(visits):
+            continue
+        if n == began:  # warm up
+            for name in going:
+                decode(name, blocks[b])
         runs = {}
-        for name in np.random.default_rng([0, round_, b]).permutation(list(contenders)).tolist():
+        for name in np.random.default_rng([0, round_, b]).permutation(going).tolist():
             runs[name] = decode(name, blocks[b])
-            progress(len(blocks[b]))
+        progress(len(blocks[b]) * len(contenders))
         visits.append({"round": round_, "prompts": [i for i, _ in blocks[b]], "runs": runs})
         if journal:
             journal.append(visits[-1])
     return visits
+
+
+def slower(visits: Sequence[Visit]) -> set[str]:
+    """Contenders that are shown to be slower than the chosen tree by what was decoded; never plain decoding."""
+    totals: dict[str, dict[tuple[int, ...], list[float]]] = {}
+    for visit in visits:
+        for name, run in visit["runs"].items():
+            row = totals.setdefault(name, {}).setdefault(tuple(visit["prompts"]), [0.0, 0.0])
+            row[0] += run["tokens"]
+            row[1] += run["decode_s"]
+    ours = totals.get("chosen", {})
+    rivals = {
+        name: rows for name, rows in totals.items() if name not in ("plain", "chosen") and rows.keys() == ours.keys()
+    }
+    return {name for name, rows in rivals.items() if loses_by_far([[*rows[block], *ours[block]] for block in ours])}
 
 
 def decode_block(decoder: Decoder, tree: Tree | None, prompts: Prompts) -> Run:
@@ -195,7 +220,9 @@ class Contest:
         )
 
     def _contender(self, name: str, entrant: Entrant, visits: Sequence[Visit]) -> Contender:
-        tree, runs = entrant.tree, [visit["runs"][name] for visit in visits]
+        tree, whole = entrant.tree, len(visits)
+        visits = [visit for visit in visits if name in visit["runs"]]
+        runs = [visit["runs"][name] for visit in visits]
         first = [run for visit, run in zip(visits, runs, strict=True) if visit["round"] == 0]
         blocks = [self._block(visit, run) for visit, run in zip(visits, runs, strict=True)]
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
@@ -204,9 +231,10 @@ class Contest:
             all_rows = [row for run in runs for row in run["rows"]]
             most = max(n for row in all_rows for n in (row.get("prefilled", 1) - 1, *row["accepted"]))
             tree = tree if most <= tree.depth else Tree.chain(most)
-        fixed, recorded = tree or Tree.chain(0), behind(self.reference, np.array(prefilled) - 1)
+        answered = self.reference.select(np.array([row["id"] for row in rows]))
+        fixed, recorded = tree or Tree.chain(0), behind(answered, np.array(prefilled) - 1)
         replayed = replay(recorded, fixed) if self.has_one_text and entrant.is_replayable else None
-        sequences = [self._sequence(i, row, int(replayed.steps[i]) if replayed else None) for i, row in enumerate(rows)]
+        sequences = [self._sequence(row, int(replayed.steps[i]) if replayed else None) for i, row in enumerate(rows)]
         steps = sum(s.steps for s in sequences)
         emitted = sum(s.emitted for s in sequences)
         decode_s = sum(block.decode_s for block in blocks)
@@ -233,6 +261,7 @@ class Contest:
             predicted_accepted=entrant.predicted_accepted,
             sequences=sequences,
             blocks=blocks,
+            stopped_after=len(visits) if len(visits) < whole else None,
         )
 
     def _block(self, visit: Visit, run: dict[str, Any]) -> Block:
@@ -245,9 +274,9 @@ class Contest:
             group=self.prompts[visit["prompts"][0]].group,
         )
 
-    def _sequence(self, i: int, row: dict[str, Any], replayed_steps: int | None) -> Answer:
+    def _sequence(self, row: dict[str, Any], replayed_steps: int | None) -> Answer:
         """One answer beside the plain one to the same prompt."""
-        prompt, ours, theirs = self.prompts[i], row["tokens"], self.answers[i]
+        prompt, ours, theirs = self.prompts[row["id"]], row["tokens"], self.answers[row["id"]]
         at = gap = None
         if ours != theirs:
             pairs = itertools.zip_longest(ours, theirs)
