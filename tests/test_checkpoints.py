@@ -437,7 +437,7 @@ def test_truncated_heads_rank_and_propose_target_ids(tmp_path_factory, seed, wid
     hidden = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16().round(decimals=0)
     labels = torch.tensor([[rng.choice([-2, -1, *range(VOCAB)]) for _ in range(2)] for _ in range(6)])
     ranks = count_ranks(heads, hidden, labels, top_k=8)
-    candidates = heads.token_ids[top_candidates(heads.first_logits(hidden, 2), width)]
+    candidates = heads.token_ids[top_candidates(heads.first(2)(hidden), width)]
     for k in range(2):
         rows = stored[f"lm_heads.{k}.weight"].bfloat16()
         draft = heads.logits(hidden, k).float()
@@ -510,7 +510,7 @@ def test_a_shared_projection_is_one_and_does_what_copies_do(lm_head):
     assert shared.projection.shape == (1, WIDTH, VOCAB)
     hidden = torch.randn(7, WIDTH, dtype=torch.float64)
     for depth in (1, 3):
-        torch.testing.assert_close(shared.first_logits(hidden, depth), own.first_logits(hidden, depth))
+        torch.testing.assert_close(shared.first(depth)(hidden), own.first(depth)(hidden))
     for k in range(3):
         torch.testing.assert_close(shared.logits(hidden, k), own.logits(hidden, k))
 
@@ -531,7 +531,7 @@ def test_all_heads_at_once_are_each_head():
     hidden = torch.randn(5, WIDTH, dtype=torch.float64)
     for depth in (1, 3, 4):
         expected = torch.stack([heads.logits(hidden, k) for k in range(depth)], dim=1)
-        torch.testing.assert_close(heads.first_logits(hidden, depth), expected)
+        torch.testing.assert_close(heads.first(depth)(hidden), expected)
 
 
 def test_untrained_heads_are_the_targets_own_head():

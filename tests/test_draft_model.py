@@ -136,10 +136,9 @@ def play(
             for text, root, tokens in zip(texts, roots.tolist(), proposal, strict=True):
                 yield [*text, root], tokens, marks
         counts = [rng.randint(1, 3) for _ in texts]
-        committed = torch.tensor([some(max(counts)) for _ in texts])
-        committed[:, 0] = roots
-        draft.extend(committed, torch.zeros(len(texts), max(counts), 5), counts)
-        texts = [text + row[:n] for text, row, n in zip(texts, committed.tolist(), counts, strict=True)]
+        committed = [[root, *some(n - 1)] for root, n in zip(roots.tolist(), counts, strict=True)]
+        draft.extend(committed, torch.zeros(len(texts), max(counts), 5), [list(range(n)) for n in counts])
+        texts = [text + new for text, new in zip(texts, committed, strict=True)]
         order = list(range(len(texts)))  # as rows end, the last ones take their places
         for row in reversed(range(len(texts))):
             if rng.random() < 0.2:
@@ -234,7 +233,7 @@ def test_a_proposal_takes_one_pass_per_level():
     draft.prefill([[1, 2, 3], [4]], torch.zeros(2, 3, 5))
     drafter.model.passes = 0
     for _ in range(3):  # plain steps cost nothing
-        draft.extend(torch.tensor([[5], [6]]), torch.zeros(2, 1, 5), [1, 1])
+        draft.extend([[5], [6]], torch.zeros(2, 1, 5), [[0], [0]])
     assert drafter.model.passes == 0
     draft.propose(TreeTensors.of(tree, CPU), torch.tensor([7, 8]), lambda part: None)
     assert drafter.model.passes == tree.depth
@@ -247,13 +246,13 @@ def test_a_long_row_beside_one_with_more_to_feed_stays_in_its_room():
     draft.prefill([[1, 2]], torch.zeros(1, 2, 5))
     texts = [[1, 2], long]
     for i in range(30):
-        draft.extend(torch.tensor([[i]]), torch.zeros(1, 1, 5), [1])
+        draft.extend([[i]], torch.zeros(1, 1, 5), [[0]])
         texts[0].append(i)
     draft.prefill([long], torch.zeros(1, 39, 5))
     for root in (33, 34):
         found = draft.propose(TreeTensors.of(tree, CPU), torch.tensor([root, root]), lambda part: None)
         assert found.tolist() == guesses(tree, [[*text, root] for text in texts], likeliest(drafter))
-        draft.extend(torch.tensor([[root], [root]]), torch.zeros(2, 1, 5), [1, 1])
+        draft.extend([[root], [root]], torch.zeros(2, 1, 5), [[0], [0]])
         texts = [[*text, root] for text in texts]
         draft.keep([0, 1] if root == 33 else [0])
 

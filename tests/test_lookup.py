@@ -114,7 +114,7 @@ def test_the_ranks_along_the_text_are_those_of_the_proposal(seed, letters):
             children = [c for c in range(len(tree)) if node >= 0 and tree.parents[c] == node]
             node = next((c for c in children if found[c] == true), -1)
             assert ranks[t, k] == (tree.ranks[node] if node >= 0 else MISS)
-        draft.extend(torch.tensor([[root]]), torch.zeros(1, 1, 3), [1])
+        draft.extend([[root]], torch.zeros(1, 1, 3), [[0]])
 
 
 def proposed(lookup: PromptLookup, text: list[int], tree: Tree) -> list[int]:

@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from treeopt.errors import Unsupported
-from treeopt.trees.tree import IntArray
+
+FEW_MOVES = 6  # that cost less one by one than together
 
 
 class TreeLayer(CacheLayerMixin):
@@ -127,27 +128,22 @@ class TreeCache(Cache):
             store[1, rows, :, targets] = values.transpose(1, 2)
         return store[0, :b, :, :n], store[1, :b, :, :n]
 
-    def commit(self, paths: IntArray, accepted: IntArray) -> None:
-        """Keep the root and the accepted nodes of every live row, in place.
-
-        paths    : (b, A)  nodes from the root to the last accepted one; column j holds j beyond it
-        accepted : (b,)    accepted guesses of each row
-        """
-        width = int(accepted.max()) + 1
-        paths = paths[:, :width]
-        moved = [i for i, path in enumerate(paths.tolist()) if path != list(range(width))]
-        for store in self._stores.values() if moved else ():
-            starts = torch.tensor([[self.lengths[i]] for i in moved], device=store.device)
-            sources = starts + torch.from_numpy(paths[moved]).to(store.device)
-            targets = starts + torch.arange(width, device=store.device)
-            if len(moved) == 1:
-                row = store[:, :, moved[0]]
-                row[:, :, :, targets[0]] = row[:, :, :, sources[0]]
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the nodes on the path of every live row, root first, in place; what is there already is not touched."""
+        moves = [
+            (row, start + place, start + node)
+            for row, (start, path) in enumerate(zip(self.lengths, paths, strict=True))
+            for place, node in enumerate(path)
+            if place != node
+        ]
+        for store in self._stores.values() if moves else ():
+            if len(moves) <= FEW_MOVES:  # no place is needed once it is written: nodes only move down
+                for row, place, node in moves:
+                    store[:, :, row, :, place] = store[:, :, row, :, node]
             else:
-                rows = torch.tensor(moved, device=store.device)[:, None]
-                store[:, :, rows, :, targets] = store[:, :, rows, :, sources]
-        for i, guesses in enumerate(accepted.tolist()):
-            self.lengths[i] += 1 + guesses
+                rows, places, nodes = torch.tensor(moves, device=store.device).unbind(1)
+                store[:, :, rows, :, places] = store[:, :, rows, :, nodes]
+        self.lengths[:] = [start + len(path) for start, path in zip(self.lengths, paths, strict=True)]
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep these rows, in this order."""

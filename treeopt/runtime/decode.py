@@ -242,9 +242,8 @@ class Decoder:
         choices = self.acceptance.choose(target.scores(target.logits(last)), self._keys, starts[:, 0] + 1)  # (b,)
         self._mark("target")
         if self.draft is not None:
-            self.draft.extend(self._roots[:, None], hidden, [1] * len(self.live))
-        for i in range(len(cache.lengths)):
-            cache.lengths[i] += 1
+            self.draft.extend([row.tokens[-1:] for row in self.live], hidden, [[0]] * len(self.live))
+        cache.lengths[:] = [length + 1 for length in cache.lengths]
         goes_on = []
         for i, (row, token) in enumerate(zip(self.live, choices.tolist(), strict=True)):
             row.accepted.append(0)
@@ -274,24 +273,24 @@ class Decoder:
         logits = target.scores(target.logits(hidden))  # (b, T, V)
         choices = self.acceptance.choose(logits, self._keys[:, None], places + 1)  # (b, T)
         self._mark("target")
-        known, chosen = torch.stack([tokens, choices]).cpu().numpy()
-        last, accepted = self.acceptance.accept(tree, known, chosen, logits)
+        known, chosen = torch.stack([tokens, choices]).tolist()
+        last = self.acceptance.accept(tree, known, chosen, logits)
         self._mark("verify")
-        paths = plan.paths[last]  # (b, D+1)
-        cache.commit(paths, accepted)
+        paths = [plan.paths[node] for node in last]
+        committed = [[nodes[node] for node in path] for nodes, path in zip(known, paths, strict=True)]
+        roots = [nodes[node] for nodes, node in zip(chosen, last, strict=True)]
+        cache.commit(paths)
+        self.draft.extend(committed, hidden, paths)
+        self._roots = torch.tensor(roots, device=target.device)
         goes_on = []
-        for i, row in enumerate(self.live):
-            guesses, before = known[i, paths[i, 1 : 1 + accepted[i]]].tolist(), len(row.tokens)
-            goes_on.append(all(row.emit(token) for token in (*guesses, int(chosen[i, last[i]]))))
-            row.accepted.append(min(int(accepted[i]), len(row.tokens) - before))
+        for row, (_, *guesses), root in zip(self.live, committed, roots, strict=True):
+            before = len(row.tokens)
+            goes_on.append(all(row.emit(token) for token in (*guesses, root)))
+            row.accepted.append(min(len(guesses), len(row.tokens) - before))
             self.emitted += len(row.tokens) - before
-        rows = torch.arange(len(last), device=target.device)[:, None]
-        route = torch.from_numpy(paths[:, : int(accepted.max()) + 1]).to(target.device)
-        self.draft.extend(tokens[rows, route], hidden[rows, route], (accepted + 1).tolist())
-        self._roots = torch.from_numpy(chosen[np.arange(len(last)), last]).to(target.device)
         self._drop_finished(goes_on)
         self._mark("commit")
-        return accepted
+        return tree.depths[last]
 
     def _prepared(self, tree: Tree) -> TreeTensors:
         if tree not in self._tensors:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from treeopt.records.trace import MISS
 
+FEW = 128  # logits
+
 
 def top_candidates(logits: Tensor, width: int) -> Tensor:
     """Ids of the ``width`` best tokens by the common order: (..., V) to (..., width).
@@ -24,7 +26,11 @@ def top_candidates(logits: Tensor, width: int) -> Tensor:
     if width == 1:
         return logits.argmax(-1, keepdim=True)  # the first of equal maxima
     values, ids = logits.topk(min(width + 1, logits.shape[-1]), dim=-1)
-    if (values[..., 1:] == values[..., :-1]).any():
+    if values.numel() <= FEW:  # so few are looked at faster here than by torch
+        has_ties = any(len(set(row)) < len(row) for row in values.flatten(0, -2).tolist())
+    else:
+        has_ties = bool((values[..., 1:] == values[..., :-1]).any())
+    if has_ties:
         ids = logits.sort(dim=-1, descending=True, stable=True).indices
     return ids[..., :width]
 

@@ -107,10 +107,8 @@ def padded(texts: Sequence[Sequence[int]]) -> Tensor:
     >>> padded([[1, 2], [3]]).tolist()
     [[1, 2], [3, 0]]
     """
-    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-    for row, text in zip(tokens, texts, strict=True):
-        row[: len(text)] = torch.tensor(text)
-    return tokens
+    longest = max(map(len, texts))
+    return torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], dtype=torch.long)
 
 
 def open_target(model: str, **options: Any) -> Target:

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.trees.tree import BoolArray, IntArray, Tree
+from treeopt.trees.tree import BoolArray, Tree
+
+Nodes = list[list[int]]  # (b, T) of every row and node
 
 
 class Acceptance(Protocol):
@@ -33,13 +34,11 @@ class Acceptance(Protocol):
         positions : (...) int64  place in its sequence, prompt included, of the token that is chosen
         """
 
-    def accept(
-        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor
-    ) -> tuple[IntArray, IntArray]:
-        """The last accepted node of each row (0 for none), and how many guesses that makes.
+    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
+        """The last accepted node of each of b rows; 0 for none.
 
-        tokens  : (b, T)  of every node, the root's first; -1 for no guess
-        choices : (b, T)  the target's token after every node; a rule may change that after the last accepted one
+        tokens  : of every node, the root's first; -1 for no guess
+        choices : the target's token after every node; a rule may change that after the last accepted one
         logits  : (b, T, V)
         """
 
@@ -62,23 +61,24 @@ class Greedy:
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         return logits.argmax(-1)
 
-    def accept(
-        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor | None = None
-    ) -> tuple[IntArray, IntArray]:
+    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor | None = None) -> list[int]:
         return follow(tree, tokens, choices)
 
 
-def follow(tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64]) -> tuple[IntArray, IntArray]:
+def follow(tree: Tree, tokens: Nodes, choices: Nodes) -> list[int]:
     """Follow the target's own choices down the tree as far as they were guessed.
 
-    >>> follow(Tree.chain(2), np.array([[7, 8, 9]]), np.array([[8, 5, 1]]))
-    (array([1]), array([1]))
+    >>> follow(Tree.chain(2), [[7, 8, 9]], [[8, 5, 1]])
+    [1]
     """
-    passes = np.ones(tokens.shape, dtype=bool)
-    passes[:, 1:] = tokens[:, 1:] == choices[:, tree.parents[1:]]
-    # Siblings have distinct tokens, so one path is accepted and its end is the last node in order.
-    last = len(tree) - 1 - with_ancestors(tree, passes)[:, ::-1].argmax(1)
-    return last, tree.depths[last]
+    parents, last = tree.parents.tolist(), []
+    for guesses, chosen in zip(tokens, choices, strict=True):
+        at = 0
+        for node, parent in enumerate(parents):  # children come after their parents
+            if parent == at and guesses[node] == chosen[at]:
+                at = node
+        last.append(at)
+    return last
 
 
 def with_ancestors(tree: Tree, passes: BoolArray) -> BoolArray:

@@ -28,13 +28,13 @@ from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import MISS
-from treeopt.runtime.acceptance.greedy import sequence_key
+from treeopt.runtime.acceptance.greedy import Nodes, sequence_key
 from treeopt.runtime.acceptance.sampling import Sampling, Stream, gumbel_argmax, rows_at_once, stream_states, uniforms
 from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.trees.shapes import chain
-from treeopt.trees.tree import IntArray, Tree
+from treeopt.trees.tree import Tree
 
 
 def accepted_tokens(p: Tensor, q: Tensor, drafted: Tensor, noise: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class ChainDraft(ModelDraft):
             raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
         tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
         for depth, level in enumerate(plan.levels):
-            hidden = self.catch_up(roots)[:, None] if depth == 0 else self._feed_guesses(level, torch.cat(tokens, 1))
+            hidden = self.read(level, tokens[-1])
             if depth == 0:
                 positions = torch.tensor(self.cache.lengths, device=self.device)  # behind the root
             q = self.drafter.probabilities(hidden)[:, 0]  # (b, V)
@@ -206,11 +206,9 @@ class Rejection:
             return logits.argmax(-1)
         return self.drafter.sampling.choose(logits, keys, positions)
 
-    def accept(
-        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor
-    ) -> tuple[IntArray, IntArray]:
+    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
         made, sampling = self.drafter.proposal, self.drafter.sampling
-        drafted = torch.from_numpy(tokens[:, 1:]).to(logits.device)
+        drafted = torch.tensor(tokens, device=logits.device)[:, 1:]
         assert drafted.shape == made.q.shape[:2], "the proposal is that of this very step"
         accepted, following = reject(
             sampling.probabilities(logits),
@@ -220,6 +218,7 @@ class Rejection:
             keys=made.keys,
             positions=made.positions,
         )
-        count = accepted.cpu().numpy()
-        choices[np.arange(len(count)), count] = following.cpu().numpy()  # node n of a chain has depth n
-        return count, count
+        last = accepted.tolist()  # node n of a chain has depth n
+        for chosen, node, token in zip(choices, last, following.tolist(), strict=True):
+            chosen[node] = token
+        return last

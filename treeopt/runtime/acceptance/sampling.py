@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance.greedy import follow
-from treeopt.trees.tree import IntArray, Tree
+from treeopt.runtime.acceptance.greedy import Nodes, follow
+from treeopt.trees.tree import Tree
 
 CHUNK_NUMBERS = 2**22  # logits handled at once; each takes some 50 bytes meanwhile
 
@@ -108,9 +106,7 @@ class Sampling:
         """(..., V) float64: what `choose` draws from."""
         return self.filtered(logits).softmax(-1)
 
-    def accept(
-        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor | None = None
-    ) -> tuple[IntArray, IntArray]:
+    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor | None = None) -> list[int]:
         return follow(tree, tokens, choices)
 
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance.greedy import with_ancestors
+from treeopt.runtime.acceptance.greedy import Nodes, with_ancestors
 from treeopt.runtime.drafters.states import states_at_once
-from treeopt.trees.tree import BoolArray, IntArray, Tree
+from treeopt.trees.tree import BoolArray, Tree
 
 Floats = NDArray[np.float32]
 
@@ -66,10 +66,8 @@ class Typical:
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         return logits.argmax(-1)
 
-    def accept(
-        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor
-    ) -> tuple[IntArray, IntArray]:
-        return longest(tree, *self.judge(tree, tokens, logits))
+    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
+        return longest(tree, *self.judge(tree, np.array(tokens), logits))
 
     def judge(self, tree: Tree, tokens: NDArray[np.int64], logits: Tensor) -> tuple[BoolArray, Floats]:
         """(b, T) nodes that are accepted with all their ancestors, and the log-likelihood of the path to each.
@@ -110,14 +108,13 @@ class Typical:
         return found[0] > 0, found[1]
 
 
-def longest(tree: Tree, accepted: BoolArray, likelihood: Floats) -> tuple[IntArray, IntArray]:
-    """(b,) the end of the longest accepted path, the likeliest of equal ones, then the first; (b,) its depth.
+def longest(tree: Tree, accepted: BoolArray, likelihood: Floats) -> list[int]:
+    """The end of each row's longest accepted path, the likeliest of equal ones, then the first.
 
     >>> tree, both = Tree.from_choices([[0], [1]]), np.ones((1, 3), dtype=bool)
     >>> longest(tree, both, np.array([[0.0, -3.0, -2.0]], dtype=np.float32))
-    (array([2]), array([1]))
+    [2]
     """
     depths = np.where(accepted, tree.depths, -1)
     deepest = depths == depths.max(1, keepdims=True)
-    last = np.where(deepest, likelihood, -np.inf).argmax(1)
-    return last, tree.depths[last]
+    return np.where(deepest, likelihood, -np.inf).argmax(1).tolist()

@@ -11,6 +11,7 @@ b live rows · n states to feed · d width of the target · E nodes of a level
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -34,10 +35,10 @@ class CausalDraft:
     def __init__(self, drafter: Any, num_layers: int, batch_size: int, capacity: int, device: torch.device) -> None:
         self.drafter, self.device = drafter, device
         self.cache = TreeCache(num_layers, batch_size, capacity)
-        # (b, n) tokens committed by each step since the last that drafted, (b, n, d) states, each row's number of both
-        self._waiting: list[tuple[Tensor, Tensor, list[int]]] = []
+        # Of every step since the last that drafted: each row's committed tokens, and (b, n, d) their states.
+        self._waiting: list[tuple[Sequence[Sequence[int]], Tensor]] = []
 
-    def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
+    def feed(self, following: Tensor, hidden: Any, positions: Tensor, mask: Any) -> Tensor:
         """One pass over (b, n) states: (b, n, ...) whatever guesses are read from.
 
         following : (b, n) the token after each state; hidden : (b, n, d) the target's, or in a tree the drafter's own
@@ -59,20 +60,25 @@ class CausalDraft:
             self.feed(tokens[:, self.ahead : self.ahead + n], hidden[:, :n], positions, None)
         else:
             self.cache.lengths += counts
-        self._merge([(tokens[i, n : n + 1], hidden[i, n : n + 1]) for i, n in enumerate(last)])
+        self._merge(
+            [(prompt[n:], hidden[i, n : n + 1]) for i, (prompt, n) in enumerate(zip(prompts, last, strict=True))]
+        )
 
-    def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         """Committed tokens of a step; they wait for the next tree step. A plain step does no more than this."""
-        self._waiting.append((tokens, hidden, list(counts)))
+        if hidden.shape[1] > 1 and hidden.shape[2]:  # of a tree: without those that were not accepted
+            rows = torch.arange(len(paths), device=self.device)[:, None]
+            hidden = hidden[rows, padded(paths).to(self.device)]
+        self._waiting.append((tokens, hidden))
 
-    def _merge(self, new: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        """Join what several steps committed, and (n,) tokens and (n, d) states of new rows, padded on the right."""
+    def _merge(self, new: Sequence[tuple[Sequence[int], Tensor]] = ()) -> None:
+        """Join what several steps committed, and tokens and (n, d) states of new rows, padded on the right."""
         if len(self._waiting) == 1 and not new:
             return
-        steps = [[(t[i, :n], h[i, :n]) for i, n in enumerate(counts)] for t, h, counts in self._waiting]
-        rows = [*((torch.cat(t), torch.cat(h)) for t, h in (zip(*of, strict=True) for of in zip(*steps, strict=True)))]
-        tokens, hidden = (pad(of) for of in zip(*rows, *new, strict=True))
-        self._waiting = [(tokens, hidden, [len(of_row) for of_row, _ in [*rows, *new]])]
+        steps = [[(t, h[i, : len(t)]) for i, t in enumerate(tokens)] for tokens, h in self._waiting]
+        rows = [([*chain(*t)], torch.cat(h)) for t, h in (zip(*of, strict=True) for of in zip(*steps, strict=True))]
+        tokens, hidden = zip(*rows, *new, strict=True)
+        self._waiting = [(tokens, pad(hidden))]
 
     def catch_up(self, roots: Tensor) -> Tensor:
         """Feed the waiting states, now that the (b,) roots are known: (b, ...) output of `feed` at each row's last state.
@@ -82,13 +88,11 @@ class CausalDraft:
         """
         assert self._waiting, "every step commits a token, so something waits"
         self._merge()
-        tokens, hidden, waiting = self._waiting.pop()
-        counts = torch.tensor(waiting, device=self.device)
-        b, n = tokens.shape
-        rows = torch.arange(b, device=self.device)
-        following = torch.cat([tokens[:, 1:], roots[:, None]], 1)  # (b, n)
-        following[rows, counts - 1] = roots
-        found, fed = None, 0
+        tokens, hidden = self._waiting.pop()
+        waiting = [len(of_row) for of_row in tokens]
+        following = padded([[*t[1:], root] for t, root in zip(tokens, roots.tolist(), strict=True)]).to(self.device)
+        rows, counts = torch.arange(len(waiting), device=self.device), torch.tensor(waiting, device=self.device)
+        found, fed, n = None, 0, max(waiting)
         while fed < n:
             size = min(n - fed, max(self.cache.capacity - max(self.cache.lengths), 1))
             part = slice(fed, fed + size)
@@ -104,24 +108,22 @@ class CausalDraft:
                 self.cache.lengths[i] += min(max(count - fed, 0), size)
             fed += size
         assert found is not None
+        self._starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
         return found
 
-    def feed_level(self, level: Level, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """One pass over the expanding nodes of a level below the root: (b, E, ...).
+    def feed_level(self, level: Level, tokens: Tensor, hidden: Any) -> Tensor:
+        """One pass over the expanding nodes of a level below the root, whose place is already the cache's: (b, E, ...).
 
         tokens : (b, E) theirs; hidden : (b, E, d) what the drafter has instead of the target's state before each
         """
-        starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
-        depth = level.paths.shape[1] - 2  # places beyond the start; the root's is already the cache's
-        above = level.ancestors[:, 1:]  # (E, A) without the root
-        self.cache.begin_step(len(level.nodes), starts, after=level.first - 1)
-        mask = self.mask(starts, above, level.row_depths[1:] - 1)
-        return self.feed(tokens, hidden, (starts + depth).expand(-1, len(level.nodes)), mask)
+        self.cache.begin_step(level.nodes, self._starts, after=level.first - 1)
+        mask = self.mask(self._starts, level.ancestors, level.beyond)
+        return self.feed(tokens, hidden, (self._starts + (level.depth - 1)).expand(-1, level.nodes), mask)
 
     def keep(self, order: Sequence[int]) -> None:
         self.cache.keep(order)
         index = torch.tensor(order, dtype=torch.long, device=self.device)
-        self._waiting = [(t[index], h[index], [counts[i] for i in order]) for t, h, counts in self._waiting]
+        self._waiting = [([tokens[i] for i in order], hidden[index]) for tokens, hidden in self._waiting]
 
     def clear(self) -> None:
         self.cache.clear()

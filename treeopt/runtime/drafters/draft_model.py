@@ -25,15 +25,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.causal import CausalDraft
-from treeopt.runtime.drafters.protocol import (
-    DRAFT_DEPTH,
-    Answer,
-    Level,
-    Mark,
-    TreeTensors,
-    blank_tokens,
-    take_candidates,
-)
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer, Level, Mark, TreeTensors
 from treeopt.runtime.drafters.states import batches, ranks_among
 from treeopt.runtime.target import DTYPES, Target, load_target
 
@@ -115,31 +107,32 @@ class ModelDraft(CausalDraft):
     def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
         return self.drafter.model.mask(self.cache, starts, ancestors, depths)
 
-    def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
+    def feed(self, following: Tensor, hidden: Any, positions: Tensor, mask: Any) -> Tensor:
         return self.drafter.hidden(following, positions, self.cache, mask)
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         super().prefill(prompts, hidden[..., :0])
 
-    def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
-        super().extend(tokens, hidden[..., :0], counts)
+    def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        super().extend(tokens, hidden[..., :0], paths)
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        tokens = blank_tokens(plan, roots)
-        for depth, level in enumerate(plan.levels):
-            hidden = self.catch_up(roots)[:, None] if depth == 0 else self._feed_guesses(level, tokens)
-            take_candidates(tokens, level, self.drafter.logits(hidden))
+        tokens = [roots[:, None]]
+        for level in plan.levels:
+            guesses = level.best(self.drafter.logits(self.read(level, tokens[-1])))
             # The root is the cache's last token; the nodes of this level are ``depth`` places behind it.
-            beyond = [n - 1 + depth >= self.drafter.model.context for n in self.cache.lengths]
+            beyond = [n - 1 + level.depth >= self.drafter.model.context for n in self.cache.lengths]
             if any(beyond):
-                outside = torch.tensor(beyond, device=tokens.device)[:, None]
-                tokens[:, level.children] = tokens[:, level.children].masked_fill(outside, -1)
-            mark(f"draft {depth}")
-        return tokens
+                guesses = guesses.masked_fill(torch.tensor(beyond, device=self.device)[:, None], -1)
+            tokens.append(guesses)
+            mark(f"draft {level.depth}")
+        return torch.cat(tokens, 1)
 
-    def _feed_guesses(self, level: Level, tokens: Tensor) -> Tensor:
-        guesses = tokens[:, level.nodes]
-        return self.feed_level(level, guesses, guesses.new_zeros((*guesses.shape, 0)))
+    def read(self, level: Level, tokens: Tensor) -> Tensor:
+        """(b, E, d) of the level's nodes, by the tokens of all nodes of its depth."""
+        if level.depth == 0:
+            return self.catch_up(tokens[:, 0])[:, None]
+        return self.feed_level(level, tokens[:, level.among], None)
 
 
 def load_draft_model(

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from treeopt.runtime.drafters.causal import CausalDraft, pad
 from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
-from treeopt.runtime.drafters.protocol import Answer, Draft, Mark, TreeTensors, blank_tokens, take_candidates
+from treeopt.runtime.drafters.protocol import Answer, Draft, Mark, TreeTensors
 from treeopt.runtime.drafters.states import StateDraft, batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 
@@ -47,7 +47,7 @@ class HydraHead(nn.Module):
         self.lm_head = linear(width, vocab_size)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(N, (i+2) d) to (N, V)."""
+        """(..., (i+2) d) to (..., V)."""
         x = self.res_connection(inputs) + F.silu(self.linear(inputs))
         for block in self.blocks:
             x = x + F.silu(block(x))
@@ -140,14 +140,13 @@ class HydraHeads(nn.Module):
 
     def guess(self, hidden: Tensor, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
         """(b, T) tokens of a tree after the (b,) roots, from the (b, d) states before these."""
-        tokens = blank_tokens(plan, roots)
-        for i, level in enumerate(plan.levels[: self.num_heads]):
-            paths = tokens[:, level.paths]  # (b, E, i+1)
-            states = hidden[:, None].expand(-1, paths.shape[1], -1)
-            logits = self.logits(states.flatten(0, 1), paths.flatten(0, 1), i)
-            take_candidates(tokens, level, logits.unflatten(0, paths.shape[:2]))
+        read, tokens = hidden[:, None], [roots[:, None]]
+        for i, level in enumerate(plan.levels):
+            guesses = F.embedding(tokens[-1][:, level.among], self.embedding)
+            read = torch.cat([read[:, level.parent], guesses], -1)  # (b, E, (i+2) d)
+            tokens.append(level.best(self.heads[i](read)))
             mark(f"draft {i}")
-        return tokens
+        return torch.cat(tokens, 1)
 
     def start(self, batch_size: int, capacity: int) -> Draft:
         if self.prefix_layer is None:

@@ -157,9 +157,9 @@ class LookupDraft:
             text.index(len(prompt))
             self.texts.append(text)
 
-    def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
-        for text, row, count in zip(self.texts, tokens.tolist(), counts, strict=True):
-            text.tokens += row[:count]
+    def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        for text, committed in zip(self.texts, tokens, strict=True):
+            text.tokens += committed
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
         families = _families(plan.tree)

@@ -12,8 +12,8 @@ K heads · L blocks · D heads that a tree needs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -87,14 +87,18 @@ class MedusaHeads(nn.Module):
             hidden = hidden + F.silu(torch.addmm(bias[k], hidden, block[k]))
         return hidden @ self.projection[0 if self.shares_projection else k]
 
-    def first_logits(self, hidden: Tensor, depth: int) -> Tensor:
-        """Logits of heads 0...depth-1 at once: (N, d) to (N, D, Vt)."""
-        x = hidden.expand(depth, *hidden.shape)  # (D, N, d)
-        for block, bias in zip(self.blocks, self.biases, strict=True):
-            x = x + F.silu(torch.baddbmm(bias[:depth], x, block[:depth]))
-        if self.shares_projection:
-            return (x.flatten(0, 1) @ self.projection[0]).unflatten(0, (depth, -1)).transpose(0, 1)
-        return torch.bmm(x, self.projection[:depth]).transpose(0, 1)
+    def first(self, depth: int) -> Callable[[Tensor], Tensor]:
+        """Heads 0...depth-1 as they are now: a function that gives all their logits at once, (N, d) to (N, D, Vt)."""
+        layers = [(block[:depth], bias[:depth]) for block, bias in zip(self.blocks, self.biases, strict=True)]
+        projection = self.projection[0 if self.shares_projection else slice(depth)]
+
+        def logits(hidden: Tensor) -> Tensor:
+            x = hidden.expand(depth, *hidden.shape)  # (D, N, d)
+            for block, bias in layers:
+                x = F.silu(torch.baddbmm(bias, x, block), inplace=True).add_(x)
+            return torch.matmul(x, projection).transpose(0, 1)
+
+        return logits
 
     def start(self, batch_size: int, capacity: int) -> MedusaDraft:
         return MedusaDraft(self)
@@ -112,12 +116,16 @@ class MedusaHeads(nn.Module):
 class MedusaDraft(StateDraft):
     """The rows of a decoder: all heads that the tree needs guess at once."""
 
+    def __init__(self, drafter: MedusaHeads) -> None:
+        super().__init__(drafter)
+        self._first = cache(drafter.first)
+
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        logits = self.drafter.first_logits(self.hidden, plan.tree.depth)  # (b, D, Vt)
-        candidates = top_candidates(logits, plan.width).flatten(1)  # (b, D * width)
+        logits = self._first(plan.tree.depth)(self.hidden)  # (b, D, Vt)
+        guesses = top_candidates(logits, plan.width)[:, plan.heads, plan.ranks]  # (b, T-1)
         if self.drafter.token_ids is not None:  # heads that know a part of the vocabulary
-            candidates = self.drafter.token_ids[candidates]
-        tokens = torch.cat([roots[:, None], candidates], 1)[:, plan.token_index]
+            guesses = self.drafter.token_ids[guesses]
+        tokens = torch.cat([roots[:, None], guesses], 1)
         mark("draft")
         return tokens
 

@@ -25,6 +25,7 @@ from treeopt.trees.tree import IntArray, Tree
 
 DRAFT_DEPTH = 5  # guesses in a row of drafters that could go on for ever, unless told otherwise
 
+Index = int | slice | Tensor
 Mark = Callable[[str], None]  # called with the name of a part of the step when it ends
 
 
@@ -63,16 +64,20 @@ class Level:
     Rows are the expanding nodes of all depths in the order in which they are drafted; ``first`` of them are above.
     """
 
+    depth: int
+    nodes: int  # E
     first: int
     width: int  # candidates needed of each
-    nodes: Tensor  # (E,) places in the tree
-    paths: Tensor  # (E, depth + 1) nodes from the root to each
-    parent: Tensor  # (E,) place of each one's parent among the nodes of the level above
-    ancestors: Tensor  # (E, first + E) bool: the rows that each may attend to, itself among them
-    row_depths: Tensor  # (first + E,) depths of these rows
-    children: Tensor  # (C,) places of their children in the tree
-    of: Tensor  # (C,) whose child each is, as a place in ``nodes``
-    ranks: Tensor  # (C,)
+    among: Index  # (E,) places among the children of the level above
+    parent: Index  # (E,) place of each one's parent among the nodes of the level above
+    ancestors: Tensor  # (E, first + E - 1) bool: the rows that each may attend to, itself among them, the root left out
+    beyond: Tensor  # (first + E - 1,) places of these rows behind the root
+    of: Index  # (C,) whose child each child is, as a place among the nodes
+    ranks: Index  # (C,)
+
+    def best(self, logits: Tensor) -> Tensor:
+        """(b, C) tokens of the level's children, by (b, E, Vt) logits of the nodes."""
+        return top_candidates(logits, self.width)[:, self.of, self.ranks]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,68 +86,62 @@ class TreeTensors:
 
     tree: Tree
     width: int  # candidates taken at each depth
-    token_index: Tensor  # (T,) place of each node's token among the root and D x width candidates
+    heads: Tensor  # (T-1,) of each guess, from 0
+    ranks: Tensor  # (T-1,)
     depths: Tensor  # (T,)
     ancestors: Tensor  # (T, T) bool
-    paths: IntArray  # (T, D+1) nodes from the root to each node; column j holds j beyond it
+    paths: list[list[int]]  # nodes from the root to each node
     levels: tuple[Level, ...]  # of the depths 0...D-1
 
     @classmethod
     def of(cls, tree: Tree, device: torch.device) -> TreeTensors:
-        width = tree.max_rank + 1
-        token_index = np.where(tree.depths == 0, 0, 1 + (tree.depths - 1) * width + tree.ranks)
-        paths = np.tile(np.arange(tree.depth + 1), (len(tree), 1))
+        paths = [[0]]
         for node in range(1, len(tree)):
-            depth = tree.depths[node]
-            paths[node, :depth] = paths[tree.parents[node], :depth]
-            paths[node, depth] = node
+            paths.append([*paths[tree.parents[node]], node])
         return cls(
             tree,
-            width,
-            torch.tensor(token_index, device=device),
+            tree.max_rank + 1,
+            torch.tensor(tree.depths[1:] - 1, device=device),
+            torch.tensor(tree.ranks[1:], device=device),
             torch.tensor(tree.depths, device=device),
             torch.tensor(tree.mask, device=device),
             paths,
-            tuple(_levels(tree, paths, device)),
+            tuple(_levels(tree, device)),
         )
 
 
-def _levels(tree: Tree, paths: IntArray, device: torch.device) -> list[Level]:
+def _levels(tree: Tree, device: torch.device) -> list[Level]:
     found: list[Level] = []
     rows = np.zeros(0, dtype=np.int64)  # expanding nodes so far
-    above = rows
+    above = children = np.zeros(1, dtype=np.int64)  # those of the depth above, and all nodes of this one
     for depth in range(tree.depth):
         nodes = np.unique(tree.parents[tree.depths == depth + 1])
-        children = np.flatnonzero(tree.depths == depth + 1)
         first, rows = len(rows), np.concatenate([rows, nodes])
-        parent = np.searchsorted(above, tree.parents[nodes]) if depth else np.zeros(1, dtype=np.int64)
-        arrays = (
-            nodes,
-            paths[nodes, : depth + 1],
-            parent,
-            tree.mask[np.ix_(nodes, rows)],
-            tree.depths[rows],
-            children,
-            np.searchsorted(nodes, tree.parents[children]),
-            tree.ranks[children],
+        among, parent = np.searchsorted(children, nodes), np.searchsorted(above, tree.parents[nodes])
+        children = np.flatnonzero(tree.depths == depth + 1)
+        of, ranks = np.searchsorted(nodes, tree.parents[children]), tree.ranks[children]
+        found.append(
+            Level(
+                depth=depth,
+                nodes=len(nodes),
+                first=first,
+                width=int(ranks.max()) + 1,
+                among=_index(among, device),
+                parent=_index(parent, device),
+                ancestors=torch.tensor(tree.mask[np.ix_(nodes, rows[1:])], device=device),
+                beyond=torch.tensor(tree.depths[rows[1:]] - 1, device=device),
+                of=torch.tensor(of, device=device) if len(nodes) > 1 else 0,
+                ranks=torch.tensor(ranks, device=device) if len(nodes) > 1 else _index(ranks, device),
+            )
         )
-        width = int(tree.ranks[children].max()) + 1
-        found.append(Level(first, width, *(torch.tensor(array, device=device) for array in arrays)))
         above = nodes
     return found
 
 
-def blank_tokens(plan: TreeTensors, roots: Tensor) -> Tensor:
-    """(b, T) tokens of a tree whose (b,) roots are known, -1 for the guesses to come."""
-    tokens = roots.new_full((len(roots), len(plan.tree)), -1)
-    tokens[:, 0] = roots
-    return tokens
-
-
-def take_candidates(tokens: Tensor, level: Level, logits: Tensor) -> None:
-    """Write the tokens of a level's children into (b, T) ``tokens``: the best of (b, E, Vt) ``logits``."""
-    best = top_candidates(logits, level.width)  # (b, E, width)
-    tokens[:, level.children] = best[:, level.of, level.ranks]
+def _index(places: IntArray, device: torch.device) -> Index:
+    """The places as an index, a slice where they follow each other: then nothing is copied."""
+    first, n = int(places[0]), len(places)
+    return slice(first, first + n) if (places == first + np.arange(n)).all() else torch.tensor(places, device=device)
 
 
 class Draft(Protocol):
@@ -151,8 +150,8 @@ class Draft(Protocol):
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         """Add rows behind those that are there. hidden : (rows, longest, d) of the prompts, padded on the right."""
 
-    def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
-        """Tokens that a step has committed, of every live row: ``counts`` of (b, n), and their hidden states (b, n, d).
+    def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        """The tokens that a step has committed, of every live row, and their places among its (b, T, d) hidden states.
 
         Work that only a tree step needs is left to `propose`, so that a plain step costs nothing.
         """

@@ -32,12 +32,13 @@ class StateDraft:
         new = hidden[torch.arange(len(prompts), device=hidden.device), last]
         self.hidden = torch.cat([self.hidden, new]) if len(self.hidden) else new
 
-    def extend(self, tokens: Tensor, hidden: Tensor, counts: Sequence[int]) -> None:
-        if hidden.shape[1] == 1:
-            self.hidden = hidden[:, 0]
+    def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        last = [path[-1] for path in paths]
+        if len(set(last)) == 1:
+            self.hidden = hidden[:, last[0]]
         else:
-            last = torch.tensor(counts, device=hidden.device) - 1
-            self.hidden = hidden[torch.arange(len(counts), device=hidden.device), last]
+            rows = torch.arange(len(last), device=hidden.device)
+            self.hidden = hidden[rows, torch.tensor(last, device=hidden.device)]
 
     def keep(self, order: Sequence[int]) -> None:
         self.hidden = self.hidden[torch.tensor(order, dtype=torch.long, device=self.hidden.device)]

@@ -14,16 +14,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.records.probe import Probe
+from treeopt.runtime.acceptance.greedy import Nodes
 from treeopt.runtime.acceptance.typical import Floats, Typical, longest
 from treeopt.runtime.decode import Decoder, Row, Setup
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
-from treeopt.trees.tree import BoolArray, IntArray, Tree
+from treeopt.trees.tree import BoolArray, Tree
 
 # Of a step: (T,) nodes accepted with all their ancestors; (T,) of these, at which the answer would end; and the
 # log-likelihood of the path to every accepted node but the root.
@@ -36,7 +36,7 @@ class Probing:
     def __init__(self, rule: Typical, tree: Tree, policy: Tree) -> None:
         self.rule, self.tree = rule, tree
         self._followed = np.array([path in set(policy.paths) for path in tree.paths])
-        self.verdict: tuple[NDArray[np.int64], BoolArray, Floats]  # of the last step: tokens, accepted, likelihood
+        self.verdict: tuple[Nodes, BoolArray, Floats]  # of the last step: tokens, accepted, likelihood
 
     @property
     def record(self) -> dict[str, Any]:
@@ -45,10 +45,8 @@ class Probing:
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         return self.rule.choose(logits, keys, positions)
 
-    def accept(
-        self, tree: Tree, tokens: NDArray[np.int64], choices: NDArray[np.int64], logits: Tensor
-    ) -> tuple[IntArray, IntArray]:
-        accepted, likelihood = self.rule.judge(tree, tokens, logits)
+    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
+        accepted, likelihood = self.rule.judge(tree, np.array(tokens), logits)
         self.verdict = tokens, accepted, likelihood
         return longest(tree, accepted & self._followed, likelihood)
 
@@ -116,7 +114,7 @@ def probed_steps(
             decoder.step(tree)
             for (row, text), tokens, accepted, likelihood in zip(before, *probing.verdict, strict=True):
                 room = min(stop.max_new_tokens, setup.target.context - row.prompt_tokens) - len(text)
-                ends = ends_of(tree, accepted, tokens.tolist(), text, stop, room)
+                ends = ends_of(tree, accepted, tokens, text, stop, room)
                 steps[row.id].append((accepted, ends, likelihood[1:][accepted[1:]]))
         progress(len(decoder.finished) - ended)
         ended = len(decoder.finished)
