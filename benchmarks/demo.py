@@ -24,6 +24,7 @@ from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.measure.ranks import collect_trace
+from treeopt.runtime.measure.steps import step_parts
 from treeopt.runtime.prompts.sets import Conversation
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.settings import SessionSettings
@@ -31,6 +32,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
 PROMPT, ANSWER, REPEATS = 96, 64, 40
+SIZES = (9, 16, 64)  # of the trees whose steps are timed
 NEVER = StopRule(frozenset(), ANSWER + 1, at_loops=False)
 
 
@@ -103,7 +105,7 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     decoder = Decoder(Setup(session.target, heads, StopRule(frozenset(), 10**6, False)), batch_size=1, capacity=400)
     decoder.start([])
 
-    def ours(tree: Tree) -> float:
+    def ours(tree: Tree | None) -> float:
         if decoder.is_done or decoder.cache.lengths[0] > PROMPT + ANSWER:
             decoder.start([(0, random.choice(prompts))])
             decoder.refill()
@@ -119,7 +121,15 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     def bare_heads() -> float:
         return seconds(lambda: [heads.logits(hidden, k) for k in range(heads.num_heads)])
 
+    def besides(tree: Tree) -> float:
+        """All of a step but the target's pass."""
+        ours(tree)
+        parts = step_parts(decoder, tree)
+        return (sum(parts.values()) - parts["target"]) / 1e3
+
     for rows, tree in trees.items():
+        ms = interleaved({"besides": lambda t=tree: besides(t), "plain": lambda: ours(None)})
+        report(f"draft, verify and commit at {rows} rows / plain step", ms["besides"] / ms["plain"], "bar 0.06")
         ms = interleaved({"ours": lambda t=tree: ours(t), "bare": lambda r=rows: bare(r), "heads": bare_heads}, 60)
         print(
             f"tree step, {rows} rows: ours {1e3 * ms['ours']:.2f} ms, bare pass {1e3 * ms['bare']:.2f}, "
@@ -191,10 +201,8 @@ def speedups(session: Session) -> dict[int, Tree]:
         ratio = result.speedup("chosen", baseline)
         assert ratio is not None
         report(f"chosen tree / {baseline}, tokens/s  [{ratio.low:.2f}, {ratio.high:.2f}]", ratio.value, bar)
-    trees = timing_trees(
-        tree_families(source_of(run.read_trace()), session.drafter.num_heads, 64), (16, 64), given=True
-    )
-    return {n: next(t for t in reversed(trees) if len(t) == n) for n in (16, 64)}
+    trees = timing_trees(tree_families(source_of(run.read_trace()), session.drafter.num_heads, 64), SIZES, given=True)
+    return {n: next(t for t in reversed(trees) if len(t) == n) for n in SIZES}
 
 
 def main() -> None:

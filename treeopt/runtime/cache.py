@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from treeopt.errors import Unsupported
@@ -71,6 +72,11 @@ class TreeCache(Cache):
         self._stores: dict[str, Tensor] = {}  # device to (layers there, 2, B, H, C, D)
         self._prefilled: Tensor | None = None  # rows that a prefill writes
         self._rows = self._targets = torch.empty(0)  # (b, 1), (b, T) of a ragged step
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the keys and values, once some are written."""
+        return next((store.dtype for store in self._stores.values()), None)
 
     def allocate(self, keys: Tensor, values: Tensor, device: str) -> Tensor:
         _, heads, _, width = keys.shape
@@ -194,8 +200,7 @@ def tree_mask(cache: TreeCache, starts: Tensor, ancestors: Tensor, depths: Tenso
     if t == step == 1 and even and window is None:
         return None
     if even and window is None:
-        past = torch.ones((t, n - step), dtype=torch.bool, device=ancestors.device)
-        return torch.cat([past, ancestors], 1)[None, None]
+        return F.pad(ancestors, (n - step, 0), value=True)[None, None]
     column = torch.arange(n, device=starts.device)
     offset = column - starts  # (b, n) column of the step's own mask, where inside
     inside = (offset >= 0) & (offset < step)

@@ -27,7 +27,7 @@ def top_candidates(logits: Tensor, width: int) -> Tensor:
         return logits.argmax(-1, keepdim=True)  # the first of equal maxima
     values, ids = logits.topk(min(width + 1, logits.shape[-1]), dim=-1)
     if values.numel() <= FEW:  # so few are looked at faster here than by torch
-        has_ties = any(len(set(row)) < len(row) for row in values.flatten(0, -2).tolist())
+        has_ties = any(len(set(row)) < len(row) for row in values.reshape(-1, values.shape[-1]).tolist())
     else:
         has_ties = bool((values[..., 1:] == values[..., :-1]).any())
     if has_ties:

@@ -47,7 +47,6 @@ class Target:
         kinds = getattr(config, "layer_types", None) or ["uniform"]
         window = getattr(config, "sliding_window", None)
         self._windows = {k: None if k == "full_attention" else window for k in dict.fromkeys(kinds)}
-        self._additive = config._attn_implementation == "eager"
         self.context = context_limit(config)
         self.eos_ids = eos_ids(model, tokenizer)
         self.stored_dtype: torch.dtype | None = None  # of the checkpoint, where it is known
@@ -92,9 +91,9 @@ class Target:
         masks = {}
         for kind, window in self._windows.items():
             mask = tree_mask(cache, starts, ancestors, depths, window)
-            if mask is not None and self._additive:
-                lowest = torch.finfo(self.dtype).min
-                mask = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, lowest)
+            if mask is not None:  # what is added to the scores, made once: every layer would make it of a bool
+                dtype = cache.dtype or self.dtype
+                mask = mask.new_zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
             masks[kind] = mask
         if len(masks) == 1:
             return next(iter(masks.values()))

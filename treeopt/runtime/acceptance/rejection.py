@@ -170,7 +170,7 @@ class ChainDraft(ModelDraft):
         for depth, level in enumerate(plan.levels):
             hidden = self.read(level, tokens[-1])
             if depth == 0:
-                positions = torch.tensor(self.cache.lengths, device=self.device)  # behind the root
+                positions = self.starts[:, 0]  # behind the root
             q = self.drafter.probabilities(hidden)[:, 0]  # (b, V)
             states = stream_states(seed, Stream.DRAFT, self.keys, positions + depth)
             drawn = gumbel_argmax(q.log(), states)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from treeopt.runtime.cache import TreeCache, tree_mask
 from treeopt.runtime.drafters.protocol import Level
+from treeopt.runtime.drafters.states import one_of_each
 from treeopt.runtime.target import padded
 
 
@@ -37,6 +38,7 @@ class CausalDraft:
         self.cache = TreeCache(num_layers, batch_size, capacity)
         # Of every step since the last that drafted: each row's committed tokens, and (b, n, d) their states.
         self._waiting: list[tuple[Sequence[Sequence[int]], Tensor]] = []
+        self.starts = torch.empty(0)  # (b, 1) the cache's lengths since `catch_up`
 
     def feed(self, following: Tensor, hidden: Any, positions: Tensor, mask: Any) -> Tensor:
         """One pass over (b, n) states: (b, n, ...) whatever guesses are read from.
@@ -91,7 +93,6 @@ class CausalDraft:
         tokens, hidden = self._waiting.pop()
         waiting = [len(of_row) for of_row in tokens]
         following = padded([[*t[1:], root] for t, root in zip(tokens, roots.tolist(), strict=True)]).to(self.device)
-        rows, counts = torch.arange(len(waiting), device=self.device), torch.tensor(waiting, device=self.device)
         found, fed, n = None, 0, max(waiting)
         while fed < n:
             size = min(n - fed, max(self.cache.capacity - max(self.cache.lengths), 1))
@@ -102,13 +103,15 @@ class CausalDraft:
             causal = torch.ones((size, size), dtype=torch.bool, device=self.device).tril()
             mask = self.mask(starts, causal, steps)
             made = self.feed(following[:, part], hidden[:, part], starts + steps, mask)
-            made = made[rows, (counts - 1 - fed).clamp(0, size - 1)]
-            found = made if found is None else torch.where((counts > fed)[:, None], made, found)
+            made = one_of_each(made, [min(max(count - fed, 1), size) - 1 for count in waiting])
+            if found is not None:
+                made = torch.where(torch.tensor([[count > fed] for count in waiting], device=self.device), made, found)
+            found = made
             for i, count in enumerate(waiting):
                 self.cache.lengths[i] += min(max(count - fed, 0), size)
             fed += size
         assert found is not None
-        self._starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
+        self.starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
         return found
 
     def feed_level(self, level: Level, tokens: Tensor, hidden: Any) -> Tensor:
@@ -116,9 +119,9 @@ class CausalDraft:
 
         tokens : (b, E) theirs; hidden : (b, E, d) what the drafter has instead of the target's state before each
         """
-        self.cache.begin_step(level.nodes, self._starts, after=level.first - 1)
-        mask = self.mask(self._starts, level.ancestors, level.beyond)
-        return self.feed(tokens, hidden, (self._starts + (level.depth - 1)).expand(-1, level.nodes), mask)
+        self.cache.begin_step(level.nodes, self.starts, after=level.first - 1)
+        mask = self.mask(self.starts, level.ancestors, level.beyond)
+        return self.feed(tokens, hidden, (self.starts + (level.depth - 1)).expand(-1, level.nodes), mask)
 
     def keep(self, order: Sequence[int]) -> None:
         self.cache.keep(order)

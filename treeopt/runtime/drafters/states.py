@@ -28,23 +28,25 @@ class StateDraft:
         self.drafter, self.hidden = drafter, torch.empty(0)
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
-        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=hidden.device)
-        new = hidden[torch.arange(len(prompts), device=hidden.device), last]
+        new = one_of_each(hidden, [len(prompt) - 1 for prompt in prompts])
         self.hidden = torch.cat([self.hidden, new]) if len(self.hidden) else new
 
     def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        last = [path[-1] for path in paths]
-        if len(set(last)) == 1:
-            self.hidden = hidden[:, last[0]]
-        else:
-            rows = torch.arange(len(last), device=hidden.device)
-            self.hidden = hidden[rows, torch.tensor(last, device=hidden.device)]
+        self.hidden = one_of_each(hidden, [path[-1] for path in paths])
 
     def keep(self, order: Sequence[int]) -> None:
         self.hidden = self.hidden[torch.tensor(order, dtype=torch.long, device=self.hidden.device)]
 
     def clear(self) -> None:
         self.hidden = torch.empty(0)
+
+
+def one_of_each(states: Tensor, places: Sequence[int]) -> Tensor:
+    """(b, n, ...) to the (b, ...) at one place of each row; nothing is copied where all rows have the same."""
+    if len(set(places)) == 1:
+        return states[:, places[0]]
+    rows = torch.arange(len(places), device=states.device)
+    return states[rows, torch.tensor(places, device=states.device)]
 
 
 def states_at_once(vocab_size: int) -> int:
