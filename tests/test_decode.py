@@ -13,6 +13,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_counts, replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import follow
+from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters.medusa import MedusaDraft, count_ranks
 from treeopt.runtime.drafters.protocol import Answer
@@ -135,9 +136,9 @@ def test_a_tree_deeper_than_the_heads_is_refused(target, heads):
         decode(target, heads, [[1, 2]], Tree.chain(5), batch_size=1, stop=StopRule(frozenset(), 5))
 
 
-@given(st.integers(0, 2**32), st.integers(1, 12))
-def test_candidates_are_ordered_by_logit_then_id(seed, width):
-    logits = torch.from_numpy(np.random.default_rng(seed).integers(0, 6, (3, 20)).astype(np.float32))
+@given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([3, 70]))
+def test_candidates_are_ordered_by_logit_then_id(seed, width, rows):
+    logits = torch.from_numpy(np.random.default_rng(seed).integers(0, 6, (rows, 20)).astype(np.float32))
     expected = [sorted(range(20), key=lambda i: (-row[i], i))[:width] for row in logits.tolist()]
     assert top_candidates(logits, width).tolist() == expected
 
@@ -193,6 +194,25 @@ def test_the_tree_may_change_from_step_to_step(target, heads):
     plain = decode(target, None, [[1, 2, 3], [4, 5]], batch_size=1, stop=stop)
     finished = sorted(decoder.finished, key=lambda row: row.id)
     assert [row.tokens for row in finished] == [row.tokens for row in plain]
+
+
+@pytest.mark.parametrize("few", [0, 99])
+def test_a_commit_keeps_the_path_of_every_row(few, monkeypatch):
+    """Moved one by one or together; nothing before the step is touched."""
+    monkeypatch.setattr("treeopt.runtime.cache.FEW_MOVES", few)
+    cache, lengths, paths = TreeCache(2, 4, 30), [5, 3, 7, 4], [[0, 2, 4, 8], [0], [0, 1, 5], [0, 3]]
+    cache.begin_prefill([0, 1, 2, 3], lengths, torch.device("cpu"))
+    for layer in range(2):
+        cache.write(layer, *torch.rand(2, 4, 2, 7, 8))
+    cache.begin_step(9, torch.tensor(lengths)[:, None])
+    for layer in range(2):
+        cache.write(layer, *torch.rand(2, 4, 2, 9, 8))
+    before = cache._stores["all"].clone()
+    cache.commit(paths)
+    assert cache.lengths == [9, 4, 10, 6]
+    for row, (start, path) in enumerate(zip(lengths, paths, strict=True)):
+        kept = [*range(start), *(start + node for node in path)]
+        assert torch.equal(cache._stores["all"][:, :, row, :, : len(kept)], before[:, :, row][..., kept, :])
 
 
 def test_a_model_spread_over_devices_decodes_the_same(target, heads):
