@@ -10,9 +10,12 @@ import pytest
 from tests.test_bench_table import at_speed
 from tests.test_figures import some_bench, some_plan
 from tests.test_hostile_names import NAMES
+from tests.test_report import make_run
 from treeopt.cli import cli
 from treeopt.records.rundir import RunDirectory
+from treeopt.report import figures
 from treeopt.report.ending import ending
+from treeopt.report.page import write_report
 
 
 def told(speeds, *, engines=("vllm", "sglang"), is_demo=False, run="r", blocks=6):
@@ -83,3 +86,13 @@ def test_the_next_command_is_one_that_the_command_line_takes(name, monkeypatch):
         assert asked.params["folder"] == words[-1]
     result = click.testing.CliRunner().invoke(cli, [*shlex.split(told([1.5], is_demo=True)[1])[1:], "--help"])
     assert result.exit_code == 0
+
+
+def test_the_page_of_a_run_shows_the_pictures_that_it_drew(tmp_path):
+    run = make_run(tmp_path / "run", batch_sizes=(1,))
+    alone = write_report(run).read_text()
+    drawn = list(figures.pictures(run))
+    figures.draw(run, drawn=drawn)
+    page = write_report(run, drawn=drawn).read_text()
+    assert figures.svg_element((run.figures / "accuracy.svg").read_bytes(), "figure-0-") in page
+    assert page.count("<svg") == alone.count("<svg")

@@ -186,8 +186,8 @@ def test_the_same_figure_is_the_same_file_with_text_and_ids():
 
 
 def test_a_prefix_keeps_the_ids_of_two_figures_apart():
-    drawing = draw_tree(grown(3, 12))
-    first, second = (ElementTree.fromstring(figures.to_svg(drawing, prefix)) for prefix in ("a-", "b-"))
+    file = style.to_bytes(draw_tree(grown(3, 12)), "svg")
+    first, second = (ElementTree.fromstring(figures.svg_element(file, prefix)) for prefix in ("a-", "b-"))
     ids = [{e.get("id") for e in svg.iter()} - {None} for svg in (first, second)]
     assert not ids[0] & ids[1]
     link = "{http://www.w3.org/1999/xlink}href"
@@ -203,7 +203,8 @@ def test_drawing_leaves_matplotlib_as_it_was():
         "import matplotlib; before = dict(matplotlib.rcParams.copy())\n"
         "from treeopt.records.calibration import Calibration; import numpy as np\n"
         "from treeopt.report.figures.accuracy import accuracy_data, draw_accuracy\n"
-        "f.to_svg(draw_accuracy(accuracy_data(Calibration(np.array([[3, 1]]), np.array([9])))))\n"
+        "from treeopt.report.figures.style import to_bytes\n"
+        "to_bytes(draw_accuracy(accuracy_data(Calibration(np.array([[3, 1]]), np.array([9])))), 'svg')\n"
         "assert dict(matplotlib.rcParams.copy()) == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

@@ -516,7 +516,7 @@ def test_a_plan_on_a_probe_has_the_sizes_of_the_probe(run):
     plan = plan_trees(probe, some_profile((1,)), PlanRequest(Limits(8)))
     replace(plan, inputs=inputs_of(run.probe)).save(run.plan)
     (picture,) = figures.pictures(run, names=["sizes"])
-    text = figures.to_svg(picture.drawing)
+    text = figures.svg_element(picture.svg)
     assert "grown: coverage" in text
     assert "grown: replay" not in text
 
@@ -571,7 +571,7 @@ def test_a_damaged_file_is_an_error_not_a_note(run):
 def test_the_svg_of_one_figure_can_go_into_a_page(run):
     plan = fill(run, (1, 4))
     (picture,) = figures.pictures(run, names=["tree"], batch_size=4)
-    text = figures.to_svg(picture.drawing, "t-")
+    text = figures.svg_element(picture.svg, "t-")
     svg = ElementTree.fromstring(text)
     assert text.startswith("<svg")
     assert "t-node-0" in {element.get("id") for element in svg.iter()} or plan.entry(4).size == 1

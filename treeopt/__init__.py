@@ -245,7 +245,7 @@ def bench(
 
     plan           : becomes the run's; by default it is the run's
     batch_size     : which of the plan's; by default its first
-    num_prompts    : by default 32, or 10 a row
+    num_prompts    : by default 24, or 10 a row
     max_new_tokens : longest answer; by default as calibrated
     rounds         : times that every contender decodes every prompt
     trees          : more contenders: files, or names of published trees

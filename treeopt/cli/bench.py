@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @model_options
 @run_directory
 @click.option("--batch-size", **positive(), help="Which of the plan's.  [default: its first]")
-@click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 32, or 10 a row]")
+@click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
 @counted(treeopt.bench, "--rounds", "Times that every contender decodes every prompt.")
 @click.option("--engine", help="Have another runtime decode, with chains: transformers.")

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import (
-    BATCH_SIZES,
-    command,
-    counted,
-    default_of,
-    model_options,
-    positive,
-    run_directory,
-    show_result,
-)
+from treeopt.cli.options import BATCH_SIZES, command, counted, model_options, positive, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -28,9 +19,9 @@ if TYPE_CHECKING:
 @BATCH_SIZES
 @counted(treeopt.search, "--budget", "Most rows verified per sequence and step, root included.")
 @counted(treeopt.calibrate, "--num-prompts", "Prompts to calibrate on.")
-@click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 32, or 10 a row]")
+@click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
-@click.option("--time-limit", **positive(default_of(treeopt.profile, "time_limit_s")), help="Seconds for timing steps.")
+@click.option("--time-limit", **positive(45), help="Seconds for timing steps.")
 @click.option("--overwrite", is_flag=True, help="Replace other measurements of the run.")
 def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Do everything, from calibrate to report.

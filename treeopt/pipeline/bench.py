@@ -107,7 +107,7 @@ def held_out(
     run: RunDirectory, decoding: Decoding, trace: RankTrace, num_prompts: int | None
 ) -> tuple[Conversation, ...]:
     """So many held-out conversations, by default enough for the batch size; a note where there are fewer."""
-    wanted = num_prompts or max(32, 10 * decoding.batch_size)
+    wanted = num_prompts or max(24, 10 * decoding.batch_size)
     conversations = held_out_conversations(run, decoding.session, trace, wanted)
     if len(conversations) < wanted:
         note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")

@@ -67,7 +67,8 @@ def run_line(
     results = [bench(run, session, batch_size=entry.batch_size, num_prompts=bench_prompts) for entry in plan.entries]
     engines = export_all(run, plan)
     with progress("Drawing", None):
-        figures.draw(run)
-        write_report(run)
+        drawn = list(figures.pictures(run))
+        figures.draw(run, drawn=drawn)
+        write_report(run, drawn=drawn)
     discard(run.partial("run"))
     return plan, results, engines

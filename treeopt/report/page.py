@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -31,7 +31,7 @@ from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report import bench_table
 from treeopt.report.bench_table import about_rule, group_rows, has_one_text, text_price
 from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
-from treeopt.report.figures import FIGURES, pictures, to_svg
+from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, mixture, plan_rows, price, schedule
 from treeopt.report.verdict import doubts, entry_doubts, measured_ties, speedup_over
@@ -113,10 +113,13 @@ class Origins:
         return list(dict.fromkeys(_text(row) for notes in self.notes.values() for row in notes.skipped or ()))
 
 
-def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> Path:
+def write_report(
+    run: RunDirectory, *, hint: Callable[[str], object] = str, drawn: Sequence[Picture | str] | None = None
+) -> Path:
     """Write ``report.html`` from whatever files the run has, and return its path.
 
-    hint : gets a sentence on everything that is missing, with the command that makes it
+    hint  : gets a sentence on everything that is missing, with the command that makes it
+    drawn : pictures of this run that need not be drawn again
 
     Raises InvalidInput where the run has no plan.
     """
@@ -138,7 +141,9 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
     engines = [_engine(file, run, plan, origins) for file in run.engine_benches()]
     origin, rule = origin_rows(origins.records), rule_of(plan.acceptance)
     old = _stale(run, origins.notes)
-    drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
+    if drawn is None:
+        drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
+    shown = [p for p in drawn if isinstance(p, Picture) and p.figure.name not in INTERACTIVE]
     page = render(
         plan=plan,
         plan_rows=plan_rows(plan),
@@ -153,7 +158,7 @@ def write_report(run: RunDirectory, *, hint: Callable[[str], object] = str) -> P
         rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
-        pictures=[(p, to_svg(p.drawing, f"figure-{i}-")) for i, p in enumerate(drawn) if not isinstance(p, str)],
+        pictures=[(p, svg_element(p.svg, f"figure-{i}-")) for i, p in enumerate(shown)],
         skipped=origins.skipped(),
         marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
     )

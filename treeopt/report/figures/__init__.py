@@ -13,7 +13,7 @@ style.py      one look for all, PNG and SVG
 registry.py   all of them by name, drawn from a run directory
 """
 
-from treeopt.report.figures.registry import FIGURES, draw, pictures
-from treeopt.report.figures.style import to_svg
+from treeopt.report.figures.registry import FIGURES, Picture, draw, pictures
+from treeopt.report.figures.style import svg_element
 
-__all__ = ["FIGURES", "draw", "pictures", "to_svg"]
+__all__ = ["FIGURES", "Picture", "draw", "pictures", "svg_element"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -144,6 +144,11 @@ class Picture:
     drawing: Drawing
     stale: tuple[str, ...] = ()  # what its files were made from that is another now
 
+    @cached_property
+    def svg(self) -> bytes:
+        """Its SVG file, which the report shows too."""
+        return style.to_bytes(self.drawing, "svg")
+
 
 def _tree(inputs: Inputs, batch_size: int | None) -> Drawing:
     in_sample = inputs.grown_on is not None
@@ -236,11 +241,13 @@ def draw(
     formats: Sequence[str] = style.FORMATS,
     batch_size: int | None = None,
     dpi: float = style.DPI,
+    drawn: Iterable[Picture | str] | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write figures/NAME.png and .svg of everything that the run has the files for: (files, notes).
 
     A figure of the plan's tree or of a benchmark is made for each batch size, as
-    NAME-batch-size-4.png, where the plan has several. Notes tell what was left out and why.
+    NAME-batch-size-4.png, where the plan has several. Notes tell what was left out and why. Pictures that
+    are ``drawn`` are not drawn again.
     """
     for kind in formats:
         if kind not in style.FORMATS:
@@ -248,7 +255,7 @@ def draw(
     if not dpi > 0:
         raise InvalidInput(f"--dpi must be above 0, but got {dpi}.")
     files, notes = [], []
-    for picture in pictures(run, names=names, batch_size=batch_size):
+    for picture in pictures(run, names=names, batch_size=batch_size) if drawn is None else drawn:
         if isinstance(picture, str):
             notes.append(picture)
             continue
@@ -256,7 +263,8 @@ def draw(
         for kind in formats:
             files.append(run.figures / f"{picture.stem}.{kind}")
             with atomic_writer(files[-1]) as stream:
-                stream.write(style.to_bytes(picture.drawing, kind, dpi))
+                same = kind == "svg" and dpi == style.DPI
+                stream.write(picture.svg if same else style.to_bytes(picture.drawing, kind, dpi))
     return files, notes
 
 

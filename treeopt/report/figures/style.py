@@ -265,8 +265,8 @@ def to_bytes(figure: Figure, kind: str, dpi: float = DPI) -> bytes:
     return stream.getvalue() if kind == "png" else printable(stream.getvalue().decode()).encode()
 
 
-def to_svg(figure: Figure, prefix: str = "") -> str:
-    """An <svg> element to put into a page; ``prefix`` keeps the ids of several in one page apart."""
-    text = to_bytes(figure, "svg").decode()
+def svg_element(file: bytes, prefix: str = "") -> str:
+    """The <svg> element of a file, to put into a page; ``prefix`` keeps the ids of several in one page apart."""
+    text = file.decode()
     text = text[text.index("<svg") :]
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
