@@ -1,56 +1,62 @@
-"""The recipe that made the embedded demo model: tokenizer, base, continuations, draft model, Medusa heads, card.
+"""The recipe that made the embedded demo model: base with Medusa heads, self-distillation, draft model, card.
 
-Run it from a checkout; it takes about two hours on two CPU cores, minutes on a GPU:
+Run it from a checkout; it takes some four hours on two CPU cores:
 
-    python benchmarks/demo_model.py --books books_pd_train.txt --work build/demo
+    torchrun --nproc-per-node 2 benchmarks/demo_model.py --books books_pd_train.txt --work build/demo
 
-Every stage writes its result into ``--work`` and is skipped when that is there; the base and the
-heads also write checkpoints, so the same command continues after an interruption.
+Every stage writes its result into ``--work`` and is skipped when that is there; what trains also writes
+checkpoints, so the same command continues after an interruption. The Hydra heads come from `treeopt train`.
 
-B windows per batch · T tokens per window · V vocabulary · K heads · d width
+N answers · P tokens of their prompts · V vocabulary · K heads · d width
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
 import re
-import time
-from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import torch
+from demo_training import LEARN, UNLEARN, batch_of, fit, heads_loss, joint_loss, own_loss, taught_loss, windows
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from treeopt.demo.corpus import standard_library
+from treeopt.records.trace import End
 from treeopt.runtime.checkpoints import save_heads
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.runtime.stop import StopRule, sequence_end
+from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, StopRule
+from treeopt.runtime.target import Target
 
 VOCABULARY, CONTEXT, HEADS = 2048, 512, 4
 END = "<|endoftext|>"
+# Deep and narrow: a step costs by its layers, and more rows cost little, as on a GPU at small batches.
 BASE = {
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 5,
+    "hidden_size": 160,
+    "intermediate_size": 432,
+    "num_hidden_layers": 12,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 4,
     "max_position_embeddings": CONTEXT,
     "tie_word_embeddings": True,
 }
-# The draft model: its steps cost by the layer, and its guesses need to be good for a few tokens only.
-DRAFT = {**BASE, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 1}
+# The draft model: its steps cost by the layer too, and its guesses need to be good for a few tokens only.
+DRAFT = {**BASE, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 1}
 CODE_SHARE = 0.75  # of the training windows; the rest are books
-BATCH, WARMUP = 16, 50  # windows, optimiser steps
-ANSWER = 128  # tokens of the answers that the heads learn from
+BATCH, WINDOW = 4096, 256  # tokens; the last tenth of the base's steps has windows of the whole context
+ANSWER = 128  # most tokens of the model's own answers
 PROMPTS = (64, 24)  # tokens of their prompts; after the shorter ones the model soon leaves its training text
-HEAD_BATCH, HEAD_STATES = 64, 4096  # sequences, states
+HEAD_STATES = 2048
 EXISTING, FOLDER = click.Path(exists=True, path_type=Path), click.Path(path_type=Path)
 
 
@@ -110,105 +116,197 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> np.ndarray:
     return np.concatenate([np.array([*text, end], dtype=np.uint16) for text in ids])
 
 
-def windows(stream: np.ndarray, starts: np.ndarray, length: int) -> torch.Tensor:
-    return torch.from_numpy(stream[starts[:, None] + np.arange(length)].astype(np.int64))
-
-
-def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then linear decay to zero; a factor of the peak."""
-    return min((step + 1) / WARMUP, 1.0) * (1 - step / steps)
-
-
-def untrained(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
+def untrained(shape: dict[str, Any]) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(
+    model = LlamaForCausalLM(
         LlamaConfig(vocab_size=VOCABULARY, eos_token_id=0, bos_token_id=None, pad_token_id=None, **shape)
-    ).to(device)
-
-
-def optimisers_of(model: LlamaForCausalLM) -> list[Any]:
-    """Muon for the matrices, AdamW for the rest."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    return [
-        torch.optim.Muon(matrices, lr=6e-3, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
-def train_model(
-    work: Path,
-    name: str,
-    model: LlamaForCausalLM,
-    streams: dict[float, np.ndarray],
-    *,
-    tokens: int,
-    teacher: LlamaForCausalLM | None = None,
-) -> LlamaForCausalLM:
-    """Train a model on random windows.
-
-    streams : share of the windows to the token ids that they are cut from
-    teacher : whose distributions to learn instead of the text's tokens
-    """
-    device = str(model.device)
-    checkpoint, steps = work / f"{name}.pt", tokens // (BATCH * CONTEXT)
-    optimisers = optimisers_of(model)
-    peaks = [o.param_groups[0]["lr"] for o in optimisers]
-    first = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True, map_location=device)
-        model.load_state_dict(state["model"])
-        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
-        first = state["step"]
-    started = time.time()
-    for step in range(first, steps):
-        rng = np.random.default_rng(step)  # a step's batch depends on nothing but its number
-        counts = rng.multinomial(BATCH, list(streams))
-        x = torch.cat(
-            [
-                windows(stream, rng.integers(0, len(stream) - CONTEXT - 1, n), CONTEXT + 1)
-                for stream, n in zip(streams.values(), counts, strict=True)
-            ]
-        ).to(device)  # (B, T+1)
-        with torch.autocast(device, torch.bfloat16):
-            logits = model(x[:, :-1]).logits
-            said = None if teacher is None else teacher(x[:, :-1]).logits.float().softmax(-1).flatten(0, 1)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), x[:, 1:].flatten() if said is None else said)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimiser, peak in zip(optimisers, peaks, strict=True):
-            for group in optimiser.param_groups:
-                group["lr"] = peak * learning_rate(step, steps)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-        if step % 20 == 0:
-            speed = (step + 1 - first) * BATCH * CONTEXT / (time.time() - started)
-            print(f"{name} {step}/{steps} loss {loss.item():.3f} {speed:.0f} tokens/s", flush=True)
-        if (step + 1) % 100 == 0 or step + 1 == steps:
-            save_checkpoint(
-                checkpoint, model=model.state_dict(), step=step + 1, optimisers=[o.state_dict() for o in optimisers]
-            )
-    model.eval().requires_grad_(False)
+    )
+    model.set_attn_implementation("whole")
     return model
 
 
-def save_checkpoint(path: Path, **state: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    torch.save(state, temporary)
-    temporary.replace(path)
+def train_base(
+    work: Path, texts: Texts, steps: int, teacher: LlamaForCausalLM | None
+) -> tuple[LlamaForCausalLM, MedusaHeads]:
+    """The base and its heads, which learn together from text."""
+    model = untrained(BASE)
+    heads = MedusaHeads.like_lm_head(model.lm_head.weight, HEADS)
+    loss = joint_loss(model, heads, teacher)
+
+    def loss_of(step: int) -> Tensor:
+        return loss(batch_of(texts.streams, step, BATCH, CONTEXT if step >= 0.9 * steps else WINDOW))
+
+    fit(work / "base.pt", {"model": model, "heads": heads}, loss_of, steps=steps)
+    return model, heads
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Greedy answers of a model: tokens (N, P + ANSWER) with their prompts, padded by 0; lengths (N,); looped (N,)."""
+
+    tokens: Tensor
+    lengths: Tensor
+    looped: Tensor
+
+    @cached_property
+    def kinds(self) -> Tensor:
+        """What is to be learned of them (N, P + ANSWER): good answers; the loops of the others are to be unlearned."""
+        prompt, place = self.tokens.shape[1] - ANSWER, torch.arange(self.tokens.shape[1])
+        ends = prompt + self.lengths[:, None]
+        kinds = torch.where((place >= prompt) & (place < ends) & ~self.looped[:, None], LEARN, 0)
+        for row in self.looped.nonzero()[:, 0].tolist():
+            end = int(ends[row])
+            kinds[row, end - loop_tokens(self.tokens[row, :end].tolist()) : end] = UNLEARN
+        return kinds
+
+
+def loop_tokens(tokens: list[int]) -> int:
+    """How many of the last tokens repeat the block before them.
+
+    >>> loop_tokens([9, 4, 5, 4, 5, 4, 5])
+    4
+    """
+    for period in range(1, LOOP_PERIOD + 1):
+        repeated = period * (LOOP_REPEATS - 1)
+        if tokens[-repeated:] == tokens[-repeated - period : -period]:
+            return repeated
+    raise AssertionError("an answer that ended in a loop has one")
+
+
+def own_answers(file: Path, model: LlamaForCausalLM, prompts: Tensor, dtype: torch.dtype = torch.bfloat16) -> Answers:
+    """Greedy answers to (N, P) prompts, kept in ``file``."""
+    if not file.exists():
+        target = Target(copy.deepcopy(model).to(dtype))
+        target.model.set_attn_implementation("sdpa")
+        stop, found = StopRule(frozenset({0}), ANSWER), []
+        for part in prompts.split(512):
+            found += decode(target, None, part.tolist(), batch_size=128, stop=stop)
+            print(f"{file.stem} {len(found)}/{len(prompts)}", flush=True)
+        tokens = torch.zeros((len(prompts), prompts.shape[1] + ANSWER), dtype=torch.int16)
+        for row, one in zip(tokens, found, strict=True):
+            row[: prompts.shape[1] + len(one.tokens)] = torch.tensor([*one.prompt, *one.tokens])
+        looped = torch.tensor([one.end is End.LOOP for one in found])
+        torch.save(
+            {"tokens": tokens, "lengths": torch.tensor([len(one.tokens) for one in found]), "looped": looped}, file
+        )
+    known = torch.load(file, weights_only=True)
+    answers = Answers(known["tokens"].long(), known["lengths"], known["looped"])
+    print(
+        f"{file.stem}: {answers.looped.float().mean():.1%} of {len(answers.tokens)} answers end in a loop", flush=True
+    )
+    return answers
+
+
+def training_prompts(texts: Texts, count: int, prompt_tokens: int, seed: int) -> Tensor:
+    """Pieces of training text."""
+    rng, code = np.random.default_rng(seed), round(count * CODE_SHARE)
+    pieces = [
+        windows(stream, rng.integers(0, len(stream) - prompt_tokens, n), prompt_tokens)
+        for stream, n in ((texts.code, code), (texts.books, count - code))
+    ]
+    return torch.cat(pieces)
+
+
+def answer_training_prompts(work: Path, name: str, model: LlamaForCausalLM, texts: Texts, count: int) -> list[Answers]:
+    """Answers to ``count`` pieces of training text of each length."""
+    return [
+        own_answers(work / f"{name}-{n}.pt", model, training_prompts(texts, count, n, seed=len(name) + n))
+        for n in PROMPTS
+    ]
+
+
+def own_batches(answers: list[Answers], step: int) -> tuple[Tensor, Tensor]:
+    """Tokens and kinds of the answers that a step learns from, all with prompts of one length."""
+    rng = np.random.default_rng([1, step])
+    some = answers[step % len(answers)]
+    rows = torch.from_numpy(rng.integers(0, len(some.tokens), BATCH // some.tokens.shape[1]))
+    return some.tokens[rows], some.kinds[rows]
+
+
+def distil(
+    work: Path, name: str, model: LlamaForCausalLM, heads: MedusaHeads, texts: Texts, answers: list[Answers], steps: int
+) -> None:
+    """Base and heads learn from the base's own good answers, unlearn its loops, and see as much text beside them."""
+    text, own = joint_loss(model, heads), own_loss(model, heads)
+
+    def loss_of(step: int) -> Tensor:
+        return text(batch_of(texts.streams, 10**6 + step, BATCH, WINDOW)) + own(*own_batches(answers, step))
+
+    for part in (model, heads):
+        part.train().requires_grad_(True)
+    fit(work / f"{name}.pt", {"model": model, "heads": heads}, loss_of, steps=steps, scale=0.3)
+
+
+def train_draft(work: Path, teacher: LlamaForCausalLM, texts: Texts, answers: list[Answers], steps: int) -> None:
+    """WORK/draft: a model that learns the base's distributions, on its training texts and then on its own answers."""
+    draft, teacher = untrained(DRAFT), teacher.requires_grad_(False)
+    loss = taught_loss(draft, teacher)
+    fit(
+        work / "draft-texts.pt",
+        {"draft": draft},
+        lambda step: loss(batch_of(texts.streams, step, BATCH, WINDOW)),
+        steps=steps,
+    )
+    draft.train().requires_grad_(True)
+    fit(
+        work / "draft.pt", {"draft": draft}, lambda step: loss(own_batches(answers, step)[0]), steps=steps, scale=0.5
+    )  # fmt: skip
+    draft.half().save_pretrained(work / "draft")
+    texts.tokenizer.save_pretrained(work / "draft")
+
+
+@torch.inference_mode()
+def head_states(model: LlamaForCausalLM, answers: Answers) -> tuple[Tensor, Tensor]:
+    """Hidden states (M, d) of all answers and the tokens (M, K) that the heads have to guess there, -100 past the end."""
+    hidden, labels, prompt = [], [], answers.tokens.shape[1] - ANSWER
+    ends = prompt + answers.lengths[:, None]
+    known = torch.where(torch.arange(answers.tokens.shape[1]) < ends, answers.tokens, -100)
+    # The state before the answer's first token guesses the second one, and so on.
+    places = F.pad(known, (0, HEADS), value=-100).unfold(1, HEADS, 1)[:, prompt + 1 :]  # (N, ANSWER, K)
+    for x, y in zip(answers.tokens.split(64), places[:, :ANSWER].split(64), strict=True):
+        with torch.autocast(model.device.type, torch.bfloat16):
+            states = model.model(x, use_cache=False).last_hidden_state[:, prompt - 1 : prompt - 1 + y.shape[1]]
+        kept = y[..., 0] != -100
+        hidden.append(states[kept].half())
+        labels.append(y[kept])
+    return torch.cat(hidden), torch.cat(labels)
+
+
+def train_heads(work: Path, heads: MedusaHeads, states: list[tuple[Tensor, Tensor]], steps: int) -> None:
+    """Medusa-1: the heads go on alone, from the states of the finished base on its own answers."""
+    hidden, labels = (torch.cat(parts) for parts in zip(*states, strict=True))
+
+    def loss_of(step: int) -> Tensor:
+        rows = torch.from_numpy(np.random.default_rng(step).integers(0, len(hidden), HEAD_STATES))
+        with torch.autocast(hidden.device.type, torch.bfloat16):
+            return heads_loss(heads, hidden[rows].float(), labels[rows])
+
+    heads.train().requires_grad_(True)
+    fit(work / "heads.pt", {"heads": heads}, loss_of, steps=steps, scale=0.5)
+
+
+@torch.inference_mode()
+def judge(model: LlamaForCausalLM, heads: MedusaHeads, texts: Texts, file: Path) -> dict[str, Any]:
+    """Bits per byte of the held-out modules; the heads' top-1 and the share of loops on answers to 512 pieces of them."""
+    prompts = windows(texts.held_out, np.linspace(0, len(texts.held_out) - 65, 512).astype(int), 64)
+    answers = own_answers(file, model, prompts, torch.float32)
+    hidden, labels = head_states(model, answers)
+    hits = heads.first(HEADS)(hidden.float()).argmax(-1) == labels
+    return {
+        "held_out_bits_per_byte": bits_per_byte(model, texts.held_out, texts.held_out_bytes),
+        "head_top1": (hits.sum(0) / (labels != -100).sum(0)).tolist(),
+        "loop_share": answers.looped.float().mean().item(),
+    }
 
 
 @torch.inference_mode()
 def bits_per_byte(model: LlamaForCausalLM, stream: np.ndarray, n_bytes: int) -> float:
     """Negative log2-likelihood of the stream over its bytes, in windows of the whole context."""
-    nats, device = 0.0, model.device
-    length = (len(stream) - 1) // CONTEXT * CONTEXT
-    for i in range(0, length, CONTEXT * BATCH):
-        starts = np.arange(i, min(i + CONTEXT * BATCH, length), CONTEXT)
-        x = windows(stream, starts, CONTEXT + 1).to(device)
-        logits = model(x[:, :-1]).logits
-        nats += F.cross_entropy(logits.float().flatten(0, 1), x[:, 1:].flatten(), reduction="sum").item()
+    nats, length = 0.0, (len(stream) - 1) // CONTEXT * CONTEXT
+    for i in range(0, length, CONTEXT * 16):
+        x = windows(stream, np.arange(i, min(i + CONTEXT * 16, length), CONTEXT), CONTEXT + 1)
+        logits = model(x[:, :-1], use_cache=False).logits
+        nats += F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten(), reduction="sum").item()
     return nats / math.log(2) / (n_bytes * length / len(stream))
 
 
@@ -222,171 +320,39 @@ def bigram_bits_per_byte(train: np.ndarray, held_out: np.ndarray, n_bytes: int) 
     return float(-np.log2(probs[held_out[:-1], held_out[1:]]).sum() / n_bytes)
 
 
-@torch.inference_mode()
-def continuations(model: LlamaForCausalLM, prompts: torch.Tensor) -> torch.Tensor:
-    """The model's own greedy answers to (N, T) prompts: (N, T + ANSWER) tokens."""
-    out = []
-    for chunk in prompts.split(256):
-        cache, x, answer = None, chunk.to(model.device), [chunk.to(model.device)]
-        for _ in range(ANSWER):
-            with torch.autocast(model.device.type, torch.bfloat16):
-                step = model(x, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache, x = step.past_key_values, step.logits[:, -1:].float().argmax(-1)
-            answer.append(x)
-        out.append(torch.cat(answer, 1).to("cpu", torch.int16))
-        print(f"continuations {sum(map(len, out))}/{len(prompts)}", flush=True)
-    return torch.cat(out)
-
-
-def own_answers(
-    work: Path, model: LlamaForCausalLM, code: np.ndarray, books: np.ndarray, prompt_tokens: int, count: int
-) -> torch.Tensor:
-    """Greedy continuations of ``count`` pieces of training text, kept in ``work``."""
-    file = work / f"continuations-{prompt_tokens}.pt"
-    if not file.exists():
-        rng, n_code = np.random.default_rng(2), round(count * CODE_SHARE)
-        pieces = [
-            windows(stream, rng.integers(0, len(stream) - prompt_tokens, n), prompt_tokens)
-            for stream, n in ((code, n_code), (books, count - n_code))
-        ]
-        save_checkpoint(file, sequences=continuations(model, torch.cat(pieces)))
-    return torch.load(file, weights_only=True)["sequences"]
-
-
-def answer_lengths(sequences: torch.Tensor, end: int) -> tuple[torch.Tensor, Counter[str]]:
-    """Tokens of each answer up to its end token or loop (N,), and why each one ended."""
-    ends = [sequence_end(row[-ANSWER:].tolist(), StopRule(frozenset({end}), ANSWER)) for row in sequences]
-    return torch.tensor([n for n, _ in ends]), Counter(reason.name for _, reason in ends)
-
-
-def until_ends(sequences: torch.Tensor, end: int) -> np.ndarray:
-    """One stream of prompts with their answers, each up to where it ends."""
-    lengths = answer_lengths(sequences, end)[0] + sequences.shape[1] - ANSWER
-    return np.concatenate([row[:n].numpy() for row, n in zip(sequences, lengths.tolist(), strict=True)])
-
-
-@torch.inference_mode()
-def head_states(
-    model: LlamaForCausalLM, sequences: torch.Tensor, lengths: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states (N, d) of all answers and the tokens (N, K) that the heads have to guess there.
-
-    State t is at the position before the answer's token t + 1; head k guesses token t + 1 + k, and
-    nothing (-100) past its end.
-    """
-    hidden, labels = [], []
-    for x, n in zip(sequences.split(HEAD_BATCH), lengths.split(HEAD_BATCH), strict=True):
-        x, n = x.long().to(model.device), n.to(model.device)
-        with torch.autocast(model.device.type, torch.bfloat16):
-            states = model.model(x).last_hidden_state
-        t = torch.arange(ANSWER, device=x.device)
-        guessed = torch.stack(
-            [torch.where(t + k < n[:, None], x[:, -ANSWER:].roll(-k, 1), -100) for k in range(1, HEADS + 1)], dim=-1
-        )  # (B, ANSWER, K)
-        kept = guessed[..., 0] != -100
-        hidden.append(states[:, -ANSWER - 1 : -1][kept].half())
-        labels.append(guessed[kept])
-    return torch.cat(hidden), torch.cat(labels)
-
-
-def train_heads(
-    work: Path, model: LlamaForCausalLM, hidden: torch.Tensor, labels: torch.Tensor, *, epochs: int
-) -> MedusaHeads:
-    """Medusa-1: the base frozen, loss sum_k 0.8^k CE_k (Medusa, section 2.2.1)."""
-    heads = MedusaHeads.like_lm_head(model.lm_head.weight, HEADS).to(model.device)
-    checkpoint, steps = work / "heads.pt", epochs * len(hidden) // HEAD_STATES
-    optimiser = torch.optim.AdamW(heads.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.01)
-    weight = 0.8 ** torch.arange(1, HEADS + 1, device=model.device)
-    first = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True, map_location=model.device)
-        heads.load_state_dict(state["heads"])
-        optimiser.load_state_dict(state["optimiser"])
-        first = state["step"]
-    for step in range(first, steps):
-        rows = torch.from_numpy(np.random.default_rng(step).integers(0, len(hidden), HEAD_STATES))
-        x, y = hidden[rows].float(), labels[rows]
-        with torch.autocast(model.device.type, torch.bfloat16):
-            logits = [heads.logits(x, k) for k in range(HEADS)]
-        losses = [F.cross_entropy(logits[k].float(), y[:, k]) for k in range(HEADS)]
-        (torch.stack(losses) * weight).sum().backward()
-        torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
-        optimiser.param_groups[0]["lr"] = 1.5e-3 * learning_rate(step, steps)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        if step % 20 == 0:
-            print(f"heads {step}/{steps} loss {[round(x.item(), 3) for x in losses]}", flush=True)
-        if (step + 1) % 100 == 0 or step + 1 == steps:
-            save_checkpoint(checkpoint, heads=heads.state_dict(), step=step + 1, optimiser=optimiser.state_dict())
-    return heads.eval().requires_grad_(False)
-
-
-@torch.inference_mode()
-def head_accuracy(heads: MedusaHeads, hidden: torch.Tensor, labels: torch.Tensor) -> list[float]:
-    """Top-1 accuracy of every head over the loop-free states."""
-    hits = [
-        torch.cat([heads.logits(x.float(), k).argmax(-1) for x in hidden.split(HEAD_STATES)]) == labels[:, k]
-        for k in range(HEADS)
-    ]
-    return [float(hit.sum() / (labels[:, k] != -100).sum()) for k, hit in enumerate(hits)]
-
-
-def judge_heads(model: LlamaForCausalLM, heads: MedusaHeads, held_out: np.ndarray) -> dict[str, Any]:
-    """Accuracy of the heads on answers to held-out prompts, and the share of these answers that ends in a loop."""
-    n = max(PROMPTS)
-    prompts = windows(held_out, np.linspace(0, len(held_out) - n - 1, 512).astype(int), n)
-    answers = continuations(model, prompts)
-    lengths, reasons = answer_lengths(answers, 0)
-    accuracy = head_accuracy(heads.float(), *head_states(model, answers, lengths))
-    return {"head_top1": accuracy, "loop_share": reasons["LOOP"] / len(answers)}
-
-
 @click.command()
 @click.option("--books", type=EXISTING, required=True, help="Plain text of the second domain.")
 @click.option("--work", type=FOLDER, default="build/demo", show_default=True, help="For the result and checkpoints.")
-@click.option("--tokens", default=14_000_000, show_default=True, help="Training tokens of the base.")
-@click.option("--prompts", default=12_288, show_default=True, help="Continuations for the heads, per prompt length.")
-@click.option("--epochs", default=5, show_default=True, help="Passes of the heads over them.")
-@click.option("--draft-tokens", default=4_000_000, show_default=True, help="Training tokens of the draft model.")
-@click.option("--base", type=EXISTING, help="A model to take instead of training one.")
-@click.option("--device", default="cpu", show_default=True)
+@click.option("--steps", default=6000, show_default=True, help="Of the base, 4,096 tokens each.")
+@click.option("--rounds", default=2, show_default=True, help="Of self-distillation.")
+@click.option("--round-steps", default=500, show_default=True, help="Of each of them.")
+@click.option("--prompts", default=4096, show_default=True, help="Own answers of each round, per prompt length.")
+@click.option("--head-steps", default=4000, show_default=True, help="Of the heads alone, at the end.")
+@click.option("--draft-steps", default=1500, show_default=True, help="Of the draft model, on texts and on answers.")
 def main(
-    books: Path, work: Path, tokens: int, prompts: int, epochs: int, draft_tokens: int, base: Path | None, device: str
+    books: Path, work: Path, steps: int, rounds: int, round_steps: int, prompts: int, head_steps: int, draft_steps: int
 ) -> None:
-    """Train the embedded demo model and its drafters: WORK/model, WORK/draft, WORK/heads."""
+    """Train the embedded demo model and its drafters: WORK/model, WORK/draft, WORK/heads, WORK/card.json."""
     (work / "model").mkdir(parents=True, exist_ok=True)
-    texts = read_texts(books, base or work / "model")
-    if base is not None:
-        model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32).to(device).requires_grad_(False)
-    else:
-        model = train_model(work, "base", untrained(BASE, device), texts.streams, tokens=tokens)
-    model.eval()
-    card: dict[str, Any] = {
-        "train_tokens": tokens,
-        "held_out_bits_per_byte": bits_per_byte(model, texts.held_out, texts.held_out_bytes),
-        "bigram_bits_per_byte": bigram_bits_per_byte(texts.code, texts.held_out, texts.held_out_bytes),
-    }
+    texts = read_texts(books, work / "model")
+    card: dict[str, Any] = {"bigram": bigram_bits_per_byte(texts.code, texts.held_out, texts.held_out_bytes)}
+    model, heads = train_base(work, texts, steps)
+    card["base"] = judge(model, heads, texts, work / "held-out-base.pt")
     print(json.dumps(card), flush=True)
-    model.to(torch.float16).save_pretrained(work / "model")
-    model.to(torch.float32)  # the heads learn from the weights as shipped
-
-    answers = [own_answers(work, model, texts.code, texts.books, n, prompts) for n in PROMPTS]
-    if draft_tokens:
-        own = {1.0: np.concatenate([until_ends(x, 0) for x in answers])}
-        draft = train_model(
-            work, "draft-texts", untrained(DRAFT, device), texts.streams, tokens=draft_tokens, teacher=model
-        )
-        draft = train_model(work, "draft", draft.requires_grad_(True), own, tokens=draft_tokens, teacher=model)
-        draft.to(torch.float16).save_pretrained(work / "draft")
-        texts.tokenizer.save_pretrained(work / "draft")
-    if not epochs:
-        return
-    states = [head_states(model, x, answer_lengths(x, 0)[0]) for x in answers]
-    hidden, labels = (torch.cat(parts) for parts in zip(*states, strict=True))
-    print(f"{len(hidden)} loop-free states of {sum(map(len, answers))} answers", flush=True)
-    heads = train_heads(work, model, hidden, labels, epochs=epochs)
+    answers = answer_training_prompts(work, "answers-0", model, texts, prompts)
+    for i in range(1, rounds + 1):
+        distil(work, f"round-{i}", model, heads, texts, answers, round_steps)
+        card[f"round {i}"] = judge(model, heads, texts, work / f"held-out-{i}.pt")
+        print(json.dumps(card), flush=True)
+        answers = answer_training_prompts(work, f"answers-{i}", model, texts, prompts)
+    model.half().float()  # the drafters learn from the weights as shipped
+    train_heads(work, heads, [head_states(model, some) for some in answers], head_steps)
+    heads.half().float()
+    card["finished"] = judge(model, heads, texts, work / "held-out.pt")
+    train_draft(work, model, texts, answers, draft_steps)
+    model.set_attn_implementation("sdpa")
+    model.half().save_pretrained(work / "model")
     save_heads(heads.half(), "medusa", work / "heads", base="treeopt demo model")
-    card |= judge_heads(model, heads, texts.held_out)
     (work / "card.json").write_text(json.dumps(card, indent=2))
     print(json.dumps(card, indent=2))
 
