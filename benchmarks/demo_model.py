@@ -25,8 +25,20 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from demo_training import LEARN, UNLEARN, batch_of, fit, heads_loss, joint_loss, own_loss, taught_loss, windows
-from torch import Tensor
+from demo_training import (
+    LEARN,
+    RANK,
+    UNLEARN,
+    WORLD,
+    batch_of,
+    fit,
+    heads_loss,
+    joint_loss,
+    own_loss,
+    taught_loss,
+    windows,
+)
+from torch import Tensor, distributed
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -56,7 +68,10 @@ CODE_SHARE = 0.75  # of the training windows; the rest are books
 BATCH, WINDOW = 4096, 256  # tokens; the last tenth of the base's steps has windows of the whole context
 ANSWER = 128  # most tokens of the model's own answers
 PROMPTS = (64, 24)  # tokens of their prompts; after the shorter ones the model soon leaves its training text
-HEAD_STATES = 2048
+OWN_PROMPTS = 4096  # of each length, answered anew after every round
+ROUNDS, ROUND_STEPS = 2, 400  # of self-distillation
+HEAD_STEPS, HEAD_STATES = 4000, 2048  # of the heads alone, at the end
+DRAFT_STEPS = 1500  # of the draft model: on texts, then on answers
 EXISTING, FOLDER = click.Path(exists=True, path_type=Path), click.Path(path_type=Path)
 
 
@@ -176,8 +191,9 @@ def loop_tokens(tokens: list[int]) -> int:
 def own_answers(file: Path, model: LlamaForCausalLM, prompts: Tensor, dtype: torch.dtype = torch.bfloat16) -> Answers:
     """Greedy answers to (N, P) prompts, kept in ``file``."""
     if not file.exists():
-        target = Target(copy.deepcopy(model).to(dtype))
-        target.model.set_attn_implementation("sdpa")
+        writer = copy.deepcopy(model).to(dtype)
+        writer.set_attn_implementation("sdpa")
+        target = Target(writer)
         stop, found = StopRule(frozenset({0}), ANSWER), []
         for part in prompts.split(512):
             found += decode(target, None, part.tolist(), batch_size=128, stop=stop)
@@ -197,7 +213,7 @@ def own_answers(file: Path, model: LlamaForCausalLM, prompts: Tensor, dtype: tor
     return answers
 
 
-def training_prompts(texts: Texts, count: int, prompt_tokens: int, seed: int) -> Tensor:
+def training_prompts(texts: Texts, count: int, prompt_tokens: int, seed: list[int]) -> Tensor:
     """Pieces of training text."""
     rng, code = np.random.default_rng(seed), round(count * CODE_SHARE)
     pieces = [
@@ -208,16 +224,16 @@ def training_prompts(texts: Texts, count: int, prompt_tokens: int, seed: int) ->
 
 
 def answer_training_prompts(work: Path, name: str, model: LlamaForCausalLM, texts: Texts, count: int) -> list[Answers]:
-    """Answers to ``count`` pieces of training text of each length."""
+    """Answers to this process' share of ``count`` pieces of training text of each length."""
     return [
-        own_answers(work / f"{name}-{n}.pt", model, training_prompts(texts, count, n, seed=len(name) + n))
+        own_answers(work / f"{name}-{n}-{RANK}.pt", model, training_prompts(texts, count // WORLD, n, seed=[RANK, n]))
         for n in PROMPTS
     ]
 
 
 def own_batches(answers: list[Answers], step: int) -> tuple[Tensor, Tensor]:
     """Tokens and kinds of the answers that a step learns from, all with prompts of one length."""
-    rng = np.random.default_rng([1, step])
+    rng = np.random.default_rng([1, RANK, step])
     some = answers[step % len(answers)]
     rows = torch.from_numpy(rng.integers(0, len(some.tokens), BATCH // some.tokens.shape[1]))
     return some.tokens[rows], some.kinds[rows]
@@ -251,8 +267,10 @@ def train_draft(work: Path, teacher: LlamaForCausalLM, texts: Texts, answers: li
     fit(
         work / "draft.pt", {"draft": draft}, lambda step: loss(own_batches(answers, step)[0]), steps=steps, scale=0.5
     )  # fmt: skip
-    draft.half().save_pretrained(work / "draft")
-    texts.tokenizer.save_pretrained(work / "draft")
+    if RANK == 0:
+        draft.set_attn_implementation("sdpa")
+        draft.half().save_pretrained(work / "draft")
+        texts.tokenizer.save_pretrained(work / "draft")
 
 
 @torch.inference_mode()
@@ -277,7 +295,7 @@ def train_heads(work: Path, heads: MedusaHeads, states: list[tuple[Tensor, Tenso
     hidden, labels = (torch.cat(parts) for parts in zip(*states, strict=True))
 
     def loss_of(step: int) -> Tensor:
-        rows = torch.from_numpy(np.random.default_rng(step).integers(0, len(hidden), HEAD_STATES))
+        rows = torch.from_numpy(np.random.default_rng([2, RANK, step]).integers(0, len(hidden), HEAD_STATES))
         with torch.autocast(hidden.device.type, torch.bfloat16):
             return heads_loss(heads, hidden[rows].float(), labels[rows])
 
@@ -288,6 +306,8 @@ def train_heads(work: Path, heads: MedusaHeads, states: list[tuple[Tensor, Tenso
 @torch.inference_mode()
 def judge(model: LlamaForCausalLM, heads: MedusaHeads, texts: Texts, file: Path) -> dict[str, Any]:
     """Bits per byte of the held-out modules; the heads' top-1 and the share of loops on answers to 512 pieces of them."""
+    if RANK:
+        return {}
     prompts = windows(texts.held_out, np.linspace(0, len(texts.held_out) - 65, 512).astype(int), 64)
     answers = own_answers(file, model, prompts, torch.float32)
     hidden, labels = head_states(model, answers)
@@ -323,35 +343,39 @@ def bigram_bits_per_byte(train: np.ndarray, held_out: np.ndarray, n_bytes: int) 
 @click.command()
 @click.option("--books", type=EXISTING, required=True, help="Plain text of the second domain.")
 @click.option("--work", type=FOLDER, default="build/demo", show_default=True, help="For the result and checkpoints.")
-@click.option("--steps", default=6000, show_default=True, help="Of the base, 4,096 tokens each.")
-@click.option("--rounds", default=2, show_default=True, help="Of self-distillation.")
-@click.option("--round-steps", default=500, show_default=True, help="Of each of them.")
-@click.option("--prompts", default=4096, show_default=True, help="Own answers of each round, per prompt length.")
-@click.option("--head-steps", default=4000, show_default=True, help="Of the heads alone, at the end.")
-@click.option("--draft-steps", default=1500, show_default=True, help="Of the draft model, on texts and on answers.")
-def main(
-    books: Path, work: Path, steps: int, rounds: int, round_steps: int, prompts: int, head_steps: int, draft_steps: int
-) -> None:
+@click.option(
+    "--teacher", type=EXISTING, help="A model with the same tokenizer, whose distributions the base learns too."
+)
+@click.option("--steps", default=2000, show_default=True, help="Of the base, 4,096 tokens in each process.")
+def main(books: Path, work: Path, teacher: Path | None, steps: int) -> None:
     """Train the embedded demo model and its drafters: WORK/model, WORK/draft, WORK/heads, WORK/card.json."""
+    if WORLD > 1:
+        distributed.init_process_group("gloo")
     (work / "model").mkdir(parents=True, exist_ok=True)
-    texts = read_texts(books, work / "model")
+    texts = read_texts(books, teacher or work / "model")
     card: dict[str, Any] = {"bigram": bigram_bits_per_byte(texts.code, texts.held_out, texts.held_out_bytes)}
-    model, heads = train_base(work, texts, steps)
+    taught_by = (
+        LlamaForCausalLM.from_pretrained(teacher, dtype=torch.bfloat16).requires_grad_(False) if teacher else None
+    )
+    model, heads = train_base(work, texts, steps, taught_by)
     card["base"] = judge(model, heads, texts, work / "held-out-base.pt")
     print(json.dumps(card), flush=True)
-    answers = answer_training_prompts(work, "answers-0", model, texts, prompts)
-    for i in range(1, rounds + 1):
-        distil(work, f"round-{i}", model, heads, texts, answers, round_steps)
+    answers = answer_training_prompts(work, "answers-0", model, texts, OWN_PROMPTS)
+    for i in range(1, ROUNDS + 1):
+        distil(work, f"round-{i}", model, heads, texts, answers, ROUND_STEPS)
         card[f"round {i}"] = judge(model, heads, texts, work / f"held-out-{i}.pt")
         print(json.dumps(card), flush=True)
-        answers = answer_training_prompts(work, f"answers-{i}", model, texts, prompts)
+        answers = answer_training_prompts(work, f"answers-{i}", model, texts, OWN_PROMPTS)
     model.half().float()  # the drafters learn from the weights as shipped
-    train_heads(work, heads, [head_states(model, some) for some in answers], head_steps)
+    train_heads(work, heads, [head_states(model, some) for some in answers], HEAD_STEPS)
     heads.half().float()
     card["finished"] = judge(model, heads, texts, work / "held-out.pt")
-    train_draft(work, model, texts, answers, draft_steps)
+    train_draft(work, model, texts, answers, DRAFT_STEPS)
+    if RANK:
+        return
     model.set_attn_implementation("sdpa")
     model.half().save_pretrained(work / "model")
+    texts.tokenizer.save_pretrained(work / "model")
     save_heads(heads.half(), "medusa", work / "heads", base="treeopt demo model")
     (work / "card.json").write_text(json.dumps(card, indent=2))
     print(json.dumps(card, indent=2))

@@ -26,7 +26,7 @@ from treeopt.runtime.drafters.medusa import MedusaHeads
 WARMUP = 50  # optimiser steps
 GAMMA, HEADS_WEIGHT = 0.8, 0.2  # weight of head k: GAMMA^k (Medusa, section 2.2.1), and of all beside the base
 LEARN, UNLEARN = 1, 2  # what becomes of a token of the model's own answers
-RANK = int(os.environ.get("RANK", 0))  # of this process among those that learn together
+RANK, WORLD = (int(os.environ.get(name, one)) for name, one in (("RANK", 0), ("WORLD_SIZE", 1)))  # of torchrun
 Streams = Mapping[float, np.ndarray]  # share of the training windows to the token ids that they are cut from
 
 

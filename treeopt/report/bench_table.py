@@ -57,7 +57,7 @@ def stopped_note(bench: Benchmark) -> str:
     if not bench.stopped:
         return ""
     named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
-    return f"Stopped early, since shown to be slower than the chosen tree: {named}. Their intervals are wider for it."
+    return f"Stopped early, since shown to be slower than the chosen tree: {named}. Their intervals are of 99.9 %."
 
 
 def contender_rows(bench: Benchmark) -> list[tuple[str, ...]]:
