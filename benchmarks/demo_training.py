@@ -33,7 +33,7 @@ Streams = Mapping[float, np.ndarray]  # share of the training windows to the tok
 def whole_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """Causal attention within full windows in plain products: on a CPU its backward is thrice as fast as torch's own."""
+    """Causal attention within full windows in plain products; compiled, its backward is faster on a CPU than torch's own."""
     seen = torch.ones(query.shape[-2:-1] * 2, dtype=torch.bool, device=query.device).tril()
     scores = (query @ key.transpose(-1, -2)).float() * scaling
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).to(query.dtype)
