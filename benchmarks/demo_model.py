@@ -5,7 +5,8 @@ Run it from a checkout; it takes some four hours on two CPU cores:
     torchrun --nproc-per-node 2 benchmarks/demo_model.py --books books_pd_train.txt --work build/demo
 
 Every stage writes its result into ``--work`` and is skipped when that is there; what trains also writes
-checkpoints, so the same command continues after an interruption. The Hydra heads come from `treeopt train`.
+checkpoints, so the same command continues after an interruption. The Hydra heads come from `treeopt train` on the answers
+that it writes.
 
 N answers · P tokens of their prompts · V vocabulary · K heads · d width
 """
@@ -69,9 +70,9 @@ BATCH, WINDOW = 4096, 256  # tokens; the last tenth of the base's steps has wind
 ANSWER = 128  # most tokens of the model's own answers
 PROMPTS = (64, 24)  # tokens of their prompts; after the shorter ones the model soon leaves its training text
 OWN_PROMPTS = 4096  # of each length, answered anew after every round
-ROUNDS, ROUND_STEPS = 2, 400  # of self-distillation
-HEAD_STEPS, HEAD_STATES = 4000, 2048  # of the heads alone, at the end
-DRAFT_STEPS = 1500  # of the draft model: on texts, then on answers
+ROUNDS, ROUND_STEPS = 1, 250  # of self-distillation
+HEAD_STEPS, HEAD_STATES = 2000, 2048  # of the heads alone, at the end
+DRAFT_STEPS = 400  # of the draft model: on texts, then on answers
 EXISTING, FOLDER = click.Path(exists=True, path_type=Path), click.Path(path_type=Path)
 
 
@@ -273,6 +274,19 @@ def train_draft(work: Path, teacher: LlamaForCausalLM, texts: Texts, answers: li
         texts.tokenizer.save_pretrained(work / "draft")
 
 
+def write_answers(file: Path, texts: Texts, answers: list[Answers]) -> None:
+    """Prompts and answers as JSON Lines, but for those in a loop: what `treeopt train --responses response` reads."""
+    decode = texts.tokenizer.decode
+    with file.open("w", encoding="utf-8") as lines:
+        for some in answers:
+            prompt = some.tokens.shape[1] - ANSWER
+            for row in (~some.looped).nonzero()[:, 0].tolist():
+                tokens = some.tokens[row, : prompt + int(some.lengths[row])].tolist()
+                asked, said = decode(tokens[:prompt]), decode(tokens[prompt:], skip_special_tokens=True)
+                if asked.strip() and said.strip():
+                    lines.write(f"{json.dumps({'prompt': asked, 'response': said})}\n")
+
+
 @torch.inference_mode()
 def head_states(model: LlamaForCausalLM, answers: Answers) -> tuple[Tensor, Tensor]:
     """Hidden states (M, d) of all answers and the tokens (M, K) that the heads have to guess there, -100 past the end."""
@@ -371,6 +385,7 @@ def main(books: Path, work: Path, teacher: Path | None, steps: int) -> None:
     heads.half().float()
     card["finished"] = judge(model, heads, texts, work / "held-out.pt")
     train_draft(work, model, texts, answers, DRAFT_STEPS)
+    write_answers(work / f"answers-{RANK}.jsonl", texts, answers)
     if RANK:
         return
     model.set_attn_implementation("sdpa")

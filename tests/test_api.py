@@ -201,6 +201,7 @@ def test_importing_is_light_and_every_name_is_there():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_notebook_runs_cell_by_cell(tmp_path, monkeypatch):
     """Each cell is run, and its last expression shown, as a notebook does."""
     text = (DOCS / "notebook.py").read_text(encoding="utf-8")

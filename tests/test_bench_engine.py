@@ -234,7 +234,7 @@ def test_what_the_library_raises_is_a_sentence_and_leaves_the_model_as_it_was(mo
     assert (target.config.num_hidden_layers, target.model.generation_config) == (3, config)
 
 
-@pytest.fixture(scope="module", params=["draft", "ngram"])
+@pytest.fixture(scope="module", params=[pytest.param("draft", marks=pytest.mark.long), "ngram"])
 def run(request, tmp_path_factory):
     """Calibrated in float64, with latencies by which chains pay."""
     folder = tmp_path_factory.mktemp("engine")
@@ -282,6 +282,7 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
     assert "bench-transformers.json" in treeopt("status", "--run", tmp_path / "run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["draft"], indirect=True)
 def test_an_interrupted_benchmark_goes_on_behind_its_last_block(bench, tmp_path, monkeypatch):
     whole = bench()
@@ -304,6 +305,7 @@ def test_an_interrupted_benchmark_goes_on_behind_its_last_block(bench, tmp_path,
     assert not journal.parent.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["draft"], indirect=True)
 def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys):
     folder = tmp_path / "run"

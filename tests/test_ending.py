@@ -88,6 +88,7 @@ def test_the_next_command_is_one_that_the_command_line_takes(name, monkeypatch):
     assert result.exit_code == 0
 
 
+@pytest.mark.long
 def test_the_page_of_a_run_shows_the_pictures_that_it_drew(tmp_path):
     run = make_run(tmp_path / "run", batch_sizes=(1,))
     alone = write_report(run).read_text()

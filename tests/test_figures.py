@@ -499,6 +499,7 @@ def fill(run: RunDirectory, batch_sizes) -> Plan:
     return plan
 
 
+@pytest.mark.long
 def test_everything_is_drawn_once(run):
     fill(run, (1,))
     some_bench().save(run.bench)

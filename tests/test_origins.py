@@ -205,6 +205,7 @@ def test_what_people_look_at_says_what_is_stale(run, command, monkeypatch):
     assert "plan.json was made from another profile.json" in invoke(*command, "--run", run.path).stderr
 
 
+@pytest.mark.long
 def test_calibrate_keeps_another_measurement(own_demo_run):
     run = RunDirectory(own_demo_run)
     before = run.trace.read_bytes()

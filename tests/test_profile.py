@@ -313,6 +313,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.long
 def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatch):
     run.path.mkdir()
     CALIBRATION.save(run.calibration)

@@ -156,6 +156,7 @@ def search_sizes(tmp_path_factory):
     return run
 
 
+@pytest.mark.long
 def test_sizes_pooled_by_rows_shrink_as_the_published_staircase_says(search_sizes):
     """Linear layers cost a step up just above 128 and 384 rows, so larger batches want smaller trees."""
     bars = {1: (32, 80), 4: (16, 32), 8: (8, 16), 32: (3, 5)}

@@ -320,6 +320,7 @@ def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, he
             assert ours["runs"][name]["rows"] == theirs["runs"][name]["rows"]
 
 
+@pytest.mark.long
 def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys):
     """Memory runs out once, in the second block; the text of the answers does not change."""
     import treeopt.runtime.measure.ranks as module

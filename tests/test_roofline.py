@@ -380,6 +380,7 @@ def test_the_curves_of_speedup_are_tokens_over_latency():
     assert sum(data.shares.values()) == pytest.approx(np.ones(128))
 
 
+@pytest.mark.long
 def test_figures_of_a_computed_profile_show_its_device_and_measure_nothing(tmp_path):
     run = RunDirectory(tmp_path / "run")
     profile_analytical(run, "MI300X", config(tmp_path), batch_sizes=(1,), budget=4)

@@ -293,6 +293,7 @@ def test_a_command_without_depth_or_tree_has_one_tree_of_each_size():
     ]
 
 
+@pytest.mark.long
 def test_a_killed_command_goes_on_behind_its_last_call(run, tmp_path):
     """SIGTERM in the second round: what was finished is not run again, and the profile has three whole rounds."""
     slow = BENCH + "import time; time.sleep(0.15)\n"
