@@ -238,7 +238,7 @@ def test_a_model_and_heads_of_ones_own(tmp_path):
     from treeopt.runtime.drafters.medusa import MedusaHeads
 
     shutil.copytree(demo.MODEL, tmp_path / "model")
-    heads = MedusaHeads(2, 1, 256, 2048)
+    heads = MedusaHeads(2, 1, 160, 2048)
     save_heads(heads, "medusa", tmp_path / "heads", base="mine")
     lines = [{"prompt": f"def add_{i}(a, b):\n    return"} for i in range(12)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -295,7 +295,7 @@ def wrong(tmp_path):
         (("calibrate", "--column", "text", *run), "need --prompts"),
         (("calibrate", "--group-by", "text", *run), "by module"),
         (("calibrate", "--drafter", tmp_path / "no-heads", *run), "does not exist"),
-        (("calibrate", "--drafter", "early-exit:9", *run), "layer of 1 to 4"),
+        (("calibrate", "--drafter", "early-exit:99", *run), "layer of 1 to 11"),
         (("calibrate", "--drafter", "ngram", "--draft-depth", "0", *run), "--draft-depth must be at least 1"),
         (("calibrate", "--draft-depth", "3", *run), "has 4 heads"),
         (("train", "--acceptance", "typical", "-o", tmp_path / "heads"), "writes answers to learn from greedily"),
