@@ -27,8 +27,6 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     """Do everything, from calibrate to report.
 
     The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
-    The demo model runs in bfloat16 where the processor computes in it, as servers do, else in float32;
-    the other commands take float32 on a CPU unless --dtype says otherwise.
     The same command again continues where it was stopped.
 
     \b
@@ -44,8 +42,6 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     from treeopt.report.terminal import note, out
 
     source = pipeline.resolve(run, source, overwrite=options["overwrite"])
-    if not {"model", "dtype", "device"} & source.keys():
-        source["dtype"] = pipeline.demo_dtype()
     wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"))
     plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), wanted, **options)
     if as_json:

@@ -27,6 +27,6 @@ from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.run import run_line
 from treeopt.pipeline.search import SearchOptions, search
-from treeopt.pipeline.session import compiled, demo_dtype, open_session, resolve, session_of
+from treeopt.pipeline.session import compiled, open_session, resolve, session_of
 from treeopt.pipeline.train import TextOptions, train
 from treeopt.pipeline.trees import import_tree, named_tree, read_tree, score

@@ -144,11 +144,3 @@ def open_session(source: dict[str, Any]) -> Session:
     for text in session.notes:
         note(text)
     return session
-
-
-def demo_dtype() -> str:
-    """What the demo runs in: verifying several rows pays where products of few rows are cheap."""
-    import_torch()
-    from treeopt.runtime.target import computes_in_bfloat16
-
-    return "bfloat16" if computes_in_bfloat16() else "float32"
