@@ -89,7 +89,7 @@ def calibrate(
     model: str | Path | Session | None = None,
     *,
     run: str | Path | RunDirectory = RUN,
-    num_prompts: int = 192,
+    num_prompts: int = 128,
     max_new_tokens: int = 128,
     batch_size: int = 16,
     ranks: int = 32,
