@@ -8,7 +8,7 @@ P states · S sequences · D deepest node · N nodes · n trees asked for at onc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,19 +102,37 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray
     >>> replay_trees(trace, ((), (0,), (1,)), np.array([[True, False, False], [True, False, True]])).tolist()
     [[3], [2]]
     """
-    order = growth_index(trace, paths)
-    n, words = len(members), -(-len(members) // 64)
-    lacking = np.zeros((len(paths) + 1, 64 * words), dtype=bool)  # the bits of the trees without node i
-    lacking[:-1, :n] = ~members.T
-    lacking[-1] = True
-    masks = np.packbits(lacking, axis=1, bitorder="little").view(np.uint64)  # (N+1, words)
+    return steps_of(trace, growth_index(trace, paths), np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
+
+
+def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
+    """(n, S) steps of every sequence with dynamic trees of n numbers of rows, of the same levels and topk.
+
+    Exact wherever the text does not depend on the tree: what a step accepts depends on nothing but its state.
+    """
+    assert trace.pools is not None, "the trace must have pools"
+    places = trace.pools.places_in(levels, topk)
+    return steps_of(trace, places, np.arange(256)[:, None] > np.array(rows) - 2)
+
+
+def steps_of(trace: RankTrace, order: NDArray[Any], lacks: BoolArray) -> IntArray:
+    """(n, S) steps of every sequence with each of n trees.
+
+    order : (P, D) the true path's node at every state and depth, by any number · lacks : (numbers, n) trees without it
+    """
+    numbers, n = lacks.shape
+    words = -(-n // 64)
+    lacking = np.zeros((numbers, 64 * words), dtype=bool)
+    lacking[:, :n] = lacks
+    masks = np.packbits(lacking, axis=1, bitorder="little").view(np.uint64)  # (numbers, words)
+    everyone = np.packbits(np.arange(64 * words) < n, bitorder="little").view(np.uint64)
     steps = np.zeros((n, trace.num_sequences), dtype=np.int64)
     for first, end in _portions(trace, max(AT_ONCE // (64 * words), 1)):
         base, stop = trace.starts[first], trace.starts[end]
         starts, lengths = trace.starts[first:end] - base, trace.lengths[first:end]
         by_length = np.argsort(-lengths, kind="stable")
         visits = np.zeros((stop - base, words), dtype=np.uint64)
-        visits[starts] = masks[-1]
+        visits[starts] = everyone
         for t in range(int(lengths.max()) - 1):
             going = by_length[: np.searchsorted(-lengths[by_length], -(t + 1), side="left")]
             here = starts[going] + t  # states with a step after their sequence's t-th

@@ -27,6 +27,7 @@ from treeopt.files import npz, storage
 from treeopt.records.agreement import agree, within
 from treeopt.records.display import Drawn
 from treeopt.records.origins import check_origins
+from treeopt.records.pools import Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
@@ -93,6 +94,7 @@ class RankTrace(Answers):
     group         : (S,)   int16  index into meta["group_names"]
     cluster       : (S,)   int32  conversation that a sequence is a turn of; absent: each is its own
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
+    pool_places, pool_scores : (P, ...) of dynamic trees, as meta["pools"] says: see `Pools`
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
     Only ``ranks`` and ``starts`` are required of a file.
@@ -110,6 +112,8 @@ class RankTrace(Answers):
     group: NDArray[np.int16] | None = None
     cluster: NDArray[np.int32] | None = None
     target_rank: NDArray[np.int16] | None = None
+    pool_places: NDArray[np.uint8] | None = None
+    pool_scores: NDArray[np.float16] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,7 +137,9 @@ class RankTrace(Answers):
         for name in (*PER_STATE, *PER_SEQUENCE):
             value = getattr(self, name)
             want = states if name in PER_STATE else self.num_sequences
-            if value is not None and value.shape != (want,):
+            if value is not None and (
+                len(value) != want or value.ndim != (1 + name.startswith("pool_") + (name == "pool_places"))
+            ):
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {value.shape}.")
 
     def check(self) -> None:
@@ -173,6 +179,14 @@ class RankTrace(Answers):
     def lengths(self) -> IntArray:
         """(S,) tokens emitted by each sequence."""
         return np.diff(self.starts)
+
+    @cached_property
+    def pools(self) -> Pools | None:
+        """Of dynamic trees, where they were recorded."""
+        if self.pool_places is None or self.pool_scores is None:
+            return None
+        about = self.meta["pools"]
+        return Pools(about["levels"], tuple(about["topks"]), self.pool_places, self.pool_scores)
 
     @cached_property
     def has_step(self) -> BoolArray:
@@ -316,6 +330,8 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "group": np.int16,
     "cluster": np.int32,
     "target_rank": np.int16,
+    "pool_places": np.uint8,
+    "pool_scores": np.float16,
 }
-PER_STATE = ("tokens", "target_rank")
+PER_STATE = ("tokens", "target_rank", "pool_places", "pool_scores")
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster")

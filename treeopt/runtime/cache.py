@@ -190,23 +190,26 @@ def tree_mask(cache: TreeCache, starts: Tensor, ancestors: Tensor, depths: Tenso
     """Which columns every new row may attend to: (b or 1, 1, T, n) bool; None for all of them.
 
     starts    : (b, 1)  committed tokens of each row
-    ancestors : (T, A)  of the rows of this step, those written before this pass and its own T, which may be seen
-    depths    : (A,)    position of each of them beyond the start
+    ancestors : (T, A) or (b, T, A)  of the rows of this step, those written before this pass and its own T, which may be seen
+    depths    : (A,) or (b, A)  position of each of them beyond the start
     window    : attend to positions less than ``window`` back only (sliding window), by position
     """
-    even, n, (t, step) = cache.is_even, cache.columns, ancestors.shape
+    even, n, (t, step) = cache.is_even, cache.columns, ancestors.shape[-2:]
     if window is not None and n <= window:
         window = None
     if t == step == 1 and even and window is None:
         return None
+    ancestors = ancestors[None] if ancestors.ndim == 2 else ancestors
     if even and window is None:
-        return F.pad(ancestors, (n - step, 0), value=True)[None, None]
-    column = torch.arange(n, device=starts.device)
+        return F.pad(ancestors, (n - step, 0), value=True)[:, None]
+    rows, column = torch.arange(len(starts), device=starts.device)[:, None], torch.arange(n, device=starts.device)
     offset = column - starts  # (b, n) column of the step's own mask, where inside
     inside = (offset >= 0) & (offset < step)
     index = offset.clamp(0, step - 1)
-    mask = torch.where(inside[:, None], ancestors.T[index].transpose(1, 2), (offset < 0)[:, None])
+    seen = ancestors.transpose(1, 2).expand(len(starts), -1, -1)[rows, index].transpose(1, 2)  # (b, T, n)
+    mask = torch.where(inside[:, None], seen, (offset < 0)[:, None])
     if window is not None:
-        position = torch.where(inside, starts + depths[index], column)  # (b, n)
-        mask &= (starts + depths[-t:])[:, :, None] - position[:, None] < window
+        beyond = depths.expand(len(starts), -1)  # (b, A)
+        position = torch.where(inside, starts + beyond.gather(1, index), column)  # (b, n)
+        mask &= (starts + beyond[:, -t:])[:, :, None] - position[:, None] < window
     return mask[:, None]

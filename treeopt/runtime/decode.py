@@ -19,13 +19,18 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.records.rules import SAME_TEXT
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, sequence_key
+from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, follow_each, sequence_key
 from treeopt.runtime.cache import TreeCache
+from treeopt.runtime.drafters.levels import LevelDraft, chosen_tree
 from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target, padded
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import IntArray, Tree
+
+AnyTree = Tree | DynamicTree
 
 PREFILL_TOKENS = 8192  # most tokens, padding included, of one prefill pass
 
@@ -132,10 +137,11 @@ class Decoder:
 
     @classmethod
     def for_prompts(
-        cls, setup: Setup, prompts: Iterable[Sequence[int]], trees: Iterable[Tree | None] = (), *, batch_size: int
+        cls, setup: Setup, prompts: Iterable[Sequence[int]], trees: Iterable[AnyTree | None] = (), *, batch_size: int
     ) -> Decoder:
         """A decoder with room for these prompts, their answers, and the largest of these trees."""
-        most_nodes = max((len(tree) for tree in trees if tree is not None), default=1)
+        rooms = (tree.room if isinstance(tree, DynamicTree) else len(tree) for tree in trees if tree is not None)
+        most_nodes = max(rooms, default=1)
         return cls(setup, batch_size=batch_size, capacity=setup.capacity(prompts), most_nodes=most_nodes)
 
     def start(self, prompts: Iterable[tuple[int, Sequence[int]]]) -> None:
@@ -222,9 +228,11 @@ class Decoder:
         self._drop_finished(goes_on)
 
     @torch.inference_mode()
-    def step(self, tree: Tree | None = None) -> IntArray:
+    def step(self, tree: AnyTree | None = None) -> IntArray:
         """One decoding step of every live row: (b,) guesses accepted. Without a tree, or with a lone
         root, it is a plain autoregressive step."""
+        if isinstance(tree, DynamicTree):
+            return self._dynamic_step(tree)
         return self._plain_step() if tree is None or len(tree) == 1 else self._tree_step(tree)
 
     def _mark(self, part: str) -> None:
@@ -258,30 +266,58 @@ class Decoder:
         return accepted
 
     def _tree_step(self, tree: Tree) -> IntArray:
-        cache, target = self.cache, self.target
         plan = self._prepared(tree)
         assert self.draft is not None, "a tree step needs a drafter"
         tokens = self.draft.propose(plan, self._roots, self._mark)  # (b, T)
-        starts = torch.tensor(cache.lengths, device=target.device)[:, None]  # (b, 1)
-        places = starts + plan.depths  # (b, T)
-        positions = places
-        if max(cache.lengths) + tree.depth >= target.context:
-            positions = places.clamp_max(target.context - 1)  # such nodes are never accepted
-        cache.begin_step(len(tree), starts)
-        mask = target.mask(cache, starts, plan.ancestors, plan.depths)
-        hidden = target.hidden(tokens.clamp_min(0), positions, cache, mask)  # (b, T, d)
-        logits = target.scores(target.logits(hidden))  # (b, T, V)
-        choices = self.acceptance.choose(logits, self._keys[:, None], places + 1)  # (b, T)
-        self._mark("target")
+        hidden, logits, choices = self._verify(tokens, plan.depths, plan.ancestors, tree.depth)
         known, chosen = torch.stack([tokens, choices]).tolist()
         last = self.acceptance.accept(tree, known, chosen, logits)
         self._mark("verify")
-        paths = [plan.paths[node] for node in last]
+        self._commit(known, chosen, [plan.paths[node] for node in last], hidden)
+        return tree.depths[last]
+
+    def _dynamic_step(self, tree: DynamicTree) -> IntArray:
+        self._check_dynamic(tree)
+        assert isinstance(self.draft, LevelDraft)
+        pool = self.draft.grow(tree.levels, tree.topk, self._roots, self._mark)
+        tokens, parents, depths, ancestors = chosen_tree(pool, self._roots, tree)
+        self._mark("choose")
+        hidden, _, choices = self._verify(tokens, depths, ancestors, tree.levels)
+        known, chosen, above = torch.stack([tokens, choices, parents]).tolist()
+        paths = follow_each(above, known, chosen)
+        self._mark("verify")
+        self._commit(known, chosen, paths, hidden)
+        return np.array([len(path) - 1 for path in paths])
+
+    def _verify(self, tokens: Tensor, depths: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+        """One pass over (b, T) nodes: (b, T, d) hidden states, (b, T, V) logits, and the (b, T) tokens chosen after each.
+
+        depths : ([b,] T) · ancestors : ([b,] T, T) · depth : of the deepest node
+        """
+        cache, target = self.cache, self.target
+        starts = torch.tensor(cache.lengths, device=target.device)[:, None]  # (b, 1)
+        places = starts + depths  # (b, T)
+        positions = places
+        if max(cache.lengths) + depth >= target.context:
+            positions = places.clamp_max(target.context - 1)  # such nodes are never accepted
+        cache.begin_step(tokens.shape[1], starts)
+        mask = target.mask(cache, starts, ancestors, depths)
+        hidden = target.hidden(tokens.clamp_min(0), positions, cache, mask)
+        logits = target.scores(target.logits(hidden))
+        choices = self.acceptance.choose(logits, self._keys[:, None], places + 1)
+        self._mark("target")
+        return hidden, logits, choices
+
+    def _commit(
+        self, known: list[list[int]], chosen: list[list[int]], paths: Sequence[Sequence[int]], hidden: Tensor
+    ) -> None:
+        """Keep the accepted path of every row, root first: emit its guesses and the token chosen behind them."""
         committed = [[nodes[node] for node in path] for nodes, path in zip(known, paths, strict=True)]
-        roots = [nodes[node] for nodes, node in zip(chosen, last, strict=True)]
-        cache.commit(paths)
+        roots = [nodes[path[-1]] for nodes, path in zip(chosen, paths, strict=True)]
+        self.cache.commit(paths)
+        assert self.draft is not None
         self.draft.extend(committed, hidden, paths)
-        self._roots = torch.tensor(roots, device=target.device)
+        self._roots = torch.tensor(roots, device=self.target.device)
         goes_on = []
         for row, (_, *guesses), root in zip(self.live, committed, roots, strict=True):
             before = len(row.tokens)
@@ -290,25 +326,36 @@ class Decoder:
             self.emitted += len(row.tokens) - before
         self._drop_finished(goes_on)
         self._mark("commit")
-        return tree.depths[last]
+
+    def _check_dynamic(self, tree: DynamicTree) -> None:
+        if not isinstance(self.draft, LevelDraft):
+            kind = self.drafter.kind if self.drafter else "none"
+            raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {kind} has none.")
+        if self.acceptance.record["rule"] not in SAME_TEXT:
+            raise InvalidInput(
+                "A dynamic tree needs greedy decoding or sampling, whose text does not depend on the tree, but the rule is "
+                f"{self.acceptance.record['rule']}."
+            )
+        self._check_fits(tree.levels, tree.topk - 1, tree.room)
 
     def _prepared(self, tree: Tree) -> TreeTensors:
         if tree not in self._tensors:
-            deepest = self.drafter.num_heads if self.drafter else 0
-            if tree.depth > deepest:
-                raise InvalidInput(
-                    f"A tree may be as deep as the drafter guesses, {deepest}, but its depth is {tree.depth}."
-                )
-            known = self.drafter.draft_vocab_size if self.drafter else 0
-            if tree.max_rank >= known:
-                raise InvalidInput(
-                    f"A rank must be below the tokens that the drafter knows, {known}, but the tree has "
-                    f"{tree.max_rank}."
-                )
-            if len(tree) > self.most_nodes:
-                raise InvalidInput(f"This decoder has room for trees of {self.most_nodes} rows, but got {len(tree)}.")
+            self._check_fits(tree.depth, tree.max_rank, len(tree))
             self._tensors[tree] = TreeTensors.of(tree, self.target.device)
         return self._tensors[tree]
+
+    def _check_fits(self, depth: int, max_rank: int, rows: int) -> None:
+        """Raise InvalidInput for a tree that is deeper, wider or larger than the drafter or the cache can take."""
+        deepest = self.drafter.num_heads if self.drafter else 0
+        if depth > deepest:
+            raise InvalidInput(f"A tree may be as deep as the drafter guesses, {deepest}, but its depth is {depth}.")
+        known = self.drafter.draft_vocab_size if self.drafter else 0
+        if max_rank >= known:
+            raise InvalidInput(
+                f"A rank must be below the tokens that the drafter knows, {known}, but the tree has {max_rank}."
+            )
+        if rows > self.most_nodes:
+            raise InvalidInput(f"This decoder has room for trees of {self.most_nodes} rows, but got {rows}.")
 
     def _drop_finished(self, goes_on: list[bool]) -> None:
         """Move ended rows to ``finished``; the last live rows take their places."""
@@ -332,7 +379,7 @@ def decode(
     target: Target,
     drafter: Drafter | None,
     prompts: Sequence[Sequence[int]],
-    tree: Tree | None = None,
+    tree: AnyTree | None = None,
     *,
     batch_size: int,
     stop: StopRule,

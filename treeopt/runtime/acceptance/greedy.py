@@ -71,14 +71,24 @@ def follow(tree: Tree, tokens: Nodes, choices: Nodes) -> list[int]:
     >>> follow(Tree.chain(2), [[7, 8, 9]], [[8, 5, 1]])
     [1]
     """
-    parents, last = tree.parents.tolist(), []
-    for guesses, chosen in zip(tokens, choices, strict=True):
-        at = 0
-        for node, parent in enumerate(parents):  # children come after their parents
-            if parent == at and guesses[node] == chosen[at]:
-                at = node
-        last.append(at)
-    return last
+    parents = tree.parents.tolist()
+    return [path[-1] for path in follow_each([parents] * len(tokens), tokens, choices)]
+
+
+def follow_each(parents: Nodes, tokens: Nodes, choices: Nodes) -> Nodes:
+    """The same for rows with trees of their own, by the (b, T) parents of their nodes: the accepted paths, root first.
+
+    >>> follow_each([[-1, 0, 1]], [[7, 8, 9]], [[8, 9, 1]])
+    [[0, 1, 2]]
+    """
+    paths = []
+    for above, guesses, chosen in zip(parents, tokens, choices, strict=True):
+        path, at = [0], 0
+        for node in range(1, len(above)):  # children come after their parents
+            if above[node] == at and guesses[node] == chosen[at]:
+                path.append(at := node)
+        paths.append(path)
+    return paths
 
 
 def with_ancestors(tree: Tree, passes: BoolArray) -> BoolArray:

@@ -167,10 +167,11 @@ class ChainDraft(ModelDraft):
         if not chain(plan.tree):
             raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
         tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
+        hidden = self.catch_up(roots)[:, None]
+        positions = self.starts[:, 0]  # behind the root
         for depth, level in enumerate(plan.levels):
-            hidden = self.read(level, tokens[-1])
-            if depth == 0:
-                positions = self.starts[:, 0]  # behind the root
+            if depth:
+                hidden = self.feed_level(level, tokens[-1], None)
             q = self.drafter.probabilities(hidden)[:, 0]  # (b, V)
             states = stream_states(seed, Stream.DRAFT, self.keys, positions + depth)
             drawn = gumbel_argmax(q.log(), states)

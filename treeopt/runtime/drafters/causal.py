@@ -18,15 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from treeopt.runtime.cache import TreeCache, tree_mask
-from treeopt.runtime.drafters.protocol import Level
+from treeopt.runtime.drafters.levels import Expanded, LevelDraft
+from treeopt.runtime.drafters.protocol import Answer
 from treeopt.runtime.drafters.states import one_of_each
 from treeopt.runtime.target import padded
 
 
-class CausalDraft:
+class CausalDraft(LevelDraft):
     """The base of such drafters' rows: the cache, and the states that are not yet in it.
 
-    A subclass says what `feed` computes, and proposes with `catch_up` and `feed_level`.
+    A subclass says what `feed` computes, and drafts with `catch_up` and `feed_level`.
 
     ahead : how many places a token lies ahead of that of the state it is fed with: 0 where places are tokens'
     """
@@ -114,7 +115,7 @@ class CausalDraft:
         self.starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
         return found
 
-    def feed_level(self, level: Level, tokens: Tensor, hidden: Any) -> Tensor:
+    def feed_level(self, level: Expanded, tokens: Tensor, hidden: Any) -> Tensor:
         """One pass over the expanding nodes of a level below the root, whose place is already the cache's: (b, E, ...).
 
         tokens : (b, E) theirs; hidden : (b, E, d) what the drafter has instead of the target's state before each
@@ -122,6 +123,23 @@ class CausalDraft:
         self.cache.begin_step(level.nodes, self.starts, after=level.first - 1)
         mask = self.mask(self.starts, level.ancestors, level.beyond)
         return self.feed(tokens, hidden, (self.starts + (level.depth - 1)).expand(-1, level.nodes), mask)
+
+    def read(self, answer: Answer) -> None:
+        self.clear()
+        text = [*answer.prompt, *answer.tokens]
+        hidden = answer.hidden[None] if self.drafter.reads_prompt else answer.hidden.new_empty((1, len(text), 0))
+        self.prefill([text[: len(text) + self.ahead - 1]], hidden)
+        self._answer, self._width = answer, self._waiting[0][1].shape[-1]
+        self._rooted = len(answer.prompt) - self.ahead  # places before the first state's root
+
+    def stand(self, states: Sequence[int]) -> None:
+        answer = self._answer
+        self.cache.lengths = [self._rooted + states[-1]]  # what lies behind was of states that are done with
+        self.cache.keep([0] * len(states))
+        self.cache.lengths = [self._rooted + t for t in states]
+        before = [*answer.prompt[-1:], *answer.tokens]  # the token of each state
+        hidden = answer.state_hidden[states[0] : states[-1] + 1, None, : self._width]
+        self._waiting = [([before[t : t + 1] for t in states], hidden)]
 
     def keep(self, order: Sequence[int]) -> None:
         self.cache.keep(order)

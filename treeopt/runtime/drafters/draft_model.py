@@ -25,7 +25,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.causal import CausalDraft
-from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer, Level, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer
 from treeopt.runtime.drafters.states import batches, ranks_among
 from treeopt.runtime.target import DTYPES, Target, load_target
 
@@ -116,23 +116,22 @@ class ModelDraft(CausalDraft):
     def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         super().extend(tokens, hidden[..., :0], paths)
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        tokens = [roots[:, None]]
-        for level in plan.levels:
-            guesses = level.best(self.drafter.logits(self.read(level, tokens[-1])))
-            # The root is the cache's last token; the nodes of this level are ``depth`` places behind it.
-            beyond = [n - 1 + level.depth >= self.drafter.model.context for n in self.cache.lengths]
-            if any(beyond):
-                guesses = guesses.masked_fill(torch.tensor(beyond, device=self.device)[:, None], -1)
-            tokens.append(guesses)
-            mark(f"draft {level.depth}")
-        return torch.cat(tokens, 1)
+    def begin(self, roots: Tensor, depth: int) -> None:
+        self._first = self.catch_up(roots)[:, None]  # (b, 1, d) of the roots
 
-    def read(self, level: Level, tokens: Tensor) -> Tensor:
-        """(b, E, d) of the level's nodes, by the tokens of all nodes of its depth."""
-        if level.depth == 0:
-            return self.catch_up(tokens[:, 0])[:, None]
-        return self.feed_level(level, tokens[:, level.among], None)
+    def logits(self, level: Any, tokens: Tensor) -> Tensor:
+        return self.drafter.logits(self.feed_level(level, tokens, None) if level.depth else self._first)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return self.drafter.model.scores(logits)
+
+    def named(self, guesses: Tensor, depth: int) -> Tensor:
+        # The root is the cache's last token; the nodes of this level are ``depth`` places behind it.
+        beyond = [n - 1 + depth >= self.drafter.model.context for n in self.cache.lengths]
+        if not any(beyond):
+            return guesses
+        outside = torch.tensor(beyond, device=self.device)
+        return guesses.masked_fill(outside.view(-1, *[1] * (guesses.ndim - 1)), -1)
 
 
 def load_draft_model(

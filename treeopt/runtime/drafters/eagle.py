@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.causal import CausalDraft, pad
 from treeopt.runtime.drafters.layer import OneLayer, zero_linear
-from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer
 from treeopt.runtime.drafters.states import batches, ranks_among
 
 SEEN_AT_ONCE = 2**24  # most entries of the attention mask of an unrolled pass, its own keys not counted
@@ -141,11 +141,10 @@ class EagleDraft(CausalDraft):
     def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
         return self.drafter.predict(following, hidden, positions, self.cache, mask)
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        states, tokens = self.catch_up(roots)[:, None], [roots[:, None]]  # (b, E, d) predicted for the expanding nodes
-        for level in plan.levels:
-            if level.depth:
-                states = self.feed_level(level, tokens[-1][:, level.among], states[:, level.parent])
-            tokens.append(level.best(self.drafter.logits(states)))
-            mark(f"draft {level.depth}")
-        return torch.cat(tokens, 1)
+    def begin(self, roots: Tensor, depth: int) -> None:
+        self._states = self.catch_up(roots)[:, None]  # (b, E, d) predicted for the expanded nodes
+
+    def logits(self, level: Any, tokens: Tensor) -> Tensor:
+        if level.depth:
+            self._states = self.feed_level(level, tokens, level.inherit(self._states))
+        return self.drafter.logits(self._states)

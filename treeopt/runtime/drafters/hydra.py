@@ -22,7 +22,8 @@ from torch.nn import functional as F
 
 from treeopt.runtime.drafters.causal import CausalDraft, pad
 from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
-from treeopt.runtime.drafters.protocol import Answer, Draft, Mark, TreeTensors
+from treeopt.runtime.drafters.levels import LevelDraft
+from treeopt.runtime.drafters.protocol import Answer, Draft
 from treeopt.runtime.drafters.states import StateDraft, batches, states_at_once
 from treeopt.runtime.ranking import rank_of
 
@@ -138,16 +139,6 @@ class HydraHeads(nn.Module):
         inputs = torch.cat([hidden, F.embedding(path, self.embedding).flatten(1)], 1)
         return self.heads[i](inputs)
 
-    def guess(self, hidden: Tensor, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        """(b, T) tokens of a tree after the (b,) roots, from the (b, d) states before these."""
-        read, tokens = hidden[:, None], [roots[:, None]]
-        for i, level in enumerate(plan.levels):
-            guesses = F.embedding(tokens[-1][:, level.among], self.embedding)
-            read = torch.cat([read[:, level.parent], guesses], -1)  # (b, E, (i+2) d)
-            tokens.append(level.best(self.heads[i](read)))
-            mark(f"draft {i}")
-        return torch.cat(tokens, 1)
-
     def start(self, batch_size: int, capacity: int) -> Draft:
         if self.prefix_layer is None:
             return HydraDraft(self)
@@ -184,18 +175,27 @@ class HydraHeads(nn.Module):
         return found
 
 
-class HydraDraft(StateDraft):
+class PathDraft(LevelDraft):
+    """What both drafts share: a head reads the state before the root and the tokens of the path."""
+
+    def logits(self, level: Any, tokens: Tensor) -> Tensor:
+        guesses = F.embedding(tokens, self.drafter.embedding)
+        self._read = torch.cat([level.inherit(self._read), guesses], -1)  # (b, E, (i+2) d)
+        return self.drafter.heads[level.depth](self._read)
+
+
+class HydraDraft(PathDraft, StateDraft):
     """The rows of a decoder: the state of the last committed token is all that plain Hydra needs."""
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        return self.drafter.guess(self.hidden, plan, roots, mark)
+    def begin(self, roots: Tensor, depth: int) -> None:
+        self._read = self.hidden[:, None]
 
 
-class PrefixDraft(CausalDraft):
+class PrefixDraft(PathDraft, CausalDraft):
     """The rows of a decoder for Hydra++: newly committed states go through the prefix layer once a tree step."""
 
     def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
         return self.drafter.prefix_layer(hidden, positions, self.cache, mask)
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        return self.drafter.guess(self.catch_up(roots), plan, roots, mark)
+    def begin(self, roots: Tensor, depth: int) -> None:
+        self._read = self.catch_up(roots)[:, None]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.records.trace import MISS
+from treeopt.runtime.drafters.levels import LevelDraft
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.drafters.states import StateDraft, states_at_once
 from treeopt.runtime.ranking import rank_of, top_candidates
@@ -113,7 +115,7 @@ class MedusaHeads(nn.Module):
         return [part.numpy() for part in found.split([len(answer.tokens) for answer in answers])]
 
 
-class MedusaDraft(StateDraft):
+class MedusaDraft(LevelDraft, StateDraft):
     """The rows of a decoder: all heads that the tree needs guess at once."""
 
     def __init__(self, drafter: MedusaHeads) -> None:
@@ -123,11 +125,15 @@ class MedusaDraft(StateDraft):
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
         logits = self._first(plan.tree.depth)(self.hidden)  # (b, D, Vt)
         guesses = top_candidates(logits, plan.width)[:, plan.heads, plan.ranks]  # (b, T-1)
-        if self.drafter.token_ids is not None:  # heads that know a part of the vocabulary
-            guesses = self.drafter.token_ids[guesses]
-        tokens = torch.cat([roots[:, None], guesses], 1)
+        tokens = torch.cat([roots[:, None], self.named(guesses, 0)], 1)
         mark("draft")
         return tokens
+
+    def begin(self, roots: Tensor, depth: int) -> None:
+        self._logits = self._first(depth)(self.hidden)
+
+    def logits(self, level: Any, tokens: Tensor) -> Tensor:
+        return self._logits[:, level.depth, None].expand(-1, level.nodes, -1)
 
 
 @torch.inference_mode()

@@ -79,6 +79,10 @@ class Level:
         """(b, C) tokens of the level's children, by (b, E, Vt) logits of the nodes."""
         return top_candidates(logits, self.width)[:, self.of, self.ranks]
 
+    def inherit(self, above: Tensor) -> Tensor:
+        """(b, E, ...) what the nodes' parents have, of (b, E', ...) of the expanded nodes of the level above."""
+        return above[:, self.parent]
+
 
 @dataclass(frozen=True, eq=False)
 class TreeTensors:

@@ -34,6 +34,12 @@ class StateDraft:
     def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         self.hidden = one_of_each(hidden, [path[-1] for path in paths])
 
+    def read(self, answer: Any) -> None:
+        self._of_text = answer.state_hidden
+
+    def stand(self, states: Sequence[int]) -> None:
+        self.hidden = self._of_text[states[0] : states[-1] + 1]
+
     def keep(self, order: Sequence[int]) -> None:
         self.hidden = self.hidden[torch.tensor(order, dtype=torch.long, device=self.hidden.device)]
 

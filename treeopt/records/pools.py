@@ -1,0 +1,96 @@
+"""What a trace keeps of the pools of dynamic trees: the place of the true path, and the scores that there were.
+
+One record answers every setting: a step accepts the guesses of the true path among the best rows - 1 nodes of the pool, and
+the pool of fewer levels is the beginning of that of more.
+
+P states · L levels at most · n numbers of expanded nodes ("topk")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput
+from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK
+
+NO_PLACE = 255  # the true path is not in the pool, or too far behind for any tree
+MOST_SCORES = 32  # of a level that are kept
+
+
+def columns_of(levels: int) -> slice:
+    """Where the places in pools of so many levels are kept, by depth from 1.
+
+    >>> columns_of(1), columns_of(3)
+    (slice(0, 1, None), slice(3, 6, None))
+    """
+    return slice(levels * (levels - 1) // 2, levels * (levels + 1) // 2)
+
+
+def score_counts(levels: int, topk: int) -> list[int]:
+    """How many scores are kept of each level.
+
+    >>> score_counts(3, 4), score_counts(2, 8)
+    ([4, 16, 16], [8, 32])
+    """
+    return [topk, *[min(topk**2, MOST_SCORES)] * (levels - 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Pools:
+    """The pools of every state, for each topk.
+
+    places : (P, n, L (L + 1) / 2) uint8  place of the true path's node of depth d among the nodes of the first s levels, best
+             first from 0, `columns_of` s at d - 1; NO_PLACE where it is not among them
+    scores : (P, sum of `score_counts`) float16  log-probabilities of the best paths of each level, best first, topk by topk
+
+    Raises InvalidInput for arrays that do not fit together.
+    """
+
+    levels: int
+    topks: tuple[int, ...]
+    places: NDArray[np.uint8]
+    scores: NDArray[np.float16]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.levels <= MOST_LEVELS or not self.topks or list(self.topks) != sorted(set(self.topks)):
+            raise InvalidInput(
+                f"pools must have 1 to {MOST_LEVELS} levels and a rising list of topk, but have {self.levels} and "
+                f"{list(self.topks)}."
+            )
+        if not 1 <= self.topks[0] <= self.topks[-1] <= MOST_TOPK:
+            raise InvalidInput(f"topk of pools must be 1 to {MOST_TOPK}, but is {list(self.topks)}.")
+        states = len(self.places)
+        shapes = {
+            "places": (states, len(self.topks), columns_of(self.levels).stop),
+            "scores": (states, sum(sum(score_counts(self.levels, topk)) for topk in self.topks)),
+        }
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise InvalidInput(f"{name} of the pools must be {shape}, but are {getattr(self, name).shape}.")
+        known = self.places[self.places != NO_PLACE]
+        if known.size and known.max() > MOST_ROWS - 2:
+            raise InvalidInput(f"places in pools must be below {MOST_ROWS - 1} or {NO_PLACE}, but reach {known.max()}.")
+        if (self.scores > 0).any() or np.isnan(self.scores).any():
+            raise InvalidInput("scores of pools must be logarithms of probabilities, at most 0.")
+
+    def places_in(self, levels: int, topk: int) -> NDArray[np.uint8]:
+        """(P, levels) place of the true path's node of each depth in the pool of so many levels."""
+        return self.places[:, self.topks.index(topk), columns_of(levels)]
+
+    def level_scores(self, topk: int) -> list[NDArray[np.float16]]:
+        """(P, n) scores of every level of a topk, best first."""
+        found, first = [], 0
+        for other in self.topks:
+            for count in score_counts(self.levels, other):
+                if other == topk:
+                    found.append(self.scores[:, first : first + count])
+                first += count
+        return found
+
+    def select(self, states: Sequence[int] | NDArray[np.int64]) -> Pools:
+        """Those of some states."""
+        return Pools(self.levels, self.topks, self.places[states], self.scores[states])

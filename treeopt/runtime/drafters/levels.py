@@ -1,0 +1,186 @@
+"""Drafting level by level: the guesses of one depth, then of the next, for a given tree or for a pool of a dynamic one.
+
+b live rows · T nodes of the tree · E nodes of a level that are expanded · k children of each · M nodes of the pool
+V vocabulary of the drafter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
+from treeopt.runtime.ranking import top_candidates
+from treeopt.trees.dynamic import DynamicTree
+
+
+class Expanded(Protocol):
+    """The nodes of one depth whose children are drafted: a `Level` of a tree, or a `Frontier` of a pool."""
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def nodes(self) -> int: ...  # E
+
+    @property
+    def first(self) -> int: ...  # expanded nodes above
+
+    @property
+    def ancestors(self) -> Tensor: ...  # ([b,] E, first + E - 1): see `Level`
+
+    @property
+    def beyond(self) -> Tensor: ...  # (first + E - 1,)
+
+    def inherit(self, above: Tensor) -> Tensor:
+        """(b, E, ...) what the nodes' parents have, of (b, E', ...) of the expanded nodes of the level above."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """The likeliest nodes of a level of every row, best first.
+
+    parent : (b, E) place of each one's parent in the frontier above
+    """
+
+    depth: int
+    nodes: int
+    first: int
+    parent: Tensor
+    ancestors: Tensor  # (b, E, first + E - 1)
+    beyond: Tensor
+
+    def inherit(self, above: Tensor) -> Tensor:
+        return above[torch.arange(len(above), device=above.device)[:, None], self.parent]
+
+    @classmethod
+    def root(cls, rows: int, device: torch.device) -> Frontier:
+        nothing = torch.zeros((rows, 1), dtype=torch.long, device=device)
+        return cls(0, 1, 0, nothing, torch.ones((rows, 1, 0), dtype=torch.bool, device=device), nothing[0, :0])
+
+    def below(self, parent: Tensor) -> Frontier:
+        """The next frontier, by the (b, E) places of its nodes' parents in this one."""
+        rows, nodes = parent.shape
+        itself = torch.eye(nodes, dtype=torch.bool, device=parent.device).expand(rows, -1, -1)
+        seen = torch.arange(rows, device=parent.device)[:, None], parent
+        ancestors = torch.cat([self.ancestors[seen], itself], 2)
+        beyond = torch.cat([self.beyond, self.beyond.new_full((nodes,), self.depth)])
+        return Frontier(self.depth + 1, nodes, self.first + self.nodes, parent, ancestors, beyond)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The nodes that a dynamic tree is chosen from, level by level, the children of a node best first.
+
+    tokens  : (b, M), -1 where the drafter has no such guess
+    parents : (b, M) place of each one's parent in the pool, -1 for the root; always before its children
+    scores  : (b, M) log-probability of the path, never above that of the parent's
+    depths  : (M,) from 1
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    scores: Tensor
+    depths: Tensor
+
+    def best(self, count: int) -> Tensor:
+        """(b, count) places of the best nodes, best first; of equal scores those that come first in the pool."""
+        return self.scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+class LevelDraft:
+    """The base of drafts that go level by level. A subclass says what `begin` and `logits` compute."""
+
+    drafter: Any
+
+    def begin(self, roots: Tensor, depth: int) -> None:
+        """Start to draft behind the (b,) roots, as deep as ``depth``."""
+        raise NotImplementedError
+
+    def logits(self, level: Any, tokens: Tensor) -> Tensor:
+        """(b, E, V) for the children of a level's nodes, by the nodes' (b, E) tokens; called depth by depth."""
+        raise NotImplementedError
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """(..., V) logits as the drafter itself gives them, for probabilities."""
+        return logits
+
+    def named(self, guesses: Tensor, depth: int) -> Tensor:
+        """The target's tokens for (b, ...) guesses behind nodes of a depth; -1 for those that are none."""
+        ids = getattr(self.drafter, "token_ids", None)
+        return guesses if ids is None else ids[guesses]
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        """(b, T) token of every node: see `Draft`."""
+        tokens = [roots[:, None]]
+        self.begin(roots, plan.tree.depth)
+        for level in plan.levels:
+            logits = self.logits(level, tokens[-1][:, level.among])
+            tokens.append(self.named(level.best(logits), level.depth))
+            mark(f"draft {level.depth}")
+        return torch.cat(tokens, 1)
+
+    def grow(self, levels: int, topk: int, roots: Tensor, mark: Mark) -> Pool:
+        """The pool of a dynamic tree behind the (b,) roots."""
+        b, device = len(roots), roots.device
+        rows = torch.arange(b, device=device)[:, None]
+        level, tokens = Frontier.root(b, device), roots[:, None]
+        places, scores = torch.full_like(tokens, -1), torch.zeros((b, 1), device=device)
+        found: list[tuple[Tensor, ...]] = []  # tokens, parents, scores and depths of each level
+        self.begin(roots, levels)
+        size = 0
+        for depth in range(levels):
+            logits = self.logits(level, tokens)
+            guesses = top_candidates(logits, topk)  # (b, E, k)
+            logits = self.scores(logits if logits.dtype == torch.float64 else logits.float())
+            own = (logits.gather(-1, guesses) - logits.logsumexp(-1, keepdim=True)).clamp_max(0)
+            children = self.named(guesses, depth)
+            children_scores = (scores[..., None] + own).masked_fill(children < 0, -torch.inf).flatten(1)  # (b, E k)
+            children = children.flatten(1)
+            parents = places.repeat_interleave(topk, 1)
+            found.append((children, parents, children_scores, parents.new_full((children.shape[1],), depth + 1)))
+            mark(f"draft {depth}")
+            if depth + 1 < levels:
+                kept = children_scores.sort(dim=1, descending=True, stable=True).indices[:, :topk]
+                level = level.below(kept // topk)
+                tokens, scores, places = children[rows, kept], children_scores[rows, kept], size + kept
+            size += children.shape[1]
+        tokens_, parents_, scores_, depths = zip(*found, strict=True)
+        return Pool(torch.cat(tokens_, 1), torch.cat(parents_, 1), torch.cat(scores_, 1), torch.cat(depths))
+
+    def read(self, answer: Answer) -> None:
+        """Take a whole text, so that `stand` can go to its states; rows that were there are forgotten."""
+        raise NotImplementedError
+
+    def stand(self, states: Sequence[int]) -> None:
+        """Have a row at each of some neighbouring states of the text that was read, as if decoding had come there.
+
+        The states of one call come before those of the last.
+        """
+        raise NotImplementedError
+
+
+def chosen_tree(pool: Pool, roots: Tensor, tree: DynamicTree | int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The best nodes of a pool and the roots as trees, ordered as in the pool.
+
+    Returns (b, T) tokens, (b, T) places of the parents (0 for the root's own), (b, T) depths and (b, T, T) ancestors.
+    """
+    count = (tree if isinstance(tree, int) else tree.rows) - 1
+    (b, size), device = pool.scores.shape, pool.scores.device
+    rows = torch.arange(b, device=device)[:, None]
+    nodes = pool.best(count).sort(dim=1).values  # (b, T-1)
+    place = torch.zeros((b, size + 1), dtype=torch.long, device=device)  # in the tree; the last is the root's
+    place[rows, nodes] = torch.arange(1, count + 1, device=device).expand(b, -1)
+    parents = torch.cat([torch.zeros_like(rows), place[rows, pool.parents[rows, nodes]]], 1)
+    tokens = torch.cat([roots[:, None], pool.tokens[rows, nodes]], 1)
+    depths = torch.cat([torch.zeros_like(rows), pool.depths[nodes]], 1)
+    ancestors = torch.eye(count + 1, dtype=torch.bool, device=device).repeat(b, 1, 1)
+    above = parents
+    for _ in range(int(pool.depths[-1])):
+        ancestors.scatter_(2, above[..., None], True)
+        above = parents.gather(1, above)
+    return tokens, parents, depths, ancestors

@@ -1,0 +1,102 @@
+"""Record the pools of dynamic trees: at every state of an answer the drafter drafts as it would if decoding had come there.
+
+n states · S levels · M nodes of the pool
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treeopt.records.pools import NO_PLACE, columns_of, score_counts
+from treeopt.runtime.drafters.levels import LevelDraft, Pool
+from treeopt.runtime.drafters.protocol import Answer
+from treeopt.trees.dynamic import MOST_ROWS, pool_size
+
+NUMBERS_AT_ONCE, MOST_STATES = 2**24, 256  # of the keys of the rows that are drafted together, and rows
+
+
+@dataclass
+class PoolRecorder:
+    """Records the pools of a drafter, for several topk up to so many levels."""
+
+    drafter: Any
+    levels: int
+    topks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self._draft: LevelDraft | None = None
+        self._rows = self._capacity = 0
+
+    @torch.inference_mode()
+    def record(self, answer: Answer) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+        """Places (N, n, S (S + 1) / 2) and scores (N, ...) at the N states of an answer: see `Pools`."""
+        draft = self._standing(len(answer.prompt) + len(answer.tokens))
+        draft.read(answer)
+        labels, roots = answer.labels(self.levels), torch.tensor(answer.tokens)
+        device = answer.hidden.device
+        places, scores = [], []
+        for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.stand`
+            states = slice(begin, min(begin + self._rows, len(roots)))
+            of_topk = []
+            for topk in self.topks:
+                draft.stand(range(states.start, states.stop))
+                pool = draft.grow(self.levels, topk, roots[states].to(device), lambda part: None)
+                of_topk.append((true_places(pool, labels[states].to(device), self.levels), best_scores(pool, topk)))
+            found = list(zip(*of_topk, strict=True))
+            places.append(torch.stack(found[0], 1).cpu())
+            scores.append(torch.cat(found[1], 1).cpu())
+        return torch.cat(places[::-1]).numpy(), torch.cat(scores[::-1]).numpy()
+
+    def _standing(self, tokens: int) -> LevelDraft:
+        """Rows with room for a text of so many tokens."""
+        capacity = tokens + 1 + (self.levels - 1) * max(self.topks)
+        if self._draft is None or capacity > self._capacity:
+            width = getattr(self.drafter, "width", 0) or self.drafter.model.width
+            layers = 1 if not hasattr(self.drafter, "model") else self.drafter.model.num_layers
+            self._rows = min(max(NUMBERS_AT_ONCE // (capacity * width * layers), 1), MOST_STATES)
+            self._capacity = capacity
+            self._draft = self.drafter.start(self._rows, capacity)
+        return self._draft
+
+
+def true_places(pool: Pool, labels: Tensor, levels: int) -> Tensor:
+    """(n, S (S + 1) / 2) uint8 places of the true path's nodes, by the (n, S) tokens that come; below 0 for none."""
+    (n, size), device = pool.scores.shape, pool.scores.device
+    found = torch.full((n, columns_of(levels).stop), NO_PLACE, dtype=torch.uint8, device=device)
+    node = torch.full((n, 1), -1, device=device)  # the true path's of the level above; the root
+    alive = torch.ones((n, 1), dtype=torch.bool, device=device)
+    ends = torch.bincount(pool.depths)[1:].cumsum(0)
+    for depth in range(1, levels + 1):
+        is_true = (pool.parents == node) & (pool.tokens == labels[:, depth - 1, None]) & (pool.depths == depth)
+        alive = alive & is_true.any(1, keepdim=True) & (labels[:, depth - 1, None] >= 0)
+        node = is_true.to(torch.uint8).argmax(1, keepdim=True)
+        score = pool.scores.gather(1, node)
+        before = (pool.scores > score) | ((pool.scores == score) & (torch.arange(size, device=device) < node))
+        places = before.cumsum(1)[:, ends[depth - 1 :] - 1]  # (n, S - depth + 1) among the nodes of the first s levels
+        places = torch.where(alive & (places <= MOST_ROWS - 2), places, NO_PLACE).to(torch.uint8)
+        found[:, [columns_of(s).start + depth - 1 for s in range(depth, levels + 1)]] = places
+    return found
+
+
+def best_scores(pool: Pool, topk: int) -> Tensor:
+    """(n, sum of `score_counts`) float16 scores of the best nodes of every level, best first."""
+    levels = int(pool.depths[-1])
+    parts = pool.scores.split([topk, *[topk**2] * (levels - 1)], dim=1)
+    assert sum(part.shape[1] for part in parts) == pool_size(levels, topk)
+    best = [
+        part.sort(dim=1, descending=True).values[:, :n]
+        for part, n in zip(parts, score_counts(levels, topk), strict=True)
+    ]
+    return torch.cat(best, 1).half()
+
+
+def pools_of(answers: Sequence[Answer], recorder: PoolRecorder) -> list[tuple[NDArray[np.uint8], NDArray[np.float16]]]:
+    """Those of several answers."""
+    return [recorder.record(answer) for answer in answers]

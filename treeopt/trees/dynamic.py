@@ -1,0 +1,65 @@
+"""Dynamic trees: built anew at every step from the drafter's own probabilities (EAGLE-2, section 4).
+
+At every level the drafter expands the ``topk`` likeliest nodes of the last one, each by its ``topk`` likeliest
+children. All children enter the pool, with the probability of their path as score; the best of the pool are verified.
+SGLang, TensorRT-LLM, OpenVINO GenAI and EAGLE's repository build such trees, each with names of its own for the three
+numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treeopt.errors import InvalidInput
+
+MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64
+
+
+@dataclass(frozen=True, order=True)
+class DynamicTree:
+    """The three numbers of a dynamic tree.
+
+    levels : how deep it is drafted · topk : nodes expanded on each level, and children of each
+    rows   : rows verified per sequence and step, root included
+
+    >>> DynamicTree(5, 4, 16).pool
+    68
+    """
+
+    levels: int
+    topk: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        for name, most in (("levels", MOST_LEVELS), ("topk", MOST_TOPK)):
+            if not 1 <= getattr(self, name) <= most:
+                raise InvalidInput(f"{name} of a dynamic tree must be 1 to {most}, but got {getattr(self, name)}.")
+        if not 2 <= self.rows <= min(self.pool + 1, MOST_ROWS):
+            raise InvalidInput(
+                f"rows of a dynamic tree of {self.levels} levels with topk {self.topk} must be 2 to "
+                f"{min(self.pool + 1, MOST_ROWS)}, but got {self.rows}."
+            )
+
+    @property
+    def pool(self) -> int:
+        """Nodes that the best are chosen from."""
+        return pool_size(self.levels, self.topk)
+
+    @property
+    def name(self) -> str:
+        """As engines' users write it: levels, topk and rows."""
+        return f"{self.levels}/{self.topk}/{self.rows}"
+
+    @property
+    def room(self) -> int:
+        """Most rows that a cache has to hold behind the text: of the verification, or of the draft's own levels."""
+        return max(self.rows, 1 + (self.levels - 1) * self.topk)
+
+
+def pool_size(levels: int, topk: int) -> int:
+    """Nodes of the pool: ``topk`` on the first level, their ``topk`` children each on every further one.
+
+    >>> [pool_size(levels, 2) for levels in (1, 2, 3)]
+    [2, 6, 10]
+    """
+    return topk + (levels - 1) * topk**2
