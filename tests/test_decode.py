@@ -17,7 +17,7 @@ from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters.medusa import MedusaDraft, count_ranks
 from treeopt.runtime.drafters.protocol import Answer
-from treeopt.runtime.measure.ranks import collect_trace
+from treeopt.runtime.measure.ranks import Counts, collect_trace
 from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, check_support, context_limit, load_target
@@ -54,7 +54,7 @@ def test_decoding_with_any_tree_is_generate(any_target, tree, seed, limit, batch
 def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size, loops):
     prompts = asked(random_prompts(seed))
     stop = StopRule(target.eos_ids, 30, at_loops=loops)
-    trace = collect_trace(Setup(target, heads, stop), prompts, batch_size=3, top_k=10)
+    trace = collect_trace(Setup(target, heads, stop), prompts, batch_size=3, counts=Counts(10))
     rows = decode(target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop)
     assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
     accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)

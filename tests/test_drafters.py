@@ -26,7 +26,7 @@ from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.drafters.protocol import Answer, Drafter
-from treeopt.runtime.measure.ranks import collect_trace, write_answers
+from treeopt.runtime.measure.ranks import Counts, collect_trace, write_answers
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
@@ -165,7 +165,7 @@ class TestContract:
     @given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), loops=st.booleans())
     def test_the_teacher_forced_trace_is_that_of_decoding(self, target, drafter, rule, tree, seed, limit, loops):
         prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=loops)
-        trace = collect_trace(Setup(target, drafter, stop, rule), asked(prompts), batch_size=3, top_k=10)
+        trace = collect_trace(Setup(target, drafter, stop, rule), asked(prompts), batch_size=3, counts=Counts(10))
         rows = decode(target, drafter, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
         assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
         assert [row.end for row in rows] == trace.end.tolist()

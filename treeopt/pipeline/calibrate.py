@@ -23,6 +23,7 @@ from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.origins import differing
+from treeopt.records.pools import Counts
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
@@ -50,7 +51,7 @@ def calibrate(
     num_prompts: int,
     max_new_tokens: int,
     batch_size: int = 16,
-    top_k: int = 32,
+    counts: Counts = Counts(),  # noqa: B008  never changed
     probe_rounds: int = ROUNDS,
     overwrite: bool = False,
 ) -> Calibration:
@@ -71,7 +72,7 @@ def calibrate(
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
-        limits = {"max_new_tokens": max_new_tokens, "top_k": min(top_k, session.drafter.draft_vocab_size)}
+        limits = {"max_new_tokens": max_new_tokens, **fitting(counts, session).record}
         check_unmeasured(run, {**_trace_meta(asking), **limits}, session.acceptance.record, conversations)
     trace = collect(
         asking,
@@ -79,7 +80,7 @@ def calibrate(
         run.partial("calibrate"),
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
-        top_k=top_k,
+        counts=counts,
         title="Calibrating",
     )
     record = asking.provenance().record()
@@ -166,7 +167,7 @@ def collect(
     *,
     max_new_tokens: int,
     batch_size: int,
-    top_k: int,
+    counts: Counts,
     title: str,
 ) -> RankTrace:
     """The trace of some conversations, block by block through a journal in ``folder``.
@@ -180,9 +181,9 @@ def collect(
     if max_new_tokens < 1:
         raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
     meta = _trace_meta(session)
-    top_k = min(top_k, session.drafter.draft_vocab_size)
+    counts = fitting(counts, session)
     names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
-    options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "top_k": top_k}
+    options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
     journal = Journal(folder, {**meta, **options}, ".npz")
     size = BLOCK_WAVES * batch_size
     blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
@@ -200,7 +201,7 @@ def collect(
                 session.setup(max_new_tokens),
                 prompts,
                 batch_size=rows,
-                top_k=top_k,
+                counts=counts,
                 given=session.given,
                 meta={"batch_size": rows},
                 progress=advance,
@@ -214,6 +215,14 @@ def collect(
             discard(folder / "unfinished")
             done.append(trace)
     return join(done, {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]})
+
+
+def fitting(counts: Counts, session: Session) -> Counts:
+    """What of it there is with the session's drafter."""
+    drafter = session.drafter
+    return counts.fitting(
+        tokens=drafter.draft_vocab_size, guesses=drafter.num_heads, has_probabilities=drafter.has_probabilities
+    )
 
 
 def _trace_meta(session: Session) -> dict[str, Any]:
@@ -241,7 +250,9 @@ def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
         assert block.group is not None
         index = np.array([names.index(name) for name in block.meta["group_names"]])
         common.append(replace(block, group=index[block.group]))
-    shared = {key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens")}
+    shared = {
+        key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens", "pools") if key in blocks[0].meta
+    }
     return RankTrace.concatenate(
         common,
         {

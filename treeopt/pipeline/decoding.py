@@ -15,6 +15,7 @@ from treeopt.files.journal import Journal
 from treeopt.latency.rounds import busy, processor_share
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.records.contender import Quality
+from treeopt.records.pools import Counts
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.stopping import LOOKS
@@ -125,7 +126,7 @@ def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) ->
         decoding.folder / "answers",
         max_new_tokens=decoding.max_new_tokens,
         batch_size=ANSWERED_AT_ONCE,
-        top_k=decoding.ranks,
+        counts=Counts(decoding.ranks),
         title="Plain answers of the bench prompts",
     )
 
@@ -137,7 +138,7 @@ def _engine_answers(decoding: Decoding, prompts: Sequence[Prompt], visits: Seque
     rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"]["plain"]["rows"]]
     answers = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
     setup, tokens = decoding.session.setup(decoding.max_new_tokens), [prompt.tokens for prompt in prompts]
-    return rank_answers(setup, tokens, answers, batch_size=ANSWERED_AT_ONCE, top_k=decoding.ranks)
+    return rank_answers(setup, tokens, answers, batch_size=ANSWERED_AT_ONCE, counts=Counts(decoding.ranks))
 
 
 def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[dict[str, Any]]:

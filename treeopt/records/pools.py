@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,38 @@ def score_counts(levels: int, topk: int) -> list[int]:
     ([4, 16, 16], [8, 32])
     """
     return [topk, *[min(topk**2, MOST_SCORES)] * (levels - 1)]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What is recorded at every state.
+
+    top_k         : ranks 0...top_k-1 are told apart
+    levels, topks : of the pools of dynamic trees; by default there are none
+    """
+
+    top_k: int = 32
+    levels: int = 0
+    topks: tuple[int, ...] = ()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As a trace's meta has it.
+
+        >>> Counts(32, 3, (1, 4)).record
+        {'top_k': 32, 'pools': {'levels': 3, 'topks': [1, 4]}}
+        """
+        pools = {"pools": {"levels": self.levels, "topks": list(self.topks)}} if self.levels and self.topks else {}
+        return {"top_k": self.top_k, **pools}
+
+    def fitting(self, *, tokens: int, guesses: int, has_probabilities: bool) -> Counts:
+        """What of it there is with a drafter of so many tokens, and guesses in a row.
+
+        >>> Counts(32, 8, (1, 4)).fitting(tokens=3, guesses=5, has_probabilities=True)
+        Counts(top_k=3, levels=5, topks=(1,))
+        """
+        topks = tuple(topk for topk in self.topks if topk <= tokens and has_probabilities)
+        return Counts(min(self.top_k, tokens), min(self.levels, guesses) if topks else 0, topks)
 
 
 @dataclass(frozen=True, eq=False)

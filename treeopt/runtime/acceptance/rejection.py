@@ -96,6 +96,7 @@ class SampledChain(DraftModel):
     proposal : of the last step of its decoder, of which there is one at a time
     """
 
+    has_probabilities = False  # it draws its guesses
     proposal: Proposal
 
     def __init__(self, model: DraftModel, target: Target, sampling: Sampling) -> None:

@@ -129,13 +129,16 @@ class CausalDraft(LevelDraft):
         text = [*answer.prompt, *answer.tokens]
         hidden = answer.hidden[None] if self.drafter.reads_prompt else answer.hidden.new_empty((1, len(text), 0))
         self.prefill([text[: len(text) + self.ahead - 1]], hidden)
+        self._standing: Sequence[int] = ()
         self._answer, self._width = answer, self._waiting[0][1].shape[-1]
         self._rooted = len(answer.prompt) - self.ahead  # places before the first state's root
 
     def stand(self, states: Sequence[int]) -> None:
         answer = self._answer
-        self.cache.lengths = [self._rooted + states[-1]]  # what lies behind was of states that are done with
-        self.cache.keep([0] * len(states))
+        if states != self._standing:  # else every row has its text still: guesses are written behind it
+            self.cache.lengths = [self._rooted + states[-1]]
+            self.cache.keep([0] * len(states))
+            self._standing = states
         self.cache.lengths = [self._rooted + t for t in states]
         before = [*answer.prompt[-1:], *answer.tokens]  # the token of each state
         hidden = answer.state_hidden[states[0] : states[-1] + 1, None, : self._width]

@@ -39,7 +39,7 @@ class DraftModel:
     vocab_size : V; guesses are of the first min(V, the draft's rows) tokens
     """
 
-    reads_prompt = False
+    reads_prompt, has_probabilities = False, True
 
     def __init__(
         self, model: Target, vocab_size: int, *, num_heads: int = DRAFT_DEPTH, kind: str = "draft-model"

@@ -40,7 +40,7 @@ class EagleHeads(nn.Module):
     """
 
     kind = "eagle"
-    reads_prompt = shares_projection = True
+    reads_prompt = shares_projection = has_probabilities = True
     num_layers = 1
     embedding: Tensor
     lm_head: Tensor

@@ -65,7 +65,7 @@ class HydraHeads(nn.Module):
     guess depends on, kept on the CPU for writing it again.
     """
 
-    shares_projection = False
+    shares_projection, has_probabilities = False, True
     embedding: Tensor
 
     def __init__(

@@ -159,7 +159,7 @@ class LevelDraft:
     def stand(self, states: Sequence[int]) -> None:
         """Have a row at each of some neighbouring states of the text that was read, as if decoding had come there.
 
-        The states of one call come before those of the last.
+        The states of one call are those of the last one again, or come before them.
         """
         raise NotImplementedError
 

@@ -55,7 +55,7 @@ class PromptLookup:
     most_matches: int = 64
 
     kind = "ngram"
-    reads_prompt = False
+    reads_prompt = has_probabilities = False
 
     @property
     def draft_vocab_size(self) -> int:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.records.trace import MISS
-from treeopt.runtime.drafters.levels import LevelDraft
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.drafters.states import StateDraft, states_at_once
 from treeopt.runtime.ranking import rank_of, top_candidates
@@ -40,7 +39,7 @@ class MedusaHeads(nn.Module):
     ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied.
     """
 
-    kind = "medusa"
+    kind, has_probabilities = "medusa", True
     reads_prompt = False
     token_ids: Tensor | None
 
@@ -115,7 +114,7 @@ class MedusaHeads(nn.Module):
         return [part.numpy() for part in found.split([len(answer.tokens) for answer in answers])]
 
 
-class MedusaDraft(LevelDraft, StateDraft):
+class MedusaDraft(StateDraft):
     """The rows of a decoder: all heads that the tree needs guess at once."""
 
     def __init__(self, drafter: MedusaHeads) -> None:

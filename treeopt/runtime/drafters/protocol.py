@@ -192,6 +192,9 @@ class Drafter(Protocol):
     @property
     def reads_prompt(self) -> bool: ...  # whether `ranks` needs the states of the prompt too
 
+    @property
+    def has_probabilities(self) -> bool: ...  # whether dynamic trees can be grown from it: its drafts are `LevelDraft`s
+
     def start(self, batch_size: int, capacity: int) -> Draft:
         """For a decoder of so many rows, each with room for ``capacity`` tokens and nodes."""
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treeopt.runtime.drafters.levels import LevelDraft
+from treeopt.runtime.drafters.protocol import Answer
 from treeopt.runtime.ranking import rank_of
 
 # Bound the memory of a chunk: states times vocabulary, but at least FEWEST_STATES states, at which a
@@ -21,7 +23,7 @@ LOGITS_AT_ONCE, FEWEST_STATES = 2**21, 128
 TOKENS_AT_ONCE = 8192  # most vectors, padding included, of one pass over given texts
 
 
-class StateDraft:
+class StateDraft(LevelDraft):
     """The hidden state of every row's last committed token: (b, d)."""
 
     def __init__(self, drafter: Any) -> None:
@@ -34,7 +36,7 @@ class StateDraft:
     def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         self.hidden = one_of_each(hidden, [path[-1] for path in paths])
 
-    def read(self, answer: Any) -> None:
+    def read(self, answer: Answer) -> None:
         self._of_text = answer.state_hidden
 
     def stand(self, states: Sequence[int]) -> None:

@@ -5,11 +5,9 @@ n states · S levels · M nodes of the pool
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,8 +33,8 @@ class PoolRecorder:
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
-    def record(self, answer: Answer) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-        """Places (N, n, S (S + 1) / 2) and scores (N, ...) at the N states of an answer: see `Pools`."""
+    def record(self, answer: Answer) -> dict[str, NDArray[Any]]:
+        """ "pool_places" (N, n, S (S + 1) / 2) and "pool_scores" (N, ...) at the N states of an answer: see `Pools`."""
         draft = self._standing(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
         labels, roots = answer.labels(self.levels), torch.tensor(answer.tokens)
@@ -52,7 +50,7 @@ class PoolRecorder:
             found = list(zip(*of_topk, strict=True))
             places.append(torch.stack(found[0], 1).cpu())
             scores.append(torch.cat(found[1], 1).cpu())
-        return torch.cat(places[::-1]).numpy(), torch.cat(scores[::-1]).numpy()
+        return {"pool_places": torch.cat(places[::-1]).numpy(), "pool_scores": torch.cat(scores[::-1]).numpy()}
 
     def _standing(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
@@ -95,8 +93,3 @@ def best_scores(pool: Pool, topk: int) -> Tensor:
         for part, n in zip(parts, score_counts(levels, topk), strict=True)
     ]
     return torch.cat(best, 1).half()
-
-
-def pools_of(answers: Sequence[Answer], recorder: PoolRecorder) -> list[tuple[NDArray[np.uint8], NDArray[np.float16]]]:
-    """Those of several answers."""
-    return [recorder.record(answer) for answer in answers]

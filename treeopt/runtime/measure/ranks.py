@@ -18,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
+from treeopt.records.pools import Counts
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import Decoder, Row, Setup
 from treeopt.runtime.drafters.protocol import Answer, Drafter
 from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.measure.pools import PoolRecorder
 from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
@@ -35,7 +37,7 @@ def collect_trace(
     prompts: PromptSet,
     *,
     batch_size: int = 16,
-    top_k: int = 32,
+    counts: Counts = Counts(),
     given: bool = False,
     meta: dict[str, Any] | None = None,
     progress: Callable[[int], None] = lambda conversations: None,
@@ -45,7 +47,6 @@ def collect_trace(
 
     Every turn is a sequence; the turns of a conversation are a cluster. The setup's rule must be lossless.
 
-    top_k : ranks 0...top_k-1 are told apart
     given : read the given answers in one pass of the target each; nothing is generated
     unfinished : where a state that is not finished is kept while answers are written, and found
 
@@ -53,7 +54,7 @@ def collect_trace(
     under meta["skipped"]. ``progress`` is called with the number of conversations that ended.
     """
     assert setup.drafter is not None, "ranks are those of a drafter"
-    counter = RankCounter(setup.drafter, top_k, setup.target.device, setup.target if given else None)
+    counter = RankCounter(setup.drafter, counts, setup.target.device, setup.target if given else None)
     turns = Turns(setup.target, prompts, given)
     saved: dict[str, Any] = (unfinished.read() if unfinished else None) or {"turns": [], "decoder": None}
     ended: list[list[Row]] = []  # of every turn, in the order in which they ended
@@ -81,7 +82,7 @@ def collect_trace(
         last = sum(map(turns.is_last, ended[-1]))
         progress(turns.take(sorted(ended[-1], key=lambda row: row.id)) - last)
     counter.flush()
-    known = {"top_k": top_k, "eos_ids": sorted(setup.stop.eos_ids), "max_new_tokens": setup.stop.max_new_tokens}
+    known = {"eos_ids": sorted(setup.stop.eos_ids), "max_new_tokens": setup.stop.max_new_tokens, **counts.record}
     return _trace_of(turns, counter, {**known, **(meta or {})})
 
 
@@ -91,14 +92,11 @@ def _trace_of(turns: Turns, counter: RankCounter, meta: dict[str, Any]) -> RankT
     of = [c for c, answered in zip(turns.prompts.conversations, turns.answered, strict=True) for _ in answered]
     groups = list(dict.fromkeys(conversation.group for conversation in of))
     return RankTrace(
-        ranks=np.concatenate([counter.ranks[id(row)] for row in rows]),
-        starts=np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
-        tokens=np.concatenate([np.array(row.tokens) for row in rows]),
+        **counter.arrays(rows),
         prompt_tokens=np.array([row.prompt_tokens for row in rows]),
         end=np.array([row.end for row in rows]),
         group=np.array([groups.index(conversation.group) for conversation in of]),
         cluster=np.repeat(np.arange(len(turns.answered)), [len(answered) for answered in turns.answered]),
-        target_rank=np.concatenate([counter.target_ranks[id(row)] for row in rows]) if turns.given else None,
         meta={
             "prompt_sha256": [conversation.sha256 for conversation in of],
             "group_names": groups,
@@ -253,20 +251,14 @@ def read_answers(
 
 
 def rank_answers(
-    setup: Setup, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, batch_size: int, top_k: int
+    setup: Setup, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, batch_size: int, counts: Counts
 ) -> RankTrace:
     """The ranks of answers to prompts, one to each, that something else wrote."""
     assert setup.drafter is not None, "ranks are those of a drafter"
-    counter = RankCounter(setup.drafter, top_k, setup.target.device)
+    counter = RankCounter(setup.drafter, counts, setup.target.device)
     rows = read_answers(setup, prompts, answers, batch_size=batch_size, done=counter.add)
     counter.flush()
-    return RankTrace(
-        ranks=np.concatenate([counter.ranks[id(row)] for row in rows]),
-        starts=np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
-        tokens=np.concatenate([np.array(row.tokens) for row in rows]),
-        end=np.array([row.end for row in rows]),
-        meta={"top_k": top_k},
-    )
+    return RankTrace(**counter.arrays(rows), end=np.array([row.end for row in rows]), meta=counts.record)
 
 
 class RankCounter:
@@ -274,15 +266,24 @@ class RankCounter:
 
     With a ``target`` it also counts at which rank the target itself had every token.
 
-    ranks        : (N, K) of every row by its identity, once flushed; the last state has no trial
-    target_ranks : (N,)
+    found : by the identity of every row, once flushed, arrays of its N states: "ranks" (N, K), the last state has no trial;
+            "target_rank" (N,); "pool_places" and "pool_scores", see `treeopt.records.pools`
     """
 
-    def __init__(self, drafter: Drafter, top_k: int, device: torch.device, target: Target | None = None) -> None:
-        self.drafter, self.top_k, self.device, self.target = drafter, top_k, device, target
-        self.ranks: dict[int, NDArray[np.int16]] = {}
-        self.target_ranks: dict[int, NDArray[np.int16]] = {}
+    def __init__(self, drafter: Drafter, counts: Counts, device: torch.device, target: Target | None = None) -> None:
+        self.drafter, self.counts, self.device, self.target = drafter, counts, device, target
+        self.recorder = PoolRecorder(drafter, counts.levels, counts.topks) if counts.levels else None
+        self.found: dict[int, dict[str, NDArray[Any]]] = {}
         self._pending: list[tuple[Row, Answer]] = []
+
+    def arrays(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+        """Those of a trace of some rows that say what happened at each state."""
+        found = [self.found[id(row)] for row in rows]
+        return {
+            "starts": np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
+            "tokens": np.concatenate([np.array(row.tokens) for row in rows]),
+            **{name: np.concatenate([arrays[name] for arrays in found]) for name in found[0]},
+        }
 
     def add(self, row: Row) -> None:
         """Take the states of an ended row; its own references to them are dropped."""
@@ -297,14 +298,14 @@ class RankCounter:
 
     def state(self, row: Row) -> dict[str, Any]:
         """An ended row with what is known of it, as plain values and tensors; `resume` takes it."""
-        ranks = self.ranks.get(id(row))
+        found = self.found.get(id(row))
         hidden = next((answer.hidden for other, answer in self._pending if other is row), None)
         return {
             "id": row.id,
             "tokens": list(row.tokens),
             "accepted": list(row.accepted),
             "end": int(row.end or 0),
-            "ranks": None if ranks is None else torch.from_numpy(ranks),
+            "found": found and {name: torch.from_numpy(array) for name, array in found.items()},
             "hidden": hidden,
         }
 
@@ -312,8 +313,8 @@ class RankCounter:
         """The row of a state, counted or waiting as it was; called in the order in which rows ended."""
         end, prompt = End(known["end"]), prompts[known["id"]]
         row = Row(known["id"], prompt, SequenceEnd(StopRule(frozenset(), 1)), known["tokens"], known["accepted"], end)
-        if known["ranks"] is not None:
-            self.ranks[id(row)] = known["ranks"].numpy()
+        if known["found"] is not None:
+            self.found[id(row)] = {name: array.numpy() for name, array in known["found"].items()}
         else:
             self._pending.append((row, Answer(prompt, row.tokens, end, known["hidden"].to(self.device))))
         return row
@@ -323,14 +324,17 @@ class RankCounter:
         if not self._pending:
             return
         rows, answers = [row for row, _ in self._pending], [answer for _, answer in self._pending]
-        for row, found in zip(rows, self.drafter.ranks(answers, self.top_k), strict=True):
-            self.ranks[id(row)] = found
-        if self.target is not None:
-            at_once = states_at_once(self.target.vocab_size)
-            for row, answer in self._pending:
-                chunks = zip(
-                    answer.state_hidden.split(at_once), torch.tensor(answer.tokens).split(at_once), strict=True
-                )
-                own = torch.cat([rank_of(self.target.scores(self.target.logits(h)), y, self.top_k) for h, y in chunks])
-                self.target_ranks[id(row)] = own.to("cpu", torch.int16).numpy()
+        for row, answer, ranks in zip(rows, answers, self.drafter.ranks(answers, self.counts.top_k), strict=True):
+            found = {"ranks": ranks}
+            if self.target is not None:
+                found["target_rank"] = self._target_ranks(self.target, answer)
+            if self.recorder is not None:
+                found |= self.recorder.record(answer)
+            self.found[id(row)] = found
         self._pending.clear()
+
+    def _target_ranks(self, target: Target, answer: Answer) -> NDArray[np.int16]:
+        at_once = states_at_once(target.vocab_size)
+        chunks = zip(answer.state_hidden.split(at_once), torch.tensor(answer.tokens).split(at_once), strict=True)
+        own = torch.cat([rank_of(target.scores(target.logits(h)), y, self.counts.top_k) for h, y in chunks])
+        return own.to("cpu", torch.int16).numpy()
