@@ -93,6 +93,7 @@ def calibrate(
     max_new_tokens: int = 128,
     batch_size: int = 16,
     ranks: int = 32,
+    topks: Sequence[int] = (2, 4, 8),
     overwrite: bool = False,
     **options: Unpack[ModelOptions],
 ) -> RankTrace | Probe:
@@ -104,11 +105,14 @@ def calibrate(
     max_new_tokens : longest answer
     batch_size     : sequences decoded at once
     ranks          : ranks to tell apart
+    topks          : of the dynamic trees to record: nodes that they expand on each level, 1 to 10; none for fixed trees alone
     overwrite      : replace another measurement of the run, which is kept otherwise
     options        : of `open`, on top of those that the run was calibrated with
     """
     from treeopt import pipeline
+    from treeopt.records.pools import Counts
     from treeopt.records.rundir import RunDirectory
+    from treeopt.trees.dynamic import MOST_LEVELS
 
     directory = RunDirectory.of(run)
     with directory.writing():
@@ -119,7 +123,7 @@ def calibrate(
             num_prompts=num_prompts,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
-            top_k=ranks,
+            counts=Counts(ranks, MOST_LEVELS, tuple(sorted(set(topks)))),
             overwrite=overwrite,
         )
         return directory.read_probe() if directory.probe.exists() else directory.read_trace()

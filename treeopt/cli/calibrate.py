@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import command, counted, default_of, model_options, run_directory, show_result
+from treeopt.cli.options import Integers, command, counted, default_of, model_options, run_directory, show_result
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     default=default_of(treeopt.calibrate, "ranks"),
     show_default=True,
     help="Ranks to tell apart.",
+)
+@click.option(
+    "--topk",
+    "topks",
+    type=Integers(),
+    default=",".join(map(str, default_of(treeopt.calibrate, "topks"))),
+    show_default=True,
+    help="Nodes that dynamic trees expand on each level, to be recorded.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace another measurement of the run.")
 def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:

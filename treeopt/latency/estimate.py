@@ -160,7 +160,7 @@ class Measurements:
     @classmethod
     def at(cls, profile: LatencyProfile, setting: Setting) -> Measurements:
         """What a profile has of a setting, repeated timings of one size and depth pooled."""
-        points = [p for p in profile.points if p.setting == setting]
+        points = [p for p in profile.fixed if p.setting == setting]
         plain = _pooled([p for p in profile.autoregressive if p.setting == setting])
         kinds: dict[tuple[int, int], list[StepTiming]] = {}
         for p in points:

@@ -23,7 +23,7 @@ from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.origins import differing
-from treeopt.records.pools import Counts
+from treeopt.records.pools import USUAL, Counts
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
@@ -51,7 +51,7 @@ def calibrate(
     num_prompts: int,
     max_new_tokens: int,
     batch_size: int = 16,
-    counts: Counts = Counts(),  # noqa: B008  never changed
+    counts: Counts = USUAL,
     probe_rounds: int = ROUNDS,
     overwrite: bool = False,
 ) -> Calibration:

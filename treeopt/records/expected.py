@@ -13,6 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.agreement import SUMS, agree, rounding, within
 from treeopt.records.benchmark import Ratio
 from treeopt.records.contender import Predicted
+from treeopt.trees.dynamic import DynamicTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,37 @@ class CurvePoint(TreeFigures):
         super().check(batch_size)
         check_speed(self.size, self.tokens_per_step, self.step_ms, self.tokens_per_s, batch_size)
         within(0, tokens_per_s_stderr=self.tokens_per_s_stderr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicFigures(TreeFigures):
+    """The fastest dynamic tree: ``depth`` levels, ``topk`` nodes expanded on each, ``size`` rows verified.
+
+    over_fixed : its tokens per second (per step where no latency is known) over those of the chosen fixed tree, with its
+                 95 % interval
+    """
+
+    topk: int
+    tokens_per_step_stderr: float | None = None
+    step_ms: float | None = None
+    speedup: float | None = None
+    speedup_stderr: float | None = None
+    over_fixed: float | None = None
+    over_fixed95: list[float] | None = None
+
+    @property
+    def tree(self) -> DynamicTree:
+        return DynamicTree(self.depth, self.topk, self.size)
+
+    def check(self, batch_size: int) -> None:
+        super().check(batch_size)
+        within(0, tokens_per_step_stderr=self.tokens_per_step_stderr, speedup_stderr=self.speedup_stderr)
+        check_speed(self.size, self.tokens_per_step, self.step_ms, self.tokens_per_s, batch_size)
+        _ = self.tree
+        if self.over_fixed95 is not None and not 0 < self.over_fixed95[0] <= self.over_fixed95[-1]:
+            raise InvalidInput(
+                f"over_fixed95 must be two ends above 0, the lower one first, but is {self.over_fixed95}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from treeopt.records.display import Drawn, Exported, viewer
 from treeopt.records.expected import (
     BestChain,
     CurvePoint,
+    DynamicFigures,
     GroupFigures,
     Interval95,
     Mixture,
@@ -33,7 +34,7 @@ from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Choice, Tree
 
 # Keys that earlier releases did not write: left out where they say nothing.
-LATER = {"provenance", "total", "error_between", "tests_between", "elsewhere", "own", "between"}
+LATER = {"provenance", "total", "error_between", "tests_between", "elsewhere", "own", "between", "dynamic"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class PlanEntry:
     accepted      : share of the steps that emit 0, 1, ... guesses
     unconstrained : what the best tree without the limits reaches
     elsewhere     : batch size of the plan -> share of the throughput that the tree loses there against that one's own
+    dynamic       : the fastest dynamic tree, where the trace has their pools
     own           : of one tree for a mix: what the best tree for this batch size alone reaches
     curve         : the best tree of every size
     """
@@ -77,6 +79,7 @@ class PlanEntry:
     unconstrained: TreeFigures | None = None
     elsewhere: dict[int, float] = field(default_factory=dict)
     own: TreeFigures | None = None
+    dynamic: DynamicFigures | None = None
     warnings: list[str] = field(default_factory=list)
     groups: dict[str, GroupFigures] = field(default_factory=dict)
     curve: list[CurvePoint] = field(default_factory=list)
@@ -115,7 +118,7 @@ class PlanEntry:
                 point.check(self.batch_size)
         with at_place(source, where):
             self._check_curve()
-        for name in ("best_chain", "unconstrained", "own"):
+        for name in ("best_chain", "unconstrained", "own", "dynamic"):
             if (figures := getattr(self, name)) is not None:
                 with at_place(source, f"{where}.{name}"):
                     figures.check(self.batch_size)

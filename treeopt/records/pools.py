@@ -72,6 +72,9 @@ class Counts:
         return Counts(min(self.top_k, tokens), min(self.levels, guesses) if topks else 0, topks)
 
 
+RANKS_ALONE, USUAL = Counts(), Counts(levels=MOST_LEVELS, topks=(2, 4, 8))
+
+
 @dataclass(frozen=True, eq=False)
 class Pools:
     """The pools of every state, for each topk.

@@ -27,6 +27,7 @@ from treeopt.files import storage
 from treeopt.records.agreement import agree, at_place, within
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Runtime, check_origins
+from treeopt.trees.dynamic import MOST_TOPK
 
 LAST_DIGIT = 1e-5  # of what the file says of its precision
 LEVEL = "draft "  # in parts_ms: "draft 0", "draft 1", ... are the levels
@@ -47,6 +48,9 @@ class StepTiming:
     round: tuple[int, ...] | None = None  # the round in which each sample was taken
     parts_ms: dict[str, tuple[float, ...]] | None = None  # samples of draft, target, verify and commit
     expanding: tuple[int, ...] | None = None  # of each depth, how many nodes of the tree have children
+    topk: int | None = (
+        None  # of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
+    )
 
     def __post_init__(self) -> None:
         if not self.step_ms or not all(np.isfinite(ms) and ms > 0 for ms in self.step_ms):
@@ -57,7 +61,8 @@ class StepTiming:
                 f"but got {self.batch_size}, {self.size}, {self.depth}."
             )
         if self.expanding is not None:
-            _check_expanding(self.expanding, self.size, self.depth)
+            _check_expanding(self.expanding, inf if self.topk else self.size, self.depth)
+        within(1, MOST_TOPK, topk=self.topk)
         within(0, context_tokens=self.context_tokens)
         within(0, self.depth, accepted_mean=self.accepted_mean)
         _check_rounds(self.round, self.step_ms)
@@ -207,6 +212,16 @@ class LatencyProfile(Drawn):
                     f"{point.batch_size} at context {point.context_tokens} has none."
                 )
 
+    @property
+    def fixed(self) -> list[StepTiming]:
+        """The timings of fixed trees."""
+        return [point for point in self.points if point.topk is None]
+
+    @property
+    def dynamic(self) -> list[StepTiming]:
+        """Those of dynamic trees."""
+        return [point for point in self.points if point.topk is not None]
+
     @cached_property
     def settings(self) -> list[Setting]:
         """Every measured (batch_size, context_tokens), sorted."""
@@ -286,7 +301,7 @@ def _check_rounds(rounds: Sequence[int] | None, samples: Sequence[float]) -> Non
         within(0, round=min(rounds, default=0))
 
 
-def _check_expanding(expanding: Sequence[int], size: int, depth: int) -> None:
+def _check_expanding(expanding: Sequence[int], size: float, depth: int) -> None:
     """Raise InvalidInput unless a tree of so many rows and levels can have these expanding nodes."""
     first = min(depth, 1)
     if (
@@ -297,7 +312,7 @@ def _check_expanding(expanding: Sequence[int], size: int, depth: int) -> None:
     ):
         raise InvalidInput(
             f"expanding must say for each of {depth} levels how many nodes have children. It must begin with "
-            f"1, the root, and its sum must be below the size, {size}, but it is {list(expanding)}."
+            f"1, the root, and its sum must be below the size, {size:g}, but it is {list(expanding)}."
         )
 
 

@@ -28,7 +28,7 @@ def profile_table(profile: LatencyProfile) -> RenderableType:
         plain = costs.plain
         here = (batch, context)
         timed = [p for p in profile.autoregressive if p.setting == here]
-        deepest = {p.size: p for p in sorted(profile.points, key=lambda p: p.depth) if p.setting == here}
+        deepest = {p.size: p for p in sorted(profile.fixed, key=lambda p: p.depth) if p.setting == here}
         if len(deepest) > MOST_SIZES:
             table.caption = "Not every size is shown; profile.json has them all."
             deepest = {size: p for size, p in deepest.items() if size in SHOWN_SIZES or size == max(deepest)}

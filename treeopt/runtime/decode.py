@@ -27,10 +27,8 @@ from treeopt.runtime.drafters.levels import LevelDraft, chosen_tree
 from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target, padded
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.dynamic import AnyTree, DynamicTree
 from treeopt.trees.tree import IntArray, Tree
-
-AnyTree = Tree | DynamicTree
 
 PREFILL_TOKENS = 8192  # most tokens, padding included, of one prefill pass
 

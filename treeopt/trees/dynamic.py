@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput
+from treeopt.trees.tree import Tree
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64
 
@@ -40,6 +41,22 @@ class DynamicTree:
                 f"{min(self.pool + 1, MOST_ROWS)}, but got {self.rows}."
             )
 
+    def __len__(self) -> int:
+        return self.rows
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest guess."""
+        return self.levels
+
+    def expanding(self) -> list[int]:
+        """How many nodes of each depth the drafter expands.
+
+        >>> DynamicTree(3, 4, 16).expanding()
+        [1, 4, 4]
+        """
+        return [1, *[self.topk] * (self.levels - 1)]
+
     @property
     def pool(self) -> int:
         """Nodes that the best are chosen from."""
@@ -63,3 +80,6 @@ def pool_size(levels: int, topk: int) -> int:
     [2, 6, 10]
     """
     return topk + (levels - 1) * topk**2
+
+
+AnyTree = Tree | DynamicTree

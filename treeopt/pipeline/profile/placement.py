@@ -21,14 +21,18 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import grow_independent
 from treeopt.growth.source import Source, objective_for
 from treeopt.latency.rounds import PRECISION
+from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import PlanEntry
+from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
+from treeopt.trees.dynamic import DynamicTree, pool_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on one machine or another
 ALWAYS = (2, 3, 4)  # sizes below the first tile
 TARGETS, MOST_PLACED = 6, 14  # edges wanted, evenly in the logarithm; sizes of a batch size
+DYNAMIC_ROWS = 12  # of the dynamic trees that are timed: what more rows cost is known from the fixed ones
 NEAR = 1.25  # a larger tile's edge is taken for a smaller one's so near by
 # Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
 TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
@@ -179,3 +183,15 @@ def rivals(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tupl
     if entry.size > 1:
         found.add((entry.size, entry.depth))
     return sorted(found - set(measured))
+
+
+def dynamic_trees(record: Accuracies, budget: int) -> list[DynamicTree]:
+    """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same."""
+    if not isinstance(record, RankTrace) or record.pools is None:
+        return []
+    found = []
+    for topk in record.pools.topks:
+        for levels in sorted({min(2, record.pools.levels), record.pools.levels} if topk > 1 else ()):
+            rows = min(DYNAMIC_ROWS, budget, pool_size(levels, topk) + 1)
+            found += [DynamicTree(levels, topk, rows)] if rows > levels else []
+    return found

@@ -26,7 +26,15 @@ from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.rounds import Planned, Round, drifts, processor_share, timed_trees, timings
 from treeopt.pipeline.profile.outcome import check_can_join, finish
-from treeopt.pipeline.profile.placement import Wanted, check_sizes, rivals, shaped, timing_trees, tree_families
+from treeopt.pipeline.profile.placement import (
+    Wanted,
+    check_sizes,
+    dynamic_trees,
+    rivals,
+    shaped,
+    timing_trees,
+    tree_families,
+)
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -36,8 +44,9 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
+from treeopt.trees.dynamic import AnyTree, DynamicTree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
+from treeopt.trees.tree import MAX_RANK, TreeFamily
 
 if TYPE_CHECKING:
     from treeopt.runtime.acceptance.greedy import Acceptance
@@ -85,7 +94,8 @@ def profile(
     check_sizes(wanted.sizes or (), families)
     settle_threads(run, session)
     check_can_join(run, session.runtime(), session.provenance(seed=0).record(), overwrite=overwrite)
-    stages = Stages(run, session, wanted, families, max_new_tokens, _acceptance(session, source))
+    dynamic = () if source is None else dynamic_trees(source.record, wanted.budget)
+    stages = Stages(run, session, wanted, families, max_new_tokens, _acceptance(session, source), dynamic)
     stages.first()
     if wanted.sizes is None and source is not None:
         stages.second(source)
@@ -105,10 +115,10 @@ class Measured:
 
     batch_size: int
     context: Context
-    stages: list[tuple[list[Tree], list[Round]]] = field(default_factory=list)
+    stages: list[tuple[list[AnyTree], list[Round]]] = field(default_factory=list)
 
     @property
-    def trees(self) -> list[Tree]:
+    def trees(self) -> list[AnyTree]:
         return [tree for trees, _ in self.stages for tree in trees]
 
     @property
@@ -157,6 +167,7 @@ class Stages:
     families: Sequence[TreeFamily]
     max_new_tokens: int
     acceptance: Acceptance
+    dynamic: Sequence[DynamicTree] = ()
     found: dict[tuple[int, Context], Measured] = field(default_factory=dict)
 
     def first(self) -> None:
@@ -176,7 +187,8 @@ class Stages:
         """Stage one at one setting, unless a larger batch was halved to it before."""
         if (batch_size, context) not in self.found:
             given = bool(self.wanted.sizes)
-            trees = timing_trees(self.families, self.wanted.sizes_at(batch_size), given=given)
+            trees: list[AnyTree] = [*timing_trees(self.families, self.wanted.sizes_at(batch_size), given=given)]
+            trees += [] if given else self.dynamic
             measured = Measured(batch_size, context)
             measured.stages.append(self._rounds(measured, trees, limit_s))
             self.found[batch_size, context] = measured
@@ -186,7 +198,7 @@ class Stages:
         record, answers = source.record, source.answers
         if answers is not None and answers.clusters.max() < 1:  # one conversation: nothing to hold out
             record = source.calibration or record
-        waiting: list[tuple[Measured, list[Tree]]] = []
+        waiting: list[tuple[Measured, list[AnyTree]]] = []
         started = time.perf_counter()
         for context in dict.fromkeys(measured.context for measured in self.found.values()):
             here = [measured for measured in self.found.values() if measured.context == context]
@@ -208,7 +220,7 @@ class Stages:
         plan = plan_trees(record, LatencyProfile(*all_timings(found)), request)
         return {entry.batch_size: entry for entry in plan.entries}
 
-    def _rivals(self, entry: PlanEntry, measured: Sequence[Tree]) -> list[Tree]:
+    def _rivals(self, entry: PlanEntry, measured: Sequence[AnyTree]) -> list[AnyTree]:
         """The trees that a plan would choose between, but for those ``measured``."""
         return [
             shaped(self.families[depth - 1], size, depth)
@@ -220,8 +232,8 @@ class Stages:
         return sum(measured.seconds for measured in self.found.values())
 
     def _rounds(
-        self, at: Measured, trees: list[Tree], limit_s: float, stage: str = ""
-    ) -> tuple[list[Tree], list[Round]]:
+        self, at: Measured, trees: list[AnyTree], limit_s: float, stage: str = ""
+    ) -> tuple[list[AnyTree], list[Round]]:
         """The rounds of one setting and stage, through its journal, and the trees that there was time for."""
         from treeopt.runtime.measure.steps import measure_steps, rows_at
 
@@ -238,7 +250,7 @@ class Stages:
             "compiled": session.target.compiled,
             "batch_size": at.batch_size,
             "context": at.context,
-            "trees": [tree.choices for tree in trees],
+            "trees": [tree.name if isinstance(tree, DynamicTree) else tree.choices for tree in trees],
             "precision": self.wanted.precision,
             "time_limit_s": self.wanted.time_limit_s,
             "max_new_tokens": self.max_new_tokens,
@@ -267,7 +279,7 @@ class Stages:
         return timed_trees(rounds, trees), rounds
 
 
-def _say_planned(at: Measured, trees: Sequence[Tree], limit_s: float, planned: Planned) -> None:
+def _say_planned(at: Measured, trees: Sequence[AnyTree], limit_s: float, planned: Planned) -> None:
     """Before the first round: what the time limit has no room for."""
     where = f"batch size {at.batch_size}" + ("" if at.context is None else f", context {at.context}")
     if len(planned.kept) < len(trees):

@@ -102,7 +102,7 @@ def _trees(
     profile: LatencyProfile, batch_size: int, context: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(size, depth) of the trees that are as deep as their rows allow, and of all others."""
-    here = sorted({(p.size, p.depth) for p in profile.points if p.setting == (batch_size, context)})
+    here = sorted({(p.size, p.depth) for p in profile.fixed if p.setting == (batch_size, context)})
     most = max((depth for _, depth in here), default=0)
     deepest = [(size, depth) for size, depth in here if depth == min(most, size - 1)]
     return deepest, [tree for tree in here if tree not in deepest]
@@ -203,7 +203,7 @@ def parts_data(profile: LatencyProfile) -> PartsData:
     panels = []
     for batch_size, context in profile.settings:
         deepest, _ = _trees(profile, batch_size, context)
-        here = [p for p in profile.points if p.setting == (batch_size, context) and p.parts_ms]
+        here = [p for p in profile.fixed if p.setting == (batch_size, context) and p.parts_ms]
         found = {p.size: p for p in reversed(here) if (p.size, p.depth) in deepest}
         points = [found[size] for size in sorted(found)]
         if points:

@@ -102,7 +102,10 @@ class LevelDraft:
         raise NotImplementedError
 
     def logits(self, level: Any, tokens: Tensor) -> Tensor:
-        """(b, E, V) for the children of a level's nodes, by the nodes' (b, E) tokens; called depth by depth."""
+        """(b, E, V) for the children of a level's nodes, by the nodes' (b, E) tokens; called depth by depth.
+
+        (b, 1, V) where all nodes of a level have the same children.
+        """
         raise NotImplementedError
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -138,7 +141,7 @@ class LevelDraft:
             guesses = top_candidates(logits, topk)  # (b, E, k)
             logits = self.scores(logits if logits.dtype == torch.float64 else logits.float())
             own = (logits.gather(-1, guesses) - logits.logsumexp(-1, keepdim=True)).clamp_max(0)
-            children = self.named(guesses, depth)
+            children = self.named(guesses, depth).expand(-1, level.nodes, -1)
             children_scores = (scores[..., None] + own).masked_fill(children < 0, -torch.inf).flatten(1)  # (b, E k)
             children = children.flatten(1)
             parents = places.repeat_interleave(topk, 1)

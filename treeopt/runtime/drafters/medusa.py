@@ -132,7 +132,7 @@ class MedusaDraft(StateDraft):
         self._logits = self._first(depth)(self.hidden)
 
     def logits(self, level: Any, tokens: Tensor) -> Tensor:
-        return self._logits[:, level.depth, None].expand(-1, level.nodes, -1)
+        return self._logits[:, level.depth, None]
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.records.pools import Counts
+from treeopt.records.pools import RANKS_ALONE, Counts
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import Decoder, Row, Setup
 from treeopt.runtime.drafters.protocol import Answer, Drafter
@@ -37,7 +37,7 @@ def collect_trace(
     prompts: PromptSet,
     *,
     batch_size: int = 16,
-    counts: Counts = Counts(),
+    counts: Counts = RANKS_ALONE,
     given: bool = False,
     meta: dict[str, Any] | None = None,
     progress: Callable[[int], None] = lambda conversations: None,

@@ -25,13 +25,13 @@ from treeopt.latency.rounds import PLAIN_VISITS, PRECISION, VISITS, Planned, Rou
 from treeopt.runtime.decode import Decoder, Setup, synchronize
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.tree import Tree
+from treeopt.trees.dynamic import AnyTree
 
 LONG_STEP_S = 0.5  # a first step that takes so long is not taken twice
 SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
 
 
-def timed_step(decoder: Decoder, tree: Tree | None) -> tuple[float, Any]:
+def timed_step(decoder: Decoder, tree: AnyTree | None) -> tuple[float, Any]:
     """Seconds of one decoding step, and the guesses it accepted."""
     synchronize(decoder.target.device)
     started = time.perf_counter()
@@ -40,7 +40,7 @@ def timed_step(decoder: Decoder, tree: Tree | None) -> tuple[float, Any]:
     return time.perf_counter() - started, accepted
 
 
-def step_parts(decoder: Decoder, tree: Tree | None) -> dict[str, float]:
+def step_parts(decoder: Decoder, tree: AnyTree | None) -> dict[str, float]:
     """Milliseconds of each part of one more step; the device is synchronised after every part."""
     synchronize(decoder.target.device)
     decoder.parts = [("", time.perf_counter())]
@@ -52,7 +52,7 @@ def step_parts(decoder: Decoder, tree: Tree | None) -> dict[str, float]:
 def measure_steps(
     setup: Setup,
     prompts: Sequence[Sequence[int]],
-    trees: Sequence[Tree],
+    trees: Sequence[AnyTree],
     *,
     batch_size: int,
     time_limit_s: float,
@@ -99,7 +99,7 @@ def measure_steps(
     return rounds
 
 
-def first_steps(supply: Supply, trees: Sequence[Tree]) -> list[float]:
+def first_steps(supply: Supply, trees: Sequence[AnyTree]) -> list[float]:
     """Seconds of a step with each tree, and of a plain one; of two, since the first finds nothing warm."""
     found = []
     for tree in (*trees, None):
@@ -112,7 +112,7 @@ def first_steps(supply: Supply, trees: Sequence[Tree]) -> list[float]:
     return found
 
 
-def one_round(supply: Supply, trees: Sequence[Tree], rng: np.random.Generator, visit: Sequence[int]) -> Round:
+def one_round(supply: Supply, trees: Sequence[AnyTree], rng: np.random.Generator, visit: Sequence[int]) -> Round:
     """Visit every tree, and plain decoding `PLAIN_VISITS` times, in random order; all rows are live in every step.
 
     visit : untimed steps, of which the last is timed by its parts, and timed ones

@@ -1,0 +1,75 @@
+"""What dynamic trees reach: every setting replayed on every answer of a trace.
+
+A setting is three numbers that are not fitted to the answers one by one, so its replay is held-out as a chain's is.
+
+n settings · S sequences · C conversations · B bootstrap draws
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.growth.replay import replay_dynamic
+from treeopt.records.bootstrap import conversation_draws, drawn_rates
+from treeopt.records.trace import RankTrace
+from treeopt.trees.dynamic import MOST_ROWS, DynamicTree, pool_size
+from treeopt.trees.tree import IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicRates:
+    """Dynamic trees and what they reach.
+
+    steps : (n, C) of every conversation · tokens : (C,) emitted by them
+    """
+
+    trees: tuple[DynamicTree, ...]
+    steps: IntArray
+    tokens: IntArray
+
+    @cached_property
+    def tokens_per_step(self) -> NDArray[np.float64]:
+        """(n,)"""
+        rates: NDArray[np.float64] = self.tokens.sum() / np.maximum(self.steps.sum(1), 1)
+        return rates
+
+    def draws(self, which: IntArray) -> NDArray[np.float64]:
+        """(m, B) tokens per step of some of the trees on resampled sets of conversations, the same as those of fixed trees."""
+        return drawn_rates(self.tokens, self.steps[which], conversation_draws(len(self.tokens)))
+
+
+def dynamic_rates(
+    trace: RankTrace, *, budget: int = MOST_ROWS, topks: Sequence[int] | None = None
+) -> DynamicRates | None:
+    """Every setting that a trace's pools tell, of at most ``budget`` rows and more rows than levels; None without pools.
+
+    topks : those wanted; by default all that were recorded but 1, whose trees are chains
+    """
+    if trace.pools is None:
+        return None
+    wanted = [topk for topk in trace.pools.topks if (topk > 1 if topks is None else topk in topks)]
+    trees: list[DynamicTree] = []
+    steps: list[IntArray] = []
+    for topk in wanted:
+        for levels in range(1, trace.pools.levels + 1):
+            most = min(budget, MOST_ROWS, pool_size(levels, topk) + 1)
+            rows = list(range(max(2, levels + 1), most + 1))
+            if rows:
+                trees += [DynamicTree(levels, topk, n) for n in rows]
+                steps.append(_by_conversation(trace, replay_dynamic(trace, levels, topk, rows)))
+    if not trees:
+        return None
+    return DynamicRates(tuple(trees), np.concatenate(steps), _by_conversation(trace, trace.lengths[None] - 1)[0])
+
+
+def _by_conversation(trace: RankTrace, of_sequences: IntArray) -> IntArray:
+    """(n, C) sums over the turns of every conversation of (n, S) numbers."""
+    clusters = trace.clusters
+    found = np.zeros((len(of_sequences), int(clusters.max()) + 1), dtype=np.int64)
+    np.add.at(found.T, clusters, of_sequences.T)
+    return found

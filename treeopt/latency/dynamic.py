@@ -1,0 +1,85 @@
+"""Latencies of steps with dynamic trees, from those with fixed ones and a few that were timed.
+
+The verification of so many rows costs the same whatever tree they are, and so does a level with few nodes. What drafting
+``topk`` nodes a level and ranking the pool adds is taken to rise evenly with the levels; it is fitted for each topk to the
+dynamic trees that were timed (two levels and the deepest: `treeopt.pipeline.profile.placement`).
+
+n settings · B bootstrap draws
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.latency.estimate import StepCosts
+from treeopt.latency.paired import paired_latency
+from treeopt.records.profile import LatencyProfile
+from treeopt.trees.dynamic import DynamicTree
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What a dynamic step costs beyond that of a fixed tree of as many rows and levels: ms + ms_per_level x (levels - 1)."""
+
+    ms: float
+    ms_per_level: float
+    stderr_ms: float
+
+    def at(self, levels: int) -> float:
+        return self.ms + self.ms_per_level * (levels - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicCosts:
+    """Step latencies of dynamic trees at one batch size and context."""
+
+    costs: StepCosts
+    extra: dict[int, Extra]  # of each topk that was timed
+
+    @classmethod
+    def of(cls, costs: StepCosts, profile: LatencyProfile) -> DynamicCosts:
+        """By the timings of the nearest context that has some."""
+        here = [p for p in profile.dynamic if p.batch_size == costs.batch_size]
+        nearest = min((p.context_tokens for p in here), key=lambda c: abs(c - costs.context_tokens), default=None)
+        plain = {p.setting: p for p in profile.autoregressive}
+        points: dict[int, list[tuple[int, float, float]]] = {}  # topk to levels, extra ms and its standard error
+        for p in here:
+            fixed = costs.step(p.size, p.depth)
+            if p.context_tokens == nearest and p.topk is not None and fixed is not None:
+                latency = paired_latency(p, plain[p.setting])
+                error = float(np.hypot(latency.stderr_ms, fixed.stderr_ms))
+                points.setdefault(p.topk, []).append((p.depth, latency.ms - fixed.ms, error))
+        return cls(costs, {topk: _line(found) for topk, found in points.items()})
+
+    def ms(self, trees: Sequence[DynamicTree]) -> Floats:
+        """(n,) [ms]; NaN where the topk was not timed, or no measurements enclose rows and levels."""
+        sizes, depths = [tree.rows for tree in trees], [tree.levels for tree in trees]
+        extra = [self.extra[tree.topk].at(tree.levels) if tree.topk in self.extra else np.nan for tree in trees]
+        found: Floats = np.maximum(self.costs.ms(sizes, depths) + np.array(extra), self.costs.plain.ms)
+        return found
+
+    def draws_ms(self, trees: Sequence[DynamicTree], n: int, rng: np.random.Generator) -> Floats:
+        """(n, B) what each would be with other rounds; those of one topk err together."""
+        sizes, depths = [tree.rows for tree in trees], [tree.levels for tree in trees]
+        base = self.costs.draws_ms(sizes, depths, n, rng)
+        fixed = self.costs.ms(sizes, depths)
+        noise = {topk: extra.stderr_ms * rng.standard_normal(n) for topk, extra in sorted(self.extra.items())}
+        extra_ms = np.stack([self.extra[tree.topk].at(tree.levels) + noise[tree.topk] for tree in trees])
+        found: Floats = np.maximum(base + extra_ms * (base / fixed[:, None]), base / 4)
+        return found
+
+
+def _line(points: Sequence[tuple[int, float, float]]) -> Extra:
+    """The line through the extras at their levels; level where one alone was timed."""
+    levels, extra, errors = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    error = float(np.sqrt((errors**2).mean()))
+    if len(set(levels)) < 2:
+        return Extra(float(extra.mean()), 0.0, error)
+    slope, at_one = np.polyfit(levels - 1, extra, 1)
+    return Extra(float(at_one), float(slope), error)
