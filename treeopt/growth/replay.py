@@ -61,7 +61,7 @@ def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
     [0, 2]
     """
     accepted = (growth_index(trace, paths) < len(paths)).sum(1)
-    return np.bincount(accepted[_visited(trace, accepted)], minlength=1 + max(map(len, paths)))
+    return np.bincount(accepted[visited(trace, accepted)], minlength=1 + max(map(len, paths)))
 
 
 def count_visits(trace: RankTrace, tree: Tree) -> IntArray:
@@ -71,14 +71,14 @@ def count_visits(trace: RankTrace, tree: Tree) -> IntArray:
     [2, 1]
     """
     nodes = growth_index(trace, tree.paths)  # (P, D)
-    states = _visited(trace, (nodes < len(tree)).sum(1))
+    states = visited(trace, (nodes < len(tree)).sum(1))
     visits = np.bincount(nodes[states].ravel(), minlength=len(tree) + 1)  # the last is of what is no node
     visits[0] = len(states)
     return visits[:-1]
 
 
-def _visited(trace: RankTrace, accepted: IntArray) -> IntArray:
-    """The states at which the steps of the replay are taken, of all sequences at once."""
+def visited(trace: RankTrace, accepted: IntArray) -> IntArray:
+    """The states at which the steps of a replay are taken that accepts (P,) guesses at each, of all sequences at once."""
     t, last = trace.starts[:-1], trace.starts[1:] - 1
     found = [t[:0]]
     while (alive := t < last).any():

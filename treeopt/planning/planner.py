@@ -14,7 +14,7 @@ from treeopt.growth.heldout import HeldOut
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import candidates_of, common
-from treeopt.planning.dynamic import best_dynamic
+from treeopt.planning.dynamic import dynamic_rivals
 from treeopt.planning.entries import best_of, entry_of, mixture_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.schedule import errors_between, losses_elsewhere, one_for_all, schedule_of
@@ -78,8 +78,8 @@ def plan_trees(
     free = [] if mix else _unlimited(source, request, limits, costs)
     entries = [replace(e, unconstrained=figures) for e, figures in zip(entries, free, strict=True)] if free else entries
     if mix is None and profile is not None:
-        found = best_dynamic(source, options, selections, profile, costs, limits)
-        entries = [replace(e, dynamic=figures) for e, figures in zip(entries, found, strict=True)]
+        found = dynamic_rivals(source, options, selections, profile, costs, limits)
+        entries = [replace(e, dynamic=one, adaptive=other) for e, (one, other) in zip(entries, found, strict=True)]
     drafter: Drafter = source.meta.get("drafter") or Drafter()
     return Plan(
         entries=tuple(entries),

@@ -13,7 +13,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.agreement import SUMS, agree, rounding, within
 from treeopt.records.benchmark import Ratio
 from treeopt.records.contender import Predicted
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.dynamic import AdaptiveTree, DynamicTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +118,36 @@ class DynamicFigures(TreeFigures):
             raise InvalidInput(
                 f"over_fixed95 must be two ends above 0, the lower one first, but is {self.over_fixed95}."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveFigures(DynamicFigures):
+    """The fastest adaptive tree: at each step it takes some of ``rows``, on average ``mean_rows``; ``size`` is the most.
+
+    intercepts, slopes : of P(accepted >= d), for each depth, see `treeopt.growth.adaptive`
+    cost_ms            : latency of a step with each of ``rows`` · tokens_per_ms : what a millisecond has to bring the batch
+    """
+
+    rows: list[int]
+    mean_rows: float
+    intercepts: list[float]
+    slopes: list[float]
+    cost_ms: list[float]
+    tokens_per_ms: float
+
+    @property
+    def adaptive(self) -> AdaptiveTree:
+        rule = (tuple(part) for part in (self.rows, self.intercepts, self.slopes, self.cost_ms))
+        return AdaptiveTree(self.tree, *rule, self.tokens_per_ms)
+
+    def check(self, batch_size: int) -> None:
+        super().check(batch_size)
+        agree("size", self.size, self.rows[-1] if self.rows else 0, "the most of rows")
+        within(1, self.size, mean_rows=self.mean_rows)
+        if self.rows != sorted(set(self.rows)) or len(self.cost_ms) != len(self.rows) or min(self.cost_ms) <= 0:
+            raise InvalidInput("rows must rise, with a cost_ms above 0 for each.")
+        if not len(self.intercepts) == len(self.slopes) == self.depth or not self.tokens_per_ms > 0:
+            raise InvalidInput("intercepts and slopes must be one for each level, and tokens_per_ms above 0.")
 
 
 @dataclass(frozen=True, kw_only=True)

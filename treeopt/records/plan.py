@@ -16,6 +16,7 @@ from treeopt.files import storage
 from treeopt.records.agreement import SUMS, agree, at_place, rounding, shares, within
 from treeopt.records.display import Drawn, Exported, viewer
 from treeopt.records.expected import (
+    AdaptiveFigures,
     BestChain,
     CurvePoint,
     DynamicFigures,
@@ -34,7 +35,7 @@ from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Choice, Tree
 
 # Keys that earlier releases did not write: left out where they say nothing.
-LATER = {"provenance", "total", "error_between", "tests_between", "elsewhere", "own", "between", "dynamic"}
+LATER = {"provenance", "total", "error_between", "tests_between", "elsewhere", "own", "between", "dynamic", "adaptive"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class PlanEntry:
     accepted      : share of the steps that emit 0, 1, ... guesses
     unconstrained : what the best tree without the limits reaches
     elsewhere     : batch size of the plan -> share of the throughput that the tree loses there against that one's own
-    dynamic       : the fastest dynamic tree, where the trace has their pools
+    dynamic, adaptive : the fastest such trees, where the trace has their pools
     own           : of one tree for a mix: what the best tree for this batch size alone reaches
     curve         : the best tree of every size
     """
@@ -80,6 +81,7 @@ class PlanEntry:
     elsewhere: dict[int, float] = field(default_factory=dict)
     own: TreeFigures | None = None
     dynamic: DynamicFigures | None = None
+    adaptive: AdaptiveFigures | None = None
     warnings: list[str] = field(default_factory=list)
     groups: dict[str, GroupFigures] = field(default_factory=dict)
     curve: list[CurvePoint] = field(default_factory=list)
@@ -118,7 +120,7 @@ class PlanEntry:
                 point.check(self.batch_size)
         with at_place(source, where):
             self._check_curve()
-        for name in ("best_chain", "unconstrained", "own", "dynamic"):
+        for name in ("best_chain", "unconstrained", "own", "dynamic", "adaptive"):
             if (figures := getattr(self, name)) is not None:
                 with at_place(source, f"{where}.{name}"):
                     figures.check(self.batch_size)

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from treeopt.trees.tree import Choice, Tree
 
 
+KINDS = ("batch", "kind", "levels/\ntopk", "rows", "tokens/step", "step ms", "speedup", "over fixed")
+KINDS_NOTE = (
+    "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best rows of "
+    "all are verified. An adaptive one also chooses how many, by what the drafter's scores promise."
+)
 PREDICTED = ("tokens/step\nproduct", "tokens/step\njoint", "tokens/step\nreplayed")
 
 
@@ -29,7 +34,38 @@ def plan_table(plan: Plan) -> RenderableType:
     columns = ("batch", "rows", "depth", "widths", *PREDICTED, "step ms", "tokens/s", "speedup")
     caption = "\n".join(filter(None, said))
     table = grid(title, columns, plan_rows(plan), caption=caption, wraps=("batch", "widths"), spare=PREDICTED[:2])
-    return together(*headline(*doubts(plan)), table)
+    kinds = kind_rows(plan)
+    beside = [grid("Fixed and dynamic trees", KINDS, kinds, caption=KINDS_NOTE)] if kinds else []
+    return together(*headline(*doubts(plan)), table, *beside)
+
+
+def kind_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """The chosen fixed tree of every entry beside the best of the other kinds; empty where nothing is known of these."""
+    rows = []
+    for e in plan.entries:
+        others = [(kind, figures) for kind, figures in (("dynamic", e.dynamic), ("adaptive", e.adaptive)) if figures]
+        if others:
+            fixed = ("fixed", "–", str(e.size), pm(e.tokens_per_step, e.tokens_per_step_stderr))
+            rows.append((str(e.batch_size), *fixed, pm(e.step_ms, None), pm(e.speedup, e.speedup_stderr), "1"))
+        for kind, f in others:
+            taken = str(f.size) if f is e.dynamic else f"{f.mean_rows:.1f} of {f.size}"
+            rate = pm(f.tokens_per_step, f.tokens_per_step_stderr)
+            low, high = f.over_fixed95 or (None, None)
+            over = f"{f.over_fixed:.2f} [{low:.2f}, {high:.2f}]" if low and high else pm(f.over_fixed, None)
+            setting = f"{f.depth}/{f.topk}"
+            rows.append(
+                (
+                    str(e.batch_size),
+                    kind,
+                    setting,
+                    taken,
+                    rate,
+                    pm(f.step_ms, None),
+                    pm(f.speedup, f.speedup_stderr),
+                    over,
+                )
+            )
+    return rows
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, ...]]:

@@ -23,11 +23,11 @@ from treeopt.records.rules import SAME_TEXT
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, follow_each, sequence_key
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.levels import LevelDraft, chosen_tree
+from treeopt.runtime.drafters.levels import LevelDraft, chosen_tree, promising_rows
 from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target, padded
-from treeopt.trees.dynamic import AnyTree, DynamicTree
+from treeopt.trees.dynamic import AdaptiveTree, AnyTree, DynamicTree
 from treeopt.trees.tree import IntArray, Tree
 
 PREFILL_TOKENS = 8192  # most tokens, padding included, of one prefill pass
@@ -138,7 +138,8 @@ class Decoder:
         cls, setup: Setup, prompts: Iterable[Sequence[int]], trees: Iterable[AnyTree | None] = (), *, batch_size: int
     ) -> Decoder:
         """A decoder with room for these prompts, their answers, and the largest of these trees."""
-        rooms = (tree.room if isinstance(tree, DynamicTree) else len(tree) for tree in trees if tree is not None)
+        dynamic = [tree.most if isinstance(tree, AdaptiveTree) else tree for tree in trees]
+        rooms = (tree.room if isinstance(tree, DynamicTree) else len(tree) for tree in dynamic if tree is not None)
         most_nodes = max(rooms, default=1)
         return cls(setup, batch_size=batch_size, capacity=setup.capacity(prompts), most_nodes=most_nodes)
 
@@ -229,9 +230,9 @@ class Decoder:
     def step(self, tree: AnyTree | None = None) -> IntArray:
         """One decoding step of every live row: (b,) guesses accepted. Without a tree, or with a lone
         root, it is a plain autoregressive step."""
-        if isinstance(tree, DynamicTree):
-            return self._dynamic_step(tree)
-        return self._plain_step() if tree is None or len(tree) == 1 else self._tree_step(tree)
+        if tree is None or len(tree) == 1:
+            return self._plain_step()
+        return self._tree_step(tree) if isinstance(tree, Tree) else self._dynamic_step(tree)
 
     def _mark(self, part: str) -> None:
         if self.parts is not None:
@@ -274,13 +275,15 @@ class Decoder:
         self._commit(known, chosen, [plan.paths[node] for node in last], hidden)
         return tree.depths[last]
 
-    def _dynamic_step(self, tree: DynamicTree) -> IntArray:
-        self._check_dynamic(tree)
+    def _dynamic_step(self, tree: DynamicTree | AdaptiveTree) -> IntArray:
+        most = tree if isinstance(tree, DynamicTree) else tree.most
+        self._check_dynamic(most)
         assert isinstance(self.draft, LevelDraft)
-        pool = self.draft.grow(tree.levels, tree.topk, self._roots, self._mark)
-        tokens, parents, depths, ancestors = chosen_tree(pool, self._roots, tree)
+        pool = self.draft.grow(most.levels, most.topk, self._roots, self._mark)
+        rows = most.rows if isinstance(tree, DynamicTree) else promising_rows(pool, tree)
+        tokens, parents, depths, ancestors = chosen_tree(pool, self._roots, rows)
         self._mark("choose")
-        hidden, _, choices = self._verify(tokens, depths, ancestors, tree.levels)
+        hidden, _, choices = self._verify(tokens, depths, ancestors, most.levels)
         known, chosen, above = torch.stack([tokens, choices, parents]).tolist()
         paths = follow_each(above, known, chosen)
         self._mark("verify")

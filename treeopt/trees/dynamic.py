@@ -82,4 +82,35 @@ def pool_size(levels: int, topk: int) -> int:
     return topk + (levels - 1) * topk**2
 
 
-AnyTree = Tree | DynamicTree
+@dataclass(frozen=True)
+class AdaptiveTree:
+    """A dynamic tree whose rows are chosen at each step.
+
+    most           : the tree with the most rows
+    choices        : the numbers of rows to choose from, rising, the last that of ``most``
+    intercepts, slopes : of P(accepted >= d) for each depth d, see `treeopt.growth.adaptive`
+    cost_ms        : of a step with each of ``choices`` · tokens_per_ms : what a millisecond has to bring the batch
+    """
+
+    most: DynamicTree
+    choices: tuple[int, ...]
+    intercepts: tuple[float, ...]
+    slopes: tuple[float, ...]
+    cost_ms: tuple[float, ...]
+    tokens_per_ms: float
+
+    def __len__(self) -> int:
+        return self.most.rows
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest guess."""
+        return self.most.levels
+
+    @property
+    def name(self) -> str:
+        """As of the largest."""
+        return f"{self.most.levels}/{self.most.topk}/{self.choices[0]}-{self.choices[-1]}"
+
+
+AnyTree = Tree | DynamicTree | AdaptiveTree

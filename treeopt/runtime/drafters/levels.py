@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from treeopt.growth.adaptive import Promise
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.ranking import top_candidates
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.dynamic import AdaptiveTree
 
 
 class Expanded(Protocol):
@@ -167,12 +170,23 @@ class LevelDraft:
         raise NotImplementedError
 
 
-def chosen_tree(pool: Pool, roots: Tensor, tree: DynamicTree | int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The best nodes of a pool and the roots as trees, ordered as in the pool.
+def promising_rows(pool: Pool, tree: AdaptiveTree) -> int:
+    """The rows that a step with an adaptive tree takes, the same in all of the batch: see `treeopt.growth.adaptive`."""
+    best = pool.best(tree.most.rows - 1)
+    shares, depths = pool.scores.gather(1, best).exp(), pool.depths[best]  # (b, T-1)
+    of_depth = shares[..., None] * F.one_hot(depths - 1, tree.depth)
+    ends = torch.tensor(tree.choices, device=best.device) - 2
+    claimed = of_depth.cumsum(1)[:, ends].double().cpu().numpy()  # (b, G, L)
+    promised = Promise(tree.intercepts, tree.slopes).tokens(claimed).sum(0)
+    return tree.choices[int((promised - tree.tokens_per_ms * np.array(tree.cost_ms)).argmax())]
+
+
+def chosen_tree(pool: Pool, roots: Tensor, rows_each: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The best nodes of a pool and the roots as trees of so many rows, ordered as in the pool.
 
     Returns (b, T) tokens, (b, T) places of the parents (0 for the root's own), (b, T) depths and (b, T, T) ancestors.
     """
-    count = (tree if isinstance(tree, int) else tree.rows) - 1
+    count = rows_each - 1
     (b, size), device = pool.scores.shape, pool.scores.device
     rows = torch.arange(b, device=device)[:, None]
     nodes = pool.best(count).sort(dim=1).values  # (b, T-1)
