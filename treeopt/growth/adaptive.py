@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from treeopt.growth.replay import visited
 from treeopt.records.pools import Pools
 from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import IntArray
 
 LEAST = 1e-4  # claimed shares are kept between this and 1 minus it, so that their logit is finite
 RIDGE, NEWTON_STEPS = 1e-3, 25
@@ -77,7 +78,7 @@ def claimed_shares(pools: Pools, levels: int, topk: int, rows: Sequence[int]) ->
     return found
 
 
-def accepted_lengths(pools: Pools, levels: int, topk: int, rows: Sequence[int]) -> NDArray[np.uint8]:
+def lengths_by_rows(pools: Pools, levels: int, topk: int, rows: Sequence[int]) -> NDArray[np.uint8]:
     """(P, G) guesses that a step accepts at each state with each number of rows."""
     places = pools.places_in(levels, topk)
     found = [(places <= n - 2).sum(1) if n > 1 else np.zeros(len(places)) for n in rows]
@@ -137,14 +138,22 @@ class Rule:
     promise: Promise
     rate: float = 0.0
 
+    def expected(self, trace: RankTrace) -> tuple[Floats, NDArray[np.uint8]]:
+        """(P, G) tokens to expect of a step at each state, and (P, G) guesses that it accepts."""
+        assert trace.pools is not None
+        promised = self.promise.tokens(claimed_shares(trace.pools, self.levels, self.topk, self.rows))
+        return promised, lengths_by_rows(trace.pools, self.levels, self.topk, self.rows)
+
     def walk(self, trace: RankTrace, *, batch_size: int) -> Taken:
         """Decode every sequence by it, ``batch_size`` at once; a row whose sequence ends gets the next one."""
-        pools = trace.pools
-        assert pools is not None
-        promised = self.promise.tokens(claimed_shares(pools, self.levels, self.topk, self.rows))
-        accepted = accepted_lengths(pools, self.levels, self.topk, self.rows)
         decode = _alike if batch_size == 1 else _together
-        return decode(self, trace, promised, accepted, batch_size)
+        return decode(self, trace, *self.expected(trace), batch_size)
+
+    def lengths(self, trace: RankTrace) -> IntArray:
+        """(P,) guesses that a step of a sequence alone accepts at each state."""
+        promised, accepted = self.expected(trace)
+        chosen = (promised - self.rate * self.cost_ms).argmax(1)
+        return np.take_along_axis(accepted, chosen[:, None], 1)[:, 0].astype(np.int64)
 
 
 def fit_rule(
@@ -156,7 +165,7 @@ def fit_rule(
     """
     pools = trace.pools
     assert pools is not None
-    claimed, accepted = claimed_shares(pools, levels, topk, rows), accepted_lengths(pools, levels, topk, rows)
+    claimed, accepted = claimed_shares(pools, levels, topk, rows), lengths_by_rows(pools, levels, topk, rows)
     has_step = trace.has_step
     promise = fit_promise(claimed[has_step], accepted[has_step])
     promised = promise.tokens(claimed)

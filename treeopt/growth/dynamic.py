@@ -14,11 +14,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.growth.replay import replay_dynamic
+from treeopt.growth.adaptive import Promise, Rule
+from treeopt.growth.replay import accepted_lengths, replay_dynamic
 from treeopt.records.bootstrap import conversation_draws, drawn_rates
 from treeopt.records.trace import RankTrace
-from treeopt.trees.dynamic import MOST_ROWS, DynamicTree, pool_size
-from treeopt.trees.tree import IntArray
+from treeopt.trees.dynamic import MOST_ROWS, AnyTree, DynamicTree, pool_size
+from treeopt.trees.tree import IntArray, Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +74,20 @@ def _by_conversation(trace: RankTrace, of_sequences: IntArray) -> IntArray:
     found = np.zeros((len(of_sequences), int(clusters.max()) + 1), dtype=np.int64)
     np.add.at(found.T, clusters, of_sequences.T)
     return found
+
+
+def lengths_with(trace: RankTrace, tree: AnyTree) -> IntArray | None:
+    """(P,) guesses that a step at each state accepts with any tree; None where the trace lacks its pools.
+
+    An adaptive tree is taken to be alone: in a batch its rows depend on the other sequences.
+    """
+    if isinstance(tree, Tree):
+        return accepted_lengths(trace, tree.paths)
+    pools, most = trace.pools, tree if isinstance(tree, DynamicTree) else tree.most
+    if pools is None or most.topk not in pools.topks or most.levels > pools.levels:
+        return None
+    if isinstance(tree, DynamicTree):
+        return (pools.places_in(most.levels, most.topk) <= most.rows - 2).sum(1)
+    promise = Promise(tree.intercepts, tree.slopes)
+    rule = Rule(most.levels, most.topk, tree.choices, np.array(tree.cost_ms), promise, tree.tokens_per_ms)
+    return rule.lengths(trace)

@@ -49,19 +49,33 @@ def replay(trace: RankTrace, tree: Tree) -> Replay:
     >>> replay(trace, Tree.chain(1)).steps.tolist()
     [2]
     """
-    steps = replay_trees(trace, tree.paths, np.ones((1, len(tree)), dtype=bool))
-    return Replay(steps[0], trace.lengths - 1)
+    return replay_lengths(trace, accepted_lengths(trace, tree.paths))
+
+
+def accepted_lengths(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
+    """(P,) guesses that a step at each state accepts with the tree of these nodes."""
+    return (growth_index(trace, paths) < len(paths)).sum(1)
+
+
+def replay_lengths(trace: RankTrace, accepted: IntArray) -> Replay:
+    """The replay where a step at each state accepts so many guesses, whatever tree that is."""
+    sequence = np.searchsorted(trace.starts, visited(trace, accepted), side="right") - 1
+    return Replay(np.bincount(sequence, minlength=trace.num_sequences), trace.lengths - 1)
+
+
+def length_counts(trace: RankTrace, accepted: IntArray, depth: int) -> IntArray:
+    """(D+1,) how many steps of the same replay emit 0, 1, ... D accepted guesses."""
+    return np.bincount(accepted[visited(trace, accepted)], minlength=1 + depth)
 
 
 def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
-    """(D+1,) how many steps of the replay with the tree of these nodes emit 0, 1, ... D accepted guesses.
+    """The same with the tree of these nodes.
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
     >>> accepted_counts(trace, Tree.chain(1).paths).tolist()
     [0, 2]
     """
-    accepted = (growth_index(trace, paths) < len(paths)).sum(1)
-    return np.bincount(accepted[visited(trace, accepted)], minlength=1 + max(map(len, paths)))
+    return length_counts(trace, accepted_lengths(trace, paths), max(map(len, paths)))
 
 
 def count_visits(trace: RankTrace, tree: Tree) -> IntArray:

@@ -15,6 +15,7 @@ from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, 
 from treeopt.pipeline.threads import settle_threads
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.contender import Predicted
+from treeopt.records.expected import AdaptiveFigures
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_rule
@@ -141,7 +142,8 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
         and meta.get("max_new_tokens") == decoding.max_new_tokens
         and not (meta.get("answers") or {}).get("given")
         and (seeds[0] == seeds[1] or not same_seed)
-        and decoding.ranks == trace.top_k
+        and decoding.counts.top_k == trace.top_k
+        and set(decoding.counts.topks) <= set(trace.pools.topks if trace.pools else ())
     ):
         return trace
     note("The trace has another dtype, other limits or given answers, so its prompts are answered again.")
@@ -165,6 +167,7 @@ def _entrants(
     published = published_tree().cut(max_depth=num_heads)
     if published.max_rank < drafter.draft_vocab_size:  # not of a draft model's chains, nor with very few tokens
         entrants[PUBLISHED] = fixed(source, published)
+    entrants |= rivals(entry)
     entrants["chain"] = fixed(source, Tree.chain(entry.best_chain.depth if entry.best_chain else num_heads))
     accepted = source.held_out_shares(whole, most).tolist()
     entrants["budget"] = Entrant(whole.family.tree(most), Predicted(**whole.rates(most).document()), accepted)
@@ -185,6 +188,19 @@ def plain_and_chosen(entry: PlanEntry) -> dict[str, Entrant]:
         "plain": Entrant(None, Predicted(product=1.0, joint=1.0, replayed=1.0, replayed_stderr=0.0)),
         "chosen": Entrant(entry.tree if entry.size > 1 else None, expected, entry.accepted),
     }
+
+
+def rivals(entry: PlanEntry) -> dict[str, Entrant]:
+    """The dynamic and the adaptive tree of a plan, where it has them."""
+    from treeopt.runtime.measure.bench import Entrant
+
+    found = {}
+    for name, figures in (("dynamic", entry.dynamic), ("adaptive", entry.adaptive)):
+        if figures is not None:
+            rate, error = figures.tokens_per_step, figures.tokens_per_step_stderr
+            tree = figures.adaptive if isinstance(figures, AdaptiveFigures) else figures.tree
+            found[name] = Entrant(tree, Predicted(replayed=rate, replayed_stderr=error))
+    return found
 
 
 def given_trees(files: Sequence[str | Path], source: Source, taken: Collection[str]) -> dict[str, Entrant]:

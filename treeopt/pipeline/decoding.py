@@ -21,6 +21,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.stopping import LOOKS
 from treeopt.records.trace import Answers, RankTrace
 from treeopt.report.terminal import note, progress
+from treeopt.trees.dynamic import AnyTree, DynamicTree
 from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Decoding:
         return self.session.acceptance.record
 
     @property
-    def trees(self) -> dict[str, Tree | None]:
+    def trees(self) -> dict[str, AnyTree | None]:
         return {name: entrant.tree for name, entrant in self.entrants.items()}
 
     @property
@@ -76,10 +77,19 @@ class Decoding:
         return {**known, "engine": {"name": engine.name, "version": engine.version, **about}}
 
     @property
-    def ranks(self) -> int:
-        """Ranks to tell apart: those beyond would be misses in replay, but decoding accepts them."""
+    def counts(self) -> Counts:
+        """What to record of the plain answers so that every contender can be replayed.
+
+        Ranks beyond those told apart would be misses in replay, but decoding accepts them.
+        """
         trees = [tree for tree in self.trees.values() if tree]
-        return max([self.source.meta.get("top_k") or 1, *(1 + tree.max_rank for tree in trees)])
+        ranks = [1 + tree.max_rank for tree in trees if isinstance(tree, Tree)]
+        most = [tree if isinstance(tree, DynamicTree) else tree.most for tree in trees if not isinstance(tree, Tree)]
+        return Counts(
+            max(self.source.meta.get("top_k") or 1, *ranks, 1),
+            max((tree.levels for tree in most), default=0),
+            tuple(sorted({tree.topk for tree in most})),
+        )
 
 
 def decode(
@@ -126,7 +136,7 @@ def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) ->
         decoding.folder / "answers",
         max_new_tokens=decoding.max_new_tokens,
         batch_size=ANSWERED_AT_ONCE,
-        counts=Counts(decoding.ranks),
+        counts=decoding.counts,
         title="Plain answers of the bench prompts",
     )
 
@@ -138,7 +148,7 @@ def _engine_answers(decoding: Decoding, prompts: Sequence[Prompt], visits: Seque
     rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"]["plain"]["rows"]]
     answers = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
     setup, tokens = decoding.session.setup(decoding.max_new_tokens), [prompt.tokens for prompt in prompts]
-    return rank_answers(setup, tokens, answers, batch_size=ANSWERED_AT_ONCE, counts=Counts(decoding.ranks))
+    return rank_answers(setup, tokens, answers, batch_size=ANSWERED_AT_ONCE, counts=decoding.counts)
 
 
 def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[dict[str, Any]]:
@@ -151,7 +161,7 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[di
         "time": None,
         "command": None,
         "rounds": decoding.rounds,
-        "trees": {name: tree.choices if tree else None for name, tree in trees.items()},
+        "trees": {name: written(tree) for name, tree in trees.items()},
         "prompts": [prompt.sha256 for prompt in prompts],
         "max_new_tokens": decoding.max_new_tokens,
         "batch_size": rows,
@@ -172,6 +182,11 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[di
     if session.target.device.type == "cpu" and (caution := busy(share)):
         note(caution)
     return visits
+
+
+def written(tree: AnyTree | None) -> Any:
+    """A tree as JSON, to tell one benchmark from another."""
+    return None if tree is None else tree.choices if isinstance(tree, Tree) else str(tree)
 
 
 def _decoder(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> Callable[[str, Any], Run]:

@@ -159,8 +159,9 @@ class Benchmark(Drawn):
         known = {key: value for key, value in asdict(self).items() if value is not None}
         for contender in known["contenders"]:
             contender["predicted"] = contender["predicted"] if any(contender["predicted"].values()) else {}
-            if contender["stopped_after"] is None:
-                del contender["stopped_after"]
+            for later in ("stopped_after", "dynamic"):
+                if contender[later] is None:
+                    del contender[later]
             for answer in contender["sequences"]:
                 if answer["prefilled"] == 1:  # as it is with treeopt's own decoder
                     del answer["prefilled"]

@@ -16,6 +16,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.records.agreement import SUMS, agree, at_place, rounding, shares, within
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
 
 
@@ -128,6 +129,15 @@ class Quality:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drafted:
+    """A tree drafted anew at every step: its levels, the nodes expanded on each, and the rows to choose from, where several."""
+
+    levels: int
+    topk: int
+    rows: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contender:
     """One tree, or plain decoding (size 1), on all prompts."""
 
@@ -154,6 +164,12 @@ class Contender:
     sequences: list[Answer] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     stopped_after: int | None = None  # blocks, of one that lost by far: its figures are of these alone
+    dynamic: Drafted | None = None  # how its trees are drafted at each step; without choices, and ``size`` is the most
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest guess."""
+        return self.dynamic.levels if self.dynamic else Tree.from_choices(self.medusa_choices).depth
 
     @property
     def stderr(self) -> float | None:
@@ -174,12 +190,15 @@ class Contender:
     def check(self, source: str | Path, where: str, max_new_tokens: int | None) -> None:
         """Raise InvalidInput, with the place in the file, where the numbers contradict one another."""
         with at_place(source, where):
-            tree = Tree.from_choices(self.medusa_choices)
-            agree("size", self.size, len(tree), "the tree's")
+            if self.dynamic is None:
+                agree("size", self.size, len(Tree.from_choices(self.medusa_choices)), "the tree's")
+            else:
+                DynamicTree(self.dynamic.levels, self.dynamic.topk, self.size)
+            depth = self.depth
             within(1, batch_size=self.batch_size)
             within(0, compared=self.compared, prefill_s=self.prefill_s, replayed_steps=self.replayed_steps)
             within(0, self.compared, identical=self.identical)
-            within(self.steps, self.steps * (1 + tree.depth), tokens=self.tokens)
+            within(self.steps, self.steps * (1 + depth), tokens=self.tokens)
             within(self.steps / self.batch_size, self.steps + self.compared, passes=self.passes)
             rate = self.tokens / self.steps if self.steps else 1.0
             agree("tokens_per_step", self.tokens_per_step, rate, "tokens / steps")
@@ -198,10 +217,10 @@ class Contender:
             self._check_accepted()
         for i, answer in enumerate(self.sequences):
             with at_place(source, f"{where}.sequences.{i}"):
-                answer.check(tree.depth, max_new_tokens)
+                answer.check(depth, max_new_tokens)
         for i, block in enumerate(self.blocks):
             with at_place(source, f"{where}.blocks.{i}"):
-                block.check(tree.depth)
+                block.check(depth)
         with at_place(source, where):
             self._check_sums()
 

@@ -333,5 +333,6 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "pool_places": np.uint8,
     "pool_scores": np.float16,
 }
-PER_STATE = ("tokens", "target_rank", "pool_places", "pool_scores")
+POOLS = ("pool_places", "pool_scores")
+PER_STATE = ("tokens", "target_rank", *POOLS)
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster")

@@ -18,17 +18,19 @@ import torch
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
-from treeopt.growth.replay import accepted_counts, replay, tokens_per_step
+from treeopt.growth.dynamic import lengths_with
+from treeopt.growth.replay import length_counts, replay_lengths, tokens_per_step
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.contender import Answer, Block, Contender, Predicted
+from treeopt.records.contender import Answer, Block, Contender, Drafted, Predicted
 from treeopt.records.stopping import LOOKS, loses_by_far
-from treeopt.records.trace import RankTrace
+from treeopt.records.trace import POOLS, RankTrace
 from treeopt.runtime.decode import Decoder, synchronize
 from treeopt.runtime.engines import Engine
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.measure.steps import timed_step
 from treeopt.runtime.stop import StopRule, sequence_end
 from treeopt.runtime.target import Target
+from treeopt.trees.dynamic import AdaptiveTree, AnyTree, DynamicTree
 from treeopt.trees.tree import IntArray, Tree
 
 Run = dict[str, Any]  # what `decode_block` and `ask_engine` return
@@ -47,7 +49,7 @@ class Entrant:
     is_own             : whether an engine decodes it by its own settings, which may guess less than the tree
     """
 
-    tree: Tree | None
+    tree: AnyTree | None
     predicted: Predicted = field(default_factory=Predicted)
     predicted_accepted: list[float] = field(default_factory=list)
     is_replayable: bool = True
@@ -130,7 +132,7 @@ def slower(visits: Sequence[Visit]) -> set[str]:
     return {name for name, rows in rivals.items() if loses_by_far([[*rows[block], *ours[block]] for block in ours])}
 
 
-def decode_block(decoder: Decoder, tree: Tree | None, prompts: Prompts) -> Run:
+def decode_block(decoder: Decoder, tree: AnyTree | None, prompts: Prompts) -> Run:
     """Decode some prompts to their ends; times and counts cover the steps with all rows live."""
     decoder.start(prompts)
     began, worked = time.perf_counter(), time.process_time()
@@ -220,20 +222,25 @@ class Contest:
         )
 
     def _contender(self, name: str, entrant: Entrant, visits: Sequence[Visit]) -> Contender:
-        tree, whole = entrant.tree, len(visits)
+        tree, whole = entrant.tree or Tree.chain(0), len(visits)
         visits = [visit for visit in visits if name in visit["runs"]]
         runs = [visit["runs"][name] for visit in visits]
         first = [run for visit, run in zip(visits, runs, strict=True) if visit["round"] == 0]
         blocks = [self._block(visit, run) for visit, run in zip(visits, runs, strict=True)]
         rows = sorted((row for run in first for row in run["rows"]), key=lambda row: row["id"])
         prefilled = [row.get("prefilled", 1) for row in rows]
-        if tree and not entrant.is_replayable:  # guesses that are split into tokens again may be more than were told
+        if (
+            len(tree) > 1 and not entrant.is_replayable
+        ):  # guesses that are split into tokens again may be more than were told
             all_rows = [row for run in runs for row in run["rows"]]
             most = max(n for row in all_rows for n in (row.get("prefilled", 1) - 1, *row["accepted"]))
             tree = tree if most <= tree.depth else Tree.chain(most)
         answered = self.reference.select(np.array([row["id"] for row in rows]))
-        fixed, recorded = tree or Tree.chain(0), behind(answered, np.array(prefilled) - 1)
-        replayed = replay(recorded, fixed) if self.has_one_text and entrant.is_replayable else None
+        recorded = behind(answered, np.array(prefilled) - 1)
+        can_replay = self.has_one_text and entrant.is_replayable
+        can_replay &= not isinstance(tree, AdaptiveTree) or self.batch_size == 1
+        lengths = lengths_with(recorded, tree) if can_replay else None
+        replayed = None if lengths is None else replay_lengths(recorded, lengths)
         sequences = [self._sequence(row, int(replayed.steps[i]) if replayed else None) for i, row in enumerate(rows)]
         steps = sum(s.steps for s in sequences)
         emitted = sum(s.emitted for s in sequences)
@@ -241,8 +248,9 @@ class Contest:
         return Contender(
             name=name,
             batch_size=self.batch_size,
-            size=len(fixed),
-            medusa_choices=fixed.choices,
+            size=len(tree),
+            medusa_choices=tree.choices if isinstance(tree, Tree) else [],
+            dynamic=drafted(tree),
             steps=steps,
             passes=sum(run["passes"] for run in first),
             tokens=emitted,
@@ -257,7 +265,7 @@ class Contest:
             replayed_steps=int(replayed.steps.sum()) if replayed else None,
             replayed_tokens_per_step=replayed.tokens_per_step if replayed else None,
             accepted=np.bincount([a for row in rows for a in row["accepted"]]).tolist(),
-            replayed_accepted=accepted_counts(recorded, fixed.paths).tolist() if replayed else [],
+            replayed_accepted=[] if lengths is None else length_counts(recorded, lengths, tree.depth).tolist(),
             predicted_accepted=entrant.predicted_accepted,
             sequences=sequences,
             blocks=blocks,
@@ -295,12 +303,21 @@ class Contest:
         )
 
 
+def drafted(tree: AnyTree) -> Drafted | None:
+    """How a tree that is not fixed is drafted, for the record."""
+    if isinstance(tree, Tree):
+        return None
+    most = tree if isinstance(tree, DynamicTree) else tree.most
+    return Drafted(levels=most.levels, topk=most.topk, rows=[] if tree is most else list(tree.choices))
+
+
 def behind(trace: RankTrace, states: IntArray) -> RankTrace:
     """The ranks of a trace without the first so many states of each sequence; its last state stays."""
     begins = np.minimum(trace.starts[:-1] + states, trace.starts[1:] - 1)
     kept = np.arange(len(trace.ranks)) >= np.repeat(begins, trace.lengths)
     starts = np.concatenate([[0], np.cumsum(trace.starts[1:] - begins)])
-    return RankTrace(trace.ranks[kept], starts, meta={"top_k": trace.top_k})
+    pools = {name: array[kept] for name in POOLS if (array := getattr(trace, name)) is not None}
+    return RankTrace(trace.ranks[kept], starts, meta=trace.meta, **pools)
 
 
 def by_round(blocks: Sequence[Block]) -> list[list[Block]]:
