@@ -3,9 +3,10 @@
 transformers' own caches append the same number of keys to every row and drop from the end only; a
 tree step writes n rows and keeps the accepted path. Here all layers (of a device) share one tensor, so a
 commit is one gather and one write. Keys are stored rotated for position length + depth, which is where an
-accepted node ends up, so they need no second rotation.
+accepted node ends up, so they need no second rotation. Where keys and values are of different widths, as in
+DeepSeek's latent attention, the narrower ones take as much room as the wider.
 
-L layers · B rows of the cache, of which the first b are live · H key heads · C capacity · D head width
+L layers · B rows of the cache, of which the first b are live · H key heads · C capacity · D head width, the wider
 T new tokens per row · n columns in use
 """
 
@@ -79,12 +80,7 @@ class TreeCache(Cache):
         return next((store.dtype for store in self._stores.values()), None)
 
     def allocate(self, keys: Tensor, values: Tensor, device: str) -> Tensor:
-        _, heads, _, width = keys.shape
-        if values.shape != keys.shape:
-            raise Unsupported(
-                "The cache needs keys and values of one shape in all layers, but this model has "
-                f"{tuple(keys.shape[1:])} and {tuple(values.shape[1:])}."
-            )
+        heads, width = keys.shape[1], max(keys.shape[3], values.shape[3])
         layers = sum(where == device for where, _ in self._place)
         shape = (layers, 2, self.rows, heads, self.capacity, width)
         self._stores[device] = torch.zeros(shape, dtype=keys.dtype, device=keys.device)
@@ -113,26 +109,28 @@ class TreeCache(Cache):
             self._targets = starts + torch.arange(after, after + new_tokens, device=starts.device)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (b, H, T, D) keys and values; return all that the pass may attend to."""
+        """Store (b, H, T, D or fewer) keys and values; return all that the pass may attend to."""
         device, index = self._place[layer]
         known = self._stores.get(device)
         store = (self.allocate(keys, values, device) if known is None else known)[index]
-        if keys.shape[1::2] != store.shape[2::2]:
+        (heads, width), d_keys, d_values = store.shape[2::2], keys.shape[3], values.shape[3]
+        if (keys.shape[1], values.shape[1], max(d_keys, d_values)) != (heads, heads, width):
             raise Unsupported("The cache needs the same number and width of key heads in all layers.")
+        stored_keys, stored_values = store[0, ..., :d_keys], store[1, ..., :d_values]
         if self._prefilled is not None:
             rows = self._prefilled.to(store.device)
-            store[0, rows, :, : self.new_tokens] = keys
-            store[1, rows, :, : self.new_tokens] = values
+            stored_keys[rows, :, : self.new_tokens] = keys
+            stored_values[rows, :, : self.new_tokens] = values
             return keys, values
         b, n = len(self.lengths), self.columns
         if self.is_even:
-            store[0, :b, :, n - self.new_tokens : n] = keys
-            store[1, :b, :, n - self.new_tokens : n] = values
+            stored_keys[:b, :, n - self.new_tokens : n] = keys
+            stored_values[:b, :, n - self.new_tokens : n] = values
         else:
             rows, targets = self._rows.to(store.device), self._targets.to(store.device)
-            store[0, rows, :, targets] = keys.transpose(1, 2)
-            store[1, rows, :, targets] = values.transpose(1, 2)
-        return store[0, :b, :, :n], store[1, :b, :, :n]
+            stored_keys[rows, :, targets] = keys.transpose(1, 2)
+            stored_values[rows, :, targets] = values.transpose(1, 2)
+        return stored_keys[:b, :, :n], stored_values[:b, :, :n]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the nodes on the path of every live row, root first, in place; what is there already is not touched."""
