@@ -69,7 +69,7 @@ def open(
     """Load a model with its drafter and prompts, once for several steps.
 
     model       : folder or hub id of the target; the run's, or the demo, by default
-    drafter     : folder, file or hub id of heads or of a draft model; "ngram"; "early-exit:LAYER"
+    drafter     : folder, file or hub id of heads or of a draft model; "mtp"; "ngram"; "early-exit:LAYER"
     prompts     : a file, a folder, a datasets id, or "demo"; column, group_by, responses, split, chat_template
                   say how it is read; they are shuffled by ``seed``, groups spread evenly, or taken ``in_order``
     dtype, device, device_map, revision, trust_remote_code : how the model is loaded

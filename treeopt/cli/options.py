@@ -155,7 +155,7 @@ def run_directory(command: Command | None = None, *, writes: bool = True) -> Com
 # Name of each option that says what is measured, and its help; `calibrate` puts them into the trace.
 MODEL_OPTIONS: dict[str, str] = {
     "model": "Folder or hub id of the target.  [default: the run's, or the demo]",
-    "drafter": "Folder, file or hub id of heads or of a draft model; ngram; early-exit:LAYER; with the demo model "
+    "drafter": "Folder, file or hub id of heads or of a draft model; mtp; ngram; early-exit:LAYER; with the demo model "
     "medusa, hydra or draft.  [default: the model's own heads]",
     "dtype": "float64, float32, bfloat16 or float16.  [default: float32 on CPU]",
     "device": "cpu, cuda, cuda:1 ...  [default: cuda where there is one]",

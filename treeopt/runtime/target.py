@@ -172,6 +172,8 @@ def load_target(
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model = model if placed else model.to(device)
         model.eval().requires_grad_(False)
+        if model.dtype == torch.float64:  # which grouped products of experts do not take
+            model.set_experts_implementation("eager")
         target = Target(model, tokenizer, name=path_or_id, revision=revision)
         target.stored_dtype = stored
         return target

@@ -34,7 +34,7 @@ HEAD_FILES = (
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".bin", ".pt")
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,3})\.safetensors")
-MUST = "--drafter must be a folder, a file of weights, a hub id, ngram or early-exit:LAYER"
+MUST = "--drafter must be a folder, a file of weights, a hub id, mtp, ngram or early-exit:LAYER"
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
 from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.mtp import MTP, load_mtp
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
 from treeopt.runtime.folder import read_object
 from treeopt.runtime.target import Target
 
-NGRAM, EARLY_EXIT = "ngram", "early-exit"  # names of the drafters without weights
+NGRAM, EARLY_EXIT = "ngram", "early-exit"  # names of the drafters without weights of their own, besides MTP
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -42,8 +43,8 @@ def open_drafter(
 ) -> OpenDrafter:
     """The drafter that ``name`` stands for; None is the heads in the target's own checkpoint (Medusa-2).
 
-    name  : a folder, file or hub id of heads or of a causal LM; "ngram"; "early-exit:LAYER"; with the demo model
-            also one of `demo.DRAFTERS`
+    name  : a folder, file or hub id of heads or of a causal LM; "mtp"; "ngram"; "early-exit:LAYER"; with the demo
+            model also one of `demo.DRAFTERS`
     depth : deepest guess of a drafter that has no number of heads (default 5)
 
     Raises InvalidInput where drafter and target do not belong together.
@@ -57,6 +58,9 @@ def open_drafter(
     if name is not None and name.partition(":")[0] == EARLY_EXIT:
         exit_ = early_exit(target, _exit_layer(name, target), num_heads=depth or DRAFT_DEPTH)
         return OpenDrafter(exit_, _record(exit_, name))
+    if name is not None and name.partition(":")[0] == MTP:
+        mtp = load_mtp(name, target, num_heads=depth or DRAFT_DEPTH)
+        return OpenDrafter(mtp, _record(mtp, name))
     if target.name == demo.TITLE:
         name = "medusa" if name in (None, demo.NAME) else name
         if name in demo.DRAFTERS:

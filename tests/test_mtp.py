@@ -1,0 +1,300 @@
+"""MTP heads against transformers' own layer, run over the whole text for every guess."""
+
+import json
+import shutil
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from treeopt import demo
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.growth.replay import accepted_counts, replay
+from treeopt.runtime.acceptance.greedy import Greedy
+from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.drafters import mtp as mtp_module
+from treeopt.runtime.drafters.mtp import MTP, PRE_NORM, MtpHeads, load_mtp
+from treeopt.runtime.drafters.open import open_drafter
+from treeopt.runtime.measure.ranks import collect_trace
+from treeopt.runtime.stop import StopRule
+from treeopt.runtime.target import Target, load_target
+from treeopt.trees.tree import Tree
+
+from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, tiny_model, trees
+from .slow_drafters import check_proposals, check_ranks, in_order
+
+KINDS = ["deepseek_v3", "glm4_moe"]
+LAYERS = 2
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_attention_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.6,
+    "eos_token_id": [3, 5],
+    "bos_token_id": None,
+    "pad_token_id": 0,
+    "experts_implementation": "eager",  # the others are not for float64
+}
+LATENT = {"kv_lora_rank": 12, "q_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5}
+OWN = {  # DeepSeek-V3's latent keys and values are of different widths
+    "deepseek_v3": {"num_key_value_heads": 4, **LATENT},
+    "glm4_moe": {"num_key_value_heads": 2, "head_dim": 8, "use_qk_norm": True},
+}
+NORMS = ("enorm", "hnorm", "shared_head.norm")
+
+
+def random_model(kind, *, layers=LAYERS, attention="sdpa", **changes):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {**COMMON, **OWN[kind], "num_hidden_layers": layers, "attn_implementation": attention, **changes}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+    model.generation_config.eos_token_id = [3, 5]
+    return model.double().eval().requires_grad_(False)
+
+
+def random_heads(kind, *, pre_norm=False, num_heads=HEADS, attention="sdpa") -> tuple[Target, MtpHeads]:
+    """A target with its layer, whose first guess is often right: the target's own tail is copied into it."""
+    from transformers.modeling_layers import MtpModel
+
+    model = random_model(kind, attention=attention)
+    torch.manual_seed(1)
+    mtp = MtpModel(model, 1).requires_grad_(False)
+    mtp.layers.double()
+    for weight in mtp.layers.parameters():
+        torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
+    target = Target(model)
+    return target, MtpHeads(mtp.eval(), target, num_heads=num_heads, pre_norm=pre_norm)
+
+
+def slow_mtp(heads, text, hidden, root, path):
+    """All tokens in the order in which the layer guesses them below ``path``: transformers' own pass, from the start."""
+    before: list[torch.Tensor] = []
+    hook = heads.layer.mtp_block.register_forward_hook(lambda _, __, output: before.append(output))
+    tokens, states = [*text[1:], root], hidden
+    for token in [*path, None]:
+        positions = torch.arange(1, len(tokens) + 1)[None]
+        embedded = torch.nn.functional.embedding(torch.tensor([tokens]), heads.embedding)
+        mask = torch.ones((len(tokens), len(tokens)), dtype=torch.bool).tril()[None, None]
+        after = heads.layer(embedded, states[None], heads.rotary(embedded, positions), mask, positions, None)[0, -1]
+        states = torch.cat([states, (before[-1][0, -1] if heads.pre_norm else after)[None]])
+        tokens.append(token)
+    hook.remove()
+    return in_order(heads.lm_head @ after)
+
+
+@cache
+def drafting(kind, pre_norm=False, attention="sdpa"):
+    return random_heads(kind, pre_norm=pre_norm, attention=attention)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+@pytest.mark.parametrize("kind", KINDS)
+class TestGuesses:
+    def test_every_node_is_guessed_as_for_it_alone(self, kind, pre_norm):
+        check_proposals(drafting(kind, pre_norm)[1], slow_mtp, seed=HEADS)
+
+    def test_ranks_are_those_of_the_slow_way(self, kind, pre_norm):
+        check_ranks(drafting(kind, pre_norm)[1], slow_mtp, seed=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_fed_back_changes_all_guesses_but_the_first(kind):
+    prompts, stop = random_prompts(3), StopRule(frozenset(), 24, at_loops=False)
+    post, pre = (
+        collect_trace(Setup(target, heads, stop, Greedy()), asked(prompts), batch_size=3, top_k=10)
+        for target, heads in (drafting(kind), drafting(kind, pre_norm=True))
+    )
+    assert post.ranks[:, 0].tolist() == pre.ranks[:, 0].tolist()
+    assert all((post.ranks[:, k] != pre.ranks[:, k]).any() for k in range(1, HEADS))
+
+
+@pytest.mark.parametrize("rule", [Greedy(), Sampling(0.7, top_p=0.9)], ids=lambda rule: rule.record["rule"])
+@pytest.mark.parametrize(("kind", "attention"), [*((kind, "sdpa") for kind in KINDS), ("glm4_moe", "eager")])
+class TestDecoding:
+    @examples(3)
+    @given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), batch=st.integers(1, 4))
+    def test_any_tree_decodes_the_plain_text(self, kind, attention, rule, tree, seed, limit, batch):
+        target, heads = drafting(kind, attention=attention)
+        prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=False)
+        plain = decode(target, None, prompts, batch_size=1, stop=stop, acceptance=rule)
+        ours = decode(target, heads, prompts, tree, batch_size=batch, stop=stop, acceptance=rule)
+        assert [(row.tokens, row.end) for row in ours] == [(row.tokens, row.end) for row in plain]
+
+    @pytest.mark.parametrize("tree", [Tree.chain(HEADS), Tree.dense([10, 3, 2, 1])], ids=["chain", "tree"])
+    def test_replayed_steps_are_decoded_steps(self, kind, attention, rule, tree):
+        target, heads = drafting(kind, attention=attention)
+        prompts, stop = random_prompts(7), StopRule(target.eos_ids, 30, at_loops=False)
+        trace = collect_trace(Setup(target, heads, stop, rule), asked(prompts), batch_size=3, top_k=10)
+        rows = decode(target, heads, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
+        assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
+        assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
+        accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
+        assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
+        assert len(tree) <= HEADS + 1 or accepted[1:].sum() > 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_target_says_what_transformers_says(kind):
+    target, _ = drafting(kind)
+    (row,) = decode(target, None, [[4, 9, 1]], batch_size=1, stop=StopRule(frozenset(), 20, at_loops=False))
+    text = [4, 9, 1]
+    for _ in range(20):
+        text.append(int(target.model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    assert row.tokens == text[3:]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def checkpoint(request, tmp_path_factory):
+    """A folder as they are published: the layer behind the last one, its experts apart, with copies of what it shares."""
+    folder = tmp_path_factory.mktemp("mtp") / request.param
+    model = random_model(request.param, layers=LAYERS + 1)
+    model.save_pretrained(folder)
+    tensors, start = load_file(folder / "model.safetensors"), f"model.layers.{LAYERS}."
+    assert any(name.startswith(f"{start}mlp.experts.3.") for name in tensors)
+    torch.manual_seed(2)
+    tensors |= {f"{start}{name}.weight": 1 + 0.3 * torch.randn(32, dtype=torch.float64) for name in NORMS}
+    tensors[f"{start}eh_proj.weight"] = torch.randn(32, 64, dtype=torch.float64)
+    tensors[f"{start}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    tensors[f"{start}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("num_mtp_layers", None)
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.MODEL / name, folder / name)
+    return folder
+
+
+def test_the_layer_is_read_from_the_targets_checkpoint(checkpoint):
+    target = load_target(str(checkpoint), dtype="float64", device="cpu")
+    before = target.config.to_dict()
+    opened = open_drafter(MTP, target, depth=3)
+    heads, tensors, start = opened.drafter, load_file(checkpoint / "model.safetensors"), f"model.layers.{LAYERS}."
+    assert opened.record == {"kind": "mtp", "id": "mtp", "sha256": None, "num_heads": 3, "num_layers": 1}
+    own = dict(heads.layer.named_parameters())
+    for ours, theirs in [("enorm", "enorm"), ("hnorm", "hnorm"), ("post_norm", "shared_head.norm"), ("eh_proj",) * 2]:
+        assert torch.equal(own.pop(f"{ours}.weight"), tensors[f"{start}{theirs}.weight"]), ours
+    gate_up = own.pop("mtp_block.mlp.experts.gate_up_proj")
+    assert torch.equal(gate_up[2, :16], tensors[f"{start}mlp.experts.2.gate_proj.weight"])
+    assert torch.equal(gate_up[2, 16:], tensors[f"{start}mlp.experts.2.up_proj.weight"])
+    own.pop("mtp_block.mlp.experts.down_proj")
+    for name, weight in own.items():
+        assert torch.equal(weight, tensors[start + name.removeprefix("mtp_block.")]), name
+    shared = {target.lm_head.weight.data_ptr(), target.model.get_input_embeddings().weight.data_ptr()}
+    assert {heads.lm_head.data_ptr(), heads.embedding.data_ptr()} == shared
+    assert target.config.to_dict() == before
+    assert target.model.config.name_or_path == str(checkpoint)
+    assert load_mtp(PRE_NORM, target).pre_norm is not heads.pre_norm
+    check_ranks(heads, slow_mtp, seed=1)
+    prompts, stop = random_prompts(1), StopRule(target.eos_ids, 20, at_loops=False)
+    rows = decode(target, heads, prompts, Tree.chain(3), batch_size=2, stop=stop)
+    plain = decode(target, None, prompts, batch_size=2, stop=stop)
+    assert [row.tokens for row in rows] == [row.tokens for row in plain]
+
+
+def test_the_layer_takes_the_targets_number_format(checkpoint):
+    target = load_target(str(checkpoint), dtype="bfloat16", device="cpu")
+    heads = load_mtp(MTP, target)
+    assert {weight.dtype for weight in heads.parameters()} == {torch.bfloat16}
+    rows = decode(target, heads, [[4, 5]], Tree.chain(2), batch_size=1, stop=StopRule(frozenset(), 8, at_loops=False))
+    assert len(rows[0].tokens) == 8
+
+
+DAMAGE = {
+    "missing": (lambda t, start: t.pop(f"{start}hnorm.weight"), "hnorm"),
+    "no layer": (lambda t, start: [t.pop(name) for name in list(t) if name.startswith(start)], "were left out of this copy"),
+    "shape": (lambda t, start: t.update({f"{start}eh_proj.weight": torch.ones(32, 32)}), "whose weights fit config.json, but"),
+    "nan": (lambda t, start: t[f"{start}enorm.weight"].fill_(torch.nan), r"must be finite, but 0\.enorm\.weight"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_layer_is_refused(checkpoint, tmp_path, damage):
+    folder, (change, message) = tmp_path / "$(touch x)", DAMAGE[damage]
+    shutil.copytree(checkpoint, folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors, f"model.layers.{LAYERS}.")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    target = load_target(str(folder), dtype="float64", device="cpu")
+    with pytest.raises(InvalidInput, match=message):
+        load_mtp(MTP, target)
+
+
+def other(kind):
+    """A tiny model of another family."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "moe_intermediate_size": 8, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCABULARY, "pad_token_id": 0}
+    if kind == "mellum":
+        sizes |= {"num_experts": 2, "num_experts_per_tok": 1, "layer_types": ["full_attention"] * 2, "num_mtp_layers": 1}
+    elif kind != "qwen3":
+        sizes |= {"moe_num_experts": 2, "moe_k": 1} if kind == "ernie4_5_moe" else {"num_experts": 2}
+    return Target(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)), name="x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("qwen3", "needs a target with MTP layers, but a qwen3 model has none"),
+        ("ernie4_5_moe", "transformers drops those of ernie4_5_moe as it loads .* would need num_mtp_layers"),
+        ("mellum", "runs the MTP layers of deepseek_v3 and glm4_moe, but this is mellum"),
+    ],
+)
+def test_other_families_are_refused_by_name(kind, message):
+    with pytest.raises(Unsupported, match=message):
+        open_drafter(MTP, other(kind))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_mtp_layers": 0}, "needs a target with one MTP layer, but y has none"),
+        ({"num_mtp_layers": 3}, "with one MTP layer, but y says that it has 3"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "not quantized, but those of y are"),
+    ],
+)
+def test_layers_that_cannot_be_run_are_refused(changes, message):
+    model = random_model("glm4_moe")
+    for name, value in changes.items():
+        setattr(model.config, name, value)
+    with pytest.raises(Unsupported, match=message):
+        load_mtp(MTP, Target(model, name="y"))
+
+
+def test_a_target_on_several_devices_is_refused():
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    target = Target(random_model("glm4_moe"))
+    add_hook_to_module(target.decoder, ModelHook())
+    with pytest.raises(Unsupported, match="on one device"):
+        load_mtp(MTP, target)
+
+
+def test_an_older_transformers_is_named(monkeypatch):
+    import transformers.modeling_layers
+
+    target = Target(random_model("glm4_moe"))
+    monkeypatch.delattr(transformers.modeling_layers, "MtpModel")
+    with pytest.raises(Unsupported, match=r"needs MtpModel, which transformers has in 5\.23, but this is transformers \d"):
+        load_mtp(MTP, target)
+
+
+@pytest.mark.parametrize("name", ["mtp:", "mtp:3", "mtp:pre_norm"])
+def test_other_words_behind_mtp_are_refused(name):
+    with pytest.raises(InvalidInput, match="must be mtp or mtp:pre-norm for MTP heads"):
+        open_drafter(name, Target(tiny_model()))

@@ -1,0 +1,138 @@
+"""MTP heads: the layer for multi-token prediction that a target's own checkpoint has behind its last one.
+
+The target's last hidden state f_j of token j and the embedding of the token after it are normed and joined,
+eh_proj [enorm(e_{j+1}), hnorm(f_j)], and go through a decoder layer of the target's kind, which attends to the pairs
+before it; the shared head guesses token j + 2 from what its last norm makes of that (DeepSeek-V3, section 2.2). Engines
+use the layer again for deeper guesses: its own state then takes the place of the target's, as in EAGLE, after the last
+norm (SGLang, TensorRT-LLM, transformers, vLLM of late) or before it (vLLM at first).
+
+transformers loads these layers for some families, and drops them for the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treeopt.errors import InvalidInput, Unsupported, quoted
+from treeopt.runtime.cache import TreeCache
+from treeopt.runtime.checkpoints.files import find_checkpoint, find_tensors
+from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
+from treeopt.runtime.folder import loadable
+from treeopt.runtime.target import Target
+
+MTP, PRE_NORM = "mtp", "mtp:pre-norm"  # what --drafter calls them
+FAMILIES = ("deepseek_v3", "glm4_moe")
+
+
+class MtpHeads(EagleHeads):
+    """A target's MTP layer; it guesses ``num_heads`` tokens ahead.
+
+    mtp      : transformers' MtpModel of this target, with one layer
+    pre_norm : feed back the layer's state as it is before its last norm
+    """
+
+    kind = "mtp"
+
+    def __init__(self, mtp: Any, target: Target, *, num_heads: int = DRAFT_DEPTH, pre_norm: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.num_heads, self.pre_norm = num_heads, pre_norm
+        self.vocab_size, self.width = target.vocab_size, target.width
+        self.draft_vocab_size = self.vocab_size
+        self.register_buffer("embedding", target.model.get_input_embeddings().weight.detach(), persistent=False)
+        self.register_buffer("lm_head", target.lm_head.weight.detach(), persistent=False)
+        mtp.config._attn_implementation = "sdpa"  # which is causal without a mask
+        (self.layer,), self.rotary = mtp.layers, mtp.rotary_emb
+
+    def predict(
+        self,
+        following: Tensor,
+        hidden: Tensor,
+        positions: Tensor | None = None,
+        cache: TreeCache | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        layer, embedded = self.layer, F.embedding(following, self.embedding)
+        if positions is None:
+            positions = torch.arange(following.shape[1], device=following.device)[None]
+        states = layer.mtp_block(
+            layer.eh_proj(torch.cat([layer.enorm(embedded), layer.hnorm(hidden)], -1)),
+            position_embeddings=self.rotary(embedded, positions),
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+        )
+        return states if self.pre_norm else layer.post_norm(states)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return F.linear(self.layer.post_norm(states) if self.pre_norm else states, self.lm_head)
+
+
+def load_mtp(name: str, target: Target, *, num_heads: int = DRAFT_DEPTH) -> MtpHeads:
+    """The MTP layer in the checkpoint that the target was loaded from; ``name`` is `MTP` or `PRE_NORM`.
+
+    Raises Unsupported, saying what is missing, where transformers or treeopt cannot run it.
+    """
+    if name not in (MTP, PRE_NORM):
+        raise InvalidInput(f"--drafter must be {MTP} or {PRE_NORM} for MTP heads, but got {quoted(name)}.")
+    check_support(target)
+    from transformers.modeling_layers import MtpModel
+
+    folder, layer = find_checkpoint(target.name, target.revision), f"model.layers.{target.num_layers}."
+    if not any(stored.startswith(layer) for stored in find_tensors(folder).parts):
+        raise InvalidInput(
+            f"--drafter {name} needs the weights of an MTP layer, {layer}*, but {target.name} has none: they were left "
+            "out of this copy. Use the original checkpoint."
+        )
+    # transformers knows the published models' layers by their numbers, and looks for the newest revision.
+    model = copy.copy(target.model)
+    model.config = copy.copy(target.model.config)
+    model.config.name_or_path, model.config.dtype = str(folder), target.dtype
+    model._keys_to_ignore_on_load_unexpected = {re.escape(layer)}
+    with loadable(f"--drafter {name} needs an MTP layer whose weights fit config.json", target.name):
+        mtp = MtpModel.from_pretrained(model, device_map={"": target.device})
+    for weight, values in mtp.layers.named_parameters():
+        if not bool(torch.isfinite(values).all()):
+            raise InvalidInput(f"The weights of an MTP layer must be finite, but {weight} of {target.name} is not.")
+    return MtpHeads(mtp.eval().requires_grad_(False), target, num_heads=num_heads, pre_norm=name == PRE_NORM)
+
+
+def check_support(target: Target) -> None:
+    """Raise Unsupported unless transformers has the target's MTP layer and treeopt can run it."""
+    kind, config = target.config.model_type, target.config
+    dropped = [p for p in target.model._keys_to_ignore_on_load_unexpected or () if re.search(r"mtp|layers.{1,3}\d", p)]
+    count = getattr(config, "num_mtp_layers", None)
+    if kind not in FAMILIES:
+        if count is None and not dropped:
+            raise Unsupported(f"--drafter mtp needs a target with MTP layers, but a {kind} model has none.")
+        here = f"transformers drops those of {kind} as it loads the model" if count is None else f"this is {kind}"
+        raise Unsupported(
+            f"--drafter mtp runs the MTP layers of {' and '.join(FAMILIES)}, but {here}. It would need "
+            + ("num_mtp_layers in transformers' config of it, and its layers in MtpModel." if count is None else "tests of them.")
+        )
+    try:
+        from transformers.modeling_layers import MtpModel  # noqa: F401
+    except ImportError:
+        from transformers import __version__
+
+        raise Unsupported(
+            f"--drafter mtp needs MtpModel, which transformers has in 5.23, but this is transformers {__version__}: update it."
+        ) from None
+    if count != 1:
+        what = "has none" if not count else f"says that it has {quoted(count)}, whose guesses are chained in another way"
+        raise Unsupported(f"--drafter mtp needs a target with one MTP layer, but {target.name} {what}.")
+    if getattr(config, "quantization_config", None) is not None:
+        raise Unsupported(
+            f"--drafter mtp needs weights that are not quantized, but those of {target.name} are: transformers does not "
+            "dequantize MTP layers. Use a copy in bfloat16."
+        )
+    if target.layer_devices is not None or hasattr(target.decoder, "_hf_hook"):
+        raise Unsupported(f"--drafter mtp needs the target on one device, but {target.name} is spread: use --device.")
+    if target.lm_head.bias is not None:
+        raise Unsupported("MTP heads share the lm_head, and need one without a bias, but this model's has one.")
