@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import __version__, modeling_layers
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.cache import TreeCache
@@ -29,6 +30,7 @@ from treeopt.runtime.target import Target
 
 MTP, PRE_NORM = "mtp", "mtp:pre-norm"  # what --drafter calls them
 FAMILIES = ("deepseek_v3", "glm4_moe")
+DROPPED = re.compile(r".*mtp.*|.*layers\\\.\d+(\\\.)?(\.\*)?")  # a pattern of names that are MTP layers'
 
 
 class MtpHeads(EagleHeads):
@@ -42,7 +44,7 @@ class MtpHeads(EagleHeads):
 
     def __init__(self, mtp: Any, target: Target, *, num_heads: int = DRAFT_DEPTH, pre_norm: bool = False) -> None:
         nn.Module.__init__(self)
-        self.num_heads, self.pre_norm = num_heads, pre_norm
+        self.num_heads, self.pre_norm, self.token_ids = num_heads, pre_norm, None
         self.vocab_size, self.width = target.vocab_size, target.width
         self.draft_vocab_size = self.vocab_size
         self.register_buffer("embedding", target.model.get_input_embeddings().weight.detach(), persistent=False)
@@ -82,8 +84,6 @@ def load_mtp(name: str, target: Target, *, num_heads: int = DRAFT_DEPTH) -> MtpH
     if name not in (MTP, PRE_NORM):
         raise InvalidInput(f"--drafter must be {MTP} or {PRE_NORM} for MTP heads, but got {quoted(name)}.")
     check_support(target)
-    from transformers.modeling_layers import MtpModel
-
     folder, layer = find_checkpoint(target.name, target.revision), f"model.layers.{target.num_layers}."
     if not any(stored.startswith(layer) for stored in find_tensors(folder).parts):
         raise InvalidInput(
@@ -96,43 +96,38 @@ def load_mtp(name: str, target: Target, *, num_heads: int = DRAFT_DEPTH) -> MtpH
     model.config.name_or_path, model.config.dtype = str(folder), target.dtype
     model._keys_to_ignore_on_load_unexpected = {re.escape(layer)}
     with loadable(f"--drafter {name} needs an MTP layer whose weights fit config.json", target.name):
-        mtp = MtpModel.from_pretrained(model, device_map={"": target.device})
-    for weight, values in mtp.layers.named_parameters():
-        if not bool(torch.isfinite(values).all()):
-            raise InvalidInput(f"The weights of an MTP layer must be finite, but {weight} of {target.name} is not.")
+        mtp = modeling_layers.MtpModel.from_pretrained(model, device_map={"": target.device})
+    for weight, values in mtp.layers[0].state_dict().items():
+        if not bool(values.isfinite().all()):
+            raise InvalidInput(f"The weights of an MTP layer must be finite, but {weight} in {target.name} is not.")
     return MtpHeads(mtp.eval().requires_grad_(False), target, num_heads=num_heads, pre_norm=name == PRE_NORM)
 
 
 def check_support(target: Target) -> None:
-    """Raise Unsupported unless transformers has the target's MTP layer and treeopt can run it."""
-    kind, config = target.config.model_type, target.config
-    dropped = [p for p in target.model._keys_to_ignore_on_load_unexpected or () if re.search(r"mtp|layers.{1,3}\d", p)]
-    count = getattr(config, "num_mtp_layers", None)
-    if kind not in FAMILIES:
-        if count is None and not dropped:
-            raise Unsupported(f"--drafter mtp needs a target with MTP layers, but a {kind} model has none.")
-        here = f"transformers drops those of {kind} as it loads the model" if count is None else f"this is {kind}"
+    """Raise Unsupported unless transformers has the target's MTP layer and it can be run here."""
+    config, model = target.config, target.model
+    family, count = config.model_type, getattr(config, "num_mtp_layers", None)
+    if family not in FAMILIES:
+        rule = f"--drafter {MTP} needs an MTP layer like that of {' or '.join(FAMILIES)}"
+        if count is not None:
+            raise Unsupported(f"{rule}, but this is {family}, whose layer has not been tested.")
+        if any(map(DROPPED.fullmatch, model._keys_to_ignore_on_load_unexpected or ())):
+            raise Unsupported(
+                f"{rule}, but transformers drops those of {family} when it loads the model. It would need num_mtp_layers "
+                "in its config of that family, and the layer's names in its MtpModel."
+            )
+        raise Unsupported(f"{rule}, but {family} models have none.")
+    if not hasattr(modeling_layers, "MtpModel"):
         raise Unsupported(
-            f"--drafter mtp runs the MTP layers of {' and '.join(FAMILIES)}, but {here}. It would need "
-            + ("num_mtp_layers in transformers' config of it, and its layers in MtpModel." if count is None else "tests of them.")
+            f"--drafter {MTP} needs transformers 5.23, which has MtpModel, but this is {__version__}: update it."
         )
-    try:
-        from transformers.modeling_layers import MtpModel  # noqa: F401
-    except ImportError:
-        from transformers import __version__
-
-        raise Unsupported(
-            f"--drafter mtp needs MtpModel, which transformers has in 5.23, but this is transformers {__version__}: update it."
-        ) from None
     if count != 1:
-        what = "has none" if not count else f"says that it has {quoted(count)}, whose guesses are chained in another way"
-        raise Unsupported(f"--drafter mtp needs a target with one MTP layer, but {target.name} {what}.")
+        has = f"says that it has {quoted(count)}, each for a depth of its own" if count else "has none"
+        raise Unsupported(f"--drafter {MTP} needs a target with one MTP layer, but {target.name} {has}.")
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported(
-            f"--drafter mtp needs weights that are not quantized, but those of {target.name} are: transformers does not "
-            "dequantize MTP layers. Use a copy in bfloat16."
+            f"--drafter {MTP} needs weights that are not quantized, since transformers does not restore those of MTP "
+            f"layers, but {target.name} is quantized: use a copy in bfloat16."
         )
     if target.layer_devices is not None or hasattr(target.decoder, "_hf_hook"):
-        raise Unsupported(f"--drafter mtp needs the target on one device, but {target.name} is spread: use --device.")
-    if target.lm_head.bias is not None:
-        raise Unsupported("MTP heads share the lm_head, and need one without a bias, but this model's has one.")
+        raise Unsupported(f"--drafter {MTP} needs the target on one device, but {target.name} is spread: use --device.")
