@@ -180,7 +180,7 @@ RULE_OPTIONS: dict[str, tuple[Any, str]] = {
     "seed": (int, "Seed of the prompts' order, of sampling and of training.  [default: 0]"),
     "epsilon": (float, "Threshold of --acceptance typical.  [default: 0.09]"),
     "delta": (float, "Entropy factor of --acceptance typical.  [default: the square root of epsilon]"),
-    "draft_depth": (int, "How many tokens a draft model, EAGLE, ngram or early exit guesses ahead.  [default: 5]"),
+    "draft_depth": (int, "How many tokens a draft model, EAGLE, MTP, ngram or early exit guesses ahead.  [default: 5]"),
 }  # fmt: skip
 
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import __version__, modeling_layers
+from transformers.modeling_layers import MtpModel
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.cache import TreeCache
@@ -36,13 +35,13 @@ DROPPED = re.compile(r".*mtp.*|.*layers\\\.\d+(\\\.)?(\.\*)?")  # a pattern of n
 class MtpHeads(EagleHeads):
     """A target's MTP layer; it guesses ``num_heads`` tokens ahead.
 
-    mtp      : transformers' MtpModel of this target, with one layer
+    mtp      : of this target, with one layer
     pre_norm : feed back the layer's state as it is before its last norm
     """
 
     kind = "mtp"
 
-    def __init__(self, mtp: Any, target: Target, *, num_heads: int = DRAFT_DEPTH, pre_norm: bool = False) -> None:
+    def __init__(self, mtp: MtpModel, target: Target, *, num_heads: int = DRAFT_DEPTH, pre_norm: bool = False) -> None:
         nn.Module.__init__(self)
         self.num_heads, self.pre_norm, self.token_ids = num_heads, pre_norm, None
         self.vocab_size, self.width = target.vocab_size, target.width
@@ -96,7 +95,7 @@ def load_mtp(name: str, target: Target, *, num_heads: int = DRAFT_DEPTH) -> MtpH
     model.config.name_or_path, model.config.dtype = str(folder), target.dtype
     model._keys_to_ignore_on_load_unexpected = {re.escape(layer)}
     with loadable(f"--drafter {name} needs an MTP layer whose weights fit config.json", target.name):
-        mtp = modeling_layers.MtpModel.from_pretrained(model, device_map={"": target.device})
+        mtp = MtpModel.from_pretrained(model, device_map={"": target.device})
     for weight, values in mtp.layers[0].state_dict().items():
         if not bool(values.isfinite().all()):
             raise InvalidInput(f"The weights of an MTP layer must be finite, but {weight} in {target.name} is not.")
@@ -117,10 +116,6 @@ def check_support(target: Target) -> None:
                 "in its config of that family, and the layer's names in its MtpModel."
             )
         raise Unsupported(f"{rule}, but {family} models have none.")
-    if not hasattr(modeling_layers, "MtpModel"):
-        raise Unsupported(
-            f"--drafter {MTP} needs transformers 5.23, which has MtpModel, but this is {__version__}: update it."
-        )
     if count != 1:
         has = f"says that it has {quoted(count)}, each for a depth of its own" if count else "has none"
         raise Unsupported(f"--drafter {MTP} needs a target with one MTP layer, but {target.name} {has}.")
