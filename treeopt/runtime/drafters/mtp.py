@@ -4,7 +4,7 @@ The target's last hidden state f_j of token j and the embedding of the token aft
 eh_proj [enorm(e_{j+1}), hnorm(f_j)], and go through a decoder layer of the target's kind, which attends to the pairs
 before it; the shared head guesses token j + 2 from what its last norm makes of that (DeepSeek-V3, section 2.2). Engines
 use the layer again for deeper guesses: its own state then takes the place of the target's, as in EAGLE, after the last
-norm (SGLang, TensorRT-LLM, transformers, vLLM of late) or before it (vLLM at first).
+norm (SGLang, TensorRT-LLM, vLLM of late) or before it (vLLM at first).
 
 transformers loads these layers for some families, and drops them for the others.
 """
