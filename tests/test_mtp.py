@@ -155,7 +155,7 @@ class TestDecoding:
 
     def test_dynamic_trees_decode_the_plain_text_and_are_replayed(self, kind, attention, rule):
         target, heads = drafting(kind, attention=attention)
-        prompts, stop = random_prompts(5), StopRule(target.eos_ids, 20, at_loops=False)
+        prompts, stop = random_prompts(5, most=3), StopRule(target.eos_ids, 12, at_loops=False)
         setup, counts = Setup(target, heads, stop, rule), Counts(top_k=4, levels=HEADS, topks=(1, 4))
         trace = collect_trace(setup, asked(prompts), batch_size=3, counts=counts)
         for tree in (DynamicTree(HEADS, 1, 4), DynamicTree(HEADS, 4, 16)):
