@@ -26,12 +26,13 @@ TREES = [
 ]
 
 
-def slow_layer(layer, x: torch.Tensor, *, normed: bool) -> torch.Tensor:
-    """A Llama layer over (M, d) vectors at the positions 0...M-1, written out: the last row's output, (d,)."""
-    config, weights = layer.config, {name: weight.detach() for name, weight in layer.weights.items()}
+def slow_norm(layer, v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + layer.config.rms_norm_eps) * weight.detach()
 
-    def norm(v, name):
-        return v * torch.rsqrt(v.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps) * weights[name]
+
+def slow_attention(layer, inputs: torch.Tensor) -> torch.Tensor:
+    """The attention of a Llama layer over (M, ...) inputs at the positions 0...M-1: the last row's output, (d,)."""
+    config, weights = layer.config, {name: weight.detach() for name, weight in layer.weights.items()}
 
     def rotated(v, positions):  # (n, hd) at (n,)
         half = config.head_dim // 2
@@ -40,24 +41,37 @@ def slow_layer(layer, x: torch.Tensor, *, normed: bool) -> torch.Tensor:
         a, b = v[:, :half], v[:, half:]
         return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], 1)
 
-    def of(name):
-        return weights[f"layers.0.{name}.weight"]
+    def projected(rows, name, part=slice(None)):
+        bias = weights.get(f"layers.0.self_attn.{name}_proj.bias")
+        made = rows @ weights[f"layers.0.self_attn.{name}_proj.weight"][part].T
+        made = made if bias is None else made + bias[part]
+        norm = weights.get(f"layers.0.self_attn.{name}_norm.weight")
+        return made if norm is None else slow_norm(layer, made, norm)
 
-    inputs = norm(x, "layers.0.input_layernorm.weight") if normed else x
     width, groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    positions, out = torch.arange(len(x), dtype=torch.float64), []
+    positions, out = torch.arange(len(inputs), dtype=torch.float64), []
     for h in range(config.num_attention_heads):
         mine, theirs = (slice(h * width, (h + 1) * width), slice(h // groups * width, (h // groups + 1) * width))
-        query = rotated(inputs[-1:] @ of("self_attn.q_proj")[mine].T, positions[-1:])[0]
-        keys = rotated(inputs @ of("self_attn.k_proj")[theirs].T, positions)
+        query = rotated(projected(inputs[-1:], "q", mine), positions[-1:])[0]
+        keys = rotated(projected(inputs, "k", theirs), positions)
         scores = keys @ query / width**0.5
-        values = inputs @ of("self_attn.v_proj")[theirs].T
-        out.append(scores.softmax(0) @ values)
-    y = x[-1] + of("self_attn.o_proj") @ torch.cat(out)
-    z = norm(y, "layers.0.post_attention_layernorm.weight")
-    inner = torch.nn.functional.silu(of("mlp.gate_proj") @ z) * (of("mlp.up_proj") @ z)
-    y = y + of("mlp.down_proj") @ inner
-    return norm(y, "norm.weight") if normed else y
+        out.append(scores.softmax(0) @ projected(inputs, "v", theirs))
+    return projected(torch.cat(out), "o")
+
+
+def slow_mlp(layer, y: torch.Tensor) -> torch.Tensor:
+    """y and what a Llama layer adds to it behind its attention."""
+    weights = {name: weight.detach() for name, weight in layer.weights.items()}
+    z = slow_norm(layer, y, weights["layers.0.post_attention_layernorm.weight"])
+    gate, up, down = (weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    return y + down @ (torch.nn.functional.silu(gate @ z) * (up @ z))
+
+
+def slow_layer(layer, x: torch.Tensor, *, normed: bool) -> torch.Tensor:
+    """A Llama layer over (M, d) vectors at the positions 0...M-1, written out: the last row's output, (d,)."""
+    inputs = slow_norm(layer, x, layer.weights["layers.0.input_layernorm.weight"]) if normed else x
+    y = slow_mlp(layer, x[-1] + slow_attention(layer, inputs))
+    return slow_norm(layer, y, layer.weights["norm.weight"]) if normed else y
 
 
 def slow_hydra(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
@@ -83,17 +97,45 @@ def slow_eagle(heads, text: list[int], hidden: torch.Tensor, root: int, path: li
     return in_order(heads.lm_head @ state)
 
 
+def slow_eagle3(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
+    """The same for EAGLE-3, in every form; tokens that it does not know are left out."""
+    form, layer, weights = heads.form, heads.layer, heads.weights
+
+    def norm(v, name):
+        return slow_norm(layer, v, weights[f"{name}.weight"])
+
+    states = hidden[:, form.width :]
+    if form.fuse_norm:
+        states = norm(states, "input_norm")
+    if form.state_norms:
+        parts = [states[:, i * form.width : (i + 1) * form.width] for i in range(form.states)]
+        states = torch.cat([norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], 1)
+    fused = states @ weights["fc.weight"].T + (weights["fc.bias"] if form.fc_bias else 0)
+    pairs = list(zip([*text[1:], root], fused, strict=True))
+    for token in [*path, None]:
+        normed = [norm(state, "layers.0.hidden_norm") for _, state in pairs]
+        embedded = [norm(heads.embedding[token], "layers.0.input_layernorm") for token, _ in pairs]
+        inputs = torch.stack([torch.cat(pair) for pair in zip(embedded, normed, strict=True)])
+        residual = normed[-1] if form.before_residual else pairs[-1][1]
+        state = slow_mlp(layer, residual + slow_attention(layer, inputs))
+        pairs.append((token, norm(state, "norm") if form.normed_feedback else state))
+    order = in_order(heads.lm_head @ norm(state, "norm"))
+    return order if heads.token_ids is None else [int(heads.token_ids[i]) for i in order]
+
+
 def in_order(logits: torch.Tensor) -> list[int]:
     scores = logits.float().tolist()
     return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
 
 
 class Text:
-    """Random tokens and the hidden states that a small model has for them."""
+    """Random tokens and the hidden states that a small model has for them, with those that the drafter reads between."""
 
-    def __init__(self, model, rng: random.Random, length: int) -> None:
+    def __init__(self, model, rng: random.Random, length: int, heads) -> None:
         self.tokens = [rng.randrange(VOCABULARY) for _ in range(length)]
-        self.hidden = model.model(torch.tensor([self.tokens])).last_hidden_state[0]
+        output = model.model(torch.tensor([self.tokens]), output_hidden_states=True)
+        layers = heads.form.layers if heads.kind == "eagle3" else ()
+        self.hidden = torch.cat([output.last_hidden_state[0], *(output.hidden_states[i][0] for i in layers)], 1)
 
 
 def pad_rows(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -108,7 +150,7 @@ def check_proposals(heads, slow, *, seed: int, steps: int = 6) -> None:
     rows: list[tuple[Text, int]] = []  # text and how much of it is committed
 
     def fill(prompts: list[int]) -> None:
-        new = [(Text(model, rng, 60), length) for length in prompts]
+        new = [(Text(model, rng, 60, heads), length) for length in prompts]
         draft.prefill([t.tokens[:n] for t, n in new], pad_rows([t.hidden[:n] for t, n in new]))
         rows.extend(new)
 
@@ -169,7 +211,7 @@ def check_ranks(heads, slow, *, seed: int, top_k: int = 20) -> None:
     rng, model = random.Random(seed), tiny_model()
     answers, expected = [], []
     for prompt, n, end in [(4, 6, End.EOS), (1, 9, End.LIMIT), (11, 1, End.LIMIT), (2, 2, End.EOS), (6, 4, End.LIMIT)]:
-        text = Text(model, rng, prompt + n)
+        text = Text(model, rng, prompt + n, heads)
         first = 0 if heads.reads_prompt else prompt - 1
         answers.append(Answer(text.tokens[:prompt], text.tokens[prompt:], end, text.hidden[first : prompt + n - 1]))
         table = np.zeros((n, heads.num_heads), dtype=np.int16)
@@ -183,7 +225,8 @@ def check_ranks(heads, slow, *, seed: int, top_k: int = 20) -> None:
                 else:
                     true = text.tokens[at + 1 : at + k]
                     order = slow(heads, text.tokens[:at], text.hidden[:at], text.tokens[at], true)
-                    rank = order.index(text.tokens[at + k])
+                    true_token = text.tokens[at + k]
+                    rank = order.index(true_token) if true_token in order else top_k
                     table[t, k - 1] = rank if rank < top_k else MISS
         expected.append(table)
     found = heads.ranks(answers, top_k)

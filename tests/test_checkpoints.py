@@ -42,11 +42,8 @@ MEDUSA = {
     "vllm_medusa_shared_head": "vllm",
     "vllm_medusa_token_map": "vllm",
 }
-OTHERS = {
-    "eagle3_safetensors": r"EAGLE-3 drafter: it reads three .* treeopt import LOG --drafter eagle3",
-    "tgi_mlp_speculator": "MLP speculator",
-}
-SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1")  # see test_checkpoints_sequential.py
+OTHERS = {"tgi_mlp_speculator": "MLP speculator"}
+SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3")  # see test_checkpoints_sequential.py
 STACKED = tuple(layout for layout in LAYOUTS if layout not in SEQUENTIAL)
 
 

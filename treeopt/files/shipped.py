@@ -21,6 +21,7 @@ LAYOUTS = {
     "hydra++": "the tensors of hydra++-pt in hydra_lm_head.safetensors",
     "hydra++-pt": "hydra_lm_head.pt with a prefix layer: Hydra++",
     "eagle-1": "model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2",
+    "eagle-3": "model.safetensors with fc, midlayer and a vocabulary of its own: EAGLE-3, SGLang, vLLM",
 }
 
 

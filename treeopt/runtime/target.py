@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported, quoted
@@ -52,17 +52,70 @@ class Target:
         self.stored_dtype: torch.dtype | None = None  # of the checkpoint, where it is known
         self.passes = 0  # forwards of the decoder so far
         self.compiled = False
+        self.layers: tuple[int, ...] = ()  # at whose inputs `hidden` reads the residual stream too
+        self._between: dict[int, Tensor] = {}  # what was read there in the last pass
+        self._hooks: list[Any] = []
+
+    @property
+    def state_width(self) -> int:
+        """Numbers in a state of `hidden`."""
+        return self.width * (1 + len(self.layers))
+
+    def read_layers(self, layers: Sequence[int]) -> None:
+        """Have `hidden` hand out the residual stream at the inputs of these layers too.
+
+        Layers count from 0; the number of layers stands for the last one's output, before the final norm. Raises
+        Unsupported for a decoder that is no list of layers, and InvalidInput for layers that it does not have.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        self.layers, self._hooks = tuple(layers), []
+        found = getattr(self.model.get_decoder(), "layers", None)
+        if self.layers and not isinstance(found, nn.ModuleList):
+            raise Unsupported(
+                "This drafter reads what goes from one of the target's layers to the next, but "
+                f"{type(self.model).__name__} has no list of layers."
+            )
+        for layer in self.layers:
+            if not 0 <= layer <= self.num_layers:
+                raise InvalidInput(
+                    f"The drafter reads the target before its layer {layer}, but {self.name} has {self.num_layers} "
+                    "layers: pass the --model that the drafter was trained for."
+                )
+            self._hooks.append(self._hook(found, layer))
+
+    def _hook(self, layers: nn.ModuleList, layer: int) -> Any:
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._between[layer] = args[0] if args else kwargs["hidden_states"]
+
+        def behind(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._between[layer] = output[0] if isinstance(output, tuple) else output
+
+        if layer < len(layers):
+            return layers[layer].register_forward_pre_hook(before, with_kwargs=True)
+        return layers[-1].register_forward_hook(behind)
+
+    def states(self, **inputs: Any) -> Tensor:
+        """What `hidden` hands out, by the decoder's own arguments."""
+        last = self.decoder(**inputs).last_hidden_state
+        if not self.layers:
+            return last
+        between = [self._between[layer].to(last.device) for layer in self.layers]
+        self._between.clear()
+        return torch.cat([last, *between], -1)
 
     def hidden(self, tokens: Tensor, positions: Tensor, cache: TreeCache, mask: Any) -> Tensor:
-        """Last hidden states, after the final norm: (n, T) tokens to (n, T, d)."""
+        """Last hidden states, after the final norm: (n, T) tokens to (n, T, d).
+
+        With `layers` they are followed by the residual stream at each: (n, T, d (1 + layers)).
+        """
         self.passes += 1
-        output = self.decoder(
+        return self.states(
             input_ids=tokens, position_ids=positions, past_key_values=cache, attention_mask=mask, use_cache=True
         )
-        return output.last_hidden_state
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Last hidden states of whole texts, each by itself: (rows, longest, d), padded on the right."""
+        """The same of whole texts, each by itself: (rows, longest, d), padded on the right."""
         lengths = [len(text) for text in texts]
         cache = TreeCache(self.num_layers, len(texts), max(lengths), self.layer_devices)
         cache.begin_prefill(list(range(len(texts))), lengths, self.device)
@@ -72,7 +125,7 @@ class Target:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., d) to (..., V). Scales and soft caps, which keep the order, are left out: `scores` has them."""
-        return self.lm_head(hidden)
+        return self.lm_head(hidden[..., : self.width])
 
     def scores(self, logits: Tensor) -> Tensor:
         """(..., V) logits as the model itself gives them, for probabilities: scaled and soft-capped."""

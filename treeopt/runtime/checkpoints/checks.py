@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -15,13 +15,14 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ROUNDING = 2**-7  # of bfloat16, relative: tensors that differ by less are copies in another precision
 
-Heads = MedusaHeads | HydraHeads | EagleHeads
+Heads = MedusaHeads | HydraHeads | EagleHeads | Eagle3Heads
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -167,11 +168,12 @@ def size_of(tensors: dict[str, Tensor], ends: tuple[str, ...], dimension: int) -
     )
 
 
-def check_size(stored: StoredTensors, key: str, size: int, name: str) -> None:
-    """Raise where config.json says another width or vocabulary than tensor ``name`` has."""
-    if stored.config.get(key) not in (None, size):
+def check_size(stored: StoredTensors, key: str, size: int, name: str, told: Mapping[str, Any] | None = None) -> None:
+    """Raise where config.json, or ``told`` of it, says another width or vocabulary than tensor ``name`` has."""
+    said = (stored.config if told is None else told).get(key)
+    if said not in (None, size):
         raise InvalidInput(
-            f"config.json must describe the heads beside it, but it says {key} {quoted(stored.config[key])} where "
+            f"config.json must describe the heads beside it, but it says {key} {quoted(said)} where "
             f"{quoted(name)} of {stored.origin} has {size}: one of them is another model's."
         )
 

@@ -35,7 +35,9 @@ def convert(
     checkpoint = open_checkpoint(source, revision)
     check_kind(kind_of(checkpoint.layout), layout)
     base_folder = checkpoint.stored.folder if base is None and checkpoint.layout in WITH_WEIGHTS else None
-    needs_lm_head = lm_head is None and (layout == "medusa-shared" or checkpoint.layout in WITHOUT_LM_HEAD)
+    own = any(name.endswith("lm_head.weight") for name in checkpoint.stored.parts)
+    shares = checkpoint.layout in WITHOUT_LM_HEAD or (checkpoint.layout == "eagle-3" and not own)
+    needs_lm_head = lm_head is None and (layout == "medusa-shared" or shares)
     if base is not None and (needs_lm_head or layout in WITH_WEIGHTS):
         base_folder = find_checkpoint(base)
     if needs_lm_head:

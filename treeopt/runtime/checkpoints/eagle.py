@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, quoted
+from treeopt.errors import quoted
 from treeopt.runtime.checkpoints.checks import (
     Base,
     Checkpoint,
@@ -24,15 +23,14 @@ from treeopt.runtime.checkpoints.checks import (
     targets_lm_head,
 )
 from treeopt.runtime.checkpoints.files import StoredTensors
-from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, describing
+from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, described, layer_record
 from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.layer import OneLayer
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 
 LAYOUT = "eagle-1"
 EMBEDDING = "embed_tokens.weight"
 NOTE = "EAGLE-1 and EAGLE-2 share this layout: a static tree, as EAGLE-1 has, is measured and planned."
-TOLD = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act")  # not by tensors
-SIZES = ("hidden_size", "intermediate_size", "num_key_value_heads")
 
 
 def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
@@ -41,7 +39,7 @@ def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
     def has(start: str) -> bool:
         return any(name.startswith(start) for name in stored.parts)
 
-    if not has("fc.") or not has("layers.0.") or has("midlayer."):
+    if not has("fc.") or not has("layers.0."):
         return None
     names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
     found = check_names(stored, names, f"a drafter in the layout {LAYOUT!r}", known=names)
@@ -56,8 +54,8 @@ def _build(stored: StoredTensors, names: list[str], base: Base) -> LoadedHeads:
     what = f"a layer of width {width} for {len(lm_head)} tokens"
     shapes = {"fc.weight": (width, 2 * width), "fc.bias": (width,), EMBEDDING: (len(lm_head), width)}
     check_shapes(stored, tensors, shapes, what)
-    like = _described(stored, width, base.config)
-    layer = build_layer_config(stored, tensors, "", width, what, like=like, normed=False)
+    like, make = described(stored, config, width) or base.config, partial(OneLayer, normed=False)
+    layer = build_layer_config(stored, tensors, str, width, what, like=like, make=make)
     for key, size, name in (
         ("hidden_size", width, "fc.weight"),
         ("vocab_size", len(lm_head), EMBEDDING),
@@ -88,28 +86,6 @@ def _build(stored: StoredTensors, names: list[str], base: Base) -> LoadedHeads:
     return loaded_heads(heads, LAYOUT, stored, names, notes)
 
 
-def _described(stored: StoredTensors, width: int, target_config: Any) -> Any:
-    """The config that the layer takes what its tensors do not tell from: the drafter's own, or else the target's."""
-    keys = (*TOLD, "rope_theta", "rope_scaling", "rope_parameters")
-    given = {key: stored.config[key] for key in keys if stored.config.get(key) is not None}
-    if "num_attention_heads" not in given:
-        return target_config
-    for key, kind, rule, least in (
-        ("num_attention_heads", int, "whole number", 1),
-        ("head_dim", int, "whole number", 2),
-        ("rms_norm_eps", int | float, "number", 0),
-    ):
-        value = given.get(key, least)
-        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-            raise InvalidInput(
-                f"{key} must be a {rule} of at least {least}, but config.json of {stored.origin} says {quoted(value)}."
-            )
-    from transformers import LlamaConfig
-
-    with describing(stored.origin):
-        return LlamaConfig(hidden_size=width, **given)
-
-
 def _weights(heads: EagleHeads) -> dict[str, torch.nn.Parameter]:
     """The drafter's own weights by their published names."""
     return {**{f"fc.{name}": weight for name, weight in heads.fc.named_parameters()}, **heads.layer.weights}
@@ -121,17 +97,11 @@ def eagle_tensors(heads: EagleHeads) -> dict[str, Tensor]:
 
 
 def eagle_config(heads: EagleHeads, base: str) -> dict[str, Any]:
-    layer = heads.layer.config
-    rope = dict(layer.rope_parameters)
-    theta = rope.pop("rope_theta")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **{key: getattr(layer, key) for key in (*SIZES, *TOLD)},
-        "num_hidden_layers": 1,
+        **layer_record(heads.layer.config),
         "vocab_size": heads.vocab_size,
-        "rope_theta": theta,
-        **({} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}),
         "tie_word_embeddings": False,
         "torch_dtype": str(heads.fc.weight.dtype).removeprefix("torch."),
         "bias": heads.fc.bias is not None,

@@ -36,6 +36,7 @@ from treeopt.runtime.checkpoints.checks import (
 from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.checkpoints.layer import FREQUENCIES, LAYER, build_layer_config
 from treeopt.runtime.drafters.hydra import HydraHeads
+from treeopt.runtime.drafters.layer import OneLayer
 
 PREFIX = "prefix_embeding_layer."
 EMBEDDING = "input_embed_fn.weight"
@@ -137,9 +138,9 @@ def _build(
 
     prefix, frequencies = None, unused.get(PREFIX_FREQUENCIES)
     if layout == "hydra++":
-        what, like = f"{what} and a prefix layer", base.config
+        what, like, make = f"{what} and a prefix layer", base.config, partial(OneLayer, normed=True)
         prefix = build_layer_config(
-            stored, tensors, PREFIX, width, what, like=like, normed=True, frequencies=frequencies
+            stored, tensors, PREFIX.__add__, width, what, like=like, make=make, frequencies=frequencies
         )
         if like is None:
             notes.append("Without the target's config the prefix layer has Llama's usual rotary base and norm epsilon.")

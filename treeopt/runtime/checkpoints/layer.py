@@ -5,7 +5,8 @@ d width · nh query heads and nk key heads of width hd · F inner width
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ LAYER = (
     "layers.0.post_attention_layernorm.weight",
 )
 FREQUENCIES = ATTENTION + "rotary_emb.inv_freq"
+TOLD = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act")  # not by tensors
+ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+SIZES = ("hidden_size", "intermediate_size", "num_key_value_heads")
 
 
 @contextmanager
@@ -41,29 +45,30 @@ def describing(origin: Path) -> Iterator[None]:
 def build_layer_config(
     stored: StoredTensors,
     tensors: dict[str, Tensor],
-    prefix: str,
+    named: Callable[[str], str],
     width: int,
     what: str,
     *,
     like: Any,
-    normed: bool,
+    make: Callable[..., OneLayer],
     frequencies: Tensor | None = None,
 ) -> Any:
-    """Config of the layer under ``prefix``: sizes from its tensors, which are checked, all else like in ``like``.
+    """Config of a layer: sizes from its tensors, which are checked, all else like in ``like``.
 
-    normed      : whether the layer has the norms before its attention and after its last sum
+    named       : what the checkpoint calls a tensor of a LlamaModel
+    make        : makes such a layer of a config, on a ``device``
     frequencies : (hd / 2,) of its rotation, which tell the width of a head; without them ``like`` does
     """
-    for name in LAYER[:-1]:
-        if tensors[prefix + name].ndim != 2:
+    for name in map(named, LAYER[:-1]):
+        if tensors[name].ndim != 2:
             raise InvalidInput(
-                f"A projection of a layer must be a matrix, but {quoted(prefix + name)} in {stored.origin} has the shape "
-                f"{tuple(tensors[prefix + name].shape)}."
+                f"A projection of a layer must be a matrix, but {quoted(name)} in {stored.origin} has the shape "
+                f"{tuple(tensors[name].shape)}."
             )
-    query, key, value, _, gate, up, down, _ = (prefix + name for name in LAYER)
+    query, key, value, _, gate, up, down, _ = map(named, LAYER)
     query_rows = len(tensors[query])
     if frequencies is not None and frequencies.ndim == 1:
-        head_width, told_by = 2 * len(frequencies), prefix + FREQUENCIES
+        head_width, told_by = 2 * len(frequencies), named(FREQUENCIES)
     elif heads := getattr(like, "num_attention_heads", None):
         head_width, told_by = getattr(like, "head_dim", None) or max(1, width // heads), "num_attention_heads"
     else:
@@ -88,6 +93,39 @@ def build_layer_config(
             head_width=head_width,
             inner_width=most_common([len(tensors[gate]), len(tensors[up]), tensors[down].shape[1]]),
         )
-        weights = OneLayer(config, normed=normed, device="meta").weights  # finds what a config alone does not
-    check_shapes(stored, tensors, {prefix + name: tuple(weight.shape) for name, weight in weights.items()}, what)
+        weights = make(config, device="meta").weights  # finds what a config alone does not
+    check_shapes(stored, tensors, {named(name): tuple(weight.shape) for name, weight in weights.items()}, what)
     return config
+
+
+def described(stored: StoredTensors, told: Mapping[str, Any], width: int) -> Any | None:
+    """The LlamaConfig of a layer by what a checkpoint's config.json says; None where it says nothing of heads."""
+    given = {key: told[key] for key in (*TOLD, *ROPE) if told.get(key) is not None}
+    if "num_attention_heads" not in given:
+        return None
+    for key, kind, rule, least in (
+        ("num_attention_heads", int, "whole number", 1),
+        ("head_dim", int, "whole number", 2),
+        ("rms_norm_eps", int | float, "number", 0),
+    ):
+        value = given.get(key, least)
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+            raise InvalidInput(
+                f"{key} must be a {rule} of at least {least}, but config.json of {stored.origin} says {quoted(value)}."
+            )
+    from transformers import LlamaConfig
+
+    with describing(stored.origin):
+        return LlamaConfig(hidden_size=width, **given)
+
+
+def layer_record(layer: Any) -> dict[str, Any]:
+    """What a config.json says of a layer."""
+    rope = dict(layer.rope_parameters)
+    theta = rope.pop("rope_theta")
+    return {
+        **{key: getattr(layer, key) for key in (*SIZES, *TOLD)},
+        "num_hidden_layers": 1,
+        "rope_theta": theta,
+        **({} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}),
+    }

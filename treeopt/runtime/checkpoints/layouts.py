@@ -176,13 +176,7 @@ def _refusal(stored: StoredTensors) -> TreeoptError:
     def has(*starts: str) -> bool:
         return any(name.startswith(starts) for name in names)
 
-    readable = "--drafter must be Medusa, Hydra or EAGLE-1 heads, but"
-    if has("midlayer."):
-        return Unsupported(
-            f"{readable} {stored.origin} holds an EAGLE-3 drafter: it reads three of the target's hidden states, and its "
-            "dynamic trees follow the drafter's confidences, so only its chains can be planned, from the engine's own "
-            "log: treeopt import LOG --drafter eagle3."
-        )
+    readable = "--drafter must be Medusa, Hydra or EAGLE heads, but"
     if has("speculator.") or stored.config.get("model_type") == "mlp_speculator":
         return Unsupported(f"{readable} {stored.origin} holds an MLP speculator, whose layout is not read.")
     return InvalidInput(

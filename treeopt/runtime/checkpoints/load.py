@@ -29,6 +29,7 @@ from treeopt.runtime.checkpoints.checks import (
     targets_lm_head,
 )
 from treeopt.runtime.checkpoints.eagle import recognise_eagle
+from treeopt.runtime.checkpoints.eagle3 import recognise_eagle3
 from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
 from treeopt.runtime.checkpoints.hydra import recognise_hydra
 from treeopt.runtime.checkpoints.layouts import Recognised, claimed_counts, named_weights, recognise
@@ -46,7 +47,7 @@ def load_heads(path_or_id: str, base: Base, revision: str | None = None) -> Load
 def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
     """Find and recognise a checkpoint by its names; no tensor of safetensors is read."""
     stored = find_tensors(find_checkpoint(path_or_id, revision))
-    other = recognise_hydra(stored) or recognise_eagle(stored)
+    other = recognise_hydra(stored) or recognise_eagle3(stored) or recognise_eagle(stored)
     if other is not None:
         return other
     found = recognise(stored)

@@ -21,6 +21,8 @@ from treeopt.files.shipped import LAYOUTS
 from treeopt.files.writing import atomic_writer, replacing, write_text
 from treeopt.runtime.checkpoints.checks import Heads
 from treeopt.runtime.checkpoints.eagle import eagle_config, eagle_tensors
+from treeopt.runtime.checkpoints.eagle3 import eagle3_tensors
+from treeopt.runtime.checkpoints.eagle3_config import eagle3_config
 from treeopt.runtime.checkpoints.files import (
     HEAD_FILES,
     MODEL_FILES,
@@ -33,6 +35,7 @@ from treeopt.runtime.checkpoints.files import (
 from treeopt.runtime.checkpoints.hydra import hydra_config, hydra_tensors
 from treeopt.runtime.checkpoints.layouts import named_weights, scheme_of
 from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
@@ -63,6 +66,8 @@ def save_heads(
     config: dict[str, Any] | None = own
     if isinstance(heads, EagleHeads):
         name, tensors, config = MODEL_FILES[0], eagle_tensors(heads), eagle_config(heads, base)
+    elif isinstance(heads, Eagle3Heads):
+        name, tensors, config = MODEL_FILES[0], eagle3_tensors(heads), eagle3_config(heads, base)
     elif isinstance(heads, HydraHeads):
         name, tensors, config = HYDRA_FILES[layout.endswith("-pt")], hydra_tensors(heads), hydra_config(heads, base)
     else:
@@ -89,9 +94,9 @@ def save_heads(
 
 
 def kind_of(layout: str) -> str:
-    """The kind of the heads that a layout holds: medusa, hydra, hydra++ or eagle."""
-    kind = {"eagle-1": "eagle"}.get(layout, layout.removesuffix("-pt"))
-    return kind if kind in ("hydra", "hydra++", "eagle") else "medusa"
+    """The kind of the heads that a layout holds: medusa, hydra, hydra++, eagle or eagle3."""
+    kind = {"eagle-1": "eagle", "eagle-3": "eagle3"}.get(layout, layout.removesuffix("-pt"))
+    return kind if kind in ("hydra", "hydra++", "eagle", "eagle3") else "medusa"
 
 
 def check_kind(kind: str, layout: str) -> None:

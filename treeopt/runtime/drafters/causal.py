@@ -48,6 +48,10 @@ class CausalDraft(LevelDraft):
         """
         raise NotImplementedError
 
+    def fused(self, hidden: Tensor) -> Tensor:
+        """What `feed` takes of the target's (b, n, ...) states."""
+        return hidden
+
     def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
         """The attention mask of a pass in the form that `feed` takes; None for plain causal."""
         return tree_mask(self.cache, starts, ancestors, depths, None)
@@ -60,7 +64,7 @@ class CausalDraft(LevelDraft):
             rows = list(range(len(self.cache.lengths), len(self.cache.lengths) + len(counts)))
             self.cache.begin_prefill(rows, counts, self.device)
             positions = torch.arange(n, device=self.device).expand(len(rows), -1)
-            self.feed(tokens[:, self.ahead : self.ahead + n], hidden[:, :n], positions, None)
+            self.feed(tokens[:, self.ahead : self.ahead + n], self.fused(hidden[:, :n]), positions, None)
         else:
             self.cache.lengths += counts
         self._merge(
@@ -103,7 +107,7 @@ class CausalDraft(LevelDraft):
             self.cache.begin_step(size, starts)
             causal = torch.ones((size, size), dtype=torch.bool, device=self.device).tril()
             mask = self.mask(starts, causal, steps)
-            made = self.feed(following[:, part], hidden[:, part], starts + steps, mask)
+            made = self.feed(following[:, part], self.fused(hidden[:, part]), starts + steps, mask)
             made = one_of_each(made, [min(max(count - fed, 1), size) - 1 for count in waiting])
             if found is not None:
                 made = torch.where(torch.tensor([[count > fed] for count in waiting], device=self.device), made, found)

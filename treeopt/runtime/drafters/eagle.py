@@ -29,41 +29,23 @@ from treeopt.runtime.drafters.states import batches, ranks_among
 SEEN_AT_ONCE = 2**24  # most entries of the attention mask of an unrolled pass, its own keys not counted
 
 
-class EagleHeads(nn.Module):
-    """EAGLE-1's layer; it guesses ``num_heads`` tokens ahead.
+class UnrolledHeads(nn.Module):
+    """One layer that reads its own predictions: what EAGLE-1 and EAGLE-3 share.
 
-    config    : of the layer, see `layer_config`
-    embedding : (V, d)  input embeddings     lm_head : (V, d)  the target's
-                the storage of both is used; they are neither trained nor in the state dict
-
-    All weights are zero at first.
+    embedding : (V, d) input embeddings
+    token_ids : (Vt,) target id of each token that it guesses, ascending; None where it guesses all
     """
 
-    kind = "eagle"
-    reads_prompt = shares_projection = has_probabilities = True
+    reads_prompt = has_probabilities = True
     num_layers = 1
+    num_heads: int
+    vocab_size: int
     embedding: Tensor
-    lm_head: Tensor
+    token_ids: Tensor | None
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        embedding: Tensor,
-        lm_head: Tensor,
-        bias: bool = True,
-        num_heads: int = DRAFT_DEPTH,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.vocab_size, self.width = lm_head.shape
-        self.draft_vocab_size = self.vocab_size
-        self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
-        self.register_buffer("lm_head", lm_head.detach().to(device, dtype), persistent=False)
-        self.fc = zero_linear(2 * self.width, self.width, bias=bias, dtype=dtype, device=device)
-        self.layer = OneLayer(config, normed=False, dtype=dtype, device=device)
+    def fused(self, hidden: Tensor) -> Tensor:
+        """What `predict` takes of the target's (b, n, ...) states: (b, n, d)."""
+        return hidden
 
     def predict(
         self,
@@ -74,12 +56,11 @@ class EagleHeads(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """(b, n) tokens and the (b, n, d) states before each to the (b, n, d) states predicted for them."""
-        pairs = torch.cat([F.embedding(following, self.embedding), hidden], -1)
-        return self.layer(self.fc(pairs), positions, cache, mask)
+        raise NotImplementedError
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits of the token after predicted states: (..., d) to (..., V)."""
-        return F.linear(states, self.lm_head)
+        """Logits of the token after predicted states: (..., d) to (..., Vt)."""
+        raise NotImplementedError
 
     def start(self, batch_size: int, capacity: int) -> EagleDraft:
         return EagleDraft(self, 1, batch_size, capacity, self.embedding.device)
@@ -105,7 +86,7 @@ class EagleHeads(nn.Module):
         n = max(1, min(longest, SEEN_AT_ONCE // (b * m)))
         cache = TreeCache(1, b, m + n * (self.num_heads - 1))
         cache.begin_prefill(list(range(b)), [m] * b, device)
-        first = self.predict(following, hidden, torch.arange(m, device=device).expand(b, -1), cache)
+        first = self.predict(following, self.fused(hidden), torch.arange(m, device=device).expand(b, -1), cache)
         starts = torch.full((b, 1), m, device=device)
         ends = torch.tensor([len(answer.hidden) for answer in answers], device=device)[:, None]
         firsts = ends - torch.tensor([len(answer.tokens) for answer in answers], device=device)[:, None]
@@ -128,18 +109,70 @@ class EagleHeads(nn.Module):
         tried = [(part >= 0).nonzero()[:, 0] for part in ranks]
         states = torch.cat([of_row[at.to(of_row.device)] for of_row, at in zip(states, tried, strict=True)])
         labels = torch.cat([part[at] for part, at in zip(ranks, tried, strict=True)])
-        found = ranks_among(self.logits, states, labels, top_k, self.vocab_size).cpu()
+        found = ranks_among(self.logits, states, labels, top_k, self.vocab_size, self.token_ids).cpu()
         for part, at, counted in zip(ranks, tried, found.split([len(at) for at in tried]), strict=True):
             part[at] = counted
+
+
+class EagleHeads(UnrolledHeads):
+    """EAGLE-1's layer; it guesses ``num_heads`` tokens ahead.
+
+    config    : of the layer, see `layer_config`
+    embedding : (V, d)  input embeddings     lm_head : (V, d)  the target's
+                the storage of both is used; they are neither trained nor in the state dict
+
+    All weights are zero at first.
+    """
+
+    kind = "eagle"
+    shares_projection = True
+    lm_head: Tensor
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        embedding: Tensor,
+        lm_head: Tensor,
+        bias: bool = True,
+        num_heads: int = DRAFT_DEPTH,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.token_ids = num_heads, None
+        self.vocab_size, self.width = lm_head.shape
+        self.draft_vocab_size = self.vocab_size
+        self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
+        self.register_buffer("lm_head", lm_head.detach().to(device, dtype), persistent=False)
+        self.fc = zero_linear(2 * self.width, self.width, bias=bias, dtype=dtype, device=device)
+        self.layer = OneLayer(config, normed=False, dtype=dtype, device=device)
+
+    def predict(
+        self,
+        following: Tensor,
+        hidden: Tensor,
+        positions: Tensor | None = None,
+        cache: TreeCache | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        pairs = torch.cat([F.embedding(following, self.embedding), hidden], -1)
+        return self.layer(self.fc(pairs), positions, cache, mask)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return F.linear(states, self.lm_head)
 
 
 class EagleDraft(CausalDraft):
     """The rows of a decoder: the true pairs are kept, the guessed ones live for one step."""
 
-    drafter: EagleHeads
+    drafter: UnrolledHeads
 
     def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
         return self.drafter.predict(following, hidden, positions, self.cache, mask)
+
+    def fused(self, hidden: Tensor) -> Tensor:
+        return self.drafter.fused(hidden)
 
     def begin(self, roots: Tensor, depth: int) -> None:
         self._states = self.catch_up(roots)[:, None]  # (b, E, d) predicted for the expanded nodes

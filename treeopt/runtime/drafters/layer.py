@@ -1,10 +1,11 @@
-"""One Llama layer that reads vectors: what Hydra++ and EAGLE-1 run over the text before a guess.
+"""One Llama layer that reads vectors: what Hydra++ and EAGLE run over the text before a guess.
 
 b rows · n vectors per row · d width
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,10 +31,17 @@ class OneLayer(nn.Module):
     """A Llama decoder layer, all weights zero. Its parameters bear the names that a LlamaModel gives them.
 
     normed : whether it has the norms before its attention (input_layernorm) and after its last sum (norm)
+    make   : makes another layer in its place, of its config; the norms before its attention are its own
     """
 
     def __init__(
-        self, config: Any, *, normed: bool, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        self,
+        config: Any,
+        *,
+        normed: bool,
+        make: Callable[[Any], nn.Module] | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
@@ -41,9 +49,13 @@ class OneLayer(nn.Module):
         self.config = config
         with torch.device("meta"):
             model = LlamaModel(config)
+            if make is not None:
+                model.layers[0] = make(config)
         del model.embed_tokens
         if not normed:
-            model.layers[0].input_layernorm = model.norm = nn.Identity()
+            model.norm = nn.Identity()
+            if make is None:
+                model.layers[0].input_layernorm = model.norm
         rotary = LlamaRotaryEmbedding(config)  # its frequencies stay float32
         if rotary.inv_freq.shape != (config.head_dim // 2,) or not bool(rotary.inv_freq.isfinite().all()):
             raise InvalidInput(

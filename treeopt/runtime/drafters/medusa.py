@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
-from treeopt.runtime.drafters.states import StateDraft, states_at_once
+from treeopt.runtime.drafters.states import StateDraft, places_among, states_at_once
 from treeopt.runtime.ranking import rank_of, top_candidates
 
 
@@ -143,9 +143,8 @@ def count_ranks(heads: MedusaHeads, hidden: Tensor, labels: Tensor, top_k: int) 
     not know; labels below 0 stay.
     """
     labels = labels.to(hidden.device)
-    drafts, ids = labels.clamp_min(0), heads.token_ids  # (N, K)
-    if ids is not None:
-        drafts = torch.searchsorted(ids, drafts).clamp_max(len(ids) - 1)
+    ids = heads.token_ids
+    drafts = places_among(labels.clamp_min(0), ids)  # (N, K)
     ranks = torch.stack([rank_of(heads.logits(hidden, k), drafts[:, k], top_k) for k in range(heads.num_heads)], dim=1)
     if ids is not None:
         ranks = torch.where(ids[drafts] == labels, ranks, MISS)

@@ -14,6 +14,7 @@ from treeopt.files.storage import sha256_of
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.mtp import MTP, load_mtp
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
@@ -21,6 +22,8 @@ from treeopt.runtime.folder import read_object
 from treeopt.runtime.target import Target
 
 NGRAM, EARLY_EXIT = "ngram", "early-exit"  # names of the drafters without weights of their own, besides MTP
+# In keys that only the config.json of heads has; a tokenizer may lie beside them.
+HEADS = ("medusa", "hydra", "draft_vocab_size", "eagle_config", "speculators_model_type")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -86,6 +89,7 @@ def open_drafter(
             f"The heads must fit the model (width {target.width}, vocabulary {target.vocab_size}), but "
             f"{where} has width {heads.width} and vocabulary {heads.vocab_size}."
         )
+    target.read_layers(heads.layers_of(target.num_layers) if isinstance(heads, Eagle3Heads) else ())
     record = _record(heads, name or where, digest=digest_of(loaded.files))
     own = Path(where) in demo.DRAFTERS.values()  # of which nothing needs to be said
     return OpenDrafter(heads, {**record, "layout": loaded.layout}, () if own else tuple(loaded.notes))
@@ -117,7 +121,7 @@ def is_causal_lm(folder: Path) -> bool:
         return False
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         return False
-    if any("medusa" in key or "hydra" in key for key in document):
+    if any(mark in key for key in document for mark in HEADS):
         return False
     names = document.get("architectures")
     return isinstance(names, list) and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)

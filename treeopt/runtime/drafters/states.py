@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.levels import LevelDraft
 from treeopt.runtime.drafters.protocol import Answer
 from treeopt.runtime.ranking import rank_of
@@ -63,12 +64,27 @@ def states_at_once(vocab_size: int) -> int:
 
 
 def ranks_among(
-    logits: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, top_k: int, vocab_size: int
+    logits: Callable[[Tensor], Tensor],
+    states: Tensor,
+    tokens: Tensor,
+    top_k: int,
+    vocab_size: int,
+    token_ids: Tensor | None = None,
 ) -> Tensor:
-    """(n,) rank of each of (n,) tokens among the ``logits`` of (n, d) states, some of which are computed together."""
-    at_once = states_at_once(vocab_size)
-    chunks = zip(states.split(at_once), tokens.split(at_once), strict=True)
-    return torch.cat([rank_of(logits(part), true, top_k) for part, true in chunks])
+    """(n,) rank of each of (n,) tokens among the ``logits`` of (n, d) states, some of which are computed together.
+
+    token_ids : (Vt,) tokens that the logits are for, ascending, if not all; MISS for any other
+    """
+    tokens, at_once = tokens.to(states.device), states_at_once(vocab_size)
+    known = places_among(tokens, token_ids)
+    chunks = zip(states.split(at_once), known.split(at_once), strict=True)
+    ranks = torch.cat([rank_of(logits(part), true, top_k) for part, true in chunks])
+    return ranks if token_ids is None else torch.where(token_ids[known] == tokens, ranks, MISS)
+
+
+def places_among(tokens: Tensor, token_ids: Tensor | None) -> Tensor:
+    """Places of tokens among (Vt,) ascending ids, None for all tokens there are; of one that is not there, any."""
+    return tokens if token_ids is None else torch.searchsorted(token_ids, tokens).clamp_max(len(token_ids) - 1)
 
 
 def batches(lengths: Sequence[int]) -> list[list[int]]:

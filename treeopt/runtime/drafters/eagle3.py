@@ -1,0 +1,194 @@
+"""EAGLE-3: one layer that reads the target between its layers, and then its own states; it has a vocabulary of its own.
+
+The target's residual stream at three of its layers is fused into one state, h = fc [g_low, g_mid, g_high]. The layer's
+attention reads the embedding of the next token and h, each after a norm of its own; h itself is the residual. What comes
+out stands in for the fused state at the next depth (EAGLE-3, sections 3.1 and 3.2), and after a norm the drafter's own
+head guesses from it. EAGLE-3.1 norms the target's states before fc, and feeds back the state behind the last norm.
+
+b rows · n states of each · L states of the target that are fused · w their width · d width of the layer
+V vocabulary · Vt tokens that the drafter guesses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treeopt.errors import InvalidInput
+from treeopt.runtime.cache import TreeCache
+from treeopt.runtime.drafters.eagle import UnrolledHeads
+from treeopt.runtime.drafters.layer import OneLayer, zero_linear
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
+
+FEWEST_LAYERS = 7  # of a target whose layers 2, N // 2 and N - 3 are three
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one EAGLE-3 drafter has otherwise than the next.
+
+    width, vocab_size : w and V, the target's
+    states            : L
+    layers            : at whose inputs they are read (the number of layers is the last one's output); None for the
+                        usual ones, `default_layers`
+    before_residual   : the residual is h after its norm (norm_before_residual)
+    fuse_norm         : one norm of all states before fc (norm_before_fc)
+    state_norms       : a norm of each of them before fc (fc_norm)
+    normed_feedback   : the state behind the last norm is fed back (norm_output), not the one before it
+    fc_bias, bias     : whether fc, and the projections of the attention, have a bias
+    head_norms        : norms of every query and key head, as Qwen3 has (q_norm, k_norm)
+    own_embedding     : whether the input embeddings are not the target's
+    """
+
+    width: int
+    vocab_size: int
+    states: int = 3
+    layers: tuple[int, ...] | None = None
+    before_residual: bool = False
+    fuse_norm: bool = False
+    state_norms: bool = False
+    normed_feedback: bool = False
+    fc_bias: bool = False
+    bias: bool = False
+    head_norms: bool = False
+    own_embedding: bool = False
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """At whose inputs EAGLE-3 reads a target of N layers unless a drafter's config.json says otherwise.
+
+    >>> default_layers(32)
+    (2, 16, 29)
+    """
+    return 2, num_layers // 2, num_layers - 3
+
+
+class Eagle3Heads(UnrolledHeads):
+    """EAGLE-3's drafter; it guesses ``num_heads`` tokens ahead.
+
+    config    : of the layer, see `layer_config`
+    embedding : (V, d) input embeddings, whose storage is used; None for a drafter that is only written again
+    lm_head   : (V, d) the target's, whose storage is used; None where the drafter has its own
+    token_ids : see `UnrolledHeads`
+
+    All weights are zero at first. Those of the target are neither trained nor in the state dict.
+    """
+
+    kind = "eagle3"
+    lm_head: Tensor
+
+    def __init__(
+        self,
+        config: Any,
+        form: Form,
+        *,
+        embedding: Tensor | None,
+        lm_head: Tensor | None = None,
+        token_ids: Tensor | None = None,
+        num_heads: int = DRAFT_DEPTH,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.form, self.num_heads, self.width, self.vocab_size = form, num_heads, form.width, form.vocab_size
+        self.draft_vocab_size = form.vocab_size if token_ids is None else len(token_ids)
+        self.shares_projection = lm_head is not None
+        d, made = config.hidden_size, {"dtype": dtype, "device": device}
+        norm = partial(_zero_norm, eps=config.rms_norm_eps, **made)
+        given = None if embedding is None else embedding.detach().to(device, dtype)
+        self.register_buffer("embedding", given, persistent=False)
+        self.register_buffer("token_ids", None if token_ids is None else token_ids.to(device), persistent=False)
+        self.fc = zero_linear(form.states * form.width, d, bias=form.fc_bias, **made)
+        self.input_norm = norm(form.states * form.width) if form.fuse_norm else None
+        self.fc_norm = nn.ModuleList(norm(form.width) for _ in range(form.states * form.state_norms))
+        self.layer = OneLayer(config, normed=False, make=partial(PairLayer, form=form), **made)
+        self.norm = norm(d)
+        if lm_head is None:
+            self.lm_head = nn.Parameter(torch.zeros((self.draft_vocab_size, d), **made))
+        else:
+            self.register_buffer("lm_head", lm_head.detach().to(device, dtype), persistent=False)
+
+    @property
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The drafter's own, by their names in most checkpoints: layers.0.self_attn.q_proj.weight, ..."""
+        own = {name: weight for name, weight in self.named_parameters() if not name.startswith("layer.")}
+        head = {"lm_head.weight": own.pop("lm_head")} if "lm_head" in own else {}
+        return {**own, **self.layer.weights, **head}
+
+    def layers_of(self, num_layers: int) -> Sequence[int]:
+        """The layers that are read of a target of so many; InvalidInput where there are no usual ones."""
+        if self.form.layers is not None:
+            return self.form.layers
+        if num_layers < FEWEST_LAYERS:
+            raise InvalidInput(
+                "An EAGLE-3 drafter reads the target before its layers 2, N // 2 and N - 3, three of them from "
+                f"{FEWEST_LAYERS} layers on, but the target has {num_layers}: say in the drafter's config.json which are "
+                "read (eagle_aux_hidden_state_layer_ids), or pass the --model that it was trained for."
+            )
+        return default_layers(num_layers)
+
+    def fused(self, hidden: Tensor) -> Tensor:
+        states = hidden[..., self.width :]  # behind the target's last state
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm:
+            parts = states.split(self.width, -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        return self.fc(states)
+
+    def predict(
+        self,
+        following: Tensor,
+        hidden: Tensor,
+        positions: Tensor | None = None,
+        cache: TreeCache | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        made = self.layer(torch.cat([F.embedding(following, self.embedding), hidden], -1), positions, cache, mask)
+        return self.norm(made) if self.form.normed_feedback else made
+
+    def logits(self, states: Tensor) -> Tensor:
+        return F.linear(states if self.form.normed_feedback else self.norm(states), self.lm_head)
+
+
+class PairLayer(nn.Module):
+    """A Llama layer on pairs [embedding, state], (b, n, 2d) to (b, n, d): each has a norm, the state is the residual."""
+
+    def __init__(self, config: Any, form: Form) -> None:
+        from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+        from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+        super().__init__()
+        d, self.before_residual = config.hidden_size, form.before_residual
+        self.self_attn = (Qwen3Attention if form.head_norms else LlamaAttention)(config, 0)
+        for name in PROJECTIONS:
+            rows, columns = getattr(self.self_attn, name).weight.shape
+            made = nn.Linear(columns if name == "o_proj" else 2 * d, rows, bias=form.bias)
+            setattr(self.self_attn, name, made)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
+            LlamaRMSNorm(d, eps=config.rms_norm_eps) for _ in range(3)
+        )
+
+    def forward(self, pairs: Tensor, **kwargs: Any) -> Tensor:
+        embedded, state = pairs.chunk(2, -1)
+        normed = self.hidden_norm(state)
+        read = torch.cat([self.input_layernorm(embedded), normed], -1)
+        attended, _ = self.self_attn(hidden_states=read, **kwargs)
+        state = attended + (normed if self.before_residual else state)
+        return state + self.mlp(self.post_attention_layernorm(state))
+
+
+def _zero_norm(width: int, *, eps: float, dtype: torch.dtype | None, device: torch.device | str | None) -> nn.Module:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    made = LlamaRMSNorm(width, eps=eps).to(device, dtype)
+    nn.init.zeros_(made.weight)
+    return made
