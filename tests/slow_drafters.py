@@ -98,7 +98,13 @@ def slow_eagle(heads, text: list[int], hidden: torch.Tensor, root: int, path: li
 
 
 def slow_eagle3(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
-    """The same for EAGLE-3, in every form; tokens that it does not know are left out."""
+    """The same for EAGLE-3; tokens that it does not know are left out."""
+    order = in_order(slow_eagle3_logits(heads, text, hidden, root, path))
+    return order if heads.token_ids is None else [int(heads.token_ids[i]) for i in order]
+
+
+def slow_eagle3_logits(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> torch.Tensor:
+    """(Vt,) logits of the guess behind ``path``, in every form."""
     form, layer, weights = heads.form, heads.layer, heads.weights
 
     def norm(v, name):
@@ -119,8 +125,7 @@ def slow_eagle3(heads, text: list[int], hidden: torch.Tensor, root: int, path: l
         residual = normed[-1] if form.before_residual else pairs[-1][1]
         state = slow_mlp(layer, residual + slow_attention(layer, inputs))
         pairs.append((token, norm(state, "norm") if form.normed_feedback else state))
-    order = in_order(heads.lm_head @ norm(state, "norm"))
-    return order if heads.token_ids is None else [int(heads.token_ids[i]) for i in order]
+    return heads.lm_head @ norm(state, "norm")
 
 
 def in_order(logits: torch.Tensor) -> list[int]:

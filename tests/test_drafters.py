@@ -3,7 +3,7 @@ the trace of decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.decode import Decoder, Row, Setup, decode
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
@@ -123,6 +124,34 @@ def eagle(target: Target, texts: list[Answer]) -> Drafter:
     return trained(heads, loss)
 
 
+def eagle3(target: Target, texts: list[Answer]) -> Drafter:
+    """Trained on the target's states before its layers, as the first level reads them, to say the next token but one."""
+    form = Form(target.width, target.vocab_size, layers=READ["eagle3"])
+    heads = Eagle3Heads(
+        layer_config(target.config, target.width),
+        form,
+        embedding=target.model.get_input_embeddings().weight,
+        token_ids=torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 9 != 8],
+        num_heads=HEADS,
+        dtype=target.dtype,
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.normal_(0, 0.2, generator=generator) if weight.ndim == 2 else weight.fill_(1.0)
+
+    def loss() -> torch.Tensor:
+        parts = []
+        for a in texts:
+            text = torch.tensor([*a.prompt, *a.tokens])
+            states = heads.predict(text[None, 1:], heads.fused(a.hidden[None]))[0, :-1]
+            labels = torch.where(text[2:] % 9 != 8, text[2:] - text[2:] // 9, -1)  # places among its tokens
+            parts.append(F.cross_entropy(heads.logits(states), labels, ignore_index=-1))
+        return torch.stack(parts).sum()
+
+    return trained(heads, loss)
+
+
 def draft_model(target: Target, texts: list[Answer]) -> Drafter:
     """A disturbed copy of the target, which is right about as often as a good draft model."""
     model = tiny_model()
@@ -137,6 +166,7 @@ MAKERS: dict[str, Callable[[Target, list[Answer]], Drafter]] = {
     "medusa": medusa,
     "hydra": hydra,
     "eagle": eagle,
+    "eagle3": eagle3,
     "hydra++": lambda target, texts: hydra(target, texts, prefix=True),
     "draft-model": draft_model,
     "early-exit": lambda target, texts: early_exit(target, 2, num_heads=HEADS),
@@ -144,9 +174,14 @@ MAKERS: dict[str, Callable[[Target, list[Answer]], Drafter]] = {
 }
 
 
+READ = {"eagle3": (0, 3, 1)}  # layers of the target at whose inputs a drafter reads; 3 is behind the last one
+
+
 @pytest.fixture(scope="module", params=MAKERS)
-def drafter(request, target) -> Drafter:
-    return MAKERS[request.param](target, answers_of(target, random_prompts(99, most=TEXTS)))
+def drafter(request, target) -> Iterator[Drafter]:
+    target.read_layers(READ.get(request.param, ()))
+    yield MAKERS[request.param](target, answers_of(target, random_prompts(99, most=TEXTS)))
+    target.read_layers(())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.record["rule"])
@@ -218,5 +253,5 @@ def test_trained_guesses_are_accepted(target, drafter):
     rows = decode(target, drafter, random_prompts(99), Tree.dense([4, 2, 1]), batch_size=2, stop=NEVER)
     accepted = [a for row in rows for a in row.accepted]
     assert np.mean(np.array(accepted) > 0) > 0.05
-    if drafter.kind in ("medusa", "hydra", "eagle"):
+    if drafter.kind in ("medusa", "hydra", "eagle", "eagle3"):
         assert max(accepted) >= 2

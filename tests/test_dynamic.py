@@ -9,7 +9,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.trees.dynamic import DynamicTree
 
 from .conftest import random_prompts
-from .test_drafters import MAKERS, RULES, answers_of
+from .test_drafters import MAKERS, READ, RULES, answers_of
 
 SETTINGS = [DynamicTree(*numbers) for numbers in ((1, 3, 3), (2, 2, 4), (3, 1, 4), (3, 2, 8), (4, 4, 16), (4, 3, 9))]
 
@@ -19,7 +19,9 @@ KINDS = [kind for kind in MAKERS if kind != "ngram"]
 
 @pytest.fixture(scope="module", params=KINDS)
 def drafter(request, target):
-    return MAKERS[request.param](target, answers_of(target, random_prompts(99, most=12)))
+    target.read_layers(READ.get(request.param, ()))
+    yield MAKERS[request.param](target, answers_of(target, random_prompts(99, most=12)))
+    target.read_layers(())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.record["rule"])

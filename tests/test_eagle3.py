@@ -1,6 +1,7 @@
 """EAGLE-3 against the slow way, in every form, and the target's states between its layers."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -27,12 +28,13 @@ FORMS = {
     "q_norm": replace(PLAIN, head_norms=True),
     "all": Form(32, VOCABULARY, 3, (0, 1, 2), True, False, True, True, True, True, True),
 }
+small_model = cache(tiny_model)
 SOME = torch.tensor([0, 1, 2, 5, *range(8, 31, 2), 33, 34, 36])  # of the tokens
 
 
 def random_eagle3(form=PLAIN, *, num_heads=4, token_ids=SOME, width=32, shared=False, seed=0) -> Eagle3Heads:
     """Random weights all over, of a layer of another width than the target's if asked."""
-    model = tiny_model()
+    model = small_model()
     torch.manual_seed(seed)
     config = layer_config(model.config, width, heads=4, key_heads=2, head_width=8)
     embedding = model.model.embed_tokens.weight if width == 32 else torch.randn(VOCABULARY, width)

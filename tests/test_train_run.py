@@ -45,7 +45,7 @@ K = 2
 def make_loop(folder, target, recipe, texts, *, own_answers=True, **options) -> Loop:
     from accelerate import Accelerator
 
-    heads = make_heads(target, recipe)
+    heads = make_heads(target, recipe, texts=texts)
     if recipe.kind == MEDUSA_2:
         trainee, states = JointTrainee(heads, recipe, target, own_answers=own_answers), None
     else:
@@ -172,7 +172,7 @@ def test_several_processes_go_on_at_their_last_checkpoint(tmp_path):
     assert loop.keep().step == 2
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "hydra++"])
+@pytest.mark.parametrize("kind", ["medusa-1", "hydra++", "eagle3"])
 def test_passes_change_memory_and_not_the_result(kind, tmp_path):
     texts = random_texts(np.random.default_rng(0), 8)
     found = [
@@ -247,9 +247,10 @@ def test_heads_learn_a_language_without_surprises(kind, tmp_path):
     assert after["trials"] == [12 * 15, 12 * 14]
 
 
-def test_hydra_plus_heads_come_nearer_to_the_bases_own_distribution(tmp_path):
+@pytest.mark.parametrize("kind", ["hydra++", "eagle3"])
+def test_a_drafter_with_a_teacher_comes_nearer_to_its_distribution(kind, tmp_path):
     texts = random_texts(np.random.default_rng(0), 8)
-    loop = make_loop(tmp_path, small_target(), Recipe("hydra++", K, num_layers=1, steps=12, learning_rate=1e-2), texts)
+    loop = make_loop(tmp_path, small_target(), Recipe(kind, K, num_layers=1, steps=12, learning_rate=1e-2), texts)
     before = loop.count(texts, loop.states)
     run(loop)
     after = loop.count(texts, loop.states)
@@ -460,16 +461,16 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(tmp_path):
     assert "--output must be a folder without other weights" in said
 
 
-@pytest.mark.parametrize("kind", ["medusa-2", "hydra++"])
+@pytest.mark.parametrize("kind", ["medusa-2", "hydra++", "eagle3"])
 def test_other_kinds_can_be_made_and_loaded(kind, tmp_path):
     out = tmp_path / "made"
     options = ["--num-prompts", 4, "--max-new-tokens", 8, "--batch-size", 2, "--heads", 2, "--layers", 1]
     done = json.loads(treeopt("train", "--kind", kind, *options, "--steps", 2, "-o", out, "--json"))
     target = load_target(str(out), device="cpu") if kind == MEDUSA_2 else opening.open_base("demo", None, device="cpu")
     parts = {"lm_head": target.lm_head.weight, "embedding": target.model.get_input_embeddings().weight}
-    loaded = load_heads(str(out), Base(**parts, config=target.config))
+    loaded = load_heads(str(out), Base(**parts, config=target.config, num_heads=2))
     assert loaded.heads.num_heads == 2
-    assert loaded.layout.startswith({"medusa-2": "merged"}.get(kind, kind))
+    assert loaded.layout.startswith({"medusa-2": "merged", "eagle3": "eagle-3"}.get(kind, kind))
     assert done["recipe"]["kind"] == kind
     if kind != MEDUSA_2:
         return

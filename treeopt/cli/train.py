@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from treeopt.cli.options import AS_JSON, command, model_options, positive, show_result
-from treeopt.runtime.training.recipe import KINDS, PRECISIONS, Recipe
+from treeopt.runtime.training.recipe import DRAFT_VOCAB, KINDS, PRECISIONS, Recipe
 
 RECIPE = tuple(field.name for field in fields(Recipe))
 REFUSED = {  # options of other commands that load a model, and why train has no use for them
@@ -27,9 +27,17 @@ REFUSED = {  # options of other commands that load a model, and why train has no
 @click.option("--kind", type=click.Choice(KINDS), default=Recipe.kind, show_default=True, help="What to train.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder for the heads.")
 @click.option(
-    "--heads", "num_heads", **positive(Recipe.num_heads), help="Number of heads: tokens to guess beyond the next one."
+    "--heads",
+    "num_heads",
+    **positive(Recipe.num_heads),
+    help="Number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over.",
 )
 @click.option("--layers", "num_layers", **positive(), help="Residual blocks of each head.  [default: 1; hydra++ 4]")
+@click.option(
+    "--draft-vocab",
+    **positive(),
+    help=f"Tokens that eagle3 guesses: those that the answers have most often.  [default: {DRAFT_VOCAB:,}, or all]",
+)
 @click.option("--steps", **positive(), help="Steps to train.")
 @click.option("--epochs", type=float, help="Passes over the texts.  [default: 1, unless --steps or --minutes]")
 @click.option("--minutes", type=float, help="Minutes to train. The learning rate falls over this time.")
@@ -38,7 +46,7 @@ REFUSED = {  # options of other commands that load a model, and why train has no
     "--accumulate", **positive(Recipe.accumulate), help="Split each step into this many passes, to save memory."
 )
 @click.option(
-    "--learning-rate", type=float, help="Highest learning rate of the heads.  [default: 0.001; medusa-2 0.002]"
+    "--learning-rate", type=float, help="Highest learning rate.  [default: 0.001; medusa-2 0.002; eagle3 0.0005]"
 )
 @click.option("--num-prompts", **positive(1024), help="Prompts to answer.")
 @click.option("--max-new-tokens", **positive(128), help="Longest answer.")
@@ -52,10 +60,10 @@ REFUSED = {  # options of other commands that load a model, and why train has no
 @click.option("--load-in-8bit", is_flag=True, help="Load the frozen base in 8 bits (needs bitsandbytes and CUDA).")
 @AS_JSON
 def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -> None:
-    """Train Medusa or Hydra heads for a model that has none.
+    """Train Medusa or Hydra heads, or an EAGLE-3 drafter, for a model that has none.
 
-    They learn from the model's own answers to the prompts (or from given --responses). medusa-1, hydra and
-    hydra++ leave the model as it is; medusa-2 trains it too, through LoRA, and holds it near to what it was.
+    They learn from the model's own answers to the prompts (or from given --responses). medusa-1, hydra, hydra++
+    and eagle3 leave the model as it is; medusa-2 trains it too, through LoRA, and holds it near to what it was.
     The same command continues a run that was stopped. Several devices: accelerate launch -m treeopt.cli train
     ...
 

@@ -99,7 +99,7 @@ class TrainingJob:
 
         target, recipe = self.target, self.recipe
         rms = states.usual_rms() if recipe.kind == HYDRA_PLUS else 1.0
-        heads = make_heads(target, recipe, hidden_rms=rms)
+        heads = make_heads(target, recipe, hidden_rms=rms, texts=self.learned)
         if recipe.kind != MEDUSA_2:
             return HeadsTrainee(heads, recipe, lambda hidden: target.scores(target.logits(hidden)))
         from treeopt.runtime.training.medusa2 import JointTrainee

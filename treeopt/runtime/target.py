@@ -91,9 +91,9 @@ class Target:
         def behind(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self._between[layer] = output[0] if isinstance(output, tuple) else output
 
-        if layer < len(layers):
+        if layer < self.num_layers:
             return layers[layer].register_forward_pre_hook(before, with_kwargs=True)
-        return layers[-1].register_forward_hook(behind)
+        return layers[layer - 1].register_forward_hook(behind)
 
     def states(self, **inputs: Any) -> Tensor:
         """What `hidden` hands out, by the decoder's own arguments."""

@@ -71,8 +71,9 @@ def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
     for name in stored.parts:
         names.setdefault(common_name(name), name)
     # EAGLE-1's has neither a norm before its attention nor a vocabulary of its own; DFlash's norm is of all layers.
-    own = {NORMS[0], OFFSETS} & names.keys() or any(name.startswith("midlayer.") for name in stored.parts)
-    if not own and not ({"fc.weight", NORMS[1]} <= names.keys() and "hidden_norm.weight" not in names):
+    fused = "fc.weight" in names and bool({NORMS[1], OFFSETS} & names.keys())
+    layer = NORMS[0] in names or any(name.startswith("midlayer.") for name in stored.parts)
+    if not (fused or layer) or "hidden_norm.weight" in names:
         return None
     for name in stored.parts:
         for pattern, what in OTHERS:
@@ -120,7 +121,7 @@ def _build(stored: StoredTensors, names: dict[str, str], base: Base) -> LoadedHe
     fc = tensors["fc.weight"]
     columns = fc.shape[1] if fc.ndim == 2 else 0
     embedding, own = _embedding(stored, names, tensors.get(EMBEDDING), base, (vocab_size, d), dtype, notes)
-    form, more = form_of(stored, told, set(names), (columns, width, vocab_size), own=own)
+    form, more = form_of(stored, told, names, (columns, width, vocab_size), own=own)
     what = f"a layer of width {d} for {rows} of the {vocab_size} tokens of a target of width {width}"
     shapes = {
         "fc.weight": (d, columns),

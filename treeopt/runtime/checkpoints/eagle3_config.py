@@ -6,6 +6,7 @@ which it leaves out what transformers has by default.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
@@ -83,27 +84,29 @@ def check_flags(stored: StoredTensors, told: dict[str, Any]) -> None:
 
 
 def form_of(
-    stored: StoredTensors, told: dict[str, Any], present: set[str], sizes: tuple[int, int, int], *, own: bool
+    stored: StoredTensors, told: dict[str, Any], names: Mapping[str, str], sizes: tuple[int, int, int], *, own: bool
 ) -> tuple[Form, list[str]]:
     """The form of a drafter, and notes.
 
-    present : the common names of its tensors
-    sizes   : columns of fc, width and vocabulary of the target
-    own     : whether its embeddings are its own
+    names : its tensors' own names by their common ones
+    sizes : columns of fc, width and vocabulary of the target
+    own   : whether its embeddings are its own
     """
     columns, width, vocab_size = sizes
     states = columns // width
     if states * width != columns or states < 2:
         raise InvalidInput(
-            f"fc must fuse two or more of the target's states of width {width}, but that in {stored.origin} reads {columns} "
+            f"{quoted(names['fc.weight'])} must fuse two or more of the target's states of width {width}, but that in "
+            f"{stored.origin} reads {columns} "
             "numbers: pass the --model that it was trained for."
         )
-    state_norms = sum(name.startswith("fc_norm.") for name in present)
-    if state_norms not in (0, states):
+    state_norms = [f"fc_norm.{i}.weight" for i in range(states)]
+    if state_norms[0] in names and (missing := [name for name in state_norms if name not in names]):
+        name = names[state_norms[0]].replace(state_norms[0], missing[0])
         raise InvalidInput(
-            f"fc_norm must norm the {states} states that fc reads, but {stored.origin} has {state_norms} of them."
+            f"fc_norm must norm each of the {states} states that fc reads, but {quoted(name)} is missing in {stored.origin}."
         )
-    norms = {"norm_before_fc": "input_norm.weight" in present, "fc_norm": state_norms > 0}
+    norms = {"norm_before_fc": "input_norm.weight" in names, "fc_norm": state_norms[0] in names}
     for key, there in norms.items():
         said = _flag(stored, told, key, there)
         if said != there:
@@ -123,9 +126,9 @@ def form_of(
         fuse_norm=norms["norm_before_fc"],
         state_norms=norms["fc_norm"],
         normed_feedback=_flag(stored, told, "norm_output"),
-        fc_bias="fc.bias" in present,
-        bias=any(name.endswith("o_proj.bias") for name in present),
-        head_norms=any(name.endswith("q_norm.weight") for name in present),
+        fc_bias="fc.bias" in names,
+        bias=any(name.endswith("o_proj.bias") for name in names),
+        head_norms=any(name.endswith("q_norm.weight") for name in names),
         own_embedding=own,
     )
     notes = []

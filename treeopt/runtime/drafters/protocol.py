@@ -34,7 +34,8 @@ class Answer:
     """A text to count ranks on.
 
     hidden : (N, d) states of the answer, or (P - 1 + N, d) of prompt and answer where the drafter `reads_prompt`:
-             the target's last hidden states (after the final norm) of all tokens but the last one
+             the target's last hidden states (after the final norm) of all tokens but the last one; wider where
+             the drafter has it read between its layers, see `Target.read_layers`
     """
 
     prompt: Sequence[int]

@@ -15,21 +15,23 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 
-MEDUSA_1, MEDUSA_2, HYDRA, HYDRA_PLUS = "medusa-1", "medusa-2", "hydra", "hydra++"
+MEDUSA_1, MEDUSA_2, HYDRA, HYDRA_PLUS, EAGLE_3 = "medusa-1", "medusa-2", "hydra", "hydra++", "eagle3"
 PRECISIONS = ("no", "bf16", "fp16")
 WARMUP_STEPS = 40  # most steps in which the learning rate rises; at most a tenth of the steps
 HEADS_ALONE = 0.25  # share of a Medusa-2 run in which the base is left as it is
 JOINT_WEIGHT = 0.2  # lambda_0 (Medusa, section 2.2.2), reached at the end of the run
 BASE_RATE = 0.25  # learning rate of the base over that of the heads (Medusa, section 2.2.2)
 CLIP_NORM = 1.0
+DRAFT_VOCAB = 32_000  # as published drafters have
 
 
 @dataclass(frozen=True)
 class Defaults:
     """What a kind of heads is trained with unless the user says otherwise.
 
-    decay   : weight of head k's loss is decay**k: 0.8 in Medusa, section 2.2.1; in Hydra's code all are alike
-    teacher : learn the base's distribution instead of the text's tokens (Hydra++)
+    decay   : weight of head k's loss is decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head k is
+              step k of the layer; in Hydra's code all are alike
+    teacher : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
     """
 
     num_layers: int
@@ -43,6 +45,7 @@ DEFAULTS: Mapping[str, Defaults] = {
     MEDUSA_2: Defaults(1, 2e-3, 0.8),
     HYDRA: Defaults(1, 1e-3, 1.0),
     HYDRA_PLUS: Defaults(4, 1e-3, 1.0, teacher=True),
+    EAGLE_3: Defaults(1, 5e-4, 0.8, teacher=True),
 }
 KINDS = tuple(DEFAULTS)
 
@@ -51,12 +54,14 @@ KINDS = tuple(DEFAULTS)
 class Recipe:
     """How heads of one kind are trained.
 
+    num_heads     : of EAGLE-3, whose layer makes all guesses, the steps that it is unrolled over
     num_layers    : blocks of a head; None for the kind's own number
     learning_rate : peak of the heads'; None for the kind's own. The base of Medusa-2 learns with a quarter
     steps, epochs, minutes : it is over after so many steps, passes over the texts, or minutes of training; one
                     of them, by default one pass
     batch_size    : texts of a step, over all processes and passes
     accumulate    : passes that a step's texts are spread over, which changes memory, not the result
+    draft_vocab   : of EAGLE-3: how many tokens it guesses, the commonest of the answers; None for at most `DRAFT_VOCAB`
     """
 
     kind: str = MEDUSA_1
@@ -69,11 +74,12 @@ class Recipe:
     accumulate: int = 1
     learning_rate: float | None = None
     seed: int = 0
+    draft_vocab: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in DEFAULTS:
             raise InvalidInput(f"--kind must be one of {', '.join(KINDS)}, but got {self.kind!r}.")
-        for name in ("num_heads", "num_layers", "steps", "batch_size", "accumulate"):
+        for name in ("num_heads", "num_layers", "steps", "batch_size", "accumulate", "draft_vocab"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 option = name.removeprefix("num_").replace("_", "-")
@@ -82,6 +88,10 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise InvalidInput(f"--{name.replace('_', '-')} must be above 0, but got {value}.")
+        if self.kind == EAGLE_3 and self.num_layers not in (None, 1):
+            raise InvalidInput(f"--layers must be 1 for {EAGLE_3}, which is one layer, but got {self.num_layers}.")
+        if self.kind != EAGLE_3 and self.draft_vocab is not None:
+            raise InvalidInput(f"--draft-vocab is for --kind {EAGLE_3}: heads of the kind {self.kind} know all tokens.")
         lengths = [f"--{name}" for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
         if len(lengths) > 1:
             raise InvalidInput(

@@ -12,7 +12,13 @@ from treeopt.runtime.checkpoints.save import by_libraries
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.recipe import MEDUSA_2
 
-LAYOUTS = {"medusa-1": "medusa", "medusa-2": "merged", "hydra": "hydra", "hydra++": "hydra++"}  # by kind
+LAYOUTS = {  # by kind
+    "medusa-1": "medusa",
+    "medusa-2": "merged",
+    "hydra": "hydra",
+    "hydra++": "hydra++",
+    "eagle3": "eagle-3",
+}
 
 
 def save_result(trainee: Any, target: Target, kind: str, folder: Path) -> list[Path]:

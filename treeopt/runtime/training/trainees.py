@@ -8,16 +8,19 @@ B texts · T tokens · n states · d width · V vocabulary · K heads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads
+from treeopt.runtime.drafters.states import places_among
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Batch, Text, make_batch
 from treeopt.runtime.training.losses import NO_LABEL, teacher_loss, text_loss
-from treeopt.runtime.training.recipe import HYDRA_PLUS, Recipe
+from treeopt.runtime.training.recipe import EAGLE_3, HYDRA_PLUS, Recipe
 
 CACHE_BYTES = 2 * 2**30  # most that hidden states may take in memory
 
@@ -40,9 +43,9 @@ class Sums(NamedTuple):
 
 
 class HeadsTrainee(nn.Module):
-    """Medusa-1, Hydra or Hydra++ heads on a frozen base.
+    """Medusa-1, Hydra or Hydra++ heads, or EAGLE-3's layer, on a frozen base.
 
-    scores : (n, d) hidden states to (n, V) logits of the base, the teacher of Hydra++
+    scores : (n, d) hidden states to (n, V) logits of the base, the teacher of Hydra++ and EAGLE-3
     """
 
     needs_states = True
@@ -57,14 +60,16 @@ class HeadsTrainee(nn.Module):
 
     def forward(self, batch: Batch, hidden: Tensor, trials: Tensor, share: float) -> Sums:
         """The loss of a batch. hidden : (B, T, d) of the base; trials : (K+1,) labels of the whole step."""
-        places = hidden.to(dtype_of(self.heads))
-        if self.recipe.kind == HYDRA_PLUS:
-            places = self.heads.prefix(places)
         teacher = None
         if self.recipe.defaults.teacher:
             with torch.no_grad():
                 teacher = self.scores(batch.states(hidden))
-        head_loss, hits = count_heads(self.heads, batch.states(places), batch, teacher=teacher)
+        places, kind = hidden.to(dtype_of(self.heads)), self.recipe.kind
+        if kind == EAGLE_3:
+            head_loss, hits = count_steps(self.heads, places, batch, teacher=teacher)
+        else:
+            places = self.heads.prefix(places) if kind == HYDRA_PLUS else places
+            head_loss, hits = count_heads(self.heads, batch.states(places), batch, teacher=teacher)
         loss = heads_loss(head_loss, trials, self.recipe)
         return Sums(loss, head_loss.detach(), hits, *torch.zeros(2, dtype=loss.dtype, device=loss.device))
 
@@ -74,12 +79,51 @@ def count_heads(heads: Any, states: Tensor, batch: Batch, *, teacher: Tensor | N
 
     teacher : (n, V) logits of the base at the same states; the loss is then against the base's distribution
     """
-    losses, hits = [], []
     tokens = batch.ahead.where(batch.ahead != NO_LABEL, 0)
-    for k in range(heads.num_heads):
-        labels = batch.ahead[:, k + 1]
+
+    def guess(k: int) -> Tensor:
         path = () if heads.kind == "medusa" else (tokens[:, : k + 1],)  # Hydra's read the tokens before their guess
-        logits = heads.logits(states, *path, k)
+        return heads.logits(states, *path, k)
+
+    return _count(map(guess, range(heads.num_heads)), batch.ahead, teacher)
+
+
+def count_steps(
+    heads: Eagle3Heads, hidden: Tensor, batch: Batch, *, teacher: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same of EAGLE-3's layer on (B, T, ...) states, unrolled over its own steps (EAGLE-3, figure 6).
+
+    Step k at a place reads what step k - 1 predicted there and the true token, and attends to the true pairs up to it
+    and to its own earlier steps, as it does when it decodes. Tokens that it does not guess have no label.
+    """
+    ahead, ids = batch.ahead, heads.token_ids
+    if ids is not None:
+        places = places_among(ahead, ids)
+        ahead = torch.where(ids[places] == ahead, places, NO_LABEL)
+        teacher = None if teacher is None else teacher[:, ids]
+    return _count(
+        (heads.logits(batch.states(states)) for states in unrolled(heads, hidden, batch.tokens)), ahead, teacher
+    )
+
+
+def unrolled(heads: Eagle3Heads, hidden: Tensor, tokens: Tensor) -> Iterator[Tensor]:
+    """(B, T, d) that each of K steps predicts at every place of (B, T) texts; past a text's end it is arbitrary."""
+    (rows, n), device = tokens.shape, tokens.device
+    states, keys = heads.fused(hidden), DynamicCache()
+    before = torch.ones((n, n), dtype=torch.bool, device=device).tril()
+    itself = torch.eye(n, dtype=torch.bool, device=device)
+    for k in range(heads.num_heads):
+        positions = torch.arange(k, n + k, device=device).expand(rows, -1)
+        mask = torch.cat([before, *[itself] * k], 1).expand(rows, 1, -1, -1)
+        states = heads.predict(tokens.roll(-(k + 1), 1), states, positions, keys, mask)
+        yield states
+
+
+def _count(guesses: Iterable[Tensor], ahead: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(K,) loss and (K,) hits of the (n, Vt) logits of each head, by the (n, K+1) tokens ahead."""
+    losses, hits = [], []
+    for k, logits in enumerate(guesses):
+        labels = ahead[:, k + 1]
         if teacher is None:
             losses.append(text_loss(logits, labels))
         else:  # the base guesses the label of head k at the state k + 1 places on, which is of the same text
@@ -109,7 +153,7 @@ class FrozenStates:
     def bytes_needed(self) -> int:
         """Memory for the states of all texts."""
         places = sum(len(text.tokens) for text in self.texts)
-        return places * self.target.width * self.target.dtype.itemsize
+        return places * self.target.state_width * self.target.dtype.itemsize
 
     @torch.no_grad()
     def keep(self, batch_size: int) -> None:
@@ -137,4 +181,4 @@ class FrozenStates:
 
     @torch.no_grad()
     def _compute(self, batch: Batch) -> Tensor:
-        return self.target.decoder(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        return self.target.states(input_ids=batch.tokens, use_cache=False)
