@@ -350,9 +350,10 @@ def one_checkpoint(layout, seed, folder):
     else:
         path.write_bytes(mutate_bytes(path.read_bytes(), rng))
     with suppress(TreeoptError):
-        loaded = load_heads(str(copy), Base(torch.ones(40, 16), dtype=torch.float32))
+        loaded = load_heads(str(copy), Base(torch.ones(40, 16), torch.ones(40, 16), dtype=torch.float32))
         draft = loaded.heads.start(1, 8)  # a right load: heads that can be used
-        draft.prefill([[1, 2, 3]], torch.ones(1, 3, loaded.heads.width))
+        states = 1 + loaded.heads.form.states if loaded.heads.kind == "eagle3" else 1
+        draft.prefill([[1, 2, 3]], torch.ones(1, 3, loaded.heads.width * states))
         tree = TreeTensors.of(Tree.chain(min(2, loaded.heads.num_heads)), torch.device("cpu"))
         tokens = draft.propose(tree, torch.tensor([4]), lambda _: None)
         assert bool(((tokens >= 0) & (tokens < loaded.heads.vocab_size)).all())
