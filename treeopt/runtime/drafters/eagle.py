@@ -30,7 +30,7 @@ SEEN_AT_ONCE = 2**24  # most entries of the attention mask of an unrolled pass, 
 
 
 class UnrolledHeads(nn.Module):
-    """One layer that reads its own predictions: what EAGLE-1 and EAGLE-3 share.
+    """One layer that reads its own predictions: what EAGLE-1, EAGLE-3 and MTP heads share.
 
     embedding : (V, d) input embeddings
     token_ids : (Vt,) target id of each token that it guesses, ascending; None where it guesses all

@@ -15,14 +15,14 @@ import copy
 import re
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_layers import MtpModel
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.checkpoints.files import find_checkpoint, find_tensors
-from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.eagle import UnrolledHeads
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
 from treeopt.runtime.target import Target
@@ -32,7 +32,7 @@ FAMILIES = ("deepseek_v3", "glm4_moe")
 DROPPED = re.compile(r".*mtp.*|.*layers\\\.\d+(\\\.)?(\.\*)?")  # a pattern of names that are MTP layers'
 
 
-class MtpHeads(EagleHeads):
+class MtpHeads(UnrolledHeads):
     """A target's MTP layer; it guesses ``num_heads`` tokens ahead.
 
     mtp      : of this target, with one layer
@@ -40,9 +40,10 @@ class MtpHeads(EagleHeads):
     """
 
     kind = "mtp"
+    lm_head: Tensor
 
     def __init__(self, mtp: MtpModel, target: Target, *, num_heads: int = DRAFT_DEPTH, pre_norm: bool = False) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.num_heads, self.pre_norm, self.token_ids = num_heads, pre_norm, None
         self.vocab_size, self.width = target.vocab_size, target.width
         self.draft_vocab_size = self.vocab_size
