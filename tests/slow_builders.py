@@ -26,9 +26,7 @@ def sglang_tree(probability: Says, steps: int, width: int, draft_tokens: int) ->
     for step in range(1, steps):
         found = [topk(probability(path), width) for path in frontier]
         expanded = [
-            score * probability(path)[i]
-            for score, path, ids in zip(scores, frontier, found, strict=True)
-            for i in ids
+            score * probability(path)[i] for score, path, ids in zip(scores, frontier, found, strict=True) for i in ids
         ]
         tokens = [i for ids in found for i in ids]
         kept = topk(expanded, width)
@@ -101,5 +99,3 @@ def openvino_tree(
         pool += layer
         frontier = sorted(layer, key=Node.order)[:branching_factor]
     return [node.path for node in sorted(pool, key=Node.order)[:num_assistant_tokens]]
-
-

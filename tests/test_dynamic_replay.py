@@ -21,7 +21,7 @@ from treeopt.growth.adaptive import (
 from treeopt.growth.dynamic import dynamic_rates, lengths_with
 from treeopt.growth.replay import replay_dynamic
 from treeopt.records.pools import NO_PLACE, Pools, columns_of, score_counts
-from treeopt.records.trace import RankTrace
+from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.runtime.drafters.levels import Pool, promising_rows
 from treeopt.runtime.measure.pools import best_scores, true_places
 from treeopt.trees.dynamic import MOST_ROWS, AdaptiveTree, DynamicTree, pool_size
@@ -39,7 +39,8 @@ def with_pools(rng, lengths, levels, topks, *, turns=1) -> RankTrace:
         for s in range(1, levels + 1):
             here = (np.cumsum(steps, 1) - 1 + later[:, :s].sum(1).cumsum(1))[:, :s]
             here[here >= min(pool_size(s, topk), MOST_ROWS - 1)] = NO_PLACE
-            places[:, i, columns_of(s)] = here
+            here[:, :-1] = np.maximum(here[:, :-1], places[:, i, columns_of(s - 1)])
+            places[:, i, columns_of(s)] = np.maximum.accumulate(here, axis=1)
     last = np.cumsum(lengths)
     left = np.repeat(last, lengths) - np.arange(states)
     for s in range(1, levels + 1):
@@ -55,7 +56,7 @@ def with_pools(rng, lengths, levels, topks, *, turns=1) -> RankTrace:
         axis=1,
     )
     return RankTrace(
-        np.zeros((states, 1)),
+        np.where(left < 2, NO_TRIAL, 0)[:, None],
         np.concatenate([[0], last]),
         cluster=np.arange(len(lengths)) // turns,
         pool_places=places,
@@ -93,7 +94,10 @@ def test_steps_of_every_setting_are_those_of_a_plain_loop(monkeypatch, at_once):
     trace = with_pools(rng, [1, 2, 3, 300, 1, *rng.integers(1, 50, 8).tolist(), 2], 4, (1, 3, 8), turns=3)
     rates = dynamic_rates(trace, topks=(1, 3, 8))
     assert rates.tokens.tolist() == [int((trace.lengths - 1)[trace.clusters == c].sum()) for c in range(5)]
-    seen = {(tree.levels, tree.topk, tree.rows): steps.tolist() for tree, steps in zip(rates.trees, rates.steps, strict=True)}
+    seen = {
+        (tree.levels, tree.topk, tree.rows): steps.tolist()
+        for tree, steps in zip(rates.trees, rates.steps, strict=True)
+    }
     for topk in (1, 3, 8):
         for levels in range(1, 5):
             rows = list(range(2, min(pool_size(levels, topk) + 1, MOST_ROWS) + 1))

@@ -7,6 +7,7 @@ block    prompts that were decoded together with one contender; contenders are i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -136,6 +137,18 @@ class Drafted:
     topk: int
     rows: list[int] = field(default_factory=list)
 
+    def check(self, size: int) -> None:
+        """Raise InvalidInput where there is no such tree whose most rows are ``size``."""
+        DynamicTree(self.levels, self.topk, size)
+        if self.rows:
+            check_rows(self.rows, size)
+
+
+def check_rows(rows: Sequence[int], size: int) -> None:
+    """Raise InvalidInput unless rows to choose from rise from 2 or more to ``size``."""
+    if not rows or list(rows) != sorted(set(rows)) or rows[0] < 2 or rows[-1] != size:
+        raise InvalidInput(f"rows must rise from 2 or more to the size, {size}, but are {rows[:8]}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
@@ -193,7 +206,9 @@ class Contender:
             if self.dynamic is None:
                 agree("size", self.size, len(Tree.from_choices(self.medusa_choices)), "the tree's")
             else:
-                DynamicTree(self.dynamic.levels, self.dynamic.topk, self.size)
+                self.dynamic.check(self.size)
+                if self.medusa_choices:
+                    raise InvalidInput("medusa_choices must be empty where trees are drafted anew, but are not.")
             depth = self.depth
             within(1, batch_size=self.batch_size)
             within(0, compared=self.compared, prefill_s=self.prefill_s, replayed_steps=self.replayed_steps)

@@ -12,7 +12,7 @@ from math import log
 from treeopt.errors import InvalidInput
 from treeopt.records.agreement import SUMS, agree, rounding, within
 from treeopt.records.benchmark import Ratio
-from treeopt.records.contender import Predicted
+from treeopt.records.contender import Predicted, check_rows
 from treeopt.trees.dynamic import AdaptiveTree, DynamicTree
 
 
@@ -112,12 +112,12 @@ class DynamicFigures(TreeFigures):
     def check(self, batch_size: int) -> None:
         super().check(batch_size)
         within(0, tokens_per_step_stderr=self.tokens_per_step_stderr, speedup_stderr=self.speedup_stderr)
+        within(0, speedup=self.speedup, over_fixed=self.over_fixed)
+        within(1, self.tree.levels + 1, tokens_per_step=self.tokens_per_step)
         check_speed(self.size, self.tokens_per_step, self.step_ms, self.tokens_per_s, batch_size)
-        _ = self.tree
-        if self.over_fixed95 is not None and not 0 < self.over_fixed95[0] <= self.over_fixed95[-1]:
-            raise InvalidInput(
-                f"over_fixed95 must be two ends above 0, the lower one first, but is {self.over_fixed95}."
-            )
+        ends = self.over_fixed95
+        if ends is not None and (len(ends) != 2 or not 0 < ends[0] <= ends[1]):
+            raise InvalidInput(f"over_fixed95 must be two ends above 0, the lower one first, but is {ends[:3]}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +142,10 @@ class AdaptiveFigures(DynamicFigures):
 
     def check(self, batch_size: int) -> None:
         super().check(batch_size)
-        agree("size", self.size, self.rows[-1] if self.rows else 0, "the most of rows")
-        within(1, self.size, mean_rows=self.mean_rows)
-        if self.rows != sorted(set(self.rows)) or len(self.cost_ms) != len(self.rows) or min(self.cost_ms) <= 0:
-            raise InvalidInput("rows must rise, with a cost_ms above 0 for each.")
+        check_rows(self.rows, self.size)
+        within(self.rows[0], self.size, mean_rows=self.mean_rows)
+        if len(self.cost_ms) != len(self.rows) or min(self.cost_ms) <= 0:
+            raise InvalidInput(f"cost_ms must be above 0 and one for each of rows, but is {self.cost_ms[:8]}.")
         if not len(self.intercepts) == len(self.slopes) == self.depth or not self.tokens_per_ms > 0:
             raise InvalidInput("intercepts and slopes must be one for each level, and tokens_per_ms above 0.")
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput
-from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK
+from treeopt.errors import InvalidInput, quoted
+from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK, pool_size
 
 NO_PLACE = 255  # the true path is not in the pool, or too far behind for any tree
 MOST_SCORES = 32  # of a level that are kept
@@ -95,10 +95,10 @@ class Pools:
         if not 1 <= self.levels <= MOST_LEVELS or not self.topks or list(self.topks) != sorted(set(self.topks)):
             raise InvalidInput(
                 f"pools must have 1 to {MOST_LEVELS} levels and a rising list of topk, but have {self.levels} and "
-                f"{list(self.topks)}."
+                f"{quoted(list(self.topks))}."
             )
         if not 1 <= self.topks[0] <= self.topks[-1] <= MOST_TOPK:
-            raise InvalidInput(f"topk of pools must be 1 to {MOST_TOPK}, but is {list(self.topks)}.")
+            raise InvalidInput(f"topk of pools must be 1 to {MOST_TOPK}, but is {quoted(list(self.topks))}.")
         states = len(self.places)
         shapes = {
             "places": (states, len(self.topks), columns_of(self.levels).stop),
@@ -107,15 +107,45 @@ class Pools:
         for name, shape in shapes.items():
             if getattr(self, name).shape != shape:
                 raise InvalidInput(f"{name} of the pools must be {shape}, but are {getattr(self, name).shape}.")
-        known = self.places[self.places != NO_PLACE]
-        if known.size and known.max() > MOST_ROWS - 2:
-            raise InvalidInput(f"places in pools must be below {MOST_ROWS - 1} or {NO_PLACE}, but reach {known.max()}.")
-        if (self.scores > 0).any() or np.isnan(self.scores).any():
+        for topk in self.topks:
+            for levels in range(1, self.levels + 1):
+                self._check_places(levels, topk)
+        if not (self.scores <= 0).all():  # nor NaN
             raise InvalidInput("scores of pools must be logarithms of probabilities, at most 0.")
+
+    @classmethod
+    def of(cls, about: Any, places: NDArray[np.uint8], scores: NDArray[np.float16]) -> Pools:
+        """By what a trace's meta says of them."""
+        levels, topks = (about.get("levels"), about.get("topks")) if isinstance(about, dict) else (None, None)
+        if type(levels) is not int or type(topks) is not list or not all(type(topk) is int for topk in topks):
+            raise InvalidInput(
+                f"meta 'pools' must have a number of levels and a list of topks, but is {quoted(about)}."
+            )
+        return cls(levels, tuple(topks), places, scores)
+
+    def _check_places(self, levels: int, topk: int) -> None:
+        """Raise InvalidInput for places that no pool of so many levels has."""
+        places, most = self.places_in(levels, topk), min(pool_size(levels, topk), MOST_ROWS - 1)
+        known = places != NO_PLACE
+        if (known & (places >= most)).any():
+            raise InvalidInput(
+                f"places in pools of {levels} levels with topk {topk} must be below {most} or {NO_PLACE}, but reach "
+                f"{places[known].max()}."
+            )
+        if (known[:, 1:] & (places[:, 1:] <= places[:, :-1])).any():
+            raise InvalidInput(f"a place in a pool must be behind its parent's, but with topk {topk} some are not.")
+        if levels > 1 and (places[:, :-1] < self.places_in(levels - 1, topk)).any():
+            raise InvalidInput(f"a place must not be better in a pool of more levels, but with topk {topk} some are.")
 
     def places_in(self, levels: int, topk: int) -> NDArray[np.uint8]:
         """(P, levels) place of the true path's node of each depth in the pool of so many levels."""
         return self.places[:, self.topks.index(topk), columns_of(levels)]
+
+    def deepest(self) -> NDArray[np.int64]:
+        """(P,) depth of the deepest guess of each state that has a place in any pool."""
+        first = [columns_of(depth).stop - 1 for depth in range(1, self.levels + 1)]  # the smallest pool with that depth
+        found: NDArray[np.int64] = (self.places[:, :, first] != NO_PLACE).sum(2).max(1)
+        return found
 
     def level_scores(self, topk: int) -> list[NDArray[np.float16]]:
         """(P, n) scores of every level of a topk, best first."""

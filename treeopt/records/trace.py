@@ -137,9 +137,8 @@ class RankTrace(Answers):
         for name in (*PER_STATE, *PER_SEQUENCE):
             value = getattr(self, name)
             want = states if name in PER_STATE else self.num_sequences
-            if value is not None and (
-                len(value) != want or value.ndim != (1 + name.startswith("pool_") + (name == "pool_places"))
-            ):
+            ndim = 1 + (name in POOLS) + (name == "pool_places")
+            if value is not None and (value.ndim != ndim or len(value) != want):
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {value.shape}.")
 
     def check(self) -> None:
@@ -154,6 +153,8 @@ class RankTrace(Answers):
                 f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left[state]} before "
                 f"the end, has rank {self.ranks[state, head]} at head {head + 1}."
             )
+        if self.pools is not None and (self.pools.deepest() > left - 1).any():
+            raise InvalidInput("pool_places must be 255 where a sequence has no token to guess, but some are not.")
         within(0, tokens=0 if self.tokens is None else int(self.tokens.min()))
         within(MISS, target_rank=0 if self.target_rank is None else int(self.target_rank.min()))
         if self.tokens is not None and self.end is not None and self.meta.get("eos_ids"):
@@ -182,11 +183,13 @@ class RankTrace(Answers):
 
     @cached_property
     def pools(self) -> Pools | None:
-        """Of dynamic trees, where they were recorded."""
-        if self.pool_places is None or self.pool_scores is None:
+        """Of dynamic trees, where they were recorded. Raises InvalidInput where they do not fit together."""
+        places, scores = self.pool_places, self.pool_scores
+        if places is None or scores is None:
+            if places is not scores:
+                raise InvalidInput(f"{' and '.join(POOLS)} must be there together, but one is missing.")
             return None
-        about = self.meta["pools"]
-        return Pools(about["levels"], tuple(about["topks"]), self.pool_places, self.pool_scores)
+        return Pools.of(self.meta.get("pools"), places, scores)
 
     @cached_property
     def has_step(self) -> BoolArray:
