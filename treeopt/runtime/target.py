@@ -70,7 +70,7 @@ class Target:
         for hook in self._hooks:
             hook.remove()
         self.layers, self._hooks = tuple(layers), []
-        found = getattr(self.model.get_decoder(), "layers", None)
+        found: Any = getattr(self.model.get_decoder(), "layers", None)
         if self.layers and not isinstance(found, nn.ModuleList):
             raise Unsupported(
                 "This drafter reads what goes from one of the target's layers to the next, but "

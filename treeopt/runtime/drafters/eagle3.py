@@ -100,8 +100,11 @@ class Eagle3Heads(UnrolledHeads):
         self.form, self.num_heads, self.width, self.vocab_size = form, num_heads, form.width, form.vocab_size
         self.draft_vocab_size = form.vocab_size if token_ids is None else len(token_ids)
         self.shares_projection = lm_head is not None
-        d, made = config.hidden_size, {"dtype": dtype, "device": device}
-        norm = partial(_zero_norm, eps=config.rms_norm_eps, **made)
+        d, made = config.hidden_size, dict[str, Any](dtype=dtype, device=device)
+
+        def norm(width: int) -> nn.Module:
+            return _zero_norm(width, config.rms_norm_eps).to(device, dtype)
+
         given = None if embedding is None else embedding.detach().to(device, dtype)
         self.register_buffer("embedding", given, persistent=False)
         self.register_buffer("token_ids", None if token_ids is None else token_ids.to(device), persistent=False)
@@ -186,9 +189,9 @@ class PairLayer(nn.Module):
         return state + self.mlp(self.post_attention_layernorm(state))
 
 
-def _zero_norm(width: int, *, eps: float, dtype: torch.dtype | None, device: torch.device | str | None) -> nn.Module:
+def _zero_norm(width: int, eps: float) -> nn.Module:
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    made = LlamaRMSNorm(width, eps=eps).to(device, dtype)
+    made = LlamaRMSNorm(width, eps=eps)
     nn.init.zeros_(made.weight)
     return made

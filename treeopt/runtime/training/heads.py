@@ -149,6 +149,6 @@ def begin_like(heads: Eagle3Heads, target: Target, rows: Tensor) -> None:
     heads.fc.weight.zero_()
     heads.fc.weight[:, -heads.width :] = torch.eye(heads.width)
     heads.lm_head.copy_(rows)
-    norm = getattr(target.model.get_decoder(), "norm", None)
+    norm: Any = getattr(target.model.get_decoder(), "norm", None)
     if "RMSNorm" in type(norm).__name__:  # which scales a vector of ones by its weight, however it is stored
-        heads.norm.weight.copy_(norm(torch.ones(heads.width, dtype=target.dtype, device=target.device)))
+        heads.weights["norm.weight"].copy_(norm(torch.ones(heads.width, dtype=target.dtype, device=target.device)))
