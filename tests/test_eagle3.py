@@ -1,5 +1,6 @@
 """EAGLE-3 against the slow way, in every form, and the target's states between its layers."""
 
+import shutil
 from dataclasses import replace
 from functools import cache
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.compiled import compile_target
 from treeopt.runtime.drafters import eagle as eagle_module
 from treeopt.runtime.drafters import states as states_module
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form, default_layers
@@ -122,6 +124,18 @@ def test_the_target_hands_out_what_goes_from_layer_to_layer(any_target):
             torch.testing.assert_close(part, expected[layer], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(target.logits(hidden), target.lm_head(plain))
     assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in target.model.model.layers)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_a_compiled_target_hands_out_the_same_states():
+    target = Target(tiny_model())
+    target.read_layers((0, 2, 3))
+    texts = torch.randint(VOCABULARY, (2, 9)).tolist()
+    with torch.inference_mode():
+        plain = target.read(texts)
+        compile_target(target)
+        torch.testing.assert_close(target.read(texts), plain)
 
 
 def test_layers_that_a_target_does_not_have_are_refused():

@@ -59,12 +59,11 @@ def settings(stored: StoredTensors) -> dict[str, Any]:
 def check_flags(stored: StoredTensors, told: dict[str, Any]) -> None:
     """Raise Unsupported, by name, for a drafter whose guesses are made in a way that is not this one."""
     for key, values in NEEDED.items():
-        if key in told and not any(
-            told[key] == value and isinstance(told[key], type(value) | float) for value in values
-        ):
+        said = told.get(key, values[0])
+        if said not in values or isinstance(said, bool) != isinstance(values[0], bool):
             raise Unsupported(
                 f"An EAGLE-3 drafter is read if its {key} is {values[0]}, but config.json of {stored.origin} says "
-                f"{quoted(told[key])}."
+                f"{quoted(said)}."
             )
     kinds = told.get("layer_types")
     slides = kinds not in (None, ["full_attention"])
@@ -153,7 +152,7 @@ def _layers(stored: StoredTensors, told: dict[str, Any], states: int) -> tuple[i
     Some say the layer whose input is read, others the one whose output is, the layer before. SGLang tells them apart by
     the first one, which is 2 or 1.
     """
-    said = told.get(LAYERS)
+    said = told.get(LAYERS) or None  # Model Optimizer may say []
     if said is None and states == len(("low", "mid", "high")):
         return None
     if not isinstance(said, list) or not all(type(i) is int and 0 <= i < MOST_LAYERS for i in said):

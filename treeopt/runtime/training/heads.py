@@ -107,12 +107,12 @@ def common_tokens(texts: Sequence[Text], vocab_size: int, size: int) -> Tensor:
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
 
 
-def read_layers(num_layers: int) -> tuple[int, ...] | None:
+def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
     """At whose inputs a drafter that is trained here reads the target: None for the usual three, where they are three.
 
     The first is never 1, which readers take for the output of layer 1.
 
-    >>> [read_layers(n) for n in (1, 2, 3, 4, 6, 7)]
+    >>> [layers_to_read(n) for n in (1, 2, 3, 4, 6, 7)]
     [(0, 1), (0, 1, 2), (0, 2, 3), (2, 3, 4), (2, 4, 6), None]
     """
     if num_layers >= FEWEST_LAYERS:
@@ -125,7 +125,7 @@ def _eagle3(target: Target, recipe: Recipe, lm_head: Tensor, token_ids: Tensor |
     """Without weights. Its rotation is the plain one that EAGLE-3's readers take where config.json says none."""
     config = layer_config(target.config, target.width)
     config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
-    layers = read_layers(target.num_layers)
+    layers = layers_to_read(target.num_layers)
     form = Form(target.width, target.vocab_size, states=3 if layers is None else len(layers), layers=layers)
     return Eagle3Heads(
         config,
