@@ -171,8 +171,8 @@ def test_heads_that_borrow_the_targets_projection_need_it(tmp_path):
 
 
 def test_own_embeddings_are_kept_and_copies_of_the_targets_are_not(tmp_path):
-    heads = random_eagle3()
-    assert not load(folder := write(tmp_path / "theirs", "nemo", heads)).heads.form.own_embedding
+    folder = write(tmp_path / "theirs", "nemo", random_eagle3())
+    assert not load(folder).heads.form.own_embedding
     alter(folder, **{"model.embed_tokens.weight": torch.randn(VOCABULARY, 32, dtype=torch.float64)})
     loaded = load(folder)
     assert loaded.heads.form.own_embedding
