@@ -1,5 +1,7 @@
 """Replay of dynamic and adaptive trees, and the rule of the latter, against plain loops and an independent optimiser."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -91,7 +93,10 @@ def slow_lengths(trace, levels, topk, rows) -> list[int]:
 def test_steps_of_every_setting_are_those_of_a_plain_loop(monkeypatch, at_once):
     monkeypatch.setattr(replay, "AT_ONCE", at_once)
     rng = np.random.default_rng(at_once)
-    trace = with_pools(rng, [1, 2, 3, 300, 1, *rng.integers(1, 50, 8).tolist(), 2], 4, (1, 3, 8), turns=3)
+    trace = with_pools(rng, [1, 2, 3, 300, 1, 290, *rng.integers(1, 50, 8).tolist(), 2], 4, (1, 3, 8), turns=3)
+    places = trace.pool_places.copy()
+    places[trace.starts[5] : trace.starts[6]] = NO_PLACE  # more steps in a row than a byte counts
+    trace = replace(trace, pool_places=places)
     rates = dynamic_rates(trace, topks=(1, 3, 8))
     assert rates.tokens.tolist() == [int((trace.lengths - 1)[trace.clusters == c].sum()) for c in range(5)]
     seen = {

@@ -186,7 +186,7 @@ class RankTrace(Answers):
         """Of dynamic trees, where they were recorded. Raises InvalidInput where they do not fit together."""
         places, scores = self.pool_places, self.pool_scores
         if places is None or scores is None:
-            if places is not scores:
+            if places is not None or scores is not None:
                 raise InvalidInput(f"{' and '.join(POOLS)} must be there together, but one is missing.")
             return None
         return Pools.of(self.meta.get("pools"), places, scores)
