@@ -26,7 +26,7 @@ from treeopt.records.pools import NO_PLACE, Pools, columns_of, score_counts
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.runtime.drafters.levels import Pool, promising_rows
 from treeopt.runtime.measure.pools import best_scores, true_places
-from treeopt.trees.dynamic import MOST_ROWS, AdaptiveTree, DynamicTree, pool_size
+from treeopt.trees.dynamic import MOST_ROWS, AdaptiveTree, DynamicLimits, DynamicTree, pool_size
 
 from .test_dynamic_rule import Table, grown
 
@@ -97,7 +97,7 @@ def test_steps_of_every_setting_are_those_of_a_plain_loop(monkeypatch, at_once):
     places = trace.pool_places.copy()
     places[trace.starts[5] : trace.starts[6]] = NO_PLACE  # more steps in a row than a byte counts
     trace = replace(trace, pool_places=places)
-    rates = dynamic_rates(trace, topks=(1, 3, 8))
+    rates = dynamic_rates(trace, DynamicLimits(chains=True))
     assert rates.tokens.tolist() == [int((trace.lengths - 1)[trace.clusters == c].sum()) for c in range(5)]
     seen = {
         (tree.levels, tree.topk, tree.rows): steps.tolist()

@@ -25,7 +25,13 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 SIZES = (1, 4, 64)
-WAYS = [(name, way, kind) for name, engine in ENGINES.items() for way in engine.methods for kind in way.drafters]
+WAYS = [
+    (name, way, kind)
+    for name, engine in ENGINES.items()
+    for way in engine.methods
+    if not way.dynamic
+    for kind in way.drafters
+]
 
 
 def named(ways):

@@ -17,7 +17,7 @@ from treeopt.trees.shapes import SHAPES
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "engines.md"
 REFRESH = 'python -c "from tests.test_engines import PAGE, refreshed; PAGE.write_text(refreshed())"'
 METHODS = [(engine.name, method) for engine in ENGINES.values() for method in engine.methods]
-CHAINS = [(name, method) for name, method in METHODS if method.shape == "chain"]
+CHAINS = [(name, method) for name, method in METHODS if method.shape == "chain" and not method.dynamic]
 
 
 def named(pairs):
@@ -144,6 +144,7 @@ def test_list_engines_as_json_has_all_fields():
         assert row["drafters"] == list(method.drafters)
         for field in (
             "shape",
+            "dynamic",
             "max_rank",
             "max_depth",
             "max_nodes",

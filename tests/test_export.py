@@ -438,7 +438,7 @@ def test_notes_say_what_the_engine_cannot_do_or_may_get_wrong():
 def test_unknown_engines_and_methods_are_refused_with_the_known_ones():
     with pytest.raises(Unsupported, match="medusa, hydra, eagle1"):
         method_of("other")
-    with pytest.raises(Unsupported, match="medusa, draft-len, eagle"):
+    with pytest.raises(Unsupported, match="medusa, draft-len, dynamic-tree, eagle"):
         method_of("tensorrt-llm", method="other")
 
 

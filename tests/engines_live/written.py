@@ -27,10 +27,12 @@ from treeopt.export.engine import Method, Request, Written
 from treeopt.export.table import ENGINES
 from treeopt.export.write import export_request
 from treeopt.records.rules import RULES
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
 
 TREE = Tree.from_choices([[0], [1], [0, 0], [0, 1], [0, 0, 0]])
 LENGTHS = (((1, None, 3),), ((1, 8, 3), (9, 32, 1), (33, None, 0)), ((1, None, 0),))
+SETTINGS = ((1, 8, DynamicTree(5, 4, 16)), (9, 32, DynamicTree(3, 2, 6)), (33, None, None))
 RULE = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 0, "epsilon": 0.3, "delta": 0.09}
 PLACEHOLDERS = {"MODEL", "DRAFTER", "HEADS", "LAYER", "PROMPT", "QUESTIONS"}  # what a user puts in
 OPTION = re.compile(r"--?[a-zA-Z][\w-]*")
@@ -70,7 +72,9 @@ def words_of_method(engine: str, method: Method) -> set[Word]:
 def written_by(engine: str, method: Method, drafter: str) -> Iterator[Written]:
     """What is written for every acceptance rule, and length or schedule, that the method takes."""
     whats: list[dict[str, Any]] = [{"lengths": lengths} for lengths in LENGTHS]
-    if method.shape != "chain":
+    if method.dynamic:
+        whats = [{"dynamic": DynamicTree(5, 4, 16)}, {"dynamic": DynamicTree(3, 1, 4)}, {}, {"settings": SETTINGS}]
+    elif method.shape != "chain":
         whats = [{"tree": TREE}, {"tree": Tree.chain(2)}, {"tree": Tree.chain(0)}]
     for rule, what in product(RULES.values(), whats):
         request = Request(num_heads=4, drafter=drafter, batch_size=64, acceptance={"rule": rule, **RULE}, **what)

@@ -3,7 +3,9 @@
 transformers     reads the length of a chain in the generation config of the model that drafts: the draft model's own, or
                  the target's own for n-grams and early exits. ``num_assistant_tokens`` given to ``generate`` is ignored,
                  and an ``assistant_early_exit`` in the file would make the exit draft with exits of its own
-OpenVINO GenAI   reads it in that of the request; how guesses are made is an argument of the pipeline
+OpenVINO GenAI   reads it in that of the request; how guesses are made is an argument of the pipeline. With ``tree_depth``
+                 EAGLE-3 makes a dynamic tree of so many levels, of which the best num_assistant_tokens are verified beside
+                 the root
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.export import chains
-from treeopt.export.engine import Lengths, Request, Written
+from treeopt.export import chains, dynamic
+from treeopt.export.engine import Lengths, Request, Settings, Written
+from treeopt.trees.dynamic import DynamicTree
 
 FILE, SCRIPT = "generation_config.json", "generate.py"
+LEVELS, TOPK = "tree_depth", "branching_factor"
 LENGTH, LOOKUP, UNSURE = "num_assistant_tokens", "prompt_lookup_num_tokens", "assistant_confidence_threshold"
 EXIT = re.compile(r"early-exit(?::0*([1-9][0-9]{0,5}))?")  # a drafter's id
 
@@ -158,6 +162,26 @@ openvino_lookup = Library(
 )
 
 
+ONE_BY_ONE = "Trees are for one request at a time: in 2026.4.1.0 several together end with an error of PaKVReorder."
+TREE = Way(
+    argument="DRAFTER",
+    loading='exact = {"KV_CACHE_PRECISION": "f32"}  # with any other a tree changes what is generated\n',
+    options=', draft_model=openvino_genai.draft_model(drafter, "CPU", **exact), **exact',
+)
+
+
+def openvino_tree(request: Request) -> Written:
+    """A dynamic tree of EAGLE-3; a chain is written as one."""
+    chains.drafter_of(request, ("eagle3",), "OpenVINO GenAI's dynamic trees")
+    tree = dynamic.only_setting(request, "OpenVINO GenAI")
+    if tree is None or tree.topk == 1:
+        return openvino_draft(replace(request, lengths=((1, None, tree.levels if tree else 0),)))
+    way = replace(TREE, settings={LEVELS: tree.levels, TOPK: tree.topk})
+    return Library("OpenVINO GenAI", OPENVINO, {"eagle3": way}, (IR, ROUNDING, ONE_BY_ONE))(
+        replace(request, lengths=((1, None, tree.rows - 1),))
+    )
+
+
 def parse_transformers(files: Mapping[str, str]) -> Lengths:
     """The chain length as ``generate`` picks its drafter: early exit, prompt lookup, then an assistant.
 
@@ -197,6 +221,22 @@ def parse_openvino(files: Mapping[str, str]) -> Lengths:
     if ("prompt_lookup" in given) != (read.get("max_ngram_size", 0) > 0):
         raise InvalidInput("max_ngram_size must be above 0 for prompt lookup, and 0 without it.")
     return ((1, None, length),)
+
+
+def parse_openvino_tree(files: Mapping[str, str]) -> Settings:
+    """The dynamic tree as the pipeline takes it; InvalidInput for what its config's check refuses."""
+    ((_, _, nodes),) = parse_openvino(files)
+    settings = _settings(files)
+    if not nodes:
+        return dynamic.NO_SPECULATION
+    if not settings.get(LEVELS):
+        return ((1, None, DynamicTree(nodes, 1, nodes + 1)),)
+    levels, topk = _whole(settings, LEVELS), _whole({TOPK: 1, **settings}, TOPK)
+    if nodes < levels:
+        raise InvalidInput(f"{LENGTH} must be at least {LEVELS}, {levels}, but is {nodes}.")
+    if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
+        raise InvalidInput("OpenVINO GenAI builds trees for greedy decoding only: do_sample false, num_beams 1.")
+    return ((1, None, DynamicTree(levels, topk, nodes + 1)),)
 
 
 def _whole(settings: Mapping[str, Any], key: str) -> int:

@@ -10,9 +10,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
+from typing import TypeVar
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.export.engine import COMMANDS, Lengths, Request, Written
+
+Value = TypeVar("Value")
+Ranges = tuple[tuple[int, int | None, Value], ...]  # of batch sizes, with what they get: `Lengths`, `Settings`
 
 LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, as treeopt's own ``ngram`` does
 LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
@@ -20,8 +24,8 @@ BLOCKS = ("dflash", "dspark")  # drafters that guess a block at once, as long as
 NO_SPECULATION: Lengths = ((1, None, 0),)
 
 
-def merged(lengths: Lengths) -> Lengths:
-    """The same lengths in the fewest ranges.
+def merged(lengths: Ranges[Value]) -> Ranges[Value]:
+    """The same lengths, or settings, in the fewest ranges.
 
     Raises InvalidInput where the ranges do not begin at 1, leave a gap or overlap.
 
@@ -35,21 +39,21 @@ def merged(lengths: Lengths) -> Lengths:
                 "A schedule must have ranges of batch sizes from 1 on, without gap or overlap, but has "
                 f"{begin} to {'the end' if end is None else end} where it must go on from {expected}."
             )
-        if length < 0:
+        if isinstance(length, int) and length < 0:
             raise InvalidInput(f"A chain must have at least 0 guesses, but got {length}.")
         expected = None if end is None else end + 1
     if expected is not None:
         raise InvalidInput("The last range of a schedule must be open, so that it serves every batch size.")
     if lengths[-1][0] > LAST:
         raise InvalidInput(f"A schedule may distinguish batch sizes up to {LAST}, but has {lengths[-1][0]}.")
-    found: list[tuple[int, int | None, int]] = []
+    found: list[tuple[int, int | None, Value]] = []
     for begin, end, length in lengths:
         first = found.pop()[0] if found and found[-1][2] == length else begin
         found.append((first, end, length))
     return tuple(found)
 
 
-def ranges_of(rule: Callable[[int], int]) -> Lengths:
+def ranges_of(rule: Callable[[int], Value]) -> Ranges[Value]:
     """What a look-up rule answers for batch sizes 1 to `LAST`; the last answer goes on.
 
     >>> ranges_of(lambda batch_size: 4 if batch_size <= 8 else 0)
@@ -114,12 +118,12 @@ def launch(command: str, notes: Iterable[str] = (), files: Mapping[str, str] | N
     return Written(files={**(files or {}), COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
 
 
-def plain(command: str) -> Written:
-    """The base model alone, where no chain pays."""
+def plain(command: str, what: str = "chain") -> Written:
+    """The base model alone, where no chain pays, or no tree."""
     return Written(
-        files={COMMANDS: f"# No chain pays: the base model without speculation.\n{command}\n"},
+        files={COMMANDS: f"# No {what} pays: the base model without speculation.\n{command}\n"},
         command=command,
-        notes=("No chain pays here: the command serves the base model.",),
+        notes=(f"No {what} pays here: the command serves the base model.",),
     )
 
 

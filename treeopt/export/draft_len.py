@@ -1,4 +1,4 @@
-"""TensorRT-LLM's PyTorch backend: a chain length, or ``draft_len_schedule`` by batch size.
+"""TensorRT-LLM's PyTorch backend: a chain length, ``draft_len_schedule`` by batch size, or a dynamic tree.
 
 Two meanings of the same keys have been released, and nothing in the file tells them apart:
 
@@ -6,6 +6,8 @@ upper-bound   {4: 4, 8: 2}  up to 4: 4, 5 to 8: 2, above: 0      since PR #10860
 lower-bound   {1: 4, 4: 2}  from 1 on: 4, from 4 on: 2           before, since PR #8194
 
 So the file says in a comment for which it was written, and `parse` believes that line.
+
+Of a dynamic tree max_draft_len is the levels, and max_total_draft_tokens its nodes without the root.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-from treeopt.errors import InvalidInput
-from treeopt.export import chains
-from treeopt.export.engine import Lengths, Request, Written
+from treeopt.errors import InvalidInput, quoted
+from treeopt.export import chains, dynamic
+from treeopt.export.engine import Lengths, Request, Settings, Written
+from treeopt.files.bounds import parse_yaml
+from treeopt.trees.dynamic import DynamicTree
 
 FILE = "llm_api_options.yml"
 TYPES = {"eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
@@ -62,6 +67,62 @@ def write(request: Request) -> Written:
     option = "--config" if meaning == UPPER else "--extra_llm_api_options"
     command = f"trtllm-serve MODEL {option} {FILE}"
     return chains.launch(command, notes, {FILE: "\n".join(lines) + "\n"})
+
+
+NUMBERS = ("max_draft_len", "dynamic_tree_max_topK", "max_total_draft_tokens")
+TREE_NOTES = (
+    "TensorRT-LLM builds no dynamic trees for targets with sliding windows or MLA (gpt-oss, DeepSeek).",
+    "It makes room for a tree of every sequence of its --max_batch_size.",
+)
+
+
+def write_tree(request: Request) -> Written:
+    """The options of ``trtllm-serve`` for a dynamic tree; a chain is written as one."""
+    chains.drafter_of(request, ("eagle3",), "TensorRT-LLM's dynamic trees")
+    tree = dynamic.only_setting(request, "TensorRT-LLM")
+    if tree is None:
+        return chains.plain("trtllm-serve MODEL", "tree")
+    if tree.topk == 1:
+        return write(replace(request, lengths=((1, None, tree.levels),)))
+    lines = [
+        "speculative_config:",
+        f"  decoding_type: {TYPES['eagle3']}",
+        f"  max_draft_len: {tree.levels}",
+        f"  max_total_draft_tokens: {tree.rows - 1}",
+        "  use_dynamic_tree: true",
+        f"  dynamic_tree_max_topK: {tree.topk}",
+        "  speculative_model: DRAFTER",
+    ]
+    if request.rule != "greedy":
+        lines.append("  use_rejection_sampling: false")
+    return chains.launch(f"trtllm-serve MODEL --config {FILE}", TREE_NOTES, {FILE: "\n".join(lines) + "\n"})
+
+
+def parse_tree(files: Mapping[str, str]) -> Settings:
+    """The dynamic tree as TensorRT-LLM's config checks it; InvalidInput where it raises."""
+    try:
+        options = parse_yaml(files.get(FILE, "{}"))
+    except ValueError as error:
+        raise InvalidInput(f"{FILE} must be YAML: {error}") from None
+    if not isinstance(options, dict) or not isinstance(config := options.get("speculative_config", {}), dict):
+        raise InvalidInput(f"{FILE} must have options by name.")
+    if not config:
+        return dynamic.NO_SPECULATION
+    needed = (True, bool(config.get("use_dynamic_tree")), False)
+    for name, must in zip(NUMBERS, needed, strict=True):
+        value = config.get(name)
+        if (must or value is not None) and (type(value) is not int or value < 1):
+            raise InvalidInput(f"{name} must be a whole number of at least 1, but is {quoted(value)}.")
+    levels, topk, nodes = config[NUMBERS[0]], config.get(NUMBERS[1]), config.get(NUMBERS[2])
+    if topk is None:
+        return ((1, None, DynamicTree(levels, 1, levels + 1)),)
+    nodes = nodes or topk * levels
+    if not levels <= nodes <= topk * levels:
+        raise InvalidInput(
+            f"max_total_draft_tokens must be from max_draft_len, {levels}, to dynamic_tree_max_topK x max_draft_len, "
+            f"{topk * levels}, but is {nodes}."
+        )
+    return ((1, None, DynamicTree(levels, topk, nodes + 1)),)
 
 
 def meaning_of(version: str | None) -> str:

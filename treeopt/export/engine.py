@@ -4,7 +4,8 @@ engine   a serving engine, by the name that --to and --for take
 method   one way in which it speculates: a carrier for the tree, the chain length or the schedule, and its limits
 request  what is to be written · written  the files, the launch command and what the user has to know
 
-A tree method gets a tree; a chain method gets lengths by batch size, of which those without a schedule take one.
+A tree method gets a tree; a chain method gets lengths by batch size, of which those without a schedule take one; a method
+of dynamic trees gets settings by batch size, three numbers each.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.records.rules import rule_of
+from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK, DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command
 Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
+Settings = tuple[tuple[int, int | None, DynamicTree | None], ...]  # the same of dynamic trees; None: do not speculate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What to write. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
+
+    For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains.
 
     max_draft_len  of an engine that has been built already; None where it is built for this tree
     acceptance     record of the rule that the tree was chosen for; None for greedy decoding
@@ -32,6 +37,8 @@ class Request:
 
     tree: Tree | None = None
     lengths: Lengths = ()
+    dynamic: DynamicTree | None = None
+    settings: Settings = ()
     batch_size: int = 1
     num_heads: int
     num_layers: int = 1
@@ -51,6 +58,12 @@ class Request:
     def rule(self) -> str:
         """The acceptance rule, by --acceptance's name."""
         return rule_of(self.acceptance)
+
+    @property
+    def dynamics(self) -> Settings:
+        """The settings of dynamic trees by batch size; a chain is one of topk 1."""
+        chains = tuple((a, b, DynamicTree(k, 1, k + 1) if k else None) for a, b, k in self.lengths)
+        return self.settings or chains or ((1, None, self.dynamic),)
 
     def tree_of(self, engine: str) -> Tree:
         """The tree; InvalidInput where there is none to speculate with."""
@@ -76,10 +89,13 @@ class Method:
     """One way in which an engine speculates.
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
-    shape          one of `treeopt.trees.shapes.SHAPES`
+    shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes
+    dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
+    within_levels  whether such a tree has at most topk nodes for each level, fewer than its pool has
     rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
                    that is written; rejection's law with guesses that are not drawn is that of ``sample``
-    max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out
+    max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out; the levels
+                   of a dynamic tree are its depth
     carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
     derived        fields that follow from the tree, "max_draft_len = choices"
     first_depth_closed  whether ranks must have no gap at depth 1, though they may further down
@@ -88,12 +104,14 @@ class Method:
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
-    parse          a port of how the engine reads those files: the tree, or the lengths
+    parse          a port of how the engine reads those files: the tree, the lengths or the settings
     """
 
     name: str
     drafters: tuple[str, ...]
     shape: str
+    dynamic: bool = False
+    within_levels: bool = False
     rules: tuple[str, ...] = ("greedy",)
     max_rank: int | None = None
     max_depth: int | None = None
@@ -111,7 +129,16 @@ class Method:
     source: str
     checked: str
     write: Callable[[Request], Written]
-    parse: Callable[[Mapping[str, str]], Tree | Lengths]
+    parse: Callable[[Mapping[str, str]], Tree | Lengths | Settings]
+
+    @property
+    def dynamic_limits(self) -> DynamicLimits | None:
+        """What its dynamic trees may be; None where it takes none."""
+        if not self.dynamic:
+            return None
+        rows = MOST_ROWS if self.max_nodes is None else min(MOST_ROWS, self.max_nodes + 1)
+        levels = min(MOST_LEVELS, self.max_depth or MOST_LEVELS)
+        return DynamicLimits(levels, MOST_TOPK, rows, self.within_levels, chains=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,9 @@ def takes(method: Method) -> str:
     >>> [takes(method) for method in ENGINES["vllm"].methods]
     ['a chain for each batch size', 'one chain', 'one chain']
     """
-    return "a chain for each batch size" if method.by_batch_size else TAKES[method.shape]
+    if method.by_batch_size:
+        return f"{'a dynamic tree' if method.dynamic else 'a chain'} for each batch size"
+    return "one dynamic tree" if method.dynamic else TAKES[method.shape]
 
 
 def by_batch_size(method: Method) -> str:
@@ -82,5 +84,6 @@ def checked(method: Method) -> str:
 def cells(method: Method) -> list[str]:
     """What tables say of a method: name, drafters, shape, limits, acceptance, by batch size, versions, checked."""
     drafters, rules = ", ".join(method.drafters), ", ".join(method.rules)
-    what = [method.name, drafters, method.shape, limits(method), rules, by_batch_size(method)]
+    shape = "dynamic" if method.dynamic else method.shape
+    what = [method.name, drafters, shape, limits(method), rules, by_batch_size(method)]
     return [*what, available(method), method.checked]

@@ -1,18 +1,19 @@
-"""SGLang: a chain by three flags, or by batch size from an adaptive config; it takes no tree.
+"""SGLang: a chain or a dynamic tree by three flags, or chains by batch size from an adaptive config.
 
-steps              length of the chain
-topk               1: more makes a tree, whose nodes SGLang itself picks at run time
+steps              length of the chain, or levels of the tree
+topk               1 for a chain; more makes a tree, whose nodes SGLang itself picks at run time
 num-draft-tokens   rows verified, the root included; with topk 1 SGLang sets it to steps + 1 whatever is asked
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from treeopt.errors import InvalidInput
-from treeopt.export import chains
-from treeopt.export.engine import Lengths, Request, Written
+from treeopt.export import chains, dynamic
+from treeopt.export.engine import Lengths, Request, Settings, Written
+from treeopt.trees.dynamic import DynamicTree
 
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
@@ -21,6 +22,12 @@ ADAPTIVE = ("eagle3", "eagle", "mtp")  # with any other SGLang logs a warning an
 MOST_RUNNING = 48  # sequences that SGLang decodes at once with speculation, unless told otherwise
 WHOLE_VOCABULARY = (
     "p/q rejection needs a drafter of the target's whole vocabulary: SGLang does not start with a reduced one.",
+)
+STEPS, TOPK, ROWS = "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"
+LOSSY = ("--speculative-accept-threshold-single", "--speculative-accept-threshold-acc")  # 1 by default
+PAGED = ("flashinfer", "fa3", "triton")  # backends of attention whose pages may have several tokens with a tree
+ONE_SETTING = (
+    "A server has these numbers for all batch sizes; what follows the batch, its adaptive config, is for chains."
 )
 SERVE = "python -m sglang.launch_server --model-path MODEL"
 
@@ -31,7 +38,7 @@ def write(request: Request) -> Written:
     steps = chains.only_length(request, f"SGLang with the drafter {drafter}")
     if steps == 0:
         return chains.plain(SERVE)
-    command = f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)}"
+    command = f"{SERVE}{drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)}"
     return chains.launch(command, (*WHOLE_VOCABULARY * (request.rule == "reject"), *_running(request)))
 
 
@@ -44,7 +51,7 @@ def write_adaptive(request: Request) -> Written:
     steps = max(length for _, _, length in lengths)
     config = {str(begin): {"candidate_steps": [length]} for begin, _, length in lengths}
     command = (
-        f"{SERVE}{_drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)} "
+        f"{SERVE}{drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)} "
         f"--speculative-adaptive --speculative-adaptive-config {FILE}"
     )
     ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
@@ -59,6 +66,48 @@ def write_adaptive(request: Request) -> Written:
     if drafter == "mtp":
         notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
     return chains.launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
+
+
+def write_tree(request: Request) -> Written:
+    """One dynamic tree for all batch sizes: three flags."""
+    drafter = chains.drafter_of(request, ADAPTIVE, "SGLang's dynamic trees")
+    tree = dynamic.only_setting(request, "SGLang")
+    if tree is None:
+        return chains.plain(SERVE, "tree")
+    notes = (ONE_SETTING, *tree_notes([tree]), *_running(request))
+    return chains.launch(f"{SERVE}{drafter_flags(drafter)}{tree_flags(tree)}", notes)
+
+
+def tree_flags(tree: DynamicTree) -> str:
+    return f" {STEPS} {tree.levels} {TOPK} {tree.topk} {ROWS} {tree.rows}"
+
+
+def tree_notes(trees: Sequence[DynamicTree]) -> list[str]:
+    """What SGLang asks of a server whose trees are no chains."""
+    if all(tree.topk == 1 for tree in trees):
+        return []
+    return [
+        f"With {TOPK} above 1 SGLang refuses --attention-backend trtllm_mha, and takes a --page-size above 1 with "
+        f"{', '.join(PAGED)} only."
+    ]
+
+
+def parse_tree(files: Mapping[str, str]) -> Settings:
+    """The dynamic tree as SGLang builds it, a chain with topk 1.
+
+    Raises InvalidInput for what it refuses, for more rows than the pool has, on which it fails at the first step, and for
+    thresholds that make it accept what the target would not have said.
+    """
+    given = chains.flags(files)
+    if "--speculative-algorithm" not in given:
+        return dynamic.NO_SPECULATION
+    if lossy := [name for name in LOSSY if given.get(name, "1") not in ("1", "1.0")]:
+        raise InvalidInput(f"{' and '.join(lossy)} below 1 changes what is generated: leave it out.")
+    steps, topk, rows = dynamic.numbers(given, STEPS, TOPK, ROWS)
+    backend = given.get("--attention-backend")
+    if topk > 1 and (backend == "trtllm_mha" or (given.get("--page-size", "1") != "1" and backend not in PAGED)):
+        raise InvalidInput(tree_notes([DynamicTree(steps, topk, rows)])[0])
+    return ((1, None, DynamicTree(steps, topk, steps + 1 if topk == 1 else rows)),)
 
 
 def write_block(request: Request) -> Written:
@@ -88,17 +137,16 @@ def parse(files: Mapping[str, str]) -> Lengths:
         name = LENGTH_OF_BLOCKS["dflash"]
         return ((1, None, chains.whole(given.get(name, "16"), name) - 1),)
     if algorithm == "NGRAM":
-        rows = chains.whole(given.get("--speculative-num-draft-tokens", "12"), "--speculative-num-draft-tokens")
+        rows = chains.whole(given.get(ROWS, "12"), ROWS)
         return ((1, None, rows - 1),)
-    steps = chains.whole(given.get("--speculative-num-steps", ""), "--speculative-num-steps")
-    topk = chains.whole(given.get("--speculative-eagle-topk", ""), "--speculative-eagle-topk")
+    steps, topk = dynamic.numbers(given, STEPS, TOPK)
     if "--speculative-adaptive" in given and is_adaptive(algorithm, topk):
         slots = slots_of(files.get(FILE, ""))
         if steps not in slots.values():
-            raise InvalidInput(f"--speculative-num-steps must be one of the candidate_steps, but is {steps}.")
+            raise InvalidInput(f"{STEPS} must be one of the candidate_steps, but is {steps}.")
         return chains.ranges_of(lambda batch_size: chains.length_at(slots, batch_size))
     if topk != 1:
-        raise InvalidInput(f"A chain needs --speculative-eagle-topk 1, but got {topk}.")
+        raise InvalidInput(f"A chain needs {TOPK} 1, but got {topk}.")
     return ((1, None, steps),)
 
 
@@ -140,7 +188,7 @@ def slots_of(text: str) -> dict[int, int]:
     return slots
 
 
-def _drafter_flags(drafter: str) -> str:
+def drafter_flags(drafter: str) -> str:
     own = "" if drafter in ("mtp", "ngram") else " --speculative-draft-model-path DRAFTER"
     return f" --speculative-algorithm {ALGORITHMS[drafter]}{own}"
 
@@ -152,12 +200,12 @@ def _rule_flag(request: Request) -> str:
 
 def _running(request: Request) -> list[str]:
     """What is to be said of a plan for more sequences than SGLang decodes at once unless told otherwise."""
-    most = max(request.batch_size, request.lengths[-1][0])
+    most = max(request.batch_size, (request.lengths or request.dynamics)[-1][0])
     said = f"With speculation SGLang decodes {MOST_RUNNING} sequences at once: pass --max-running-requests {most}."
     return [said] if most > MOST_RUNNING else []
 
 
 def _steps_flags(drafter: str, steps: int) -> str:
     if drafter == "ngram":
-        return f" --speculative-num-draft-tokens {steps + 1} --speculative-ngram-max-bfs-breadth 1"
-    return f" --speculative-num-steps {steps} --speculative-eagle-topk 1 --speculative-num-draft-tokens {steps + 1}"
+        return f" {ROWS} {steps + 1} --speculative-ngram-max-bfs-breadth 1"
+    return f" {STEPS} {steps} {TOPK} 1 {ROWS} {steps + 1}"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from treeopt import __version__
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export.chains import BLOCKS, merged
-from treeopt.export.engine import COMMANDS, Method, Request, Written
+from treeopt.export.engine import COMMANDS, Method, Request, Settings, Written
 from treeopt.export.table import ENGINES
 from treeopt.records.origins import Drafter
 from treeopt.records.plan import Plan
+from treeopt.records.ranges import each_its_own
 from treeopt.records.rules import option_of, rule_of
+from treeopt.records.served import setting_of
+from treeopt.trees.dynamic import DynamicLimits
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
@@ -31,7 +34,7 @@ def method_of(engine: str, drafter: str | None = None, method: str | None = None
     >>> method_of("tgi", "eagle3")
     Traceback (most recent call last):
     treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this drafter is eagle3. It runs in \
-tensorrt-llm, vllm, sglang, lmdeploy, llama-cpp, rtp-llm, openvino-genai.
+eagle2, tensorrt-llm, vllm, sglang, fastrl, lmdeploy, llama-cpp, rtp-llm, openvino-genai.
     """
     if engine not in ENGINES:
         raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.")
@@ -49,6 +52,20 @@ tensorrt-llm, vllm, sglang, lmdeploy, llama-cpp, rtp-llm, openvino-genai.
     able = f" It runs in {', '.join(others)}." if others else ""
     way = engine if method is None else f"{engine} with {method}"
     raise InvalidInput(f"{way} runs drafters of the kinds {', '.join(kinds)}, but this drafter is {drafter}.{able}")
+
+
+def tree_method_of(engine: str, drafter: str | None, rule: str, batch_sizes: Iterable[int]) -> Method | None:
+    """The engine's method of dynamic trees for a kind of drafter, a rule and batch sizes; None where it has none.
+
+    >>> tree_method_of("sglang", "eagle3", "greedy", [8]).name, tree_method_of("vllm", "eagle3", "greedy", [8])
+    ('dynamic-tree', None)
+    """
+    most = max(batch_sizes, default=1)
+    for one in ENGINES[engine].methods:
+        able = drafter in one.drafters and rule in one.rules and most <= (one.max_batch_size or most)
+        if one.dynamic and able:
+            return one
+    return None
 
 
 def runners(drafter: str | None) -> dict[str, Method]:
@@ -87,6 +104,11 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
     if way.shape == "chain" and request.tree is not None:
         check_shape_of(request.tree, way, engine)
         request = replace(request, lengths=((1, None, request.tree.depth),), tree=None)
+    asked = request.dynamics if way.dynamic else request.lengths
+    if way.dynamic:
+        check_dynamics(request.dynamics, way, engine)
+    elif request.dynamic or request.settings:
+        raise InvalidInput(f"{engine} with {way.name} takes no dynamic trees.")
     if request.tree is not None:
         check(request.tree, way, engine, request)
     elif request.drafter in BLOCKS and (most := max(length for *_, length in request.lengths)):
@@ -94,7 +116,7 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
             f"DRAFTER must have been trained for blocks that guess {most} tokens or more: engines cut or refuse what is "
             "longer."
         )
-    elif request.drafter is None and any(length for *_, length in request.lengths):
+    elif request.drafter is None and any(what for *_, what in asked):
         notes.append(f"The plan does not name its drafter; this is written for {way.drafters[0]}.")
     if way.max_batch_size is not None and request.batch_size > way.max_batch_size:
         notes.append(
@@ -107,7 +129,7 @@ def export_request(request: Request, engine: str, *, method: str | None = None) 
         read = way.parse(written.files)
     except (InvalidInput, LookupError, ValueError) as error:
         raise InvalidInput(f"Nothing was written, since {engine} would not read it: {error}") from None
-    wanted = (request.tree or Tree.chain(0)) if isinstance(read, Tree) else merged(request.lengths)
+    wanted = (request.tree or Tree.chain(0)) if isinstance(read, Tree) else merged(asked)
     if (read if isinstance(read, Tree) else merged(read)) != wanted:
         raise InvalidInput(f"Nothing was written, since {engine} would read something else from it.")
     return replace(written, notes=(*written.notes, *notes))
@@ -125,11 +147,22 @@ def completed(written: Written, way: Method, engine: str) -> Written:
 
 
 def way_of(plan: Plan, engine: str, method: str | None = None) -> Method:
-    """The method that a plan goes to an engine by: the one named, planned for, or usual for its drafter."""
-    planned = plan.constraint.engine if plan.constraint else None
+    """The method that a plan goes to an engine by: the one named, planned for, of its dynamic trees, or usual."""
+    planned, kind = plan.constraint.engine if plan.constraint else None, (plan.drafter or {}).get("kind")
     if method is None and planned is not None and planned.name == engine:
         method = planned.method
-    return method_of(engine, (plan.drafter or {}).get("kind"), method)
+    usual = method_of(engine, kind, method)
+    chains = plan.constraint is not None and plan.constraint.shape == "chain" and planned_trees(plan) is None
+    if method is not None or chains or not all(entry.dynamic for entry in plan.entries):
+        return usual
+    return tree_method_of(engine, kind, rule_of(plan.acceptance), (e.batch_size for e in plan.entries)) or usual
+
+
+def planned_trees(plan: Plan) -> Method | None:
+    """The method of dynamic trees that the plan was made for; None where it was made for none."""
+    planned = plan.constraint.engine if plan.constraint else None
+    methods = ENGINES[planned.name].methods if planned and planned.name in ENGINES else ()
+    return next((one for one in methods if planned and one.dynamic and one.name == planned.method), None)
 
 
 def loads_of(plan: Plan, way: Method) -> list[int | None]:
@@ -142,6 +175,9 @@ def loads_of(plan: Plan, way: Method) -> list[int | None]:
     fit = [size for size in sizes if most is None or (size or 0) <= most]
     if len(fit) < len(sizes) and fit and not plan.mix:
         return fit
+    if way.dynamic:
+        one = way.by_batch_size or len({setting_of(plan, entry) for entry in plan.entries}) == 1
+        return [None] if one else sizes
     trees = {tuple(map(tuple, entry.medusa_choices)) for entry in plan.entries}
     lengths = {plan.entries[part.entry].depth for part in plan.schedule}
     if len(trees) == 1 or way.by_batch_size or (way.shape == "chain" and len(lengths) == 1):
@@ -180,7 +216,9 @@ def export_plan(
         acceptance=plan.acceptance,
     )
     loads = loads_of(plan, way) if batch_size is None else [batch_size]
-    if loads != [None] and (len(loads) == 1 or way.shape != "chain"):
+    if way.dynamic:
+        request = replace(request, **_dynamic_of(plan, way, loads))
+    elif loads != [None] and (len(loads) == 1 or way.shape != "chain"):
         batch_size = loads[0] if len(loads) == 1 else None
         entry = plan.entry(batch_size)
         request = replace(request, tree=entry.tree, batch_size=entry.batch_size)
@@ -192,6 +230,15 @@ def export_plan(
     else:
         request = replace(request, tree=plan.entries[plan.schedule[0].entry].tree)
     return export_request(request, engine, method=way.name)
+
+
+def _dynamic_of(plan: Plan, way: Method, loads: Sequence[int | None]) -> dict[str, Any]:
+    """What a request has of a plan's dynamic trees: one setting, or that of every range of batch sizes."""
+    if loads[0] is None and way.by_batch_size and not plan.mix:
+        ranges = each_its_own([entry.batch_size for entry in plan.entries])
+        return {"settings": tuple((r.first, r.last, setting_of(plan, plan.entries[r.entry])) for r in ranges)}
+    entry = plan.entries[0] if loads[0] is None else plan.entry(loads[0] if len(loads) == 1 else None)
+    return {"dynamic": setting_of(plan, entry)} | ({} if loads[0] is None else {"batch_size": entry.batch_size})
 
 
 def check_rule_of(record: Mapping[str, Any] | None, way: Method, engine: str) -> list[str]:
@@ -244,6 +291,18 @@ def check_shape_of(tree: Tree, way: Method, engine: str) -> None:
 def search_for(engine: str, way: Method) -> str:
     """The command that plans what a method takes."""
     return f"treeopt search --for {engine}" + (f" --method {way.name}" if len(ENGINES[engine].methods) > 1 else "")
+
+
+def check_dynamics(settings: Settings, way: Method, engine: str) -> None:
+    """Raise InvalidInput for a dynamic tree that is beyond the method's limits."""
+    limits = way.dynamic_limits or DynamicLimits()
+    for *_, tree in settings:
+        if tree and (tree.levels > limits.levels or tree.rows > limits.most_rows(tree.levels, tree.topk)):
+            raise InvalidInput(
+                f"{engine} takes up to {limits.levels} levels, and {limits.most_rows(tree.levels, tree.topk)} rows of "
+                f"{tree.levels} levels with topk {tree.topk}, but this dynamic tree is {tree.name}: "
+                f"{search_for(engine, way)}"
+            )
 
 
 def check(tree: Tree, way: Method, engine: str, request: Request) -> None:

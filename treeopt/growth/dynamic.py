@@ -7,7 +7,6 @@ n settings · S sequences · C conversations · B bootstrap draws
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth.adaptive import Promise, Rule
-from treeopt.growth.replay import accepted_lengths, replay_dynamic
+from treeopt.growth.replay import accepted_lengths, replay_dynamic, replay_trees
 from treeopt.records.bootstrap import conversation_draws, drawn_rates
 from treeopt.records.trace import RankTrace
-from treeopt.trees.dynamic import MOST_ROWS, AnyTree, DynamicTree, pool_size
+from treeopt.trees.dynamic import AnyTree, DynamicLimits, DynamicTree
 from treeopt.trees.tree import IntArray, Tree
+
+ANY = DynamicLimits()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,22 +45,26 @@ class DynamicRates:
         return drawn_rates(self.tokens, self.steps[which], conversation_draws(len(self.tokens)))
 
 
-def dynamic_rates(
-    trace: RankTrace, *, budget: int = MOST_ROWS, topks: Sequence[int] | None = None
-) -> DynamicRates | None:
-    """Every setting that a trace's pools tell, of at most ``budget`` rows and more rows than levels; None without pools.
+def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> DynamicRates | None:
+    """Every setting within the limits that a trace tells, of more rows than levels; None without pools.
 
-    topks : those wanted; by default all that were recorded but 1, whose trees are chains
+    Chains are told by the ranks where no pools of topk 1 were recorded.
     """
     if trace.pools is None:
         return None
-    wanted = [topk for topk in trace.pools.topks if (topk > 1 if topks is None else topk in topks)]
+    deepest = min(trace.pools.levels, limits.levels)
     trees: list[DynamicTree] = []
     steps: list[IntArray] = []
-    for topk in wanted:
-        for levels in range(1, trace.pools.levels + 1):
-            most = min(budget, MOST_ROWS, pool_size(levels, topk) + 1)
-            rows = list(range(max(2, levels + 1), most + 1))
+    longest = min(deepest, trace.num_heads, limits.rows - 1)
+    if limits.chains and 1 not in trace.pools.topks and longest > 0:
+        trees += [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
+        members = np.tri(longest, longest + 1, 1, dtype=bool)  # the first two nodes of the chain, three, ...
+        steps.append(_by_conversation(trace, replay_trees(trace, Tree.chain(longest).paths, members)))
+    for topk in trace.pools.topks:
+        if topk > limits.topk or (topk == 1 and not limits.chains):
+            continue
+        for levels in range(1, deepest + 1):
+            rows = list(range(levels + 1, limits.most_rows(levels, topk) + 1))
             if rows:
                 trees += [DynamicTree(levels, topk, n) for n in rows]
                 steps.append(_by_conversation(trace, replay_dynamic(trace, levels, topk, rows)))

@@ -40,7 +40,8 @@ class DynamicCosts:
     """Step latencies of dynamic trees at one batch size and context."""
 
     costs: StepCosts
-    extra: dict[int, Extra]  # of each topk that was timed
+    extra: dict[int, Extra]  # of each topk that was timed; a chain is a fixed tree
+    timed: frozenset[int] = frozenset()  # sizes of the fixed trees that were
 
     @classmethod
     def of(cls, costs: StepCosts, profile: LatencyProfile) -> DynamicCosts:
@@ -55,7 +56,8 @@ class DynamicCosts:
                 latency = paired_latency(p, plain[p.setting])
                 error = float(np.hypot(latency.stderr_ms, fixed.stderr_ms))
                 points.setdefault(p.topk, []).append((p.depth, latency.ms - fixed.ms, error))
-        return cls(costs, {topk: _line(found) for topk, found in points.items()})
+        extra = {1: Extra(0.0, 0.0, 0.0), **{topk: _line(found) for topk, found in points.items()}}
+        return cls(costs, extra, frozenset(p.size for p in profile.fixed if p.batch_size == costs.batch_size))
 
     def ms(self, trees: Sequence[DynamicTree]) -> Floats:
         """(n,) [ms]; NaN where the topk was not timed, or no measurements enclose rows and levels."""

@@ -198,7 +198,8 @@ def rivals(entry: PlanEntry) -> dict[str, Entrant]:
     for name, figures in (("dynamic", entry.dynamic), ("adaptive", entry.adaptive)):
         if figures is not None:
             rate, error = figures.tokens_per_step, figures.tokens_per_step_stderr
-            tree = figures.adaptive if isinstance(figures, AdaptiveFigures) else figures.tree
+            dynamic = figures.adaptive if isinstance(figures, AdaptiveFigures) else figures.tree
+            tree = Tree.chain(figures.depth) if figures.topk == 1 else dynamic
             found[name] = Entrant(tree, Predicted(replayed=rate, replayed_stderr=error))
     return found
 

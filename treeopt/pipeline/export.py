@@ -20,6 +20,8 @@ from treeopt.records.inputs import stale_plan
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.served import setting_of
+from treeopt.report.dynamic_table import settings_for
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import written_for
 from treeopt.report.terminal import note
@@ -79,9 +81,11 @@ def export_to(
     """
     from treeopt.export.write import export_plan, loads_of, way_of
 
-    sizes = loads_of(plan, way_of(plan, engine, options.get("method"))) if batch_size is None else [batch_size]
+    way = way_of(plan, engine, options.get("method"))
+    sizes = loads_of(plan, way) if batch_size is None else [batch_size]
     parts: dict[int | None, Written] = {}
-    notes, refused = [*against, *written_for(plan, sizes)], []
+    said = settings_for(plan, sizes) if way.dynamic else [*against, *written_for(plan, sizes)]
+    notes, refused = said, []
     left = (
         []
         if sizes == [None] or batch_size is not None
@@ -146,23 +150,26 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
 
     A plan of chains goes to the engines of chains too.
     """
-    from treeopt.export.write import check_rule_of, runners
+    from treeopt.export.write import check_rule_of, runners, way_of
 
     kind = (plan.drafter or {}).get("kind")
     able, written = runners(kind), []
-    if all(entry.size == 1 for entry in plan.entries):
+    if all(e.size == 1 and not (e.dynamic and setting_of(plan, e)) for e in plan.entries):
         note("The plan is not to speculate: nothing was exported.")
         return []
     if not able:
         note(f"No engine that treeopt knows runs drafters of the kind {kind}: nothing was exported.")
     chains, others = [], []
-    for name, way in able.items():
+    for name in able:
+        way = way_of(plan, name)
+        if way.dynamic and not all(entry.dynamic for entry in plan.entries):
+            continue
         try:
             check_rule_of(plan.acceptance, way, name)
         except InvalidInput:
             others.append(name)
             continue
-        if way.shape == "chain" and not all(SHAPES["chain"](entry.tree) for entry in plan.entries):
+        if way.shape == "chain" and not way.dynamic and not all(SHAPES["chain"](entry.tree) for entry in plan.entries):
             chains.append(name)
             continue
         try:

@@ -21,8 +21,9 @@ from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_
 from treeopt.records.origins import OURS, elsewhere
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.rules import check_rule
+from treeopt.records.rules import check_rule, rule_of
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.served import RECORDED
 from treeopt.report.terminal import note, progress
 from treeopt.report.wording import count
 from treeopt.trees.shapes import SHAPES, Limits
@@ -128,13 +129,12 @@ def request_of(
 
     Raises InvalidInput for an engine that cannot run the calibrated drafter, a shape or a batch size it cannot take.
     """
-    from treeopt.export.write import check_rule_of, method_of, standing
+    from treeopt.export.write import check_rule_of, standing
 
     engine = options.engine
     if engine is None and options.method is not None:
         raise InvalidInput("--method belongs to an engine: name the engine with --for.")
-    drafter = record.meta.get("drafter") or {}
-    way = None if engine is None else method_of(engine, drafter.get("kind"), options.method)
+    way = None if engine is None else way_for(engine, options, record, latencies)
     limits = limits_of(options, way)
     batch_sizes, left_out = sizes_of(options, way, latencies)
     request = PlanRequest(limits, batch_sizes, options.objective, options.context, options.measured_only)
@@ -145,7 +145,28 @@ def request_of(
         warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {limits.budget} rows.")
     most_rank = max(limits.max_rank, MAX_RANK) if options.max_rank is None else options.max_rank
     wider = Limits(options.budget, options.max_depth, most_rank, limits.shape)
-    return replace(request, engine=PlannedEngine(name=engine, method=way.name), wider=wider), warnings
+    planned = PlannedEngine(name=engine, method=way.name)
+    return replace(request, engine=planned, wider=wider, dynamic=way.dynamic_limits), warnings
+
+
+def way_for(engine: str, options: SearchOptions, record: Accuracies, latencies: LatencyProfile | None) -> Method:
+    """The engine's method that is planned for: the one named, that of its dynamic trees where they are known, or the usual.
+
+    Raises InvalidInput for a method of dynamic trees where none are known.
+    """
+    from treeopt.export.write import method_of, tree_method_of
+
+    kind = (record.meta.get("drafter") or {}).get("kind")
+    way = method_of(engine, kind, options.method)
+    has_pools = getattr(record, "pools", None) is not None
+    if has_pools and latencies is not None and latencies.dynamic:
+        sizes = latencies.batch_sizes if options.batch_sizes is None else options.batch_sizes
+        trees = tree_method_of(engine, kind, rule_of(record.meta.get("acceptance")), sizes)
+        return way if options.method or trees is None else trees
+    if way.dynamic:
+        lacking = "profile has no dynamic trees" if has_pools else "calibration has no pools of dynamic trees"
+        raise InvalidInput(f"{engine} with {way.name} takes dynamic trees, but the {lacking}: {RECORDED}.")
+    return way
 
 
 def sizes_of(

@@ -72,14 +72,12 @@ def plan_trees(
         for c, selection in zip(options, selections, strict=True)
     ]
     elsewhere = [{} for _ in options] if mix else losses_elsewhere(options, selections)
+    free = [None for _ in options] if mix else _unlimited(source, request, limits, costs)
+    found = dynamic_rivals(source, options, selections, profile, costs, limits, request)
     entries = [
-        replace(e, elsewhere=losses, own=figures) for e, losses, figures in zip(entries, elsewhere, own, strict=True)
+        replace(e, elsewhere=losses, own=figures, unconstrained=wide, dynamic=one, adaptive=other)
+        for e, losses, figures, wide, (one, other) in zip(entries, elsewhere, own, free, found, strict=True)
     ]
-    free = [] if mix else _unlimited(source, request, limits, costs)
-    entries = [replace(e, unconstrained=figures) for e, figures in zip(entries, free, strict=True)] if free else entries
-    if mix is None and profile is not None:
-        found = dynamic_rivals(source, options, selections, profile, costs, limits)
-        entries = [replace(e, dynamic=one, adaptive=other) for e, (one, other) in zip(entries, found, strict=True)]
     drafter: Drafter = source.meta.get("drafter") or Drafter()
     return Plan(
         entries=tuple(entries),
@@ -97,11 +95,11 @@ def plan_trees(
 
 def _unlimited(
     source: Source, request: PlanRequest, limits: Limits, costs: Mapping[int, StepCosts]
-) -> list[TreeFigures]:
-    """What the best tree of every batch size reaches without the limits; empty where there are none."""
+) -> list[TreeFigures | None]:
+    """What the best tree of every batch size reaches without the limits; None where there are none."""
     wide = _useful(request.unconstrained(), source, costs)
     families = _grown(source, request, wide, timed=bool(costs)) if wide != limits else []
-    return [best_of(candidates_of(families, size, costs.get(size))) for size in request.sizes] if families else []
+    return [best_of(candidates_of(families, size, costs.get(size))) if families else None for size in request.sizes]
 
 
 def _constraint(limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> Constraint:

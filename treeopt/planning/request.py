@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
 from treeopt.records.plan import PlannedEngine
+from treeopt.trees.dynamic import DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
-LIMITS = Limits()
+LIMITS, DYNAMIC = Limits(), DynamicLimits()
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class PlanRequest:
     measured_only consider only sizes that were timed at that batch size
     engine        what the limits stand for, for the record
     wider         the limits that there would be without the engine, to say what its own cost
+    dynamic       what dynamic trees may be beside those limits; None for an engine that takes none
     """
 
     limits: Limits = LIMITS
@@ -35,6 +37,7 @@ class PlanRequest:
     measured_only: bool = False
     engine: PlannedEngine | None = None
     wider: Limits | None = None
+    dynamic: DynamicLimits | None = DYNAMIC
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import log
+from math import inf, log
 
 from treeopt.errors import InvalidInput
 from treeopt.records.agreement import SUMS, agree, rounding, within
@@ -91,10 +91,12 @@ class CurvePoint(TreeFigures):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicFigures(TreeFigures):
-    """The fastest dynamic tree: ``depth`` levels, ``topk`` nodes expanded on each, ``size`` rows verified.
+    """The fastest dynamic tree: ``depth`` levels, ``topk`` nodes expanded on each (1 for a chain), ``size`` rows verified.
 
     over_fixed : its tokens per second (per step where no latency is known) over those of the chosen fixed tree, with its
                  95 % interval
+    elsewhere  : batch size of the plan -> share of the throughput that it loses there against the fastest of that size's
+                 dynamic trees and plain decoding
     """
 
     topk: int
@@ -104,6 +106,7 @@ class DynamicFigures(TreeFigures):
     speedup_stderr: float | None = None
     over_fixed: float | None = None
     over_fixed95: list[float] | None = None
+    elsewhere: dict[int, float] = field(default_factory=dict)
 
     @property
     def tree(self) -> DynamicTree:
@@ -115,6 +118,7 @@ class DynamicFigures(TreeFigures):
         within(0, speedup=self.speedup, over_fixed=self.over_fixed)
         within(1, self.tree.levels + 1, tokens_per_step=self.tokens_per_step)
         check_speed(self.size, self.tokens_per_step, self.step_ms, self.tokens_per_s, batch_size)
+        within(-inf, 1, **{f"elsewhere.{size}": loss for size, loss in self.elsewhere.items()})
         ends = self.over_fixed95
         if ends is not None and (len(ends) != 2 or not 0 < ends[0] <= ends[1]):
             raise InvalidInput(f"over_fixed95 must be two ends above 0, the lower one first, but is {ends[:3]}.")

@@ -332,7 +332,8 @@ class Plan(Drawn):
             {{"first": "from", "last": "to"}.get(key, key): value for key, value in part.items()}
             for part in document["schedule"]
         ]
-        for part in (document, *document["entries"], *document["schedule"]):
+        kinds = [entry[kind] for entry in document["entries"] for kind in ("dynamic", "adaptive") if entry[kind]]
+        for part in (document, *document["entries"], *document["schedule"], *kinds):
             for key in LATER & part.keys():
                 if not part[key] and part[key] != 0:
                     del part[key]

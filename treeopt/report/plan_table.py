@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treeopt.report.dynamic_table import KINDS, KINDS_NOTE, against, kind_rows, settings
 from treeopt.report.terminal import grid, headline, together
 from treeopt.report.verdict import doubts
-from treeopt.report.wording import count, percentages, pm, ranges
+from treeopt.report.wording import count, lost, percentages, pm, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,53 +20,22 @@ if TYPE_CHECKING:
     from treeopt.trees.tree import Choice, Tree
 
 
-KINDS = ("batch", "kind", "levels/\ntopk", "rows", "tokens/step", "step ms", "speedup", "over fixed")
-KINDS_NOTE = (
-    "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best rows of "
-    "all are verified. An adaptive one also chooses how many, by what the drafter's scores promise."
-)
 PREDICTED = ("tokens/step\nproduct", "tokens/step\njoint", "tokens/step\nreplayed")
 
 
 def plan_table(plan: Plan) -> RenderableType:
     """One row per batch size: the chosen tree and what to expect of it; then how sure the choice is."""
-    title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
-    said = [*map(certainty, plan.entries), mixture(plan), price(plan), schedule(plan)]
+    served = settings(plan)
+    what = "chain" if served else "tree"
+    title = f"One {what} for the mix of loads" if plan.mix else f"The best {what} for each batch size"
+    said = [*map(certainty, plan.entries), mixture(plan), price(plan), "" if served else schedule(plan)]
     columns = ("batch", "rows", "depth", "widths", *PREDICTED, "step ms", "tokens/s", "speedup")
     caption = "\n".join(filter(None, said))
     table = grid(title, columns, plan_rows(plan), caption=caption, wraps=("batch", "widths"), spare=PREDICTED[:2])
     kinds = kind_rows(plan)
-    beside = [grid("Fixed and dynamic trees", KINDS, kinds, caption=KINDS_NOTE)] if kinds else []
-    return together(*headline(*doubts(plan)), table, *beside)
-
-
-def kind_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """The chosen fixed tree of every entry beside the best of the other kinds; empty where nothing is known of these."""
-    rows = []
-    for e in plan.entries:
-        others = [(kind, figures) for kind, figures in (("dynamic", e.dynamic), ("adaptive", e.adaptive)) if figures]
-        if others:
-            fixed = ("fixed", "–", str(e.size), pm(e.tokens_per_step, e.tokens_per_step_stderr))
-            rows.append((str(e.batch_size), *fixed, pm(e.step_ms, None), pm(e.speedup, e.speedup_stderr), "1"))
-        for kind, f in others:
-            taken = str(f.size) if f is e.dynamic else f"{f.mean_rows:.1f} of {f.size}"
-            rate = pm(f.tokens_per_step, f.tokens_per_step_stderr)
-            low, high = f.over_fixed95 or (None, None)
-            over = f"{f.over_fixed:.2f} [{low:.2f}, {high:.2f}]" if low and high else pm(f.over_fixed, None)
-            setting = f"{f.depth}/{f.topk}"
-            rows.append(
-                (
-                    str(e.batch_size),
-                    kind,
-                    setting,
-                    taken,
-                    rate,
-                    pm(f.step_ms, None),
-                    pm(f.speedup, f.speedup_stderr),
-                    over,
-                )
-            )
-    return rows
+    note = "\n".join(filter(None, (served, KINDS_NOTE)))
+    beside = [grid("Fixed and dynamic trees", KINDS, kinds, caption=note)] if kinds else []
+    return together(*headline(*(against(plan, plan.entries) if served else doubts(plan))), table, *beside)
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -231,7 +201,7 @@ def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
         sizes, amounts = zip(*sorted(plan.mix.items()), strict=True)
         parts = zip(percentages(amounts), sizes, strict=True)
         shares = [f"{share} of the time at {size}" for share, size in parts]
-        price = _lost([(e.batch_size, 1 - e.rate / e.own.rate) for e in plan.entries if e.own])
+        price = lost([(e.batch_size, 1 - e.rate / e.own.rate) for e in plan.entries if e.own])
         load = f"the mix of batch sizes ({', '.join(shares)})"
         return [f"Written for {load}: {tree_words(plan.entries[0])}.{price}"]
     if list(sizes) == [None] and len(plan.entries) > 1:
@@ -253,14 +223,9 @@ def _with_size(entry: PlanEntry) -> str:
 
 def _losses(plan: Plan, entry: PlanEntry) -> str:
     """What an entry's tree loses at the plan's other batch sizes; empty where nothing is known."""
-    said = _lost([(size, loss) for size, loss in sorted(entry.elsewhere.items()) if size != entry.batch_size])
+    said = lost([(size, loss) for size, loss in sorted(entry.elsewhere.items()) if size != entry.batch_size])
     missing = [str(e.batch_size) for e in plan.entries if e.batch_size not in entry.elsewhere]
     return said + (f" At {', '.join(missing)} that is not known." if said and missing else "")
-
-
-def _lost(losses: Sequence[tuple[int, float]]) -> str:
-    each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
-    return f" Against each batch size's own tree it loses {each}." if each else ""
 
 
 def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:

@@ -41,6 +41,16 @@ def percentages(amounts: Sequence[float]) -> list[str]:
     return [f"{share}%" for share in whole]
 
 
+def lost(losses: Sequence[tuple[int, float]], what: str = "tree") -> str:
+    """What one tree loses at batch sizes against each one's own; empty without any.
+
+    >>> lost([(1, 0.012), (8, 0.0)])
+    " Against each batch size's own tree it loses 1.2% at 1, 0.0% at 8."
+    """
+    each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
+    return f" Against each batch size's own {what} it loses {each}." if each else ""
+
+
 def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers, with those that follow each other as a range.
 

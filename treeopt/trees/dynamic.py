@@ -73,6 +73,28 @@ class DynamicTree:
         return max(self.rows, 1 + (self.levels - 1) * self.topk)
 
 
+@dataclass(frozen=True)
+class DynamicLimits:
+    """What a dynamic tree may be: at most so many levels, topk and rows.
+
+    within_levels : whether it may have ``topk`` nodes for each level, fewer than its pool has (TensorRT-LLM)
+    chains        : whether chains are asked for too, which are dynamic trees of topk 1
+
+    >>> DynamicLimits().most_rows(3, 4), DynamicLimits(within_levels=True).most_rows(3, 4)
+    (37, 13)
+    """
+
+    levels: int = MOST_LEVELS
+    topk: int = MOST_TOPK
+    rows: int = MOST_ROWS
+    within_levels: bool = False
+    chains: bool = False
+
+    def most_rows(self, levels: int, topk: int) -> int:
+        """Most rows of a tree with these levels and topk."""
+        return min(self.rows, 1 + (topk * levels if self.within_levels else pool_size(levels, topk)))
+
+
 def pool_size(levels: int, topk: int) -> int:
     """Nodes of the pool: ``topk`` on the first level, their ``topk`` children each on every further one.
 

@@ -1,0 +1,274 @@
+"""Plans of dynamic trees on their way into an engine: search --for, what it says, and export --to."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from treeopt.errors import InvalidInput
+from treeopt.export.write import export_plan, loads_of, planned_trees, way_of
+from treeopt.growth.dynamic import dynamic_rates
+from treeopt.growth.replay import replay
+from treeopt.latency.dynamic import DynamicCosts
+from treeopt.latency.estimate import StepCosts
+from treeopt.pipeline import export, search
+from treeopt.pipeline.export import export_to
+from treeopt.pipeline.search import SearchOptions
+from treeopt.records.plan import Plan
+from treeopt.records.pools import columns_of, score_counts
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.served import losses_of, setting_of
+from treeopt.records.trace import RankTrace
+from treeopt.report.dynamic_table import settings, settings_for
+from treeopt.report.plan_table import plan_table
+from treeopt.trees.dynamic import DynamicLimits, DynamicTree, pool_size
+from treeopt.trees.tree import Tree
+
+from .test_bench_table import shown
+
+SIZES, LEVELS, TOPKS = (1, 4, 64), 3, (2, 4)
+WITHIN = DynamicLimits(rows=12, chains=True)
+ROW = {1: 0.1, 4: 0.9, 64: 30.0}  # ms of a row more
+
+
+def measured(drafter="eagle3", *, pools=True, rule=None) -> RankTrace:
+    """Answers whose pools rank a node behind all that its path's ranks pass over: at topk 2 less than at 4."""
+    rng, n, length = np.random.default_rng(1), 16, 20
+    ranks = rng.choice(8, p=[0.6, 0.16, 0.08, 0.06, 0.04, 0.03, 0.02, 0.01], size=(n * length, LEVELS)).astype(np.int16)
+    left = np.tile(np.arange(length, 0, -1), n)[:, None]
+    ranks[left < 2 + np.arange(LEVELS)] = -1
+    meta = {"num_heads": LEVELS, "top_k": 8, "drafter": {"kind": drafter, "id": drafter}}
+    meta |= {"acceptance": rule} if rule else {}
+    found = {}
+    if pools:
+        places = np.full((len(ranks), len(TOPKS), columns_of(LEVELS).stop), 255, dtype=np.uint8)
+        for i, topk in enumerate(TOPKS):
+            inside = ((ranks >= 0) & (ranks < topk)).cumprod(1).astype(bool)
+            order = (np.where(inside, ranks, 0) * (topk - 1) + 1).cumsum(1) - 1
+            for levels in range(1, LEVELS + 1):
+                part = np.where(inside, order + np.arange(LEVELS) * (levels - 1), 255)[:, :levels]
+                part = np.where(part < min(pool_size(levels, topk), 63), part, 255)
+                if levels > 1:  # what the smaller pool has not, this one has not either
+                    part[:, :-1] = np.maximum(
+                        part[:, :-1], np.where(places[:, i, columns_of(levels - 1)] == 255, 255, 0)
+                    )
+                places[:, i, columns_of(levels)] = np.maximum.accumulate(part, axis=1)
+        scores = np.zeros((len(ranks), sum(sum(score_counts(LEVELS, topk)) for topk in TOPKS)), dtype=np.float16)
+        meta["pools"] = {"levels": LEVELS, "topks": list(TOPKS)}
+        found = {"pool_places": places, "pool_scores": scores}
+    return RankTrace(ranks, np.arange(n + 1) * length, meta=meta, **found)
+
+
+def timed(sizes=SIZES, *, dynamic=0.3) -> LatencyProfile:
+    """Chains and trees; a dynamic tree takes so many ms more a level, or none was timed (None)."""
+    plain = tuple(StepTiming(size, 128, 1, 0, (10.0,) * 3) for size in sizes)
+    points = [
+        StepTiming(size, 128, rows, depth, (10 + 0.2 * depth + ROW[size] * (rows - 1),) * 3)
+        for size in sizes
+        for depth in range(1, LEVELS + 1)
+        for rows in (2, 3, 4, 5, 8, 12)
+        if rows > depth
+    ]
+    trees = [(topk, levels) for topk in TOPKS for levels in (2, LEVELS) if dynamic is not None]
+    points += [
+        StepTiming(size, 128, 5, levels, (10 + 0.2 * levels + ROW[size] * 4 + dynamic * levels,) * 3, topk=topk)
+        for size in sizes
+        for topk, levels in trees
+    ]
+    return LatencyProfile(tuple(points), plain)
+
+
+@pytest.fixture
+def run(tmp_path):
+    found = RunDirectory(tmp_path / "run")
+    timed().save(found.profile)
+    measured().save(found.trace)
+    return found
+
+
+def planned(run, engine=None, **options) -> Plan:
+    return search(run, SearchOptions(budget=12, engine=engine, **options))
+
+
+def rates_of(batch_size, within=WITHIN):
+    """Tokens per second of every setting at a batch size, and of plain decoding."""
+    costs, rates = StepCosts(timed(), batch_size, 128), dynamic_rates(measured(), within)
+    ms = DynamicCosts.of(costs, timed()).ms(rates.trees)
+    speed = 1e3 * batch_size * rates.tokens.sum() / rates.steps.sum(1) / ms
+    return dict(zip(rates.trees, speed.tolist(), strict=True)), 1e3 * batch_size / costs.plain.ms
+
+
+def test_chains_are_told_by_the_ranks_as_they_are_replayed():
+    trace = measured()
+    rates = dynamic_rates(trace, DynamicLimits(chains=True))
+    chains = {tree.levels: steps.sum() for tree, steps in zip(rates.trees, rates.steps, strict=True) if tree.topk == 1}
+    assert chains == {levels: replay(trace, Tree.chain(levels)).steps.sum() for levels in range(1, LEVELS + 1)}
+    assert {tree.topk for tree in dynamic_rates(trace).trees} == set(TOPKS)
+    assert not [tree for tree in dynamic_rates(trace, DynamicLimits(rows=2, chains=True)).trees if tree.rows > 2]
+    tight = dynamic_rates(trace, DynamicLimits(levels=3, within_levels=True)).trees
+    assert max(tree.levels for tree in tight) == 3
+    assert {tree.rows for tree in tight if (tree.levels, tree.topk) == (3, 2)} == set(range(4, 8))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "fastrl"])
+def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits(run, engine):
+    plan = planned(run, engine, method="dynamic-tree")
+    limits = DynamicLimits(rows=12, within_levels=engine == "tensorrt-llm", chains=True)
+    assert [entry.batch_size for entry in plan] == list(SIZES)
+    assert planned_trees(plan).dynamic
+    own = {}
+    for entry in plan:
+        speed, plain = rates_of(entry.batch_size, limits)
+        found = entry.dynamic
+        assert found.tokens_per_s == pytest.approx(speed[found.tree])
+        assert found.tokens_per_s >= 0.994 * np.nanmax(list(speed.values()))
+        assert found.speedup == pytest.approx(found.tokens_per_s / plain)
+        own[entry.batch_size] = max(found.tokens_per_s, plain)
+        assert setting_of(plan, entry) == (found.tree if found.tokens_per_s > plain else None)
+        assert entry.adaptive is None
+    for entry in plan:
+        tree = entry.dynamic.tree
+        wanted = {size: 1 - rates_of(size, limits)[0][tree] / own[size] for size in SIZES}
+        assert entry.dynamic.elsewhere == pytest.approx(wanted)
+    assert [setting_of(plan, entry) is None for entry in plan] == [False, False, True]
+    assert plan[1].dynamic.topk > 1
+    assert plan[1].dynamic.size > plan[4].dynamic.size
+    if engine == "tensorrt-llm":
+        assert all(e.dynamic.size - 1 <= e.dynamic.topk * e.dynamic.depth for e in plan)
+    run_again = Plan.load(run.plan)
+    assert run_again == plan
+
+
+def test_a_chain_is_written_where_trees_cost_too_much(run):
+    timed(dynamic=6.0).save(run.profile)
+    plan = planned(run, "sglang")
+    assert plan[1].dynamic.topk == 1
+    assert setting_of(plan, plan[1]) == DynamicTree(plan[1].dynamic.depth, 1, plan[1].dynamic.depth + 1)
+    assert "--speculative-eagle-topk 1" in export_plan(plan, "sglang", batch_size=1).command
+    general = planned(run)  # its dynamic tree is no chain, but its best chain is known
+    assert general[1].dynamic.topk > 1
+    assert setting_of(general, general[1]) == DynamicTree(general[1].best_chain.depth, 1, general[1].best_chain.size)
+    assert losses_of(general, general[1]) == {}
+
+
+def test_what_search_says_of_one_server(run):
+    plan = planned(run, "sglang")
+    said, text = settings(plan), shown(plan_table(plan))
+    for entry in plan:
+        words = entry.dynamic.tree.name if setting_of(plan, entry) else "do not speculate"
+        assert f"{entry.batch_size}: {words}" in said
+    shared = min(plan, key=lambda e: max(losses_of(plan, e).values()))
+    lost = ", ".join(
+        f"{max(loss, 0):.1%} at {size}" for size, loss in losses_of(plan, shared).items() if size != shared.batch_size
+    )
+    assert f"One server for all: that of {shared.batch_size}." in said
+    assert f"own setting it loses {lost}." in said
+    assert said in text
+    assert "The best chain for each batch size" in text
+    assert "Schedule by batch size" not in text
+    assert settings(planned(run)) == settings(planned(run, "vllm")) == ""
+    assert all(entry.dynamic is None for entry in planned(run, "vllm"))
+
+
+def test_every_batch_size_gets_its_own_files_and_what_they_lose_is_said(run):
+    plan = planned(run, "sglang")
+    paths, written = export(run, "sglang")
+    assert {path.parent.name for path in paths} == {f"batch-size-{size}" for size in SIZES}
+    for entry in plan:
+        command = (run.export / "sglang" / f"batch-size-{entry.batch_size}" / "commands.sh").read_text()
+        tree = setting_of(plan, entry)
+        numbers = [
+            int(n) for n in re.findall(r"--speculative-(?:num-steps|eagle-topk|num-draft-tokens) (\d+)", command)
+        ]
+        assert numbers == ([tree.levels, tree.topk, tree.rows] if tree else [])
+    notes = " ".join(written.notes)
+    assert "Do not speculate at batch size 64: the best dynamic tree there, " in notes
+    assert "For one server take that of --batch-size " in notes
+    _, one = export(run, "sglang", batch_size=4)
+    assert any(note.startswith("Written for batch size 4 (") and "it loses" in note for note in one.notes)
+
+
+def test_a_mix_of_loads_gets_the_fastest_setting_over_it(run):
+    shares = {1: 0.9, 4: 0.1}
+    plan = planned(run, "sglang", batch_sizes=shares)
+    (tree,) = {setting_of(plan, entry) for entry in plan}
+    speeds = [rates_of(size)[0] for size in shares]
+    total = {
+        one: sum(shares[size] * speed[one] for size, speed in zip(shares, speeds, strict=True)) for one in speeds[0]
+    }
+    assert total[tree] >= 0.994 * np.nanmax(list(total.values()))
+    _, written = export(run, "sglang")
+    assert any("Written for the mix of batch sizes (90% of the time at 1, 10%" in note for note in written.notes)
+    assert f"sglang gets levels/topk/rows {tree.name}. Against each batch size's own setting it loses" in settings(plan)
+    alone = planned(run, "sglang", batch_sizes=(4,))
+    assert tree not in (None, setting_of(alone, alone[4]))
+    assert alone[4].dynamic.elsewhere == {}
+    off = planned(run, "sglang", batch_sizes={64: 0.9, 4: 0.1})
+    assert {setting_of(off, entry) for entry in off} == {None}
+    assert settings_for(off, [None])[0].startswith("Do not speculate over the mix")
+
+
+def test_fastrl_gets_every_range_of_batch_sizes(run):
+    plan = planned(run, "fastrl")
+    assert loads_of(plan, way_of(plan, "fastrl")) == [None]
+    written = export_plan(plan, "fastrl")
+    one, two = (plan[size].dynamic.tree for size in SIZES[:2])
+    assert written.command.endswith(
+        f"{one.levels}_{one.topk}_{one.rows},{two.levels}_{two.topk}_{two.rows} --speculative-mab-bs-threshold 1,4 "
+        "--apdative-speculative-batch-size-threshold 63"
+    )
+
+
+class TestWithoutDynamicTrees:
+    """Where no pools were recorded, or no dynamic trees timed, engines get what they did before."""
+
+    def test_without_pools_it_is_chains_and_a_method_that_is_named_is_refused(self, run):
+        measured(pools=False).save(run.trace)
+        assert planned(run, "sglang").constraint.engine.method == "adaptive"
+        for engine, method in (("sglang", "dynamic-tree"), ("eagle2", None), ("tensorrt-llm", "dynamic-tree")):
+            with pytest.raises(
+                InvalidInput, match=r"no pools of dynamic trees: .*treeopt calibrate --topk 2,4,8, then"
+            ):
+                planned(run, engine, method=method)
+        plan = planned(run)
+        with pytest.raises(InvalidInput, match=r"no dynamic tree for batch size 1: .*calibrate --topk 2,4,8"):
+            export_plan(plan, "sglang", batch_size=1, method="dynamic-tree")
+        assert way_of(plan, "sglang").name == "adaptive"
+
+    def test_without_timings_it_is_chains(self, run):
+        timed(dynamic=None).save(run.profile)
+        assert planned(run, "sglang").constraint.engine.method == "adaptive"
+        with pytest.raises(InvalidInput, match="the profile has no dynamic trees"):
+            planned(run, "fastrl")
+
+    def test_a_method_that_is_named_stays(self, run):
+        plan = planned(run, "sglang", method="adaptive")
+        assert plan.constraint.engine.method == "adaptive"
+        assert all(entry.dynamic is None for entry in plan)
+        assert not planned_trees(plan)
+
+    def test_openvino_decodes_trees_one_by_one_and_gets_chains_for_more(self, run):
+        assert planned(run, "openvino-genai").constraint.engine.method == "draft-model"
+        plan = planned(run, "openvino-genai", batch_sizes=(1,))
+        assert plan.constraint.engine.method == "dynamic-tree"
+        assert '"tree_depth"' in export_plan(plan, "openvino-genai").files["generation_config.json"]
+
+    def test_rejection_by_the_drafters_probabilities_is_for_chains(self, run):
+        rule = {"rule": "rejection", "temperature": 1.0, "top_p": None, "top_k": None, "seed": 0}
+        measured(rule=rule).save(run.trace)
+        assert planned(run, "sglang").constraint.engine.method == "adaptive"
+
+
+def test_a_plan_for_no_engine_goes_to_both_kinds(run, tmp_path):
+    assert way_of(planned(run, shape="chain"), "sglang").name == "adaptive"  # chains were asked for
+    plan = planned(run)
+    assert way_of(plan, "sglang").name == "dynamic-tree"
+    _, written = export_to(tmp_path, plan, "sglang", batch_size=1)
+    assert plan[1].dynamic.tree.name in " ".join(written.notes)
+    with pytest.raises(InvalidInput, match="takes chains only"):
+        export_to(tmp_path, plan, "vllm")
+    wide = replace(plan[1], dynamic=replace(plan[1].dynamic, depth=2, topk=4, size=16), best_chain=None)
+    with pytest.raises(InvalidInput, match="tensorrt-llm takes up to 8 levels, and 9 rows of 2 levels with topk 4"):
+        export_plan(replace(plan, entries=(wide,), schedule=[]), "tensorrt-llm")
