@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import resource
 import time
 from statistics import median
 
 import numpy as np
 
 from treeopt.files.provenance import cpu
+from treeopt.growth.adaptive import fit_rule
+from treeopt.growth.dynamic import dynamic_rates
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import replay_trees
+from treeopt.records.pools import NO_PLACE, columns_of, score_counts
 from treeopt.records.trace import RankTrace
+from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, pool_size
 from treeopt.trees.shapes import Limits
 
 
@@ -37,6 +42,38 @@ def synthetic_trace(sequences: int, length: int, heads: int) -> RankTrace:
     return RankTrace(ranks.reshape(-1, heads).astype(np.int16), starts, meta={"top_k": 32})
 
 
+def with_pools(trace: RankTrace, topks: tuple[int, ...] = (1, 2, 4, 8)) -> RankTrace:
+    """The trace with pools of dynamic trees: geometric places that get worse with the depth, and random scores."""
+    rng, states = np.random.default_rng(1), int(trace.lengths.sum())
+    behind = rng.geometric(0.4, (states, MOST_LEVELS)).cumsum(1) - 1  # how far behind the path alone, by depth
+    places = np.full((states, len(topks), columns_of(MOST_LEVELS).stop), NO_PLACE, dtype=np.uint8)
+    for i, topk in enumerate(topks):
+        for levels in range(1, MOST_LEVELS + 1):
+            found = np.arange(levels) + behind[:, :levels] * levels // MOST_LEVELS
+            known = found < min(pool_size(levels, topk), MOST_ROWS - 1)
+            places[:, i, columns_of(levels)] = np.where(known, found, NO_PLACE)
+    counts = [count for topk in topks for count in score_counts(MOST_LEVELS, topk)]
+    scores = np.concatenate(
+        [-np.sort(rng.standard_exponential((states, count), dtype=np.float32), axis=1).astype(np.float16) for count in counts], 1
+    )
+    about = {**trace.meta, "pools": {"levels": MOST_LEVELS, "topks": list(topks)}}
+    return RankTrace(trace.ranks, trace.starts, pool_places=places, pool_scores=scores, meta=about)
+
+
+def dynamic(trace: RankTrace) -> None:
+    """All settings of dynamic trees, and one adaptive rule."""
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    rates = dynamic_rates(trace)
+    took = time.perf_counter() - started
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) / 2**20
+    assert rates is not None
+    print(f"replay of {len(rates.trees)} dynamic settings, 10^6 states: {took:.1f} s, at most {more:.1f} GiB more (bar 20 s)")
+    rows, cost_ms = [2, 4, 8, 16, 32, 64], np.array([5.0, 5.2, 5.7, 6.5, 8.0, 12.0])
+    ms = milliseconds(lambda: fit_rule(trace, rows, 6, 4, cost_ms, batch_size=1), 1)
+    print(f"the rule of an adaptive tree of 6 levels, topk 4, on 10^6 states: {ms / 1e3:.1f} s")
+
+
 def main() -> None:
     print(f"planner on {cpu()}")
     accept = np.sort(np.random.default_rng(0).dirichlet(np.ones(12), 5)[:, :10], axis=1)[:, ::-1]
@@ -55,6 +92,7 @@ def main() -> None:
     members = family.members_of(family.sizes)
     ms = milliseconds(lambda: replay_trees(large, family.paths, members), 1)
     print(f"replay of all 256 sizes, 10^6 states: {ms / 1e3:.1f} s")
+    dynamic(with_pools(large))
 
 
 if __name__ == "__main__":

@@ -211,3 +211,14 @@ def test_dynamic_steps_cost_the_line_through_those_that_were_timed():
     draws = costs.draws_ms(trees[:5], 50, np.random.default_rng(0))
     np.testing.assert_allclose(draws, np.repeat((fixed + line)[:5, None], 50, axis=1))
     assert np.isnan(costs.ms([DynamicTree(4, 2, 13), DynamicTree(2, 8, 41)])).tolist() == [False, True]
+
+
+def test_a_drafter_that_reads_the_levels_above_again_pays_for_their_nodes():
+    timed = profile({(2, 2): 0.5, (2, 6): 1.3, (8, 2): 0.9, (8, 6): 4.1})  # 0.2 and 0.8 ms a level: 0.1 ms a node
+    once, again = (DynamicCosts.of(StepCosts(timed, 2), timed, redrafts=redrafts) for redrafts in (False, True))
+    timed_with_chains = np.polyfit([1, 2, 8], [0.0, 0.2, 0.8], 1)[0]
+    for levels in range(1, 7):
+        for topk in (1, 2, 8):
+            tree = DynamicTree(levels, topk, levels + 1)
+            nodes = sum(topk * level for level in range(1, levels)) - topk * (levels - 1)
+            np.testing.assert_allclose(again.ms([tree]) - once.ms([tree]), [nodes * timed_with_chains], atol=1e-12)

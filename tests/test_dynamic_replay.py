@@ -24,8 +24,8 @@ from treeopt.growth.dynamic import dynamic_rates, lengths_with
 from treeopt.growth.replay import replay_dynamic
 from treeopt.records.pools import NO_PLACE, Pools, columns_of, score_counts
 from treeopt.records.trace import NO_TRIAL, RankTrace
-from treeopt.runtime.drafters.levels import Pool, promising_rows
-from treeopt.runtime.measure.pools import best_scores, true_places
+from treeopt.runtime.drafters.levels import Pool, best_scores, promising_rows
+from treeopt.runtime.measure.pools import true_places
 from treeopt.trees.dynamic import MOST_ROWS, AdaptiveTree, DynamicLimits, DynamicTree, pool_size
 
 from .test_dynamic_rule import Table, grown
@@ -126,7 +126,7 @@ def test_claimed_shares_are_the_sums_of_the_best_scores_of_each_level():
         for topk in (1, 2, 6):
             for levels in (1, 2, 3):
                 rows = [n for n in (1, 2, 3, 7, 30, 64) if n <= pool_size(levels, topk) + 1]
-                claimed = claimed_shares(pools, levels, topk, rows)
+                claimed = claimed_shares(pools.level_scores(topk)[:levels], rows)
                 for state in range(13):
                     kept = [
                         (-score, depth)
@@ -251,7 +251,7 @@ COST_MS = np.array([2.0, 2.1, 2.4, 3.0, 4.5, 6.5])
 
 @pytest.fixture(scope="module")
 def drafted() -> tuple[RankTrace, list[Pool]]:
-    """A drafter that is right about its probabilities: texts are sampled from them, and scores have 16 bits on both sides."""
+    """A drafter that is right about its probabilities: texts are sampled from them."""
     rng = np.random.default_rng(11)
     pools, places, scores = [], [], []
     for first in range(0, 1000, 50):
@@ -263,9 +263,9 @@ def drafted() -> tuple[RankTrace, list[Pool]]:
             for _ in range(LEVELS):
                 path = (*path, int(rng.choice(len(table.logits(path)), p=table.probabilities(path))))
             labels.append(path)
-        pools.append(Pool(pool.tokens, pool.parents, pool.scores.half().double(), pool.depths))
+        pools.append(pool)
         places.append(true_places(pool, torch.tensor(labels), LEVELS))
-        scores.append(best_scores(pool, TOPK))
+        scores.append(torch.cat(best_scores(pool, TOPK), 1))
     trace = RankTrace(
         np.zeros((1000, 1)),
         np.arange(0, 1001, 50),
@@ -327,6 +327,7 @@ def test_decoding_takes_the_rows_that_the_rule_takes_on_the_record(drafted):
 
 
 def test_a_promise_of_many_states_is_that_of_each(monkeypatch, drafted):
-    whole = claimed_shares(drafted[0].pools, LEVELS, TOPK, ROWS)
+    parts = drafted[0].pools.level_scores(TOPK)
+    whole = claimed_shares(parts, ROWS)
     monkeypatch.setattr(adaptive, "AT_ONCE", 37)
-    assert (claimed_shares(drafted[0].pools, LEVELS, TOPK, ROWS) == whole).all()
+    assert (claimed_shares(parts, ROWS) == whole).all()

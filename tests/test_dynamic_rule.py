@@ -8,8 +8,8 @@ import torch
 
 from treeopt.records.pools import NO_PLACE, columns_of, score_counts
 from treeopt.records.trace import MISS, NO_TRIAL
-from treeopt.runtime.drafters.levels import LevelDraft, Pool, chosen_tree
-from treeopt.runtime.measure.pools import best_scores, true_places
+from treeopt.runtime.drafters.levels import LevelDraft, Pool, best_scores, chosen_tree
+from treeopt.runtime.measure.pools import true_places
 from treeopt.trees.dynamic import MOST_ROWS, pool_size
 
 from .slow_builders import eagle_tree, openvino_tree, sglang_tree
@@ -201,7 +201,7 @@ def test_places_are_those_of_the_true_path_in_every_pool(coarse):
         assert places.dtype == torch.uint8
         assert places.tolist() == [slow_places(pool, i, labels[i].tolist(), levels) for i in range(AT_ONCE)]
         seen.append(places.flatten())
-        scores, first = best_scores(pool, topk), 0
+        scores, first = torch.cat(best_scores(pool, topk), 1), 0
         assert scores.dtype == torch.float16
         for depth, count in enumerate(score_counts(levels, topk), 1):
             of_level = [sorted(row, reverse=True)[:count] for row in pool.scores[:, pool.depths == depth].tolist()]

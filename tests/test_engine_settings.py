@@ -95,7 +95,7 @@ def planned(run, engine=None, **options) -> Plan:
 def rates_of(batch_size, within=WITHIN):
     """Tokens per second of every setting at a batch size, and of plain decoding."""
     costs, rates = StepCosts(timed(), batch_size, 128), dynamic_rates(measured(), within)
-    ms = DynamicCosts.of(costs, timed()).ms(rates.trees)
+    ms = DynamicCosts.of(costs, timed(), redrafts=within.redrafts).ms(rates.trees)
     speed = 1e3 * batch_size * rates.tokens.sum() / rates.steps.sum(1) / ms
     return dict(zip(rates.trees, speed.tolist(), strict=True)), 1e3 * batch_size / costs.plain.ms
 
@@ -115,7 +115,8 @@ def test_chains_are_told_by_the_ranks_as_they_are_replayed():
 @pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "fastrl"])
 def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits(run, engine):
     plan = planned(run, engine, method="dynamic-tree")
-    limits = DynamicLimits(rows=12, within_levels=engine == "tensorrt-llm", chains=True)
+    of_tensorrt = engine == "tensorrt-llm"
+    limits = DynamicLimits(rows=12, within_levels=of_tensorrt, redrafts=of_tensorrt, chains=True)
     assert [entry.batch_size for entry in plan] == list(SIZES)
     assert planned_trees(plan).dynamic
     own = {}

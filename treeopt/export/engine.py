@@ -92,6 +92,7 @@ class Method:
     shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes
     dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
     within_levels  whether such a tree has at most topk nodes for each level, fewer than its pool has
+    redrafts       whether the drafter reads the expanded nodes of all levels above again on each level
     rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
                    that is written; rejection's law with guesses that are not drawn is that of ``sample``
     max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out; the levels
@@ -112,6 +113,7 @@ class Method:
     shape: str
     dynamic: bool = False
     within_levels: bool = False
+    redrafts: bool = False
     rules: tuple[str, ...] = ("greedy",)
     max_rank: int | None = None
     max_depth: int | None = None
@@ -138,7 +140,7 @@ class Method:
             return None
         rows = MOST_ROWS if self.max_nodes is None else min(MOST_ROWS, self.max_nodes + 1)
         levels = min(MOST_LEVELS, self.max_depth or MOST_LEVELS)
-        return DynamicLimits(levels, MOST_TOPK, rows, self.within_levels, chains=True)
+        return DynamicLimits(levels, MOST_TOPK, rows, self.within_levels, self.redrafts, chains=True)
 
 
 @dataclass(frozen=True, kw_only=True)

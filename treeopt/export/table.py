@@ -100,7 +100,7 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
                versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
                source="NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py, PRs #8194, #10860, #12262, #12588",
                write=draft_len.write, parse=draft_len.parse),
-        Method(name="dynamic-tree", checked="main 0004396, reference of 1.4.0rc1", dynamic=True, within_levels=True,
+        Method(name="dynamic-tree", checked="main 0004396, reference of 1.4.0rc1", dynamic=True, within_levels=True, redrafts=True,
                drafters=("eagle3",), shape="chain", rules=("greedy", "sample"),
                carrier="speculative_config in the YAML of trtllm-serve --config",
                syntax="use_dynamic_tree: true, dynamic_tree_max_topK: 4, max_draft_len: 5, max_total_draft_tokens: 15",

@@ -55,12 +55,14 @@ def logit(share: Floats) -> Floats:
     return found
 
 
-def claimed_shares(pools: Pools, levels: int, topk: int, rows: Sequence[int]) -> NDArray[np.float32]:
+def claimed_shares(parts: Sequence[NDArray[np.float16]], rows: Sequence[int]) -> NDArray[np.float32]:
     """(P, G, L) share of the drafter's probability that the nodes of each depth among the best rows - 1 claim.
 
-    Of levels with more nodes than were kept (`MOST_SCORES`) the best of them count.
+    Of levels with more nodes than are kept (`MOST_SCORES`) the best of them count.
+
+    parts : (P, n) scores of each level, best first; decoding takes them with the precision of the record
     """
-    parts = pools.level_scores(topk)[:levels]
+    levels = len(parts)
     depth = np.repeat(np.arange(levels), [part.shape[1] for part in parts])
     scores = np.concatenate(parts, axis=1)
     found = np.zeros((len(scores), len(rows), levels), dtype=np.float32)
@@ -144,7 +146,8 @@ class Rule:
     def expected(self, trace: RankTrace) -> tuple[Floats, NDArray[np.uint8]]:
         """(P, G) tokens to expect of a step at each state, and (P, G) guesses that it accepts."""
         assert trace.pools is not None
-        promised = self.promise.tokens(claimed_shares(trace.pools, self.levels, self.topk, self.rows))
+        parts = trace.pools.level_scores(self.topk)[: self.levels]
+        promised = self.promise.tokens(claimed_shares(parts, self.rows))
         return promised, lengths_by_rows(trace.pools, self.levels, self.topk, self.rows)
 
     def walk(self, trace: RankTrace, *, batch_size: int) -> Taken:
@@ -168,8 +171,10 @@ def fit_rule(
     """
     pools = trace.pools
     assert pools is not None
-    claimed, accepted = claimed_shares(pools, levels, topk, rows), lengths_by_rows(pools, levels, topk, rows)
-    has_step = trace.has_step
+    claimed = claimed_shares(pools.level_scores(topk)[:levels], rows)
+    accepted = lengths_by_rows(pools, levels, topk, rows)
+    if not (has_step := trace.has_step).any():  # nothing to learn from
+        return Rule(levels, topk, rows, cost_ms, Promise((0.0,) * levels, (1.0,) * levels))
     promise = fit_promise(claimed[has_step], accepted[has_step])
     promised = promise.tokens(claimed)
     rate = float((promised[has_step].mean(0) * batch_size / cost_ms).max())

@@ -70,6 +70,11 @@ class Source(ABC):
         return None
 
     @property
+    def pooled(self) -> RankTrace | None:
+        """The trace, if dynamic trees can be replayed on it."""
+        return None
+
+    @property
     @abstractmethod
     def observed(self) -> tuple[int, str]:
         """How many things were counted, and what they are."""
@@ -87,8 +92,7 @@ class Source(ABC):
     @property
     def usual_context(self) -> float | None:
         """Tokens that a sequence has on average when a step is taken; None where that was not recorded."""
-        answers = self.answers
-        if answers is None or answers.prompt_tokens is None:
+        if (answers := self.answers) is None or answers.prompt_tokens is None:
             return None
         at_middle = answers.prompt_tokens + answers.lengths / 2
         return float((at_middle * answers.lengths).sum() / answers.lengths.sum())
@@ -199,8 +203,8 @@ class AnswersSource(Source):
         return _shares(self.guess_counts(tree.paths))
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        depth = max(map(len, held_out.family.nodes(size)))
         found = [self._part(test).guess_counts(family.nodes(size)) for test, family in held_out.grown]
+        depth = max(map(len, held_out.family.nodes(size)))
         counts = np.zeros(max([depth + 1, *map(len, found)]), dtype=np.int64)
         for part in found:
             counts[: len(part)] += part
@@ -219,6 +223,10 @@ class TraceSource(AnswersSource):
     @property
     def num_ranks(self) -> int:
         return self.record.top_k
+
+    @property
+    def pooled(self) -> RankTrace | None:
+        return self.record if self.record.pools is not None else None
 
     @property
     def observed(self) -> tuple[int, str]:
@@ -254,8 +262,7 @@ class TraceSource(AnswersSource):
 
 @dataclass(frozen=True)
 class ProbeSource(AnswersSource):
-    """A probe as a source: a tree changes how many tokens the steps emit. Its trees are parts of the probe tree, and
-    approximate but for the policy (`treeopt.records.probe`)."""
+    """A probe as a source: a tree changes how many tokens its steps emit; approximate but for the probe's own policy."""
 
     record: Probe
     kind = "probe"
@@ -292,11 +299,8 @@ class ProbeSource(AnswersSource):
         return probed.replay_probe(self.record, tree, self._accepted).tokens_per_step
 
     def reach(self, paths: Paths, members: BoolArray) -> Reached:
-        probe = self.record
-        tokens, product = (
-            probed.tokens_of_trees(probe, paths, members),
-            probed.independent_tokens(probe, paths, members),
-        )
+        probe, tokens = self.record, probed.tokens_of_trees(self.record, paths, members)
+        product = probed.independent_tokens(probe, paths, members)
         return Reached(np.diff(probe.starts), tokens, product, None, len(probe.accepted))
 
     def visits(self, tree: Tree) -> IntArray:
@@ -308,11 +312,11 @@ class ProbeSource(AnswersSource):
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         found, policy, rows = [], self.record.policy, len(self.record.tree)
         if tree != policy:
-            found.append(
-                f"These tokens per step are approximate. The probe was decoded with another tree ({len(policy)} "
-                f"rows; this one has {len(tree)}), so its steps begin at other places. treeopt bench measures "
-                "them."
-            )
+            other = f"another tree ({len(policy)} rows; this one has {len(tree)})"
+            found += [
+                f"These tokens per step are approximate. The probe was decoded with {other}, so its steps begin at "
+                "other places. treeopt bench measures them."
+            ]
         if rows == most < budget:
             found.append(f"The probe tree has {rows} rows, so larger trees were left out.")
         return found
@@ -358,19 +362,16 @@ class CalibrationSource(Source):
 
     def guess_shares(self, tree: Tree) -> Floats:
         reached = np.bincount(tree.depths, product_values(self.record.accept, tree.paths))
-        shares: Floats = reached - np.append(reached[1:], 0.0)
-        return shares
+        return np.asarray(reached - np.append(reached[1:], 0.0))
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
         return self.guess_shares(held_out.family.tree(size))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         if self.meta.get("source") == ENGINE_LOG:
+            said = f"This one is of chains of up to {self.num_heads} guesses, so figures for other lengths are estimates."
             ends = " Ends of drafts were counted as misses." if self.meta.get("ends_are_misses") else ""
-            return [
-                f"An engine's log covers chains only. This one is of chains of up to {self.num_heads} guesses, so "
-                f"figures for other lengths are estimates.{ends}"
-            ]
+            return [f"An engine's log covers chains only. {said}{ends}"]
         return ["Predicted from marginal accuracies alone: independent heads, nothing held out."]
 
 
@@ -395,5 +396,4 @@ def objective_for(source: Source, wanted: str) -> str:
 
 
 def _shares(counts: IntArray) -> Floats:
-    shares: Floats = counts / max(int(counts.sum()), 1)
-    return shares
+    return np.asarray(counts / max(int(counts.sum()), 1))

@@ -2,7 +2,8 @@
 
 The verification of so many rows costs the same whatever tree they are, and so does a level with few nodes. What drafting
 ``topk`` nodes a level and ranking the pool adds is taken to rise evenly with the levels; it is fitted for each topk to the
-dynamic trees that were timed (two levels and the deepest: `treeopt.pipeline.profile.placement`).
+dynamic trees that were timed (two levels and the deepest: `treeopt.pipeline.profile.placement`). Where an engine's drafter
+reads the nodes of all levels above again, level i costs what i x topk nodes cost by the line through those of the topks.
 
 n settings · B bootstrap draws
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +44,10 @@ class DynamicCosts:
     costs: StepCosts
     extra: dict[int, Extra]  # of each topk that was timed; a chain is a fixed tree
     timed: frozenset[int] = frozenset()  # sizes of the fixed trees that were
+    redrafts: bool = False  # see `DynamicLimits`
 
     @classmethod
-    def of(cls, costs: StepCosts, profile: LatencyProfile) -> DynamicCosts:
+    def of(cls, costs: StepCosts, profile: LatencyProfile, *, redrafts: bool = False) -> DynamicCosts:
         """By the timings of the nearest context that has some."""
         here = [p for p in profile.dynamic if p.batch_size == costs.batch_size]
         nearest = min((p.context_tokens for p in here), key=lambda c: abs(c - costs.context_tokens), default=None)
@@ -57,13 +60,27 @@ class DynamicCosts:
                 error = float(np.hypot(latency.stderr_ms, fixed.stderr_ms))
                 points.setdefault(p.topk, []).append((p.depth, latency.ms - fixed.ms, error))
         extra = {1: Extra(0.0, 0.0, 0.0), **{topk: _line(found) for topk, found in points.items()}}
-        return cls(costs, extra, frozenset(p.size for p in profile.fixed if p.batch_size == costs.batch_size))
+        timed = frozenset(p.size for p in profile.fixed if p.batch_size == costs.batch_size)
+        return cls(costs, extra, timed, redrafts)
+
+    def extra_ms(self, tree: DynamicTree) -> float:
+        """[ms] beyond a fixed tree of as many rows and levels; NaN where the topk was not timed."""
+        if tree.topk not in self.extra:
+            return float("nan")
+        again = tree.topk * (tree.levels - 1) * (tree.levels - 2) / 2 if self.redrafts else 0  # nodes
+        return self.extra[tree.topk].at(tree.levels) + (again and again * self._node_ms)
+
+    @cached_property
+    def _node_ms(self) -> float:
+        """[ms] that a further node on a level adds, at least 0."""
+        levels = [extra.ms_per_level for extra in self.extra.values()]
+        return max(float(np.polyfit(list(self.extra), levels, 1)[0]), 0.0) if len(levels) > 1 else 0.0
 
     def ms(self, trees: Sequence[DynamicTree]) -> Floats:
         """(n,) [ms]; NaN where the topk was not timed, or no measurements enclose rows and levels."""
         sizes, depths = [tree.rows for tree in trees], [tree.levels for tree in trees]
-        extra = [self.extra[tree.topk].at(tree.levels) if tree.topk in self.extra else np.nan for tree in trees]
-        found: Floats = np.maximum(self.costs.ms(sizes, depths) + np.array(extra), self.costs.plain.ms)
+        extra = np.array([self.extra_ms(tree) for tree in trees])
+        found: Floats = np.maximum(self.costs.ms(sizes, depths) + extra, self.costs.plain.ms)
         return found
 
     def draws_ms(self, trees: Sequence[DynamicTree], n: int, rng: np.random.Generator) -> Floats:
@@ -72,7 +89,7 @@ class DynamicCosts:
         base = self.costs.draws_ms(sizes, depths, n, rng)
         fixed = self.costs.ms(sizes, depths)
         noise = {topk: extra.stderr_ms * rng.standard_normal(n) for topk, extra in sorted(self.extra.items())}
-        extra_ms = np.stack([self.extra[tree.topk].at(tree.levels) + noise[tree.topk] for tree in trees])
+        extra_ms = np.stack([self.extra_ms(tree) + noise[tree.topk] for tree in trees])
         found: Floats = np.maximum(base + extra_ms * (base / fixed[:, None]), base / 4)
         return found
 

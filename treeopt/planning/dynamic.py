@@ -46,18 +46,16 @@ def dynamic_rivals(
     Figures are compared with the fixed tree of the same place in ``selections``, on the same draws. For a mix it is one
     dynamic tree; of an engine's plan none is adaptive.
     """
-    record, wanted = source.answers, request.dynamic
+    trace, wanted = source.pooled, request.dynamic
     nothing: list[Rivals] = [(None, None) for _ in options]
-    if not isinstance(record, RankTrace) or record.pools is None or record.clusters.max() < 1:
-        return nothing
-    if profile is None or not profile.dynamic or wanted is None:
+    if trace is None or trace.clusters.max() < 1 or profile is None or not profile.dynamic or wanted is None:
         return nothing
     levels = min(wanted.levels, limits.max_depth or wanted.levels)
-    rates = dynamic_rates(record, replace(wanted, levels=levels, rows=min(wanted.rows, limits.budget)))
+    rates = dynamic_rates(trace, replace(wanted, levels=levels, rows=min(wanted.rows, limits.budget)))
     if rates is None:
         return nothing
     rivalries = [
-        Rivalry(record, rates, c, selection.chosen, DynamicCosts.of(costs[c.batch_size], profile))
+        Rivalry(trace, rates, c, selection.chosen, DynamicCosts.of(costs[c.batch_size], profile, redrafts=wanted.redrafts))
         for c, selection in zip(options, selections, strict=True)
     ]
     found: list[DynamicFigures | None] = [r.figures(r.own) for r in rivalries]

@@ -78,6 +78,7 @@ class DynamicLimits:
     """What a dynamic tree may be: at most so many levels, topk and rows.
 
     within_levels : whether it may have ``topk`` nodes for each level, fewer than its pool has (TensorRT-LLM)
+    redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
     chains        : whether chains are asked for too, which are dynamic trees of topk 1
 
     >>> DynamicLimits().most_rows(3, 4), DynamicLimits(within_levels=True).most_rows(3, 4)
@@ -88,6 +89,7 @@ class DynamicLimits:
     topk: int = MOST_TOPK
     rows: int = MOST_ROWS
     within_levels: bool = False
+    redrafts: bool = False
     chains: bool = False
 
     def most_rows(self, levels: int, topk: int) -> int:

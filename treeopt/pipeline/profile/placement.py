@@ -185,13 +185,11 @@ def rivals(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tupl
     return sorted(found - set(measured))
 
 
-def dynamic_trees(record: Accuracies, budget: int) -> list[DynamicTree]:
+def dynamic_trees(trace: RankTrace | None, budget: int) -> list[DynamicTree]:
     """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same."""
-    if not isinstance(record, RankTrace) or record.pools is None:
-        return []
-    found = []
-    for topk in record.pools.topks:
-        for levels in sorted({min(2, record.pools.levels), record.pools.levels} if topk > 1 else ()):
+    pools, found = trace.pools if trace else None, []
+    for topk in pools.topks if pools else ():
+        for levels in sorted({min(2, pools.levels), pools.levels} if topk > 1 else ()):
             rows = min(DYNAMIC_ROWS, budget, pool_size(levels, topk) + 1)
             found += [DynamicTree(levels, topk, rows)] if rows > levels else []
     return found

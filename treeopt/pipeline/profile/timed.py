@@ -94,7 +94,7 @@ def profile(
     check_sizes(wanted.sizes or (), families)
     settle_threads(run, session)
     check_can_join(run, session.runtime(), session.provenance(seed=0).record(), overwrite=overwrite)
-    dynamic = () if source is None else dynamic_trees(source.record, wanted.budget)
+    dynamic = dynamic_trees(source.pooled if source else None, wanted.budget)
     stages = Stages(run, session, wanted, families, max_new_tokens, _acceptance(session, source), dynamic)
     stages.first()
     if wanted.sizes is None and source is not None:

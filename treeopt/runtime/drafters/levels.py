@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from treeopt.growth.adaptive import Promise
+from treeopt.growth.adaptive import Promise, claimed_shares
+from treeopt.records.pools import score_counts
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.ranking import top_candidates
 from treeopt.trees.dynamic import AdaptiveTree
@@ -170,13 +170,16 @@ class LevelDraft:
         raise NotImplementedError
 
 
+def best_scores(pool: Pool, topk: int) -> list[Tensor]:
+    """(b, n) float16 scores of the best nodes of every level, best first, as many as `score_counts` says."""
+    levels = int(pool.depths[-1])
+    parts = pool.scores.half().split([topk, *[topk**2] * (levels - 1)], dim=1)
+    return [part.sort(descending=True).values[:, :n] for part, n in zip(parts, score_counts(levels, topk), strict=True)]
+
+
 def promising_rows(pool: Pool, tree: AdaptiveTree) -> int:
     """The rows that a step with an adaptive tree takes, the same in all of the batch: see `treeopt.growth.adaptive`."""
-    best = pool.best(tree.most.rows - 1)
-    shares, depths = pool.scores.gather(1, best).exp(), pool.depths[best]  # (b, T-1)
-    of_depth = shares[..., None] * F.one_hot(depths - 1, tree.depth)
-    ends = torch.tensor(tree.choices, device=best.device) - 2
-    claimed = of_depth.cumsum(1)[:, ends].double().cpu().numpy()  # (b, G, L)
+    claimed = claimed_shares([part.cpu().numpy() for part in best_scores(pool, tree.most.topk)], tree.choices)
     promised = Promise(tree.intercepts, tree.slopes).tokens(claimed).sum(0)
     return tree.choices[int((promised - tree.tokens_per_ms * np.array(tree.cost_ms)).argmax())]
 

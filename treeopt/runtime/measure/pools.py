@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.records.pools import NO_PLACE, columns_of, score_counts
-from treeopt.runtime.drafters.levels import LevelDraft, Pool
+from treeopt.records.pools import NO_PLACE, columns_of
+from treeopt.runtime.drafters.levels import LevelDraft, Pool, best_scores
 from treeopt.runtime.drafters.protocol import Answer
-from treeopt.trees.dynamic import MOST_ROWS, pool_size
+from treeopt.trees.dynamic import MOST_ROWS
 
 NUMBERS_AT_ONCE, MOST_STATES = 2**24, 256  # of the keys of the rows that are drafted together, and rows
 
@@ -46,7 +46,7 @@ class PoolRecorder:
             for topk in self.topks:
                 draft.stand(range(states.start, states.stop))
                 pool = draft.grow(self.levels, topk, roots[states].to(device), lambda part: None)
-                of_topk.append((true_places(pool, labels[states].to(device), self.levels), best_scores(pool, topk)))
+                of_topk.append((true_places(pool, labels[states].to(device), self.levels), torch.cat(best_scores(pool, topk), 1)))
             found = list(zip(*of_topk, strict=True))
             places.append(torch.stack(found[0], 1).cpu())
             scores.append(torch.cat(found[1], 1).cpu())
@@ -81,15 +81,3 @@ def true_places(pool: Pool, labels: Tensor, levels: int) -> Tensor:
         places = torch.where(alive & (places <= MOST_ROWS - 2), places, NO_PLACE).to(torch.uint8)
         found[:, [columns_of(s).start + depth - 1 for s in range(depth, levels + 1)]] = places
     return found
-
-
-def best_scores(pool: Pool, topk: int) -> Tensor:
-    """(n, sum of `score_counts`) float16 scores of the best nodes of every level, best first."""
-    levels = int(pool.depths[-1])
-    parts = pool.scores.split([topk, *[topk**2] * (levels - 1)], dim=1)
-    assert sum(part.shape[1] for part in parts) == pool_size(levels, topk)
-    best = [
-        part.sort(dim=1, descending=True).values[:, :n]
-        for part, n in zip(parts, score_counts(levels, topk), strict=True)
-    ]
-    return torch.cat(best, 1).half()

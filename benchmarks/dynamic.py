@@ -1,0 +1,103 @@
+"""Fixed, dynamic and adaptive trees, predicted and measured, on the demo model: `python benchmarks/dynamic.py FOLDER [DRAFTER ...]`.
+
+The runs are kept in the folder, and a killed benchmark goes on there. Tokens per step are predicted from the calibration's
+prompts and measured on others; an adaptive tree's rows at batch sizes above 1 depend on who decodes beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from treeopt import pipeline
+from treeopt.files.provenance import cpu
+from treeopt.pipeline.bench import held_out, plain_and_chosen, rivals
+from treeopt.pipeline.decoding import Decoding, decode
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.plan import PlanEntry
+from treeopt.records.pools import RANKS_ALONE, USUAL
+from treeopt.records.rundir import RunDirectory
+from treeopt.runtime.session import Session, open_session
+from treeopt.runtime.settings import SessionSettings
+
+BATCH_SIZES = (1, 4, 8)
+CALIBRATION, HELD_OUT, TOKENS, SECONDS = 400, 240, 64, 120
+DRAFTERS = ("medusa", "hydra", "eagle3", "draft")
+TITLE = (
+    "drafter | batch | kind | levels/topk/rows | tokens/step predicted | measured | off % | overhead predicted | measured "
+    "| speedup predicted | measured | over fixed predicted | measured"
+)
+
+
+def recorded(run: RunDirectory, session: Session) -> None:
+    """The calibration, and what it costs beside one without pools."""
+    seconds = {}
+    for name, counts in (("ranks", RANKS_ALONE), ("pools", USUAL)):
+        into = run if counts is USUAL else RunDirectory(run.path / "ranks-alone")
+        into.path.mkdir(parents=True, exist_ok=True)
+        if into.trace.exists():
+            continue
+        began = time.process_time()
+        pipeline.calibrate(into, session, num_prompts=CALIBRATION, max_new_tokens=TOKENS, counts=counts)
+        seconds[name] = time.process_time() - began
+    if len(seconds) == 2:
+        said = f"{seconds['pools']:.0f} s of processor with pools, {seconds['ranks']:.0f} s without"
+        print(f"\n{run.path.name}: calibrated in {said}: {seconds['pools'] / seconds['ranks']:.2f} times as much (bar 2)\n")
+
+
+def lines(drafter: str, entry: PlanEntry, result: Benchmark) -> list[str]:
+    """A row for each kind of tree."""
+    found, names = [], {c.name for c in result.contenders}
+    kinds = {"fixed": (entry, "chosen"), "dynamic": (entry.dynamic, "dynamic"), "adaptive": (entry.adaptive, "adaptive")}
+    for kind, (figures, name) in kinds.items():
+        if figures is None or name not in names or entry.step_ms is None or entry.speedup is None:
+            continue
+        c, plain_ms = result.contender(name), entry.step_ms * entry.speedup / entry.tokens_per_step
+        setting = f"–/–/{entry.size}" if figures is entry else rivals(entry)[name].tree.name
+        off = 100 * (figures.tokens_per_step / c.tokens_per_step - 1)
+        over = "1" if figures is entry else f"{figures.over_fixed:.2f}"
+        cells = (
+            *(drafter, entry.batch_size, kind, setting),
+            f"{figures.tokens_per_step:.3f} ± {figures.tokens_per_step_stderr or 0:.3f}",
+            f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}" + (" (stopped)" if c.stopped_after else ""),
+            f"{off:+.1f}",
+            f"{figures.step_ms / plain_ms:.2f}",
+            result.overhead(name),
+            f"{figures.speedup:.2f}",
+            result.speedup(name),
+            over,
+            result.speedup(name, "chosen"),
+        )
+        found.append("| " + " | ".join(map(str, cells)) + " |")
+    return found
+
+
+def main() -> None:
+    folder, wanted = Path(sys.argv[1]), sys.argv[2:] or DRAFTERS
+    print(f"Demo model, float32, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, torch {torch.__version__}, {cpu()}.")
+    for drafter in wanted:
+        run, session = RunDirectory(folder / drafter), open_session(SessionSettings(drafter=drafter))
+        recorded(run, session)
+        if not run.profile.exists():
+            pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=SECONDS)
+        plan, trace = pipeline.search(run, pipeline.SearchOptions(batch_sizes=BATCH_SIZES)), run.read_trace()
+        print(f"| {TITLE} |\n|" + "---|" * (1 + TITLE.count("|")))
+        for entry in plan.entries:
+            decoding = Decoding(
+                session,
+                trace,
+                plain_and_chosen(entry) | rivals(entry),
+                batch_size=entry.batch_size,
+                rounds=1,
+                max_new_tokens=TOKENS,
+                folder=run.path / f"decoded-{entry.batch_size}.partial",
+            )
+            result = decode(decoding, held_out(run, decoding, trace, HELD_OUT))
+            print("\n".join(lines(drafter, entry, result)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
