@@ -14,7 +14,7 @@ from hypothesis import given
 
 from tests.conftest import examples, traces, trees
 from tests.test_coverage import random_probe
-from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile
+from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile, with_dynamic
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -30,6 +30,7 @@ from treeopt.report.figures.accuracy import (
     positions_data,
 )
 from treeopt.report.figures.bench import accepted_data, contenders_data, draw_accepted, draw_contenders
+from treeopt.report.figures.kinds import draw_kinds, kinds_data
 from treeopt.report.figures.latency import draw_latency, draw_parts, latency_data, parts_data
 from treeopt.report.figures.pareto import draw_pareto, pareto_data
 from treeopt.report.figures.planning import draw_sizes, draw_throughput, sizes_data, throughput_data
@@ -96,6 +97,15 @@ def drawings():
             f"throughput-{name}",
             lambda p=profile, b=batch_sizes: draw_throughput(
                 throughput_data(plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b)))
+            ),
+        )
+        yield (
+            f"kinds-{name}",
+            lambda p=profile, b=batch_sizes: draw_kinds(
+                kinds_data(
+                    with_dynamic(plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b))),
+                    {8: some_bench(batch_size=8)},
+                )
             ),
         )
         if len(batch_sizes) > 1:

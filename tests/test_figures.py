@@ -26,6 +26,7 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.contender import Answer, Block, Contender
+from treeopt.records.expected import AdaptiveFigures, DynamicFigures
 from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -35,6 +36,7 @@ from treeopt.report import figures
 from treeopt.report.figures import style
 from treeopt.report.figures.accuracy import accuracy_data, groups_data, positions_data
 from treeopt.report.figures.bench import accepted_data, contenders_data
+from treeopt.report.figures.kinds import Mark, kinds_data
 from treeopt.report.figures.latency import latency_data, parts_data
 from treeopt.report.figures.pareto import pareto_data
 from treeopt.report.figures.planning import sizes_data, throughput_data
@@ -445,6 +447,30 @@ def test_a_pareto_picture_has_the_plan_plain_decoding_and_what_was_measured():
         pareto_data(some_plan((1,)))
 
 
+def with_dynamic(plan: Plan) -> Plan:
+    """The plan with a dynamic and an adaptive tree, the second at its last batch size alone."""
+    figures = {"size": 8, "depth": 3, "topk": 4, "tokens_per_step": 2.2, "speedup": 1.6, "speedup_stderr": 0.03}
+    rule = {"intercepts": [0.0] * 3, "slopes": [1.0] * 3, "cost_ms": [5.0, 6.0], "tokens_per_ms": 1.0}
+    adaptive = AdaptiveFigures(**figures, rows=[4, 8], mean_rows=5.0, **rule)
+    entries = [replace(entry, dynamic=DynamicFigures(**figures)) for entry in plan.entries]
+    return replace(plan, entries=(*entries[:-1], replace(entries[-1], adaptive=adaptive)))
+
+
+def test_a_picture_of_kinds_has_what_the_plan_says_of_each_and_what_was_measured():
+    plan, bench = with_dynamic(some_plan((1, 4))), some_bench(batch_size=4)
+    data = kinds_data(plan, {4: bench})
+    assert data.batch_sizes == (1, 4)
+    assert [mark.label for mark in data.speedups["fixed"]] == [str(entry.size) for entry in plan.entries]
+    assert data.speedups["dynamic"] == (Mark(1.6, 0.03 * 1.959964, "3/4/8"),) * 2
+    assert data.speedups["adaptive"] == (None, Mark(1.6, 0.03 * 1.959964, "3/4/4-8"))
+    assert data.tokens_per_step["dynamic"][0].value == 2.2
+    assert data.measured["fixed"][0] is data.measured["dynamic"][1] is None
+    ratio = bench.speedup("chosen")
+    assert data.measured["fixed"][1] == Mark(ratio.value, (ratio.high - ratio.low) / 2)
+    with pytest.raises(OutOfRange, match="no dynamic trees"):
+        kinds_data(some_plan((1,)))
+
+
 def test_parts_never_exceed_the_whole_step():
     long = {"draft": (8.0, 8.0), "target": (4.0, 4.0)}
     short = {"draft": (1.0, 1.0), "target": (4.0, 4.0)}
@@ -504,8 +530,9 @@ def test_everything_is_drawn_once(run):
     fill(run, (1,))
     some_bench().save(run.bench)
     files, notes = figures.draw(run)
-    assert [note.split(":")[0] for note in notes] == ["pareto was left out"]  # of several batch sizes
-    drawn = [name for name in figures.FIGURES if name != "pareto"]
+    # Of dynamic trees, and of several batch sizes.
+    assert [note.split(":")[0] for note in notes] == ["kinds was left out", "pareto was left out"]
+    drawn = [name for name in figures.FIGURES if name not in ("kinds", "pareto")]
     assert [f.name for f in files] == [f"{name}.{kind}" for name in drawn for kind in ("png", "svg")]
     assert sorted(run.figures.iterdir()) == sorted(files)
 

@@ -33,6 +33,7 @@ from treeopt.report.bench_table import about_rule, group_rows, has_one_text, tex
 from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
+from treeopt.report.dynamic_table import KINDS, KINDS_NOTE, kind_rows
 from treeopt.report.plan_table import certainty, mixture, plan_rows, price, schedule
 from treeopt.report.verdict import doubts, entry_doubts, measured_ties, speedup_over
 from treeopt.report.wording import count, pm
@@ -147,6 +148,7 @@ def write_report(
     page = render(
         plan=plan,
         plan_rows=plan_rows(plan),
+        kinds=(KINDS, kind_rows(plan), KINDS_NOTE),
         about_plan=[said for said in (mixture(plan, hint=False), price(plan), schedule(plan)) if said],
         sections=sections,
         engines=engines,

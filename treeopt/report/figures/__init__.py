@@ -7,6 +7,7 @@ tree.py       the tree and how often its nodes are accepted
 accuracy.py   the guesses: by rank, by group of prompts, along the answer
 planning.py   tokens per step and throughput over tree size
 latency.py    what a step costs and what it is made of
+kinds.py      fixed, dynamic and adaptive trees
 bench.py      what real decoding measured
 training.py   how heads learned
 style.py      one look for all, PNG and SVG

@@ -19,7 +19,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.figures import accuracy, bench, latency, pareto, planning, style, tree
+from treeopt.report.figures import accuracy, bench, kinds, latency, pareto, planning, style, tree
 from treeopt.trees.shapes import Limits
 
 if TYPE_CHECKING:
@@ -194,6 +194,8 @@ FIGURES: dict[str, Figure] = {
                lambda i, b: latency.draw_parts(latency.parts_data(i.profile))),
         Figure("throughput", "Predicted throughput over tree size, the chosen trees starred", ("plan.json",),
                lambda i, b: planning.draw_throughput(planning.throughput_data(i.plan))),
+        Figure("kinds", "Fixed, dynamic and adaptive trees: speedup and tokens per step", ("plan.json",),
+               lambda i, b: kinds.draw_kinds(kinds.kinds_data(i.plan, i.benches()))),
         Figure("pareto", "Tokens per second for each user against those of the whole batch, over batch sizes",
                ("plan.json",),
                lambda i, b: pareto.draw_pareto(pareto.pareto_data(i.plan, i.benches()))),
