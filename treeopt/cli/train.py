@@ -60,7 +60,7 @@ REFUSED = {  # options of other commands that load a model, and why train has no
 @click.option("--load-in-8bit", is_flag=True, help="Load the frozen base in 8 bits (needs bitsandbytes and CUDA).")
 @AS_JSON
 def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -> None:
-    """Train Medusa or Hydra heads, or an EAGLE-3 drafter, for a model that has none.
+    """Train Medusa, Hydra or EAGLE-3 heads for a model.
 
     They learn from the model's own answers to the prompts (or from given --responses). medusa-1, hydra, hydra++
     and eagle3 leave the model as it is; medusa-2 trains it too, through LoRA, and holds it near to what it was.
