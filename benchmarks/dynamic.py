@@ -45,13 +45,19 @@ def recorded(run: RunDirectory, session: Session) -> None:
         seconds[name] = time.process_time() - began
     if len(seconds) == 2:
         said = f"{seconds['pools']:.0f} s of processor with pools, {seconds['ranks']:.0f} s without"
-        print(f"\n{run.path.name}: calibrated in {said}: {seconds['pools'] / seconds['ranks']:.2f} times as much (bar 2)\n")
+        print(
+            f"\n{run.path.name}: calibrated in {said}: {seconds['pools'] / seconds['ranks']:.2f} times as much (bar 2)\n"
+        )
 
 
 def lines(drafter: str, entry: PlanEntry, result: Benchmark) -> list[str]:
     """A row for each kind of tree."""
     found, names = [], {c.name for c in result.contenders}
-    kinds = {"fixed": (entry, "chosen"), "dynamic": (entry.dynamic, "dynamic"), "adaptive": (entry.adaptive, "adaptive")}
+    kinds = {
+        "fixed": (entry, "chosen"),
+        "dynamic": (entry.dynamic, "dynamic"),
+        "adaptive": (entry.adaptive, "adaptive"),
+    }
     for kind, (figures, name) in kinds.items():
         if figures is None or name not in names or entry.step_ms is None or entry.speedup is None:
             continue
@@ -77,7 +83,9 @@ def lines(drafter: str, entry: PlanEntry, result: Benchmark) -> list[str]:
 
 def main() -> None:
     folder, wanted = Path(sys.argv[1]), sys.argv[2:] or DRAFTERS
-    print(f"Demo model, float32, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, torch {torch.__version__}, {cpu()}.")
+    print(
+        f"Demo model, float32, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, torch {torch.__version__}, {cpu()}."
+    )
     for drafter in wanted:
         run, session = RunDirectory(folder / drafter), open_session(SessionSettings(drafter=drafter))
         recorded(run, session)

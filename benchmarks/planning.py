@@ -54,7 +54,11 @@ def with_pools(trace: RankTrace, topks: tuple[int, ...] = (1, 2, 4, 8)) -> RankT
             places[:, i, columns_of(levels)] = np.where(known, found, NO_PLACE)
     counts = [count for topk in topks for count in score_counts(MOST_LEVELS, topk)]
     scores = np.concatenate(
-        [-np.sort(rng.standard_exponential((states, count), dtype=np.float32), axis=1).astype(np.float16) for count in counts], 1
+        [
+            -np.sort(rng.standard_exponential((states, count), dtype=np.float32), axis=1).astype(np.float16)
+            for count in counts
+        ],
+        1,
     )
     about = {**trace.meta, "pools": {"levels": MOST_LEVELS, "topks": list(topks)}}
     return RankTrace(trace.ranks, trace.starts, pool_places=places, pool_scores=scores, meta=about)
@@ -68,7 +72,9 @@ def dynamic(trace: RankTrace) -> None:
     took = time.perf_counter() - started
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) / 2**20
     assert rates is not None
-    print(f"replay of {len(rates.trees)} dynamic settings, 10^6 states: {took:.1f} s, at most {more:.1f} GiB more (bar 20 s)")
+    print(
+        f"replay of {len(rates.trees)} dynamic settings, 10^6 states: {took:.1f} s, at most {more:.1f} GiB more (bar 20 s)"
+    )
     rows, cost_ms = [2, 4, 8, 16, 32, 64], np.array([5.0, 5.2, 5.7, 6.5, 8.0, 12.0])
     ms = milliseconds(lambda: fit_rule(trace, rows, 6, 4, cost_ms, batch_size=1), 1)
     print(f"the rule of an adaptive tree of 6 levels, topk 4, on 10^6 states: {ms / 1e3:.1f} s")

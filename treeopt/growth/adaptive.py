@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ class Promise:
     intercepts: tuple[float, ...]
     slopes: tuple[float, ...]
 
-    def tokens(self, claimed: Floats) -> Floats:
+    def tokens(self, claimed: NDArray[np.float32]) -> Floats:
         """(..., G) tokens to expect of a step, by (..., G, L) claimed shares; 0 where nothing of a depth is among the rows."""
         odds = logit(claimed) * np.array(self.slopes) + np.array(self.intercepts)
         reached = np.where(claimed > 0, 1 / (1 + np.exp(-odds)), 0.0)
@@ -49,7 +50,7 @@ class Promise:
         return found
 
 
-def logit(share: Floats) -> Floats:
+def logit(share: NDArray[Any]) -> Floats:
     kept = np.clip(share, LEAST, 1 - LEAST)
     found: Floats = np.log(kept / (1 - kept))
     return found
@@ -201,7 +202,8 @@ def _alike(rule: Rule, trace: RankTrace, promised: Floats, accepted: NDArray[np.
         np.array(rule.rows)[chosen[states]],
     )
     of = trace.clusters[sequence]
-    return Taken(*(np.bincount(of, each, minlength=int(trace.clusters.max()) + 1) for each in values))
+    count = int(trace.clusters.max()) + 1
+    return Taken(*(np.bincount(of, each, minlength=count).astype(float) for each in values))
 
 
 def _together(rule: Rule, trace: RankTrace, promised: Floats, accepted: NDArray[np.uint8], batch_size: int) -> Taken:

@@ -92,7 +92,8 @@ def lengths_with(trace: RankTrace, tree: AnyTree) -> IntArray | None:
     if pools is None or most.topk not in pools.topks or most.levels > pools.levels:
         return None
     if isinstance(tree, DynamicTree):
-        return (pools.places_in(most.levels, most.topk) <= most.rows - 2).sum(1)
+        found: IntArray = (pools.places_in(most.levels, most.topk) <= most.rows - 2).sum(1)
+        return found
     promise = Promise(tree.intercepts, tree.slopes)
     rule = Rule(most.levels, most.topk, tree.choices, np.array(tree.cost_ms), promise, tree.tokens_per_ms)
     return rule.lengths(trace)

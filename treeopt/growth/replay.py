@@ -54,7 +54,8 @@ def replay(trace: RankTrace, tree: Tree) -> Replay:
 
 def accepted_lengths(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
     """(P,) guesses that a step at each state accepts with the tree of these nodes."""
-    return (growth_index(trace, paths) < len(paths)).sum(1)
+    found: IntArray = (growth_index(trace, paths) < len(paths)).sum(1)
+    return found
 
 
 def replay_lengths(trace: RankTrace, accepted: IntArray) -> Replay:

@@ -18,7 +18,7 @@ import numpy as np
 
 from treeopt.latency.paired import median_latency, paired_latency
 from treeopt.records.profile import LEVEL, StepTiming
-from treeopt.trees.dynamic import AnyTree, DynamicTree
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
@@ -26,6 +26,7 @@ FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in ho
 LEAST_SHARE = 0.8  # of the time that is measured, in which this process has the processor
 PRECISION = 0.02  # margin of error that is small enough
 
+TimedTree = Tree | DynamicTree
 Round = dict[str, Any]
 
 # Untimed and timed steps each time a point has its turn; fewer where the time is short. The first steps find the caches
@@ -51,7 +52,7 @@ class Planned:
     least_s: float
 
 
-def plan_rounds(trees: Sequence[AnyTree], step_s: Sequence[float], time_limit_s: float) -> Planned:
+def plan_rounds(trees: Sequence[TimedTree], step_s: Sequence[float], time_limit_s: float) -> Planned:
     """The longest visits with which the fewest rounds of all trees fit, or else the trees that fit with the shortest.
 
     step_s : seconds of a step with each tree, and of a plain step
@@ -76,7 +77,7 @@ def plan_rounds(trees: Sequence[AnyTree], step_s: Sequence[float], time_limit_s:
     return Planned(sorted(kept), shortest, whole_s, seconds(kept, shortest))
 
 
-def far_apart(trees: Sequence[AnyTree]) -> list[int]:
+def far_apart(trees: Sequence[TimedTree]) -> list[int]:
     """Places of the trees: the largest and the smallest of the deepest, between which most sizes lie, then always the
     one that is least like those before it.
 
@@ -98,14 +99,14 @@ def far_apart(trees: Sequence[AnyTree]) -> list[int]:
     return order
 
 
-def timed_trees(rounds: Sequence[Round], trees: Sequence[AnyTree]) -> list[AnyTree]:
+def timed_trees(rounds: Sequence[Round], trees: Sequence[TimedTree]) -> list[TimedTree]:
     """The trees that the points of the rounds are of."""
     kept = rounds[0].get("kept") if rounds else None
     return list(trees) if kept is None else [trees[i] for i in kept]
 
 
 def is_enough(
-    rounds: Sequence[Round], trees: Sequence[AnyTree], batch_size: int, *, time_limit_s: float, precision: float
+    rounds: Sequence[Round], trees: Sequence[TimedTree], batch_size: int, *, time_limit_s: float, precision: float
 ) -> bool:
     """Whether the time has no room for another round, or every latency is known to ``precision``.
 
@@ -139,7 +140,7 @@ def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
 
 def timings(
     rounds: Sequence[Round],
-    trees: Sequence[AnyTree],
+    trees: Sequence[TimedTree],
     batch_size: int,
     *,
     context_tokens: int | None = None,
@@ -153,7 +154,7 @@ def timings(
     if context is None:
         context = int(median([length for round_ in rounds for length in round_["lengths"]]))
 
-    def timing(i: int, tree: AnyTree) -> StepTiming:
+    def timing(i: int, tree: TimedTree) -> StepTiming:
         points = [round_["points"][i] for round_ in rounds]
         accepted = [a for point in points for a in point.get("accepted", ())]
         parts = points[0].get("parts_ms")

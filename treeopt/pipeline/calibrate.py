@@ -250,7 +250,7 @@ def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
         assert block.group is not None
         index = np.array([names.index(name) for name in block.meta["group_names"]])
         common.append(replace(block, group=index[block.group]))
-    shared = {
+    shared: dict[str, Any] = {
         key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens", "pools") if key in blocks[0].meta
     }
     return RankTrace.concatenate(

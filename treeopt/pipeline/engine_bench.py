@@ -122,7 +122,7 @@ def _entrants(
     found = {}
     for name, entrant in entrants.items():
         tree = entrant.tree or Tree.chain(0)
-        if not chain(tree):
+        if not isinstance(tree, Tree) or not chain(tree):
             raise Unsupported(
                 f"{engine.name} takes chains of the likeliest guesses, but {name} is a tree of {len(tree)} rows, or "
                 "has other guesses."

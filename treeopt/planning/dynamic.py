@@ -55,7 +55,9 @@ def dynamic_rivals(
     if rates is None:
         return nothing
     rivalries = [
-        Rivalry(trace, rates, c, selection.chosen, DynamicCosts.of(costs[c.batch_size], profile, redrafts=wanted.redrafts))
+        Rivalry(
+            trace, rates, c, selection.chosen, DynamicCosts.of(costs[c.batch_size], profile, redrafts=wanted.redrafts)
+        )
         for c, selection in zip(options, selections, strict=True)
     ]
     found: list[DynamicFigures | None] = [r.figures(r.own) for r in rivalries]

@@ -141,8 +141,8 @@ class AdaptiveFigures(DynamicFigures):
 
     @property
     def adaptive(self) -> AdaptiveTree:
-        rule = (tuple(part) for part in (self.rows, self.intercepts, self.slopes, self.cost_ms))
-        return AdaptiveTree(self.tree, *rule, self.tokens_per_ms)
+        fit = tuple(self.intercepts), tuple(self.slopes)
+        return AdaptiveTree(self.tree, tuple(self.rows), *fit, tuple(self.cost_ms), self.tokens_per_ms)
 
     def check(self, batch_size: int) -> None:
         super().check(batch_size)

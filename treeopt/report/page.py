@@ -31,9 +31,9 @@ from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report import bench_table
 from treeopt.report.bench_table import about_rule, group_rows, has_one_text, text_price
 from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
+from treeopt.report.dynamic_table import KINDS, KINDS_NOTE, kind_rows
 from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
-from treeopt.report.dynamic_table import KINDS, KINDS_NOTE, kind_rows
 from treeopt.report.plan_table import certainty, mixture, plan_rows, price, schedule
 from treeopt.report.verdict import doubts, entry_doubts, measured_ties, speedup_over
 from treeopt.report.wording import count, pm

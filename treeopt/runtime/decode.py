@@ -277,9 +277,7 @@ class Decoder:
 
     def _dynamic_step(self, tree: DynamicTree | AdaptiveTree) -> IntArray:
         most = tree if isinstance(tree, DynamicTree) else tree.most
-        self._check_dynamic(most)
-        assert isinstance(self.draft, LevelDraft)
-        pool = self.draft.grow(most.levels, most.topk, self._roots, self._mark)
+        pool = self._checked(most).grow(most.levels, most.topk, self._roots, self._mark)
         rows = most.rows if isinstance(tree, DynamicTree) else promising_rows(pool, tree)
         tokens, parents, depths, ancestors = chosen_tree(pool, self._roots, rows)
         self._mark("choose")
@@ -328,8 +326,10 @@ class Decoder:
         self._drop_finished(goes_on)
         self._mark("commit")
 
-    def _check_dynamic(self, tree: DynamicTree) -> None:
-        if not isinstance(self.draft, LevelDraft):
+    def _checked(self, tree: DynamicTree) -> LevelDraft:
+        """The draft, where it and the rule can decode with dynamic trees like this one."""
+        draft: object = self.draft
+        if not isinstance(draft, LevelDraft):
             kind = self.drafter.kind if self.drafter else "none"
             raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {kind} has none.")
         if self.acceptance.record["rule"] not in SAME_TEXT:
@@ -338,6 +338,7 @@ class Decoder:
                 f"{self.acceptance.record['rule']}."
             )
         self._check_fits(tree.levels, tree.topk - 1, tree.room)
+        return draft
 
     def _prepared(self, tree: Tree) -> TreeTensors:
         if tree not in self._tensors:

@@ -267,7 +267,11 @@ def dtype_note(target: Target) -> str | None:
             "many times as long as it should, and larger trees look worse than they are. Use --dtype float32."
         )
     if target.dtype == torch.float32 and target.stored_dtype == torch.bfloat16:
-        other = "it takes half the memory, and is faster for layers that are not small" if computes else "but this processor does not compute in it"
+        other = (
+            "it takes half the memory, and is faster for layers that are not small"
+            if computes
+            else "but this processor does not compute in it"
+        )
         return f"The checkpoint is in bfloat16 and is loaded in float32. --dtype bfloat16 keeps it; {other}."
     return None
 

@@ -21,7 +21,6 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import grow_independent
 from treeopt.growth.source import Source, objective_for
 from treeopt.latency.rounds import PRECISION
-from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
@@ -187,8 +186,10 @@ def rivals(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tupl
 
 def dynamic_trees(trace: RankTrace | None, budget: int) -> list[DynamicTree]:
     """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same."""
-    pools, found = trace.pools if trace else None, []
-    for topk in pools.topks if pools else ():
+    if trace is None or (pools := trace.pools) is None:
+        return []
+    found = []
+    for topk in pools.topks:
         for levels in sorted({min(2, pools.levels), pools.levels} if topk > 1 else ()):
             rows = min(DYNAMIC_ROWS, budget, pool_size(levels, topk) + 1)
             found += [DynamicTree(levels, topk, rows)] if rows > levels else []

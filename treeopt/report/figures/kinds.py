@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import OutOfRange
 from treeopt.records.benchmark import Benchmark
@@ -57,7 +57,7 @@ def kinds_data(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> Ki
     found = [(benches or {}).get(e.batch_size) for e in entries]
     runtime = plan.runtime or {}
     measured = {
-        kind: tuple(bench and _measured(bench, name) for bench in found)
+        kind: tuple(_measured(bench, name) if bench else None for bench in found)
         for kind, name in CONTENDERS.items()
         if any(found)
     }
@@ -77,7 +77,7 @@ def kinds_data(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> Ki
 
 
 def _mark(figures: PlanEntry | DynamicFigures | None, name: str) -> Mark | None:
-    value = figures and getattr(figures, name)
+    value: float | None = getattr(figures, name) if figures else None
     if figures is None or value is None:
         return None
     error = style.Z95 * (getattr(figures, f"{name}_stderr") or 0.0)
@@ -117,7 +117,7 @@ def draw_kinds(data: KindsData, figure: Figure | None = None) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, marks: tuple[Mark | None, ...], i: int, aside: float, **options: str) -> None:
+def _draw(axes: Axes, marks: tuple[Mark | None, ...], i: int, aside: float, **options: Any) -> None:
     """Marks of one kind, each beside its batch size, with their settings where they have one."""
     look = {**style.series(i), "linestyle": "none"}
     known = [(place, mark) for place, mark in enumerate(marks) if mark]

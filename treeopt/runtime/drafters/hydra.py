@@ -178,6 +178,8 @@ class HydraHeads(nn.Module):
 class PathDraft(LevelDraft):
     """What both drafts share: a head reads the state before the root and the tokens of the path."""
 
+    _read: Tensor  # (b, E, ...) by the nodes of the level that was expanded last
+
     def logits(self, level: Any, tokens: Tensor) -> Tensor:
         guesses = F.embedding(tokens, self.drafter.embedding)
         self._read = torch.cat([level.inherit(self._read), guesses], -1)  # (b, E, (i+2) d)

@@ -307,8 +307,9 @@ def drafted(tree: AnyTree) -> Drafted | None:
     """How a tree that is not fixed is drafted, for the record."""
     if isinstance(tree, Tree):
         return None
-    most = tree if isinstance(tree, DynamicTree) else tree.most
-    return Drafted(levels=most.levels, topk=most.topk, rows=[] if tree is most else list(tree.choices))
+    if isinstance(tree, DynamicTree):
+        return Drafted(levels=tree.levels, topk=tree.topk)
+    return Drafted(levels=tree.most.levels, topk=tree.most.topk, rows=list(tree.choices))
 
 
 def behind(trace: RankTrace, states: IntArray) -> RankTrace:

@@ -46,7 +46,9 @@ class PoolRecorder:
             for topk in self.topks:
                 draft.stand(range(states.start, states.stop))
                 pool = draft.grow(self.levels, topk, roots[states].to(device), lambda part: None)
-                of_topk.append((true_places(pool, labels[states].to(device), self.levels), torch.cat(best_scores(pool, topk), 1)))
+                of_topk.append(
+                    (true_places(pool, labels[states].to(device), self.levels), torch.cat(best_scores(pool, topk), 1))
+                )
             found = list(zip(*of_topk, strict=True))
             places.append(torch.stack(found[0], 1).cpu())
             scores.append(torch.cat(found[1], 1).cpu())

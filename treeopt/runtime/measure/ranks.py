@@ -273,7 +273,7 @@ class RankCounter:
     def __init__(self, drafter: Drafter, counts: Counts, device: torch.device, target: Target | None = None) -> None:
         self.drafter, self.counts, self.device, self.target = drafter, counts, device, target
         self.recorder = PoolRecorder(drafter, counts.levels, counts.topks) if counts.levels else None
-        self.found: dict[int, dict[str, NDArray[Any]]] = {}
+        self.found: dict[int, dict[str, NDArray[Any]]] = {}  # of ended rows by id(row)
         self._pending: list[tuple[Row, Answer]] = []
 
     def arrays(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
@@ -305,7 +305,7 @@ class RankCounter:
             "tokens": list(row.tokens),
             "accepted": list(row.accepted),
             "end": int(row.end or 0),
-            "found": found and {name: torch.from_numpy(array) for name, array in found.items()},
+            "found": None if found is None else {name: torch.from_numpy(array) for name, array in found.items()},
             "hidden": hidden,
         }
 
