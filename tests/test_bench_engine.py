@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.pools import Counts
 from treeopt.records.rundir import ENGINES, RunDirectory
 from treeopt.records.trace import End, RankTrace
 from treeopt.report import bench_table
@@ -180,7 +181,7 @@ def test_the_ends_of_an_engines_answers_are_known():
     target = Target(tiny_model())
     setup = Setup(target, early_exit(target, 2), STOP)
     answers = [[7, 8, 3], [7, 8] * 8, [7, 8, 9]]
-    ends = rank_answers(setup, [[1]] * 3, answers, batch_size=2, top_k=1).end
+    ends = rank_answers(setup, [[1]] * 3, answers, batch_size=2, counts=Counts(1)).end
     assert ends.tolist() == [End.EOS, End.LOOP, End.LIMIT]
 
 

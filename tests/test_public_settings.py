@@ -56,7 +56,9 @@ def trace_of(accept_lengths: dict[tuple[int, int, int], float], sequences=8, len
             known = place[:, :s] < NO_PLACE
             places[:, topks.index(topk), columns_of(s)] = np.where(known, np.minimum(place[:, :s], last), NO_PLACE)
     count = sum(sum(score_counts(levels, topk)) for topk in topks)
-    scores = -np.random.default_rng(1).random((states, count)).astype(np.float16)  # of adaptive trees; no engine has them
+    scores = (
+        -np.random.default_rng(1).random((states, count)).astype(np.float16)
+    )  # of adaptive trees; no engine has them
     meta = {"drafter": {"kind": "eagle3"}, "pools": {"levels": levels, "topks": list(topks)}, "top_k": 1}
     starts = np.arange(sequences + 1) * length
     return RankTrace(ranks, starts, pool_places=places, pool_scores=scores, meta=meta)
@@ -94,5 +96,7 @@ def test_the_plan_says_off_where_the_measurements_do(tmp_path, table, pays):
             assert reached[DynamicTree(*setting)] == pytest.approx(accept, rel=0.01)
         best = max(speed for _, speed in settings.values())
         assert (best > rate) == (entry.batch_size in pays)
-        assert entry.dynamic.speedup == pytest.approx(best / rate, rel=0.08)  # timings of one shape contradict each other
+        assert entry.dynamic.speedup == pytest.approx(
+            best / rate, rel=0.08
+        )  # timings of one shape contradict each other
         assert (setting_of(plan, entry) is not None) == (entry.batch_size in pays)

@@ -369,9 +369,7 @@ class CalibrationSource(Source):
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         if self.meta.get("source") == ENGINE_LOG:
-            said = (
-                f"This one is of chains of up to {self.num_heads} guesses, so figures for other lengths are estimates."
-            )
+            said = f"This one is of up to {self.num_heads} guesses, so figures for other lengths are estimates."
             ends = " Ends of drafts were counted as misses." if self.meta.get("ends_are_misses") else ""
             return [f"An engine's log covers chains only. {said}{ends}"]
         return ["Predicted from marginal accuracies alone: independent heads, nothing held out."]

@@ -67,8 +67,10 @@ class DynamicCosts:
         """[ms] beyond a fixed tree of as many rows and levels; NaN where the topk was not timed."""
         if tree.topk not in self.extra:
             return float("nan")
-        again = tree.topk * (tree.levels - 1) * (tree.levels - 2) / 2 if self.redrafts else 0  # nodes
-        return self.extra[tree.topk].at(tree.levels) + (again and again * self._node_ms)
+        once = self.extra[tree.topk].at(tree.levels)
+        if not self.redrafts or tree.topk == 1:  # a chain is drafted as one
+            return once
+        return once + self._node_ms * tree.topk * (tree.levels - 1) * (tree.levels - 2) / 2
 
     @cached_property
     def _node_ms(self) -> float:
