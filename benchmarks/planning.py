@@ -47,11 +47,13 @@ def with_pools(trace: RankTrace, topks: tuple[int, ...] = (1, 2, 4, 8)) -> RankT
     rng, states = np.random.default_rng(1), int(trace.lengths.sum())
     behind = rng.geometric(0.4, (states, MOST_LEVELS)).cumsum(1) - 1  # how far behind the path alone, by depth
     places = np.full((states, len(topks), columns_of(MOST_LEVELS).stop), NO_PLACE, dtype=np.uint8)
+    depth = np.arange(MOST_LEVELS)
     for i, topk in enumerate(topks):
+        known = depth + behind < min(pool_size(MOST_LEVELS, topk), MOST_ROWS - 1)
         for levels in range(1, MOST_LEVELS + 1):
-            found = np.arange(levels) + behind[:, :levels] * levels // MOST_LEVELS
-            known = found < min(pool_size(levels, topk), MOST_ROWS - 1)
-            places[:, i, columns_of(levels)] = np.where(known, found, NO_PLACE)
+            last = pool_size(levels, topk) - levels + depth  # the best place that is left when the pool ends with it
+            found = np.minimum(depth + behind, last)[:, :levels]
+            places[:, i, columns_of(levels)] = np.where(known[:, :levels], found, NO_PLACE)
     counts = [count for topk in topks for count in score_counts(MOST_LEVELS, topk)]
     scores = np.concatenate(
         [

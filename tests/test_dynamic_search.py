@@ -8,6 +8,7 @@ import pytest
 from treeopt.growth.adaptive import fit_rule
 from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
+from treeopt.planning import dynamic
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.plan import Plan
@@ -120,3 +121,13 @@ def test_a_plan_without_pools_or_without_timings_of_dynamic_trees_has_none(trace
     for record, timed in ((bare, profile), (trace, LatencyProfile(tuple(profile.fixed), profile.autoregressive))):
         entry = plan_trees(record, timed, PlanRequest(Limits(4), batch_sizes=(1,)))[1]
         assert (entry.dynamic, entry.adaptive) == (None, None)
+
+
+def test_of_many_answers_the_first_conversations_judge_adaptive_trees(monkeypatch, trace, profile):
+    few = trace.select(np.flatnonzero(trace.clusters < 5))
+    monkeypatch.setattr(dynamic, "MOST_ADAPTED", int(few.lengths.sum()) + 1)
+    entry = plan_trees(trace, profile, PlanRequest(Limits(BUDGET), batch_sizes=(1,)))[1].adaptive
+    ms = costs(profile, 1).ms([DynamicTree(entry.depth, entry.topk, n) for n in entry.rows])
+    rule = fit_rule(few, entry.rows, entry.depth, entry.topk, ms, batch_size=1)
+    assert (entry.intercepts, entry.tokens_per_ms) == (list(rule.promise.intercepts), rule.rate)
+    assert entry.speedup == pytest.approx(entry.tokens_per_s * StepCosts(profile, 1, 512).plain.ms / 1e3)

@@ -30,6 +30,7 @@ LEAST = 1e-4  # claimed shares are kept between this and 1 minus it, so that the
 RIDGE, NEWTON_STEPS = 1e-3, 100
 WALKS, SETTLED = 6, 1e-3  # to the rate that a rule reaches; how near is near enough
 AT_ONCE = 2**17  # states whose scores are sorted together
+FITTED = 2**14  # states that a fit takes, spread evenly: its two numbers a depth need no more
 
 Floats = NDArray[np.float64]
 
@@ -176,7 +177,8 @@ def fit_rule(
     accepted = lengths_by_rows(pools, levels, topk, rows)
     if not (has_step := trace.has_step).any():  # nothing to learn from
         return Rule(levels, topk, rows, cost_ms, Promise((0.0,) * levels, (1.0,) * levels))
-    promise = fit_promise(claimed[has_step], accepted[has_step])
+    fitted = np.flatnonzero(has_step)[:: -(-int(has_step.sum()) // FITTED)]
+    promise = fit_promise(claimed[fitted], accepted[fitted])
     promised = promise.tokens(claimed)
     rate = float((promised[has_step].mean(0) * batch_size / cost_ms).max())
     for _ in range(WALKS):

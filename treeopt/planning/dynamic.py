@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.growth.adaptive import Rule, fit_rule
+from treeopt.growth.adaptive import fit_rule
 from treeopt.growth.dynamic import DynamicRates, dynamic_rates
 from treeopt.growth.heldout import folds
 from treeopt.growth.source import Source
@@ -30,6 +30,7 @@ Rivals = tuple[DynamicFigures | None, AdaptiveFigures | None]
 Choice = tuple[Candidates, IntArray, int]  # settings with their noise, their places in the rates, and which was chosen
 MOST_COMPARED = 64  # settings, the fastest by estimate, whose noise is looked at
 ADAPTED = 3  # levels and topk, the fastest by estimate, that adaptive trees are made of
+MOST_ADAPTED = 2**17  # states that they are judged on: the first conversations
 
 
 def dynamic_rivals(
@@ -193,15 +194,16 @@ class Rivalry:
         return best
 
     def _adaptive(self, levels: int, topk: int, rows: list[int]) -> AdaptiveFigures:
-        trace, b = self.trace, self.fixed.batch_size
+        trace, b = self._some, self.fixed.batch_size
         trees = [DynamicTree(levels, topk, n) for n in rows]
         cost_ms = self.costs.ms(trees)
         taken = np.zeros((4, int(trace.clusters.max()) + 1))  # of every conversation, by the rule of the others
         for train, judged in folds(trace):
-            found = self._rule(train, rows, levels, topk, cost_ms).walk(trace.select(judged), batch_size=b)
+            rule = fit_rule(trace.select(train), rows, levels, topk, cost_ms, batch_size=b)
+            found = rule.walk(trace.select(judged), batch_size=b)
             taken[:, np.unique(trace.clusters[judged])] = found.tokens, found.steps, found.ms, found.rows
         tokens, steps, ms, verified = taken
-        rule = self._rule(np.arange(trace.num_sequences), rows, levels, topk, cost_ms)
+        rule = fit_rule(trace, rows, levels, topk, cost_ms, batch_size=b)
         weights = conversation_draws(len(tokens))
         drawn = 1e3 * drawn_rates(tokens, ms, weights)
         noise = self._ms_draws(trees[len(trees) // 2 :][:1])[0] / cost_ms[len(trees) // 2]
@@ -221,6 +223,12 @@ class Rivalry:
             **self._figures(float(1e3 * tokens.sum() / ms.sum()), drawn, noise),
         )
 
-    def _rule(self, sequences: IntArray, rows: list[int], levels: int, topk: int, cost_ms: Floats) -> Rule:
-        """The rule that some of the answers say."""
-        return fit_rule(self.trace.select(sequences), rows, levels, topk, cost_ms, batch_size=self.fixed.batch_size)
+    @cached_property
+    def _some(self) -> RankTrace:
+        """Whole conversations with at most `MOST_ADAPTED` states, or the first one."""
+        order = np.argsort(self.trace.clusters, kind="stable")
+        states = np.cumsum(self.trace.lengths[order])
+        if states[-1] <= MOST_ADAPTED:
+            return self.trace
+        last = self.trace.clusters[order[np.searchsorted(states, MOST_ADAPTED)]]
+        return self.trace.select(np.flatnonzero(self.trace.clusters < max(last, 2)))
