@@ -24,7 +24,7 @@ from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.settings import SessionSettings
 
 BATCH_SIZES = (1, 4, 8)
-CALIBRATION, HELD_OUT, TOKENS, SECONDS = 400, 240, 64, 120
+CALIBRATION, HELD_OUT, TOKENS, SECONDS = 320, 240, 64, 150
 DRAFTERS = ("medusa", "hydra", "eagle3", "draft")
 TITLE = (
     "drafter | batch | kind | levels/topk/rows | tokens/step predicted | measured | off % | overhead predicted | measured "

@@ -222,3 +222,19 @@ def test_a_drafter_that_reads_the_levels_above_again_pays_for_their_nodes():
             tree = DynamicTree(levels, topk, levels + 1)
             nodes = sum(topk * level for level in range(1, levels)) - topk * (levels - 1) if topk > 1 else 0
             assert again.extra_ms(tree) - once.extra_ms(tree) == pytest.approx(nodes * timed_with_chains, abs=1e-12)
+
+
+def test_choosing_costs_what_it_was_timed_to_and_more_rows_never_cost_less():
+    timed = profile({(2, 2): 0.5, (2, 6): 1.3})
+    chose = [
+        StepTiming(2, p.context_tokens, p.size, p.depth, (p.step_ms[0] + 0.25,) * 9, topk=2, adaptive=True)
+        for p in timed.dynamic
+        if p.depth == 6
+    ]
+    with_choice = LatencyProfile((*timed.points, *chose), timed.autoregressive)
+    assert with_choice.dynamic == timed.dynamic
+    costs = DynamicCosts.of(StepCosts(with_choice, 2), with_choice)
+    trees = [DynamicTree(6, 2, rows) for rows in (12, 16, 20)]
+    np.testing.assert_allclose(costs.adaptive_ms(trees), costs.ms(trees) + 0.25)
+    backwards = costs.adaptive_ms(trees[::-1])  # as if fewer rows cost more
+    np.testing.assert_allclose(backwards, np.full(3, costs.ms(trees).mean() + 0.25))

@@ -29,7 +29,7 @@ from treeopt.trees.tree import IntArray
 LEAST = 1e-4  # claimed shares are kept between this and 1 minus it, so that their logit is finite
 RIDGE, NEWTON_STEPS = 1e-3, 100
 WALKS, SETTLED = 6, 1e-3  # to the rate that a rule reaches; how near is near enough
-AT_ONCE = 2**17  # states whose scores are sorted together
+AT_ONCE = 2**14  # states whose scores are sorted together
 FITTED = 2**14  # states that a fit takes, spread evenly: its two numbers a depth need no more
 
 Floats = NDArray[np.float64]
@@ -67,18 +67,18 @@ def claimed_shares(parts: Sequence[NDArray[np.float16]], rows: Sequence[int]) ->
     levels = len(parts)
     depth = np.repeat(np.arange(levels), [part.shape[1] for part in parts])
     scores = np.concatenate(parts, axis=1)
-    found = np.zeros((len(scores), len(rows), levels), dtype=np.float32)
+    found = np.empty((len(scores), len(rows), levels), dtype=np.float32)
     most = min(max(rows) - 1, scores.shape[1])
+    ends = np.minimum(np.array(rows) - 1, most)  # nodes of each tree
     for begin in range(0, len(scores), AT_ONCE):
         here = slice(begin, begin + AT_ONCE)
         some = scores[here].astype(np.float32)
         best = np.argsort(-some, axis=1, kind="stable")[:, :most]
-        shares = np.exp(np.take_along_axis(some, best, 1))
-        for d in range(levels):
-            of_depth = np.cumsum(np.where(depth[best] == d, shares, 0.0), axis=1)
-            for g, n in enumerate(rows):
-                if n > 1:
-                    found[here, g, d] = of_depth[:, min(n - 1, most) - 1]
+        shares = np.zeros((len(some), 1 + most, levels), dtype=np.float32)  # behind no node, the first, ...
+        np.put_along_axis(
+            shares[:, 1:], depth[best][..., None], np.exp(np.take_along_axis(some, best, 1))[..., None], 2
+        )
+        found[here] = shares.cumsum(1)[:, ends]
     return found
 
 

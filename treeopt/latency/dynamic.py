@@ -45,6 +45,7 @@ class DynamicCosts:
     extra: dict[int, Extra]  # of each topk that was timed; a chain is a fixed tree
     timed: frozenset[int] = frozenset()  # sizes of the fixed trees that were
     redrafts: bool = False  # see `DynamicLimits`
+    choosing_ms: float = 0.0  # what an adaptive tree adds
 
     @classmethod
     def of(cls, costs: StepCosts, profile: LatencyProfile, *, redrafts: bool = False) -> DynamicCosts:
@@ -61,7 +62,13 @@ class DynamicCosts:
                 points.setdefault(p.topk, []).append((p.depth, latency.ms - fixed.ms, error))
         extra = {1: Extra(0.0, 0.0, 0.0), **{topk: _line(found) for topk, found in points.items()}}
         timed = frozenset(p.size for p in profile.fixed if p.batch_size == costs.batch_size)
-        return cls(costs, extra, timed, redrafts)
+        alike = {(p.context_tokens, p.depth, p.topk, p.size): paired_latency(p, plain[p.setting]).ms for p in here}
+        choosing = [
+            paired_latency(p, plain[p.setting]).ms - alike[p.context_tokens, p.depth, p.topk, p.size]
+            for p in profile.adaptive
+            if p.batch_size == costs.batch_size and (p.context_tokens, p.depth, p.topk, p.size) in alike
+        ]
+        return cls(costs, extra, timed, redrafts, max(float(np.median(choosing)), 0.0) if choosing else 0.0)
 
     def extra_ms(self, tree: DynamicTree) -> float:
         """[ms] beyond a fixed tree of as many rows and levels; NaN where the topk was not timed."""
@@ -83,6 +90,16 @@ class DynamicCosts:
         sizes, depths = [tree.rows for tree in trees], [tree.levels for tree in trees]
         extra = np.array([self.extra_ms(tree) for tree in trees])
         found: Floats = np.maximum(self.costs.ms(sizes, depths) + extra, self.costs.plain.ms)
+        return found
+
+    def adaptive_ms(self, trees: Sequence[DynamicTree]) -> Floats:
+        """(n,) the same of trees of rising rows that an adaptive one chooses between.
+
+        Never falling, as sums of one pass: the rule would take the rows whose timing happened to be short.
+        """
+        from scipy.optimize import isotonic_regression
+
+        found: Floats = isotonic_regression(self.ms(trees)).x + self.choosing_ms
         return found
 
     def draws_ms(self, trees: Sequence[DynamicTree], n: int, rng: np.random.Generator) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 
 from treeopt.latency.paired import median_latency, paired_latency
 from treeopt.records.profile import LEVEL, StepTiming
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.dynamic import AdaptiveTree, AnyTree, DynamicTree
 from treeopt.trees.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
@@ -26,7 +26,6 @@ FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in ho
 LEAST_SHARE = 0.8  # of the time that is measured, in which this process has the processor
 PRECISION = 0.02  # margin of error that is small enough
 
-TimedTree = Tree | DynamicTree
 Round = dict[str, Any]
 
 # Untimed and timed steps each time a point has its turn; fewer where the time is short. The first steps find the caches
@@ -52,7 +51,7 @@ class Planned:
     least_s: float
 
 
-def plan_rounds(trees: Sequence[TimedTree], step_s: Sequence[float], time_limit_s: float) -> Planned:
+def plan_rounds(trees: Sequence[AnyTree], step_s: Sequence[float], time_limit_s: float) -> Planned:
     """The longest visits with which the fewest rounds of all trees fit, or else the trees that fit with the shortest.
 
     step_s : seconds of a step with each tree, and of a plain step
@@ -77,7 +76,7 @@ def plan_rounds(trees: Sequence[TimedTree], step_s: Sequence[float], time_limit_
     return Planned(sorted(kept), shortest, whole_s, seconds(kept, shortest))
 
 
-def far_apart(trees: Sequence[TimedTree]) -> list[int]:
+def far_apart(trees: Sequence[AnyTree]) -> list[int]:
     """Places of the trees: the largest and the smallest of the deepest, between which most sizes lie, then always the
     one that is least like those before it.
 
@@ -99,14 +98,14 @@ def far_apart(trees: Sequence[TimedTree]) -> list[int]:
     return order
 
 
-def timed_trees(rounds: Sequence[Round], trees: Sequence[TimedTree]) -> list[TimedTree]:
+def timed_trees(rounds: Sequence[Round], trees: Sequence[AnyTree]) -> list[AnyTree]:
     """The trees that the points of the rounds are of."""
     kept = rounds[0].get("kept") if rounds else None
     return list(trees) if kept is None else [trees[i] for i in kept]
 
 
 def is_enough(
-    rounds: Sequence[Round], trees: Sequence[TimedTree], batch_size: int, *, time_limit_s: float, precision: float
+    rounds: Sequence[Round], trees: Sequence[AnyTree], batch_size: int, *, time_limit_s: float, precision: float
 ) -> bool:
     """Whether the time has no room for another round, or every latency is known to ``precision``.
 
@@ -140,7 +139,7 @@ def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
 
 def timings(
     rounds: Sequence[Round],
-    trees: Sequence[TimedTree],
+    trees: Sequence[AnyTree],
     batch_size: int,
     *,
     context_tokens: int | None = None,
@@ -154,7 +153,8 @@ def timings(
     if context is None:
         context = int(median([length for round_ in rounds for length in round_["lengths"]]))
 
-    def timing(i: int, tree: TimedTree) -> StepTiming:
+    def timing(i: int, tree: AnyTree) -> StepTiming:
+        drafted = tree.most if isinstance(tree, AdaptiveTree) else tree
         points = [round_["points"][i] for round_ in rounds]
         accepted = [a for point in points for a in point.get("accepted", ())]
         parts = points[0].get("parts_ms")
@@ -168,8 +168,9 @@ def timings(
             round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
             parts_ms=parts
             and {part: tuple(ms for point in points for ms in point["parts_ms"][part]) for part in parts},
-            expanding=tuple(tree.expanding()) if f"{LEVEL}0" in (parts or {}) else None,
-            topk=tree.topk if isinstance(tree, DynamicTree) else None,
+            expanding=tuple(drafted.expanding()) if f"{LEVEL}0" in (parts or {}) else None,
+            topk=drafted.topk if isinstance(drafted, DynamicTree) else None,
+            adaptive=isinstance(tree, AdaptiveTree) or None,
         )
 
     return [timing(i, tree) for i, tree in enumerate(trees)], timing(len(trees), Tree.chain(0))

@@ -196,7 +196,7 @@ class Rivalry:
     def _adaptive(self, levels: int, topk: int, rows: list[int]) -> AdaptiveFigures:
         trace, b = self._some, self.fixed.batch_size
         trees = [DynamicTree(levels, topk, n) for n in rows]
-        cost_ms = self.costs.ms(trees)
+        cost_ms = self.costs.adaptive_ms(trees)
         taken = np.zeros((4, int(trace.clusters.max()) + 1))  # of every conversation, by the rule of the others
         for train, judged in folds(trace):
             rule = fit_rule(trace.select(train), rows, levels, topk, cost_ms, batch_size=b)

@@ -51,6 +51,7 @@ class StepTiming:
     topk: int | None = (
         None  # of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
     )
+    adaptive: bool | None = None  # whether it chose its ``size`` rows by its scores
 
     def __post_init__(self) -> None:
         if not self.step_ms or not all(np.isfinite(ms) and ms > 0 for ms in self.step_ms):
@@ -219,8 +220,13 @@ class LatencyProfile(Drawn):
 
     @property
     def dynamic(self) -> list[StepTiming]:
-        """Those of dynamic trees."""
-        return [point for point in self.points if point.topk is not None]
+        """Those of dynamic trees, but for those that chose their rows."""
+        return [point for point in self.points if point.topk is not None and not point.adaptive]
+
+    @property
+    def adaptive(self) -> list[StepTiming]:
+        """Those of dynamic trees that chose their rows."""
+        return [point for point in self.points if point.topk is not None and point.adaptive]
 
     @cached_property
     def settings(self) -> list[Setting]:

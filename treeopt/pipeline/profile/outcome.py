@@ -130,7 +130,10 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     for key in ("drift", "bandwidth_floor"):
         if key in earlier.info or key in later.info:
             info[key] = sorted([*keep(earlier.info.get(key) or []), *(later.info.get(key) or [])], key=_setting)
-    points = sorted([*keep(earlier.points), *later.points], key=lambda p: (_setting(p), p.size, p.depth, p.topk or 0))
+    points = sorted(
+        [*keep(earlier.points), *later.points],
+        key=lambda p: (_setting(p), p.size, p.depth, p.topk or 0, bool(p.adaptive)),
+    )
     plain = sorted([*keep(earlier.autoregressive), *later.autoregressive], key=_setting)
     whole = LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
     info["inputs"] = {**(earlier.info.get("inputs") or {}), **(later.info.get("inputs") or {})}

@@ -24,7 +24,7 @@ from treeopt.latency.rounds import PRECISION
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
-from treeopt.trees.dynamic import DynamicTree, pool_size
+from treeopt.trees.dynamic import AdaptiveTree, DynamicTree, pool_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
@@ -184,13 +184,19 @@ def rivals(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tupl
     return sorted(found - set(measured))
 
 
-def dynamic_trees(trace: RankTrace | None, budget: int) -> list[DynamicTree]:
-    """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same."""
+def dynamic_trees(trace: RankTrace | None, budget: int) -> list[DynamicTree | AdaptiveTree]:
+    """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same.
+
+    The last one also as an adaptive tree that always takes all rows, for what choosing costs.
+    """
     if trace is None or (pools := trace.pools) is None:
         return []
-    found = []
+    found: list[DynamicTree | AdaptiveTree] = []
     for topk in pools.topks:
         for levels in sorted({min(2, pools.levels), pools.levels} if topk > 1 else ()):
             rows = min(DYNAMIC_ROWS, budget, pool_size(levels, topk) + 1)
             found += [DynamicTree(levels, topk, rows)] if rows > levels else []
+    if found and isinstance(last := found[-1], DynamicTree) and last.rows > 3:
+        fit = (0.0,) * last.levels, (1.0,) * last.levels
+        found.append(AdaptiveTree(last, (2, 3, last.rows), *fit, cost_ms=(1e6, 1e6, 1.0), tokens_per_ms=1.0))
     return found

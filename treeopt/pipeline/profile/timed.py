@@ -24,7 +24,7 @@ import numpy as np
 
 from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.rounds import Planned, Round, TimedTree, drifts, processor_share, timed_trees, timings
+from treeopt.latency.rounds import Planned, Round, drifts, processor_share, timed_trees, timings
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import (
     Wanted,
@@ -44,9 +44,9 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.dynamic import AnyTree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, TreeFamily
+from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 if TYPE_CHECKING:
     from treeopt.runtime.acceptance.greedy import Acceptance
@@ -115,10 +115,10 @@ class Measured:
 
     batch_size: int
     context: Context
-    stages: list[tuple[list[TimedTree], list[Round]]] = field(default_factory=list)
+    stages: list[tuple[list[AnyTree], list[Round]]] = field(default_factory=list)
 
     @property
-    def trees(self) -> list[TimedTree]:
+    def trees(self) -> list[AnyTree]:
         return [tree for trees, _ in self.stages for tree in trees]
 
     @property
@@ -167,7 +167,7 @@ class Stages:
     families: Sequence[TreeFamily]
     max_new_tokens: int
     acceptance: Acceptance
-    dynamic: Sequence[DynamicTree] = ()
+    dynamic: Sequence[AnyTree] = ()
     found: dict[tuple[int, Context], Measured] = field(default_factory=dict)
 
     def first(self) -> None:
@@ -187,7 +187,7 @@ class Stages:
         """Stage one at one setting, unless a larger batch was halved to it before."""
         if (batch_size, context) not in self.found:
             given = bool(self.wanted.sizes)
-            trees: list[TimedTree] = [*timing_trees(self.families, self.wanted.sizes_at(batch_size), given=given)]
+            trees: list[AnyTree] = [*timing_trees(self.families, self.wanted.sizes_at(batch_size), given=given)]
             trees += [] if given else self.dynamic
             measured = Measured(batch_size, context)
             measured.stages.append(self._rounds(measured, trees, limit_s))
@@ -198,7 +198,7 @@ class Stages:
         record, answers = source.record, source.answers
         if answers is not None and answers.clusters.max() < 1:  # one conversation: nothing to hold out
             record = source.calibration or record
-        waiting: list[tuple[Measured, list[TimedTree]]] = []
+        waiting: list[tuple[Measured, list[AnyTree]]] = []
         started = time.perf_counter()
         for context in dict.fromkeys(measured.context for measured in self.found.values()):
             here = [measured for measured in self.found.values() if measured.context == context]
@@ -220,11 +220,11 @@ class Stages:
         plan = plan_trees(record, LatencyProfile(*all_timings(found)), request)
         return {entry.batch_size: entry for entry in plan.entries}
 
-    def _rivals(self, entry: PlanEntry, measured: Sequence[TimedTree]) -> list[TimedTree]:
+    def _rivals(self, entry: PlanEntry, measured: Sequence[AnyTree]) -> list[AnyTree]:
         """The trees that a plan would choose between, but for those ``measured``."""
         return [
             shaped(self.families[depth - 1], size, depth)
-            for size, depth in rivals(entry, {(len(tree), tree.depth) for tree in measured})
+            for size, depth in rivals(entry, {(len(tree), tree.depth) for tree in measured if isinstance(tree, Tree)})
             if depth <= len(self.families) and size <= len(self.families[depth - 1])
         ]
 
@@ -232,8 +232,8 @@ class Stages:
         return sum(measured.seconds for measured in self.found.values())
 
     def _rounds(
-        self, at: Measured, trees: list[TimedTree], limit_s: float, stage: str = ""
-    ) -> tuple[list[TimedTree], list[Round]]:
+        self, at: Measured, trees: list[AnyTree], limit_s: float, stage: str = ""
+    ) -> tuple[list[AnyTree], list[Round]]:
         """The rounds of one setting and stage, through its journal, and the trees that there was time for."""
         from treeopt.runtime.measure.steps import measure_steps, rows_at
 
@@ -250,7 +250,7 @@ class Stages:
             "compiled": session.target.compiled,
             "batch_size": at.batch_size,
             "context": at.context,
-            "trees": [tree.name if isinstance(tree, DynamicTree) else tree.choices for tree in trees],
+            "trees": [tree.choices if isinstance(tree, Tree) else tree.name for tree in trees],
             "precision": self.wanted.precision,
             "time_limit_s": self.wanted.time_limit_s,
             "max_new_tokens": self.max_new_tokens,
@@ -279,7 +279,7 @@ class Stages:
         return timed_trees(rounds, trees), rounds
 
 
-def _say_planned(at: Measured, trees: Sequence[TimedTree], limit_s: float, planned: Planned) -> None:
+def _say_planned(at: Measured, trees: Sequence[AnyTree], limit_s: float, planned: Planned) -> None:
     """Before the first round: what the time limit has no room for."""
     where = f"batch size {at.batch_size}" + ("" if at.context is None else f", context {at.context}")
     if len(planned.kept) < len(trees):

@@ -21,17 +21,7 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
-from treeopt.latency.rounds import (
-    PLAIN_VISITS,
-    PRECISION,
-    VISITS,
-    Planned,
-    Round,
-    TimedTree,
-    is_enough,
-    plan_rounds,
-    timed_trees,
-)
+from treeopt.latency.rounds import PLAIN_VISITS, PRECISION, VISITS, Planned, Round, is_enough, plan_rounds, timed_trees
 from treeopt.runtime.decode import Decoder, Setup, synchronize
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
@@ -62,7 +52,7 @@ def step_parts(decoder: Decoder, tree: AnyTree | None) -> dict[str, float]:
 def measure_steps(
     setup: Setup,
     prompts: Sequence[Sequence[int]],
-    trees: Sequence[TimedTree],
+    trees: Sequence[AnyTree],
     *,
     batch_size: int,
     time_limit_s: float,
@@ -109,7 +99,7 @@ def measure_steps(
     return rounds
 
 
-def first_steps(supply: Supply, trees: Sequence[TimedTree]) -> list[float]:
+def first_steps(supply: Supply, trees: Sequence[AnyTree]) -> list[float]:
     """Seconds of a step with each tree, and of a plain one; of two, since the first finds nothing warm."""
     found = []
     for tree in (*trees, None):
@@ -122,7 +112,7 @@ def first_steps(supply: Supply, trees: Sequence[TimedTree]) -> list[float]:
     return found
 
 
-def one_round(supply: Supply, trees: Sequence[TimedTree], rng: np.random.Generator, visit: Sequence[int]) -> Round:
+def one_round(supply: Supply, trees: Sequence[AnyTree], rng: np.random.Generator, visit: Sequence[int]) -> Round:
     """Visit every tree, and plain decoding `PLAIN_VISITS` times, in random order; all rows are live in every step.
 
     visit : untimed steps, of which the last is timed by its parts, and timed ones
