@@ -24,7 +24,7 @@ from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.settings import SessionSettings
 
 BATCH_SIZES = (1, 4, 8)
-CALIBRATION, HELD_OUT, TOKENS, SECONDS = 320, 240, 64, 150
+CALIBRATION, HELD_OUT, TOKENS, SECONDS = 256, 240, 48, 120
 DRAFTERS = ("medusa", "hydra", "eagle3", "draft")
 TITLE = (
     "drafter | batch | kind | levels/topk/rows | tokens/step predicted | measured | off % | overhead predicted | measured "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,32 +48,40 @@ class Expanded(Protocol):
 class Frontier:
     """The likeliest nodes of a level of every row, best first.
 
-    parent : (b, E) place of each one's parent in the frontier above
+    parent : (b, E) place of each one's parent in the frontier above; (b, 1) zeros for the root's own
     """
 
-    depth: int
-    nodes: int
-    first: int
     parent: Tensor
-    ancestors: Tensor  # (b, E, first + E - 1)
-    beyond: Tensor
+    above: Frontier | None = None
+
+    @cached_property
+    def depth(self) -> int:
+        return self.above.depth + 1 if self.above else 0
+
+    @property
+    def nodes(self) -> int:
+        return self.parent.shape[1]
+
+    @cached_property
+    def first(self) -> int:
+        return self.above.first + self.above.nodes if self.above else 0
 
     def inherit(self, above: Tensor) -> Tensor:
         return above[torch.arange(len(above), device=above.device)[:, None], self.parent]
 
-    @classmethod
-    def root(cls, rows: int, device: torch.device) -> Frontier:
-        nothing = torch.zeros((rows, 1), dtype=torch.long, device=device)
-        return cls(0, 1, 0, nothing, torch.ones((rows, 1, 0), dtype=torch.bool, device=device), nothing[0, :0])
+    @cached_property
+    def ancestors(self) -> Tensor:
+        rows, nodes = self.parent.shape
+        if self.above is None:
+            return torch.ones((rows, 1, 0), dtype=torch.bool, device=self.parent.device)
+        itself = torch.eye(nodes, dtype=torch.bool, device=self.parent.device).expand(rows, -1, -1)
+        return torch.cat([self.inherit(self.above.ancestors), itself], 2)
 
-    def below(self, parent: Tensor) -> Frontier:
-        """The next frontier, by the (b, E) places of its nodes' parents in this one."""
-        rows, nodes = parent.shape
-        itself = torch.eye(nodes, dtype=torch.bool, device=parent.device).expand(rows, -1, -1)
-        seen = torch.arange(rows, device=parent.device)[:, None], parent
-        ancestors = torch.cat([self.ancestors[seen], itself], 2)
-        beyond = torch.cat([self.beyond, self.beyond.new_full((nodes,), self.depth)])
-        return Frontier(self.depth + 1, nodes, self.first + self.nodes, parent, ancestors, beyond)
+    @cached_property
+    def beyond(self) -> Tensor:
+        if self.above is None:
+            return self.parent[0, :0]
+        return torch.cat([self.above.beyond, self.parent.new_full((self.nodes,), self.depth - 1)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +124,16 @@ class LevelDraft:
         """(..., V) logits as the drafter itself gives them, for probabilities."""
         return logits
 
+    def children(self, level: Frontier, tokens: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        """(b, E, k) likeliest children of a level's nodes, by its own ids, and their log-probabilities; E may be 1 as above."""
+        return self.likeliest(self.logits(level, tokens), topk)
+
+    def likeliest(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        """(..., k) of (..., V) logits, and their log-probabilities."""
+        guesses = top_candidates(logits, topk)
+        logits = self.scores(logits if logits.dtype == torch.float64 else logits.float())
+        return guesses, (logits.gather(-1, guesses) - logits.logsumexp(-1, keepdim=True)).clamp_max(0)
+
     def named(self, guesses: Tensor, depth: int) -> Tensor:
         """The target's tokens for (b, ...) guesses behind nodes of a depth; -1 for those that are none."""
         ids = getattr(self.drafter, "token_ids", None)
@@ -134,16 +153,13 @@ class LevelDraft:
         """The pool of a dynamic tree behind the (b,) roots."""
         b, device = len(roots), roots.device
         rows = torch.arange(b, device=device)[:, None]
-        level, tokens = Frontier.root(b, device), roots[:, None]
+        level, tokens = Frontier(torch.zeros((b, 1), dtype=torch.long, device=device)), roots[:, None]
         places, scores = torch.full_like(tokens, -1), torch.zeros((b, 1), device=device)
         found: list[tuple[Tensor, ...]] = []  # tokens, parents, scores and depths of each level
         self.begin(roots, levels)
         size = 0
         for depth in range(levels):
-            logits = self.logits(level, tokens)
-            guesses = top_candidates(logits, topk)  # (b, E, k)
-            logits = self.scores(logits if logits.dtype == torch.float64 else logits.float())
-            own = (logits.gather(-1, guesses) - logits.logsumexp(-1, keepdim=True)).clamp_max(0)
+            guesses, own = self.children(level, tokens, topk)
             children = self.named(guesses, depth).expand(-1, level.nodes, -1)
             children_scores = (scores[..., None] + own).masked_fill(children < 0, -torch.inf).flatten(1)  # (b, E k)
             children = children.flatten(1)
@@ -152,7 +168,7 @@ class LevelDraft:
             mark(f"draft {depth}")
             if depth + 1 < levels:
                 kept = children_scores.sort(dim=1, descending=True, stable=True).indices[:, :topk]
-                level = level.below(kept // topk)
+                level = Frontier(kept // topk, level)
                 tokens, scores, places = children[rows, kept], children_scores[rows, kept], size + kept
             size += children.shape[1]
         tokens_, parents_, scores_, depths = zip(*found, strict=True)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.records.trace import MISS
+from treeopt.runtime.drafters.levels import Frontier
 from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
 from treeopt.runtime.drafters.states import StateDraft, places_among, states_at_once
 from treeopt.runtime.ranking import rank_of, top_candidates
@@ -133,6 +134,12 @@ class MedusaDraft(StateDraft):
 
     def logits(self, level: Any, tokens: Tensor) -> Tensor:
         return self._logits[:, level.depth, None]
+
+    def children(self, level: Frontier, tokens: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        if level.depth == 0:  # of all levels at once, since none depends on the guesses above
+            self._children = self.likeliest(self._logits, topk)
+        guesses, own = self._children
+        return guesses[:, level.depth, None], own[:, level.depth, None]
 
 
 @torch.inference_mode()
