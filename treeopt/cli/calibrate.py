@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     type=Integers(),
     default=",".join(map(str, default_of(treeopt.calibrate, "topks"))),
     show_default=True,
-    help="Nodes that dynamic trees expand on each level, to be recorded.",
+    help="Nodes that dynamic trees expand on each level, to be recorded: numbers from 1 to 10.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace another measurement of the run.")
 def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:

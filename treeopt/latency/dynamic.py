@@ -17,9 +17,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.estimate import StepCosts, pooled
 from treeopt.latency.paired import paired_latency
-from treeopt.records.profile import LatencyProfile
+from treeopt.records.profile import LatencyProfile, Setting, StepTiming
 from treeopt.trees.dynamic import DynamicTree
 
 Floats = NDArray[np.float64]
@@ -37,6 +37,9 @@ class Extra:
         return self.ms + self.ms_per_level * (levels - 1)
 
 
+NOTHING = Extra(0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class DynamicCosts:
     """Step latencies of dynamic trees at one batch size and context."""
@@ -50,24 +53,25 @@ class DynamicCosts:
     @classmethod
     def of(cls, costs: StepCosts, profile: LatencyProfile, *, redrafts: bool = False) -> DynamicCosts:
         """By the timings of the nearest context that has some."""
-        here = [p for p in profile.dynamic if p.batch_size == costs.batch_size]
-        nearest = min((p.context_tokens for p in here), key=lambda c: abs(c - costs.context_tokens), default=None)
-        plain = {p.setting: p for p in profile.autoregressive}
-        points: dict[int, list[tuple[int, float, float]]] = {}  # topk to levels, extra ms and its standard error
-        for p in here:
-            fixed = costs.step(p.size, p.depth)
-            if p.context_tokens == nearest and p.topk is not None and fixed is not None:
-                latency = paired_latency(p, plain[p.setting])
-                error = float(np.hypot(latency.stderr_ms, fixed.stderr_ms))
-                points.setdefault(p.topk, []).append((p.depth, latency.ms - fixed.ms, error))
-        extra = {1: Extra(0.0, 0.0, 0.0), **{topk: _line(found) for topk, found in points.items()}}
+        contexts = {p.context_tokens for p in profile.dynamic if p.batch_size == costs.batch_size}
+        nearest = min(contexts, key=lambda tokens: abs(tokens - costs.context_tokens), default=None)
         timed = frozenset(p.size for p in profile.fixed if p.batch_size == costs.batch_size)
-        alike = {(p.context_tokens, p.depth, p.topk, p.size): paired_latency(p, plain[p.setting]).ms for p in here}
-        choosing = [
-            paired_latency(p, plain[p.setting]).ms - alike[p.context_tokens, p.depth, p.topk, p.size]
-            for p in profile.adaptive
-            if p.batch_size == costs.batch_size and (p.context_tokens, p.depth, p.topk, p.size) in alike
-        ]
+        if nearest is None:
+            return cls(costs, {1: NOTHING}, timed, redrafts)
+        setting = costs.batch_size, nearest
+        there = StepCosts(profile, *setting)
+        plain = pooled([p for p in profile.autoregressive if p.setting == setting])
+        known, chose = (
+            {kind: paired_latency(pooled(same), plain) for kind, same in _kinds(points, setting).items()}
+            for points in (profile.dynamic, profile.adaptive)
+        )
+        found: dict[int, list[tuple[int, float, float]]] = {}  # topk to levels, extra ms and its standard error
+        for (size, depth, topk), latency in known.items():
+            if fixed := there.step(size, depth):
+                error = float(np.hypot(latency.stderr_ms, fixed.stderr_ms))
+                found.setdefault(topk, []).append((depth, latency.ms - fixed.ms, error))
+        choosing = [latency.ms - known[kind].ms for kind, latency in chose.items() if kind in known]
+        extra = {1: NOTHING, **{topk: _line(points) for topk, points in found.items()}}
         return cls(costs, extra, timed, redrafts, max(float(np.median(choosing)), 0.0) if choosing else 0.0)
 
     def extra_ms(self, tree: DynamicTree) -> float:
@@ -113,11 +117,23 @@ class DynamicCosts:
         return found
 
 
+def _kinds(points: Sequence[StepTiming], setting: Setting) -> dict[tuple[int, int, int], list[StepTiming]]:
+    """The timings of a setting by rows, levels and topk."""
+    found: dict[tuple[int, int, int], list[StepTiming]] = {}
+    for p in points:
+        if p.setting == setting and p.topk is not None:
+            found.setdefault((p.size, p.depth, p.topk), []).append(p)
+    return found
+
+
 def _line(points: Sequence[tuple[int, float, float]]) -> Extra:
-    """The line through the extras at their levels; level where one alone was timed."""
+    """The line through the extras at their levels; level where one alone was timed.
+
+    Neither it nor its slope is below 0: more nodes are drafted and ranked than for a fixed tree, and the rest is noise.
+    """
     levels, extra, errors = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     error = float(np.sqrt((errors**2).mean()))
     if len(set(levels)) < 2:
-        return Extra(float(extra.mean()), 0.0, error)
-    slope, at_one = np.polyfit(levels - 1, extra, 1)
-    return Extra(float(at_one), float(slope), error)
+        return Extra(max(float(extra.mean()), 0.0), 0.0, error)
+    slope = max(float(np.polyfit(levels, extra, 1)[0]), 0.0)
+    return Extra(max(float((extra - slope * (levels - 1)).mean()), 0.0), slope, error)

@@ -104,6 +104,7 @@ class StepCosts:
 
     def draws_ms(self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator) -> Floats:
         """(n, B) what each would be with other rounds, the same for all steps, another way between sizes, at another time."""
+        another_time = np.exp(ANOTHER_TIME * rng.standard_normal(n))  # first, so that trees asked for later share it
         weights, ms, doubt_ms = self._estimates(sizes, depths)
         used = np.split(weights.any(0) | (self._plain > 0), np.cumsum([len(near.ms) for near in self._near])[:-1])
         draws = np.concatenate([near.draws(which, n, rng) for near, which in zip(self._near, used, strict=True)])
@@ -113,7 +114,7 @@ class StepCosts:
         found *= (self._raised(ms) / ms)[:, None]  # about the raised latency, with the noise on both sides of it
         if all(len(near.plain_rounds) for near in self._near):
             trees = np.asarray(sizes) > 1
-            found[trees] *= np.exp(ANOTHER_TIME * rng.standard_normal(found.shape[1]))
+            found[trees] *= another_time
         return found
 
     def _raised(self, ms: Floats) -> Floats:
@@ -161,12 +162,12 @@ class Measurements:
     def at(cls, profile: LatencyProfile, setting: Setting) -> Measurements:
         """What a profile has of a setting, repeated timings of one size and depth pooled."""
         points = [p for p in profile.fixed if p.setting == setting]
-        plain = _pooled([p for p in profile.autoregressive if p.setting == setting])
+        plain = pooled([p for p in profile.autoregressive if p.setting == setting])
         kinds: dict[tuple[int, int], list[StepTiming]] = {}
         for p in points:
             if p.size > 1:
                 kinds.setdefault((p.size, p.depth), []).append(p)
-        timings = [_pooled(kinds[kind]) for kind in sorted(kinds)]
+        timings = [pooled(kinds[kind]) for kind in sorted(kinds)]
         rounds = list(plain.by_round().values())
         # Samples of a round are alike, so the plain step's error is that of its rounds.
         reference = Latency(median_latency(plain.step_ms).ms, median_latency(rounds or plain.step_ms).stderr_ms)
@@ -224,7 +225,7 @@ def measured_by(profile: LatencyProfile) -> tuple[dict[Setting, Measurements], C
     return found, lambda rows: np.interp(rows, knots, curve)
 
 
-def _pooled(timings: Sequence[StepTiming]) -> StepTiming:
+def pooled(timings: Sequence[StepTiming]) -> StepTiming:
     """All samples of one kind of step as one timing; without rounds where those of any are unknown."""
     first = timings[0]
     known = all(p.round is not None and len(p.round) == len(p.step_ms) for p in timings)

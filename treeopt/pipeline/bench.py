@@ -18,6 +18,7 @@ from treeopt.records.contender import Predicted
 from treeopt.records.expected import AdaptiveFigures
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
 from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.pools import Counts
 from treeopt.records.rules import check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -143,11 +144,20 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
         and not (meta.get("answers") or {}).get("given")
         and (seeds[0] == seeds[1] or not same_seed)
         and decoding.counts.top_k == trace.top_k
-        and set(decoding.counts.topks) <= set(trace.pools.topks if trace.pools else ())
+        and _has_pools(trace, decoding.counts)
     ):
         return trace
-    note("The trace has another dtype, other limits or given answers, so its prompts are answered again.")
+    note(
+        "The trace has another dtype, limits, seed, ranks or topk, or given answers, so its prompts are answered again."
+    )
     return None
+
+
+def _has_pools(trace: RankTrace, counts: Counts) -> bool:
+    pools = trace.pools
+    return not counts.topks or (
+        pools is not None and set(counts.topks) <= set(pools.topks) and counts.levels <= pools.levels
+    )
 
 
 def _entrants(

@@ -143,6 +143,12 @@ def request_of(
     warnings = [*check_rule_of(record.meta.get("acceptance"), way, engine), *standing(way, engine), *left_out]
     if limits.budget < options.budget:
         warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {limits.budget} rows.")
+    timed = {p.batch_size for p in latencies.dynamic} if latencies else set()
+    if way.dynamic and (bare := [str(size) for size in batch_sizes if size not in timed]):
+        warnings.append(
+            f"No dynamic trees were timed at batch size {', '.join(bare)}, so chains alone are compared there. To time some: "
+            f"treeopt profile --batch-size {','.join(bare)} --overwrite"
+        )
     most_rank = max(limits.max_rank, MAX_RANK) if options.max_rank is None else options.max_rank
     wider = Limits(options.budget, options.max_depth, most_rank, limits.shape)
     planned = PlannedEngine(name=engine, method=way.name)

@@ -22,7 +22,7 @@ from treeopt.records.bootstrap import SEED, conversation_draws, drawn_rates, int
 from treeopt.records.expected import AdaptiveFigures, DynamicFigures
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
-from treeopt.trees.dynamic import DynamicTree, pool_size
+from treeopt.trees.dynamic import MOST_ROWS, DynamicTree, pool_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray
 
@@ -141,9 +141,9 @@ class Rivalry:
             ms_draws=self._ms_draws(trees),
         )
 
-    def _figures(self, throughput: float, draws: Floats, ms_noise: Floats) -> dict[str, Any]:
-        """What both kinds say, by tokens per second, (B,) of drawn conversations, and the relative noise of latencies."""
-        fixed, i, n = self.fixed, self.chosen, len(self.rates.tokens)
+    def _figures(self, throughput: float, draws: Floats, ms_noise: Floats, n: int) -> dict[str, Any]:
+        """What both kinds say, by tokens per second, (B,) of n drawn conversations, and the relative noise of latencies."""
+        fixed, i = self.fixed, self.chosen
         assert fixed.plain_ms is not None
         plain = 1e3 * fixed.batch_size / fixed.plain_ms
         drawn = draws / ms_noise
@@ -170,7 +170,9 @@ class Rivalry:
             tokens_per_step=float(c.rates[i]),
             tokens_per_step_stderr=stderr(c.rate_draws[i], len(self.rates.tokens)),
             step_ms=float(c.ms[i]),
-            **self._figures(float(c.rates[i] * per_s), c.rate_draws[i] * per_s, c.ms_draws[i] / c.ms[i]),
+            **self._figures(
+                float(c.rates[i] * per_s), c.rate_draws[i] * per_s, c.ms_draws[i] / c.ms[i], len(self.rates.tokens)
+            ),
         )
 
     def _ms_draws(self, trees: Sequence[DynamicTree]) -> Floats:
@@ -184,7 +186,7 @@ class Rivalry:
         trees = (self.rates.trees[i] for i in self.known)
         pairs = dict.fromkeys((tree.levels, tree.topk) for tree in trees if tree.topk > 1)
         for levels, topk in list(pairs)[:ADAPTED]:
-            most = pool_size(levels, topk) + 1
+            most = min(pool_size(levels, topk) + 1, MOST_ROWS)
             rows = [
                 n for n in sizes if levels < n <= most and not np.isnan(self.costs.ms([DynamicTree(levels, topk, n)]))
             ]
@@ -204,9 +206,10 @@ class Rivalry:
             taken[:, np.unique(trace.clusters[judged])] = found.tokens, found.steps, found.ms, found.rows
         tokens, steps, ms, verified = taken
         rule = fit_rule(trace, rows, levels, topk, cost_ms, batch_size=b)
-        weights = conversation_draws(len(tokens))
+        weights = conversation_draws(len(tokens), count=self.fixed.rate_draws.shape[1])
         drawn = 1e3 * drawn_rates(tokens, ms, weights)
-        noise = self._ms_draws(trees[len(trees) // 2 :][:1])[0] / cost_ms[len(trees) // 2]
+        middle = trees[len(trees) // 2 :][:1]
+        noise = self._ms_draws(middle)[0] / self.costs.ms(middle)[0]
         return AdaptiveFigures(
             size=rows[-1],
             depth=levels,
@@ -220,7 +223,7 @@ class Rivalry:
             slopes=list(rule.promise.slopes),
             cost_ms=cost_ms.tolist(),
             tokens_per_ms=rule.rate,
-            **self._figures(float(1e3 * tokens.sum() / ms.sum()), drawn, noise),
+            **self._figures(float(1e3 * tokens.sum() / ms.sum()), drawn, noise, len(tokens)),
         )
 
     @cached_property

@@ -52,6 +52,10 @@ class Counts:
     levels: int = 0
     topks: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not all(1 <= topk <= MOST_TOPK for topk in self.topks):
+            raise InvalidInput(f"--topk must be numbers from 1 to {MOST_TOPK}, but got {quoted(list(self.topks))}.")
+
     @property
     def record(self) -> dict[str, Any]:
         """As a trace's meta has it.

@@ -117,5 +117,5 @@ def against(plan: Plan, entries: Sequence[PlanEntry]) -> Iterator[str]:
                 f"Do not speculate at batch size {e.batch_size}: the best dynamic tree there, {f.tree.name}, is predicted to "
                 f"be {speedup} times as fast as plain decoding."
             )
-        elif f.speedup - 1.96 * (f.speedup_stderr or 0) <= 1:
+        elif setting_of(plan, e) == f.tree and f.speedup - 1.96 * (f.speedup_stderr or 0) <= 1:
             yield f"Speculation may not gain at batch size {e.batch_size}: its predicted speedup is {speedup}."

@@ -216,7 +216,7 @@ class Stages:
     def _planned(self, found: Sequence[Measured], record: Accuracies) -> dict[int, PlanEntry]:
         """Batch size to the entry of a quick plan on what was measured."""
         limits = Limits(self.wanted.budget, max_rank=min(MAX_RANK, self.session.drafter.draft_vocab_size - 1))
-        request = PlanRequest(limits, [measured.batch_size for measured in found], "joint")
+        request = PlanRequest(limits, [measured.batch_size for measured in found], "joint", dynamic=None)
         plan = plan_trees(record, LatencyProfile(*all_timings(found)), request)
         return {entry.batch_size: entry for entry in plan.entries}
 

@@ -3,7 +3,7 @@
 The pair of the hidden state f_j of token j and the embedding of the token after it goes through a linear layer,
 fc [e_{j+1}, f_j], and a Llama layer without input norm, which attends to the pairs before it; what comes out
 stands for f_{j+1} (EAGLE, section 4.1). In a tree it takes the place of the target's state for the next depth.
-EAGLE-2's checkpoints are the same; its trees change with the drafter's confidence, those planned here do not.
+EAGLE-2's checkpoints are the same.
 
 b rows · M pairs of a text · N states of its answer, of which n are unrolled together · K guesses in a row
 d width · V vocabulary
