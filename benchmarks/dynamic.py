@@ -1,4 +1,6 @@
-"""Fixed, dynamic and adaptive trees, predicted and measured, on the demo model: `python benchmarks/dynamic.py FOLDER [DRAFTER ...]`.
+"""Fixed, dynamic and adaptive trees, predicted and measured, on the demo model.
+
+`python benchmarks/dynamic.py FOLDER [--drafter NAME,...] [--batch-size N,...]`
 
 The runs are kept in the folder, and a killed benchmark goes on there. Tokens per step are predicted from the calibration's
 prompts and measured on others; an adaptive tree's rows at batch sizes above 1 depend on who decodes beside it.
@@ -6,7 +8,7 @@ prompts and measured on others; an adaptive tree's rows at batch sizes above 1 d
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from pathlib import Path
 
@@ -23,9 +25,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.settings import SessionSettings
 
-BATCH_SIZES = (1, 4, 8)
-CALIBRATION, HELD_OUT, TOKENS, SECONDS = 256, 240, 48, 120
-DRAFTERS = ("medusa", "hydra", "eagle3", "draft")
+CALIBRATION, HELD_OUT, TOKENS, SECONDS = 256, 240, 48, 60  # of each batch size
 TITLE = (
     "drafter | batch | kind | levels/topk/rows | tokens/step predicted | measured | off % | overhead predicted | measured "
     "| speedup predicted | measured | over fixed predicted | measured"
@@ -82,16 +82,21 @@ def lines(drafter: str, entry: PlanEntry, result: Benchmark) -> list[str]:
 
 
 def main() -> None:
-    folder, wanted = Path(sys.argv[1]), sys.argv[2:] or DRAFTERS
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--drafter", default="medusa,hydra,eagle3,draft")
+    parser.add_argument("--batch-size", default="1,4,8")
+    asked = parser.parse_args()
+    folder, batch_sizes = asked.folder, tuple(map(int, asked.batch_size.split(",")))
     print(
         f"Demo model, float32, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, torch {torch.__version__}, {cpu()}."
     )
-    for drafter in wanted:
+    for drafter in asked.drafter.split(","):
         run, session = RunDirectory(folder / drafter), open_session(SessionSettings(drafter=drafter))
         recorded(run, session)
         if not run.profile.exists():
-            pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=SECONDS)
-        plan, trace = pipeline.search(run, pipeline.SearchOptions(batch_sizes=BATCH_SIZES)), run.read_trace()
+            pipeline.profile(run, session, batch_sizes=batch_sizes, time_limit_s=SECONDS * len(batch_sizes))
+        plan, trace = pipeline.search(run, pipeline.SearchOptions(batch_sizes=batch_sizes)), run.read_trace()
         print(f"| {TITLE} |\n|" + "---|" * (1 + TITLE.count("|")))
         for entry in plan.entries:
             decoding = Decoding(
