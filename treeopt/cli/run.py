@@ -27,6 +27,7 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     """Do everything, from calibrate to report.
 
     The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
+    Dynamic trees are planned for drafters that an engine grows them of, such as EAGLE-3; calibrate does so for all.
     The same command again continues where it was stopped.
 
     \b

@@ -68,6 +68,15 @@ def tree_method_of(engine: str, drafter: str | None, rule: str, batch_sizes: Ite
     return None
 
 
+def grows_trees(drafter: str | None) -> bool:
+    """Whether an engine grows dynamic trees of a kind of drafter.
+
+    >>> grows_trees("eagle3"), grows_trees("medusa")
+    (True, False)
+    """
+    return any(one.dynamic and drafter in one.drafters for engine in ENGINES.values() for one in engine.methods)
+
+
 def runners(drafter: str | None) -> dict[str, Method]:
     """The engines that run a kind of drafter, and their usual method for it; all without a kind.
 

@@ -16,6 +16,7 @@ from treeopt.pipeline.search import SearchOptions, search
 from treeopt.pipeline.threads import settle_threads
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
+from treeopt.records.pools import RANKS_ALONE, USUAL
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
 from treeopt.report.page import write_report
@@ -36,7 +37,12 @@ def run_line(
     time_limit: int,
     overwrite: bool = False,
 ) -> tuple[Plan, list[Benchmark], list[str]]:
-    """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to)."""
+    """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to).
+
+    Dynamic trees are recorded for drafters that an engine grows them of.
+    """
+    from treeopt.export.write import grows_trees
+
     batch_sizes = tuple(wanted.batch_sizes or (1,))
     options = {
         "source": session.source,
@@ -52,7 +58,13 @@ def run_line(
         settle_threads(run, session)
         check_can_join(run, session.runtime(), session.provenance(seed=0).record(), overwrite=overwrite)
         calibrate(
-            run, session, num_prompts=num_prompts, max_new_tokens=max_new_tokens, probe_rounds=1, overwrite=overwrite
+            run,
+            session,
+            num_prompts=num_prompts,
+            max_new_tokens=max_new_tokens,
+            counts=USUAL if grows_trees(session.drafter.kind) else RANKS_ALONE,
+            probe_rounds=1,
+            overwrite=overwrite,
         )
         steps.append({"step": "calibrate"})
     if steps.finished() < 2:
