@@ -80,12 +80,16 @@ def loadable(must: str, name: str) -> Iterator[None]:
     except BaseException as error:  # tokenizers and safetensors are in Rust, whose panics are no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InvalidInput(f"{must}, but {name}: {reason_of(error)}") from None
+        raise InvalidInput(f"{must}, but {name}: {reason_of(error, path=name)}") from None
 
 
-def reason_of(error: BaseException) -> str:
-    """What a library's error says, in one line; for some errors the second line of it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+def reason_of(error: BaseException, path: str = "") -> str:
+    """What a library's error says, in one line; for some errors the second line of it.
+
+    path : that the sentence before has named already
+    """
+    text = str(error).replace(path, "it") if "/" in path else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else lines[0] if lines else ""
     kind = type(error).__name__
     if isinstance(error, OSError | ValueError | RuntimeError) and said:
