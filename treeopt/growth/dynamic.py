@@ -88,7 +88,7 @@ def lengths_with(trace: RankTrace, tree: AnyTree) -> IntArray | None:
     """
     if isinstance(tree, Tree):
         return accepted_lengths(trace, tree.paths)
-    pools, most = trace.pools, tree if isinstance(tree, DynamicTree) else tree.most
+    pools, most = trace.pools, tree.most
     if pools is None or most.topk not in pools.topks or most.levels > pools.levels:
         return None
     if isinstance(tree, DynamicTree):

@@ -154,7 +154,7 @@ def timings(
         context = int(median([length for round_ in rounds for length in round_["lengths"]]))
 
     def timing(i: int, tree: AnyTree) -> StepTiming:
-        drafted = tree.most if isinstance(tree, AdaptiveTree) else tree
+        drafted = tree if isinstance(tree, Tree) else tree.most
         points = [round_["points"][i] for round_ in rounds]
         accepted = [a for point in points for a in point.get("accepted", ())]
         parts = points[0].get("parts_ms")

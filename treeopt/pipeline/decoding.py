@@ -21,7 +21,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.stopping import LOOKS
 from treeopt.records.trace import Answers, RankTrace
 from treeopt.report.terminal import note, progress
-from treeopt.trees.dynamic import AnyTree, DynamicTree
+from treeopt.trees.dynamic import AnyTree
 from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Decoding:
         """
         trees = [tree for tree in self.trees.values() if tree]
         ranks = [1 + tree.max_rank for tree in trees if isinstance(tree, Tree)]
-        most = [tree if isinstance(tree, DynamicTree) else tree.most for tree in trees if not isinstance(tree, Tree)]
+        most = [tree.most for tree in trees if not isinstance(tree, Tree)]
         return Counts(
             max(self.source.meta.get("top_k") or 1, *ranks, 1),
             max((tree.levels for tree in most), default=0),

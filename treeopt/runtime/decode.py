@@ -138,8 +138,7 @@ class Decoder:
         cls, setup: Setup, prompts: Iterable[Sequence[int]], trees: Iterable[AnyTree | None] = (), *, batch_size: int
     ) -> Decoder:
         """A decoder with room for these prompts, their answers, and the largest of these trees."""
-        dynamic = [tree.most if isinstance(tree, AdaptiveTree) else tree for tree in trees]
-        rooms = (tree.room if isinstance(tree, DynamicTree) else len(tree) for tree in dynamic if tree is not None)
+        rooms = (len(tree) if isinstance(tree, Tree) else tree.most.room for tree in trees if tree is not None)
         most_nodes = max(rooms, default=1)
         return cls(setup, batch_size=batch_size, capacity=setup.capacity(prompts), most_nodes=most_nodes)
 
@@ -276,7 +275,7 @@ class Decoder:
         return tree.depths[last]
 
     def _dynamic_step(self, tree: DynamicTree | AdaptiveTree) -> IntArray:
-        most = tree if isinstance(tree, DynamicTree) else tree.most
+        most = tree.most
         pool = self._checked(most).grow(most.levels, most.topk, self._roots, self._mark)
         rows = most.rows if isinstance(tree, DynamicTree) else promising_rows(pool, tree)
         tokens, parents, depths, ancestors = chosen_tree(pool, self._roots, rows)

@@ -49,6 +49,11 @@ class DynamicTree:
         """Of the deepest guess."""
         return self.levels
 
+    @property
+    def most(self) -> DynamicTree:
+        """The tree with the most rows, as of an adaptive one: itself."""
+        return self
+
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
 
