@@ -276,7 +276,7 @@ class Decoder:
 
     def _dynamic_step(self, tree: DynamicTree | AdaptiveTree) -> IntArray:
         most = tree.most
-        pool = self._checked(most).grow(most.levels, most.topk, self._roots, self._mark)
+        (pool,) = self._checked(most).grow(most.levels, (most.topk,), self._roots, self._mark)
         rows = most.rows if isinstance(tree, DynamicTree) else promising_rows(pool, tree)
         tokens, parents, depths, ancestors = chosen_tree(pool, self._roots, rows)
         self._mark("choose")

@@ -42,21 +42,17 @@ class PoolRecorder:
         places, scores = [], []
         for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.stand`
             states = slice(begin, min(begin + self._rows, len(roots)))
-            of_topk = []
-            for topk in self.topks:
-                draft.stand(range(states.start, states.stop))
-                pool = draft.grow(self.levels, topk, roots[states].to(device), lambda part: None)
-                of_topk.append(
-                    (true_places(pool, labels[states].to(device), self.levels), torch.cat(best_scores(pool, topk), 1))
-                )
-            found = list(zip(*of_topk, strict=True))
-            places.append(torch.stack(found[0], 1).cpu())
-            scores.append(torch.cat(found[1], 1).cpu())
+            draft.stand(range(states.start, states.stop))
+            pools = draft.grow(self.levels, self.topks, roots[states].to(device), lambda part: None)
+            true = labels[states].to(device)
+            places.append(torch.stack([true_places(pool, true, self.levels) for pool in pools], 1).cpu())
+            best = [torch.cat(best_scores(pool, topk), 1) for pool, topk in zip(pools, self.topks, strict=True)]
+            scores.append(torch.cat(best, 1).cpu())
         return {"pool_places": torch.cat(places[::-1]).numpy(), "pool_scores": torch.cat(scores[::-1]).numpy()}
 
     def _standing(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
-        capacity = tokens + 1 + (self.levels - 1) * max(self.topks)
+        capacity = tokens + 1 + (self.levels - 1) * sum(self.topks)
         if self._draft is None or capacity > self._capacity:
             width = getattr(self.drafter, "width", 0) or self.drafter.model.width
             layers = 1 if not hasattr(self.drafter, "model") else self.drafter.model.num_layers
