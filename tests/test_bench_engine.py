@@ -25,7 +25,7 @@ from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.engines import Passes, open_engine
+from treeopt.runtime.engines import Pass, open_engine
 from treeopt.runtime.engines.transformers import Transformers
 from treeopt.runtime.measure.bench import Contest, Entrant, ask_engine
 from treeopt.runtime.measure.ranks import Prompt, rank_answers
@@ -41,6 +41,11 @@ STOP = StopRule(frozenset({3, 5}), 22)
 
 def flat(passes: list[list[int]]) -> list[int]:
     return [token for emitted in passes for token in emitted]
+
+
+def said(engine, prompt: list[int], length: int | None) -> list[list[int]]:
+    """The tokens of every pass that answers a prompt."""
+    return [one.emitted[0] for one in engine.answer([prompt], None if length is None else Tree.chain(length))]
 
 
 def nearly(model: torch.nn.Module, *, rows: int = 0) -> DraftModel:
@@ -133,13 +138,15 @@ def test_every_pass_is_the_slow_oracles(own_target, kind):
     longest = 0
     for prompt in prompts:
         plain = flat(oracle(own_target, drafter, prompt, 0))
-        assert flat(engine.answer(prompt, 0).tokens) == plain
+        assert flat(said(engine, prompt, 0)) == plain
         for length in (1, 4):
-            passes = engine.answer(prompt, length)
-            assert passes.tokens == oracle(own_target, drafter, prompt, length)
-            assert flat(passes.tokens)[: len(plain)] == plain
-            assert passes.ended_s == sorted(passes.ended_s)
-            longest = max(longest, *map(len, passes.tokens))
+            passes = list(engine.answer([prompt], Tree.chain(length)))
+            tokens = [one.emitted[0] for one in passes]
+            assert tokens == oracle(own_target, drafter, prompt, length)
+            assert flat(tokens)[: len(plain)] == plain
+            assert [one.reads_prompt for one in passes] == [True] + [False] * (len(passes) - 1)
+            assert all(one.seconds > 0 for one in passes)
+            longest = max(longest, *map(len, tokens))
     assert longest > 1  # guesses were accepted
     assert configs[0] == own_target.model.generation_config.to_dict()
     assert configs[1] is False or configs[1] == drafter.model.model.generation_config.to_dict()
@@ -153,11 +160,11 @@ def test_the_own_settings_are_the_checkpoints():
     config.num_assistant_tokens_schedule, config.num_assistant_tokens = "constant", 4
     engine = Transformers(target, drafter, STOP)
     prompt = [9, 8, 7, 6]
-    told, own = engine.answer(prompt, 4).tokens, engine.answer(prompt, None).tokens
+    told, own = said(engine, prompt, 4), said(engine, prompt, None)
     assert engine.own_length == 4
     assert told == oracle(target, drafter, prompt, 4) != own
     config.assistant_confidence_threshold = 0.0
-    assert Transformers(target, drafter, STOP).answer(prompt, None).tokens == told
+    assert said(Transformers(target, drafter, STOP), prompt, None) == told
     config.num_assistant_tokens_schedule = "heuristic"
     unbounded = Transformers(target, drafter, STOP)  # it has no longest chain
     assert unbounded.own_length is None
@@ -172,7 +179,7 @@ def test_lookup_looks_for_as_many_tokens_as_it_is_said_to():
     prompts = ([20, b, c, 23, 21, a, b, c, right, 22, a, b, c] for a, b, c, right in places)
     prompt = next(prompt for prompt in prompts if likeliest(target, prompt)[-1] == prompt[8])
     drafter = PromptLookup(VOCABULARY)
-    passes = Transformers(target, drafter, STOP).answer(prompt, 4).tokens
+    passes = said(Transformers(target, drafter, STOP), prompt, 4)
     assert passes == oracle(target, drafter, prompt, 4)
     assert len(passes[0]) > 1
 
@@ -191,7 +198,7 @@ def test_guesses_that_are_split_again_may_be_more_than_were_told():
     contest = Contest(Target(tiny_model()), [Prompt((1,), "a", "", 0)], reference, 1)
     visits = [{"round": 0, "prompts": [0], "runs": {}}]
     for name, passes in {"plain": [[n] for n in range(6, 13)], "chain of 1": [[6], [7, 8, 9, 10], [11, 12]]}.items():
-        visits[0]["runs"][name] = ask_engine(Recorded(passes), 1, STOP, [(0, [1])])
+        visits[0]["runs"][name] = ask_engine(Recorded(passes), Tree.chain(1), STOP, [(0, [1])])
     entrants = {"plain": Entrant(None), "chain of 1": Entrant(Tree.chain(1), is_replayable=False)}
     bench = contest.result(visits, entrants)
     bench.check("bench")
@@ -204,15 +211,16 @@ class Recorded:
     def __init__(self, passes):
         self.passes = passes
 
-    def answer(self, prompt, length):
-        return Passes(self.passes, [0.5 + i for i in range(len(self.passes))])
+    def answer(self, prompts, tree, rows=1):
+        for n, tokens in enumerate(self.passes):
+            yield Pass({0: tokens}, 1.0 if n else 0.5, reads_prompt=n == 0)
 
 
 def test_the_first_pass_is_no_step_and_what_is_behind_the_end_is_cut():
-    run = ask_engine(Recorded([[7, 8], [9], [10, 3, 11], [12]]), 4, STOP, [(5, [1])])
+    run = ask_engine(Recorded([[7, 8], [9], [10, 3, 11], [12]]), Tree.chain(4), STOP, [(5, [1])])
     assert run["rows"] == [{"id": 5, "tokens": [7, 8, 9, 10, 3], "prefilled": 2, "accepted": [0, 1]}]
     assert (run["tokens"], run["steps"], run["passes"], run["prefill_s"], run["decode_s"]) == (3, 2, 3, 0.5, 2.0)
-    run = ask_engine(Recorded([[7, 3]]), 4, STOP, [(0, [1])])
+    run = ask_engine(Recorded([[7, 3]]), Tree.chain(4), STOP, [(0, [1])])
     assert (run["tokens"], run["steps"], run["decode_s"]) == (0, 0, 0.0)
 
 
@@ -231,7 +239,7 @@ def test_what_the_library_raises_is_a_sentence_and_leaves_the_model_as_it_was(mo
     with monkeypatch.context() as patch:
         patch.setattr(target.model.model.layers[1], "forward", lambda *a, **k: 1 / 0)
         with pytest.raises(InvalidInput, match="must be able to answer, but unknown: ZeroDivisionError"):
-            engine.answer([1, 2], 3)
+            said(engine, [1, 2], 3)
     assert (target.config.num_hidden_layers, target.model.generation_config) == (3, config)
 
 
@@ -289,11 +297,11 @@ def test_an_interrupted_benchmark_goes_on_behind_its_last_block(bench, tmp_path,
     whole = bench()
     answer, asked = Transformers.answer, []
 
-    def killed(self, prompt, length):
-        asked.append(prompt)
+    def killed(self, prompts, tree, rows=1):
+        asked.append(prompts)
         if len(asked) == 3 * len(whole.contenders):  # at the end of the second block, behind one to warm up
             raise KeyboardInterrupt
-        return answer(self, prompt, length)
+        return answer(self, prompts, tree, rows)
 
     with monkeypatch.context() as patch:
         patch.setattr(Transformers, "answer", killed)
@@ -348,10 +356,10 @@ def test_a_draft_model_with_other_rows_guesses_text():
     opened = api.open("demo", drafter="draft", dtype="float64")
     prompt = opened.prompts.next_prompt(opened.prompts.conversations[0], [])
     stop = StopRule(frozenset(), 6, at_loops=False)
-    plain = Transformers(opened.target, opened.drafter, stop).answer(prompt, 0).tokens
+    plain = said(Transformers(opened.target, opened.drafter, stop), prompt, 0)
     model = opened.drafter.model.model
     model.resize_token_embeddings(model.config.vocab_size + 8, mean_resizing=False)
     more = DraftModel(Target(model, opened.drafter.model.tokenizer), opened.target.vocab_size)
     engine = Transformers(opened.target, more, stop)
     assert "splits it into tokens again" in engine.about
-    assert flat(engine.answer(prompt, 3).tokens) == flat(plain)
+    assert flat(said(engine, prompt, 3)) == flat(plain)

@@ -131,7 +131,7 @@ class TestPlansForEveryEngine:
 
     def test_commands_of_several_batch_sizes_say_in_which_folder_they_run(self, tmp_path):
         folder = tmp_path / "my $(x)\nrm y"
-        _, written = export_to(folder, self.plan(), "openvino-genai")
+        _, written = export_to(folder, self.plan(), "openvino")
         lines = written.command.splitlines()
         assert len(lines) == 2 * len(SIZES)
         for line, size in zip(lines[::2], SIZES, strict=True):

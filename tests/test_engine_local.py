@@ -17,7 +17,7 @@ from treeopt.export.engine import Request
 from treeopt.export.table import ENGINES
 from treeopt.export.write import export_request
 
-NAMES = ("transformers", "openvino-genai", "mlc-llm", "mlx-lm", "exllamav3")
+NAMES = ("transformers", "openvino", "mlc-llm", "mlx-lm", "exllamav3")
 FIXED = [(name, way) for name in NAMES for way in ENGINES[name].methods if not way.dynamic]
 WAYS = [(name, way, drafter) for name, way in FIXED for drafter in way.drafters]
 named = pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def run_program(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("length", [0, 3])
 def test_openvino_gets_the_plans_settings_alone(run_program, length):
-    files, library = files_of("openvino-genai", "ngram", length), MagicMock(name="openvino_genai")
+    files, library = files_of("openvino", "ngram", length), MagicMock(name="openvino_genai")
     run_program(library, files, "MODEL", PROMPT)
     library.GenerationConfig.assert_called_once_with(**json.loads(files[assisted.FILE]), max_new_tokens=128)
     library.LLMPipeline().generate.assert_called_once_with(PROMPT, library.GenerationConfig())
@@ -223,7 +223,7 @@ def test_exllama_gets_the_template_of_a_chat_model(run_program, capsys, error):
     ],
 )
 def test_openvino_refuses_what_its_config_refuses(drafter, settings, said):
-    files = files_of("openvino-genai", drafter)
+    files = files_of("openvino", drafter)
     files[assisted.FILE] = json.dumps({**json.loads(files[assisted.FILE]), **settings})
     with pytest.raises(InvalidInput, match=said):
         assisted.parse_openvino(files)
@@ -231,7 +231,7 @@ def test_openvino_refuses_what_its_config_refuses(drafter, settings, said):
 
 @pytest.mark.parametrize("parse", [assisted.parse_transformers, assisted.parse_openvino])
 def test_damaged_files_are_named(parse):
-    files = files_of("openvino-genai", "ngram")
+    files = files_of("openvino", "ngram")
     for name, text in ((assisted.FILE, "{"), (assisted.FILE, "[3]"), (assisted.SCRIPT, "def"), (assisted.SCRIPT, "\0")):
         with pytest.raises(InvalidInput, match=name):
             parse({**files, name: text})

@@ -251,10 +251,10 @@ class TestWithoutDynamicTrees:
         assert not planned_trees(plan)
 
     def test_openvino_decodes_trees_one_by_one_and_gets_chains_for_more(self, run):
-        assert planned(run, "openvino-genai").constraint.engine.method == "draft-model"
-        plan = planned(run, "openvino-genai", batch_sizes=(1,))
+        assert planned(run, "openvino").constraint.engine.method == "draft-model"
+        plan = planned(run, "openvino", batch_sizes=(1,))
         assert plan.constraint.engine.method == "dynamic-tree"
-        assert '"tree_depth"' in export_plan(plan, "openvino-genai").files["generation_config.json"]
+        assert '"tree_depth"' in export_plan(plan, "openvino").files["generation_config.json"]
 
     def test_rejection_by_the_drafters_probabilities_is_for_chains(self, run):
         rule = {"rule": "rejection", "temperature": 1.0, "top_p": None, "top_k": None, "seed": 0}

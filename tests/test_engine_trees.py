@@ -28,7 +28,7 @@ def written(engine, tree=None, drafter="eagle3", **others):
 
 def numbers_of(engine, files) -> tuple[int, int, int]:
     """Levels, topk and rows by each engine's own counting, as its documentation tells it."""
-    if engine == "openvino-genai":
+    if engine == "openvino":
         config = json.loads(files["generation_config.json"])
         nodes = config["num_assistant_tokens"]
         return config.get("tree_depth", nodes), config.get("branching_factor", 1), nodes + 1
@@ -50,7 +50,7 @@ def takes(engine, tree) -> bool:
         return nodes == tree.levels  # they all make a chain of it
     if engine == "tensorrt-llm":
         return tree.levels <= nodes <= tree.topk * tree.levels
-    return nodes >= tree.levels if engine == "openvino-genai" else nodes <= pool_size(tree.levels, tree.topk)
+    return nodes >= tree.levels if engine == "openvino" else nodes <= pool_size(tree.levels, tree.topk)
 
 
 @named
@@ -95,7 +95,7 @@ def test_every_engine_counts_in_its_own_way():
         "dynamic_tree_max_topK": 4,
         "speculative_model": "DRAFTER",
     }
-    files = written("openvino-genai", tree).files
+    files = written("openvino", tree).files
     assert json.loads(files["generation_config.json"]) == {
         "do_sample": False,
         "num_assistant_tokens": 15,
@@ -116,7 +116,7 @@ def test_the_examples_of_the_engines_documents():
     assert draft_len.parse_tree({draft_len.FILE: f"speculative_config: {{{config}}}"}) == (
         (1, None, DynamicTree(6, 10, 61)),
     )
-    openvino = written("openvino-genai", DynamicTree(8, 4, 16)).files
+    openvino = written("openvino", DynamicTree(8, 4, 16)).files
     assert '"num_assistant_tokens": 15, "tree_depth": 8, "branching_factor": 4' in openvino["generation_config.json"]
     words = "--speculative-algorithm EAGLE --speculative-num-steps 5 --speculative-eagle-topk 4"
     assert sglang.parse_tree({COMMANDS: f"x {words} --speculative-num-draft-tokens 8"}) == (
@@ -147,13 +147,13 @@ def test_engines_of_fixed_trees_and_chains_take_no_dynamic_ones():
     assert method_of("sglang", "eagle3").name == "adaptive"  # the usual one is as it was
 
 
-@pytest.mark.parametrize("engine", ["sglang", "fastrl", "eagle2", "tensorrt-llm", "openvino-genai"])
+@pytest.mark.parametrize("engine", ["sglang", "fastrl", "eagle2", "tensorrt-llm", "openvino"])
 def test_nothing_lossy_is_written(engine):
     for rule in (None, SAMPLED):
         try:
             found = written(engine, DynamicTree(3, 4, 8), acceptance=rule)
         except InvalidInput:
-            assert (engine, rule) == ("openvino-genai", SAMPLED)
+            assert (engine, rule) == ("openvino", SAMPLED)
             continue
         said = "".join([found.command, *found.files.values()])
         assert not re.search("threshold|relaxed|typical", said)
@@ -230,7 +230,7 @@ class TestTensorRT:
 
 class TestOpenVINO:
     def read(self, **settings):
-        files = dict(written("openvino-genai", DynamicTree(3, 4, 8)).files)
+        files = dict(written("openvino", DynamicTree(3, 4, 8)).files)
         return assisted.parse_openvino_tree({**files, assisted.FILE: json.dumps(settings)})
 
     def test_what_its_check_refuses(self):
@@ -248,10 +248,10 @@ class TestOpenVINO:
                 self.read(**wrong)
 
     def test_trees_are_for_one_request_and_greedy_decoding(self):
-        found = written("openvino-genai", DynamicTree(3, 4, 8), batch_size=4)
+        found = written("openvino", DynamicTree(3, 4, 8), batch_size=4)
         assert any("decodes at most 1 sequence" in note for note in found.notes)
         with pytest.raises(InvalidInput, match="by the rule greedy"):
-            written("openvino-genai", DynamicTree(3, 4, 8), acceptance=SAMPLED)
+            written("openvino", DynamicTree(3, 4, 8), acceptance=SAMPLED)
 
 
 class TestFastRL:

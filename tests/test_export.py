@@ -544,7 +544,7 @@ def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
     assert not old.exists()  # the plan has no tree for that load
     shutil.rmtree(run.export)
     chains, _ = exported(plan_of("draft-model", shape="chain"))
-    new = {"transformers", "openvino-genai", "mlc-llm", "mlx-lm", "exllamav3"}
+    new = {"transformers", "openvino", "mlc-llm", "mlx-lm", "exllamav3"}
     assert {"vllm", "sglang", "tensorrt-llm", "llama-cpp", *new} == chains
     shutil.rmtree(run.export)
     nothing, said = exported(plan_of("nobody's"))

@@ -142,6 +142,7 @@ def profile(
     calibration: str | None = None,
     gb_per_s: float | None = None,
     compiled: bool = False,
+    engine: str | None = None,
     overwrite: bool = False,
     **options: Unpack[ModelOptions],
 ) -> LatencyProfile:
@@ -156,6 +157,7 @@ def profile(
     calibration  : what timed trees are grown on, a file or a name; by default the run's
     gb_per_s     : memory bandwidth to compare plain steps with
     compiled     : compile the target (on CUDA with CUDA graphs)
+    engine       : time another runtime's own steps, with chains and dynamic trees: "openvino" or "openvino-int8"
     overwrite    : replace a profile of another model, machine or runtime, which is kept otherwise
     options      : of `open`, on top of those that the run was calibrated with
     """
@@ -165,20 +167,13 @@ def profile(
     directory = RunDirectory.of(run)
     with directory.writing():
         session = pipeline.session_of(directory, model, options)
+        asked: dict[str, Any] = {"batch_sizes": batch_sizes, "budget": budget, "precision": precision}
+        asked |= {"time_limit_s": time_limit_s, "overwrite": overwrite}
+        ours: dict[str, Any] = {"contexts": contexts, "sizes": sizes, "calibration": calibration, "gb_per_s": gb_per_s}
+        if engine is not None:
+            return pipeline.profile_in(directory, session, engine, ours={**ours, "compiled": compiled}, **asked)
         with pipeline.compiled(session, compiled):
-            return pipeline.profile(
-                directory,
-                session,
-                batch_sizes=batch_sizes,
-                contexts=contexts,
-                sizes=sizes,
-                budget=budget,
-                precision=precision,
-                time_limit_s=time_limit_s,
-                calibration=calibration,
-                gb_per_s=gb_per_s,
-                overwrite=overwrite,
-            )
+            return pipeline.profile(directory, session, **asked, **ours)
 
 
 def search(
@@ -253,7 +248,8 @@ def bench(
     max_new_tokens : longest answer; by default as calibrated
     rounds         : times that every contender decodes every prompt
     trees          : more contenders: files, or names of published trees
-    engine         : another runtime that decodes, with chains: "transformers"
+    engine         : another runtime that decodes: "transformers" with chains, "openvino" or "openvino-int8" with chains
+                     and dynamic trees
     options        : of `open`, on top of those that the run was calibrated with; prompts="trace" decodes those of
                      the run's own trace
     """

@@ -104,7 +104,7 @@ PLACES: dict[str, dict[str, Place]] = {
         },
         "attribute": {f"{TRANSFORMERS}generation/utils.py {TRANSFORMERS}tokenization_utils_base.py": attributes},
     },
-    "openvino-genai": {
+    "openvino": {
         "module": {"openvino_genai/__init__.py": always("openvino_genai")},
         "method": {"openvino_genai/py_openvino_genai.pyi": names},
         "key": {"openvino_genai/py_openvino_genai.pyi": fields_of("GenerationConfig")},

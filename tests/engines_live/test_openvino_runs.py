@@ -44,8 +44,8 @@ def check(python: Path, folder: Path) -> None:
 
 
 def test_a_draft_model_makes_chains_of_the_plan(python, run, models):
-    check(python, exported(run, "openvino-genai", models))
+    check(python, exported(run, "openvino", models))
 
 
 def test_looking_up_makes_chains_of_the_plan(python, lookup_run, models):
-    check(python, exported(lookup_run, "openvino-genai", models))
+    check(python, exported(lookup_run, "openvino", models))

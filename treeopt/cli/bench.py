@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 @click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @click.option("--max-new-tokens", **positive(), help="Longest answer.  [default: as calibrated]")
 @counted(treeopt.bench, "--rounds", "Times that every contender decodes every prompt.")
-@click.option("--engine", help="Have another runtime decode, with chains: transformers.")
+@click.option("--engine", help="Have another runtime decode: transformers, openvino, openvino-int8.")
 @click.option("--tree", "trees", multiple=True, help="Add a tree: a file, or the name of a published one.")
 def bench(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Decode held-out prompts for real, with trees and without.
 
     The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree. Of the other trees,
     those that are shown to be slower than the chosen one stop early, and that is said.
-    --prompts trace decodes the prompts of the run's own trace instead. --engine decodes the plan's chain in another
+    --prompts trace decodes the prompts of the run's own trace instead. --engine decodes the plan's chain or dynamic tree in another
     runtime, beside its own plain decoding; bench.json stays.
 
     \b

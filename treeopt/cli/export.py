@@ -53,15 +53,19 @@ def export(run: RunDirectory, engine: str, as_json: bool, **options: Any) -> Non
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
 @click.option("--model", help="Folder of the base model: for merged layouts and shared heads.")
 @click.option("--revision", help="Revision of a hub checkpoint.")
+@click.option("--weights", help="Format of the weights, for openvino: fp32 or int8.  [default: fp32]")
 @AS_JSON
 def convert(drafter: str, output: Path, as_json: bool, **options: Any) -> None:
-    """Write published Medusa heads in another engine's layout.
+    """Write published heads in another engine's layout.
 
-    DRAFTER is a folder, a file or a hub id in any layout that treeopt reads.
+    DRAFTER is a folder, a file or a hub id in any layout that treeopt reads. OpenVINO reads whole models too: DRAFTER is one
+    where no --model is given. optimum-intel converts it, in a virtual environment of its own.
 
     \b
     Example:
         treeopt convert medusa-vicuna-7b-v1.3 --to vllm --output heads-for-vllm
+        treeopt convert smollm2 --to openvino --weights int8 --output model-for-openvino
+        treeopt convert my-eagle3 --to openvino --model smollm2 --output drafter-for-openvino
     """
     from treeopt import pipeline
 

@@ -84,6 +84,7 @@ ELSEWHERE = {
     metavar="GB_PER_S",
     help="Memory bandwidth to compare plain steps with.",
 )
+@click.option("--engine", help="Time another runtime's own steps: openvino, openvino-int8.")
 @click.option("--compile", "compiled", is_flag=True, help="Compile the target (on CUDA with CUDA graphs).")
 @click.option(
     "--from-csv",
@@ -118,9 +119,12 @@ def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options:
     plain decoding) or from your own benchmark (--command). Before there is hardware, --analytical computes
     them: an upper bound of what speculation brings.
 
+    With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
+
     \b
     Example:
         treeopt profile --batch-size 1,4 --time-limit 120
+        treeopt profile --engine openvino --time-limit 300
         treeopt profile --context 512,4096 --precision 1
         treeopt profile --random-weights config.json --dtype bfloat16 --bandwidth 3350
         treeopt profile --from-csv steps.csv --runtime vllm-0.11

@@ -276,7 +276,7 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (
                source="huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py",
                write=assisted.transformers_lookup, parse=assisted.parse_transformers),
     )),
-    Engine(name="openvino-genai", title="OpenVINO GenAI", package="openvino-genai", methods=(
+    Engine(name="openvino", title="OpenVINO GenAI", package="openvino-genai", methods=(
         Method(name="draft-model", checked="2026.4.1.0", drafters=tuple(assisted.openvino_draft.ways), shape="chain",
                carrier="generation_config.json, draft_model of LLMPipeline()", syntax='{"num_assistant_tokens": 3}',
                derived=("assistant_confidence_threshold = 0",),

@@ -34,7 +34,7 @@ def method_of(engine: str, drafter: str | None = None, method: str | None = None
     >>> method_of("tgi", "eagle3")
     Traceback (most recent call last):
     treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this drafter is eagle3. It runs in \
-eagle2, tensorrt-llm, vllm, sglang, fastrl, lmdeploy, llama-cpp, rtp-llm, openvino-genai.
+eagle2, tensorrt-llm, vllm, sglang, fastrl, lmdeploy, llama-cpp, rtp-llm, openvino.
     """
     if engine not in ENGINES:
         raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.")

@@ -50,3 +50,8 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # too long a name, for example
         return False
+
+
+def user_cache() -> Path:
+    """The folder for what can be made again; by XDG_CACHE_HOME, as other tools have it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treeopt"

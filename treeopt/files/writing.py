@@ -124,6 +124,54 @@ def discard(folder: Path) -> None:
         _delete(rest)
 
 
+@contextmanager
+def folder_made_once(folder: Path) -> Iterator[Path | None]:
+    """A new folder to fill, which appears under that name when the block is done; None where it is there already.
+
+    Others who want the same folder wait until it is made. What a killed process left is deleted by the next.
+    """
+    from filelock import FileLock
+
+    token = _owner.set(hashlib.sha256(os.fsencode(folder)).hexdigest()[:12])
+    try:
+        with _named(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir():
+            yield None
+            return
+        with _named(folder), FileLock(folder.with_name(f"{folder.name}{LOCK}")):
+            if folder.is_dir():
+                yield None
+                return
+            _sweep([folder.parent])
+            made = temporary(folder)
+            made.mkdir()
+            try:
+                yield made
+                os.replace(made, folder)
+            finally:
+                if made.is_dir():
+                    _delete(made)
+    finally:
+        _owner.reset(token)
+
+
+def copy_folder(source: Path, folder: Path) -> None:
+    """Copy a folder to a new or empty one, which is there whole or not at all. Raises InvalidInput as `replacing`."""
+    made = temporary(folder)
+    try:
+        with _named(folder, made):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                shutil.copytree(source, made)
+            except shutil.Error as error:  # of several files, each with its reason
+                raise OSError(error.args[0][0][2]) from None
+            os.replace(made, folder)
+    finally:
+        if made.is_dir():
+            _delete(made)
+
+
 def is_of_journal(file: Path) -> bool:
     """Whether a file is kept for the same command to continue with.
 

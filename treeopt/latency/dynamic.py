@@ -5,13 +5,17 @@ The verification of so many rows costs the same whatever tree they are, and so d
 dynamic trees that were timed (two levels and the deepest: `treeopt.pipeline.profile.placement`). Where an engine's drafter
 reads the nodes of all levels above again, level i costs what i x topk nodes cost by the line through those of the topks.
 
+An engine that verifies chains and dynamic trees alone has no fixed trees to begin with. There the trees of each topk are
+measured themselves, and costs between them are estimated as those of fixed trees are (`treeopt.latency.estimate`).
+
 n settings · B bootstrap draws
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -49,13 +53,17 @@ class DynamicCosts:
     timed: frozenset[int] = frozenset()  # sizes of the fixed trees that were
     redrafts: bool = False  # see `DynamicLimits`
     choosing_ms: float = 0.0  # what an adaptive tree adds
+    tables: Mapping[int, StepCosts] = field(default_factory=dict)  # of each topk, where there are no fixed trees
 
     @classmethod
     def of(cls, costs: StepCosts, profile: LatencyProfile, *, redrafts: bool = False) -> DynamicCosts:
         """By the timings of the nearest context that has some."""
         contexts = {p.context_tokens for p in profile.dynamic if p.batch_size == costs.batch_size}
         nearest = min(contexts, key=lambda tokens: abs(tokens - costs.context_tokens), default=None)
-        timed = frozenset(p.size for p in profile.fixed if p.batch_size == costs.batch_size)
+        trees = [p for p in profile.fixed if p.batch_size == costs.batch_size]
+        timed = frozenset(p.size for p in trees)
+        if contexts and all(p.size == p.depth + 1 for p in trees):
+            return cls(costs, {1: NOTHING}, redrafts=redrafts, tables=_tables(costs, profile))
         if nearest is None:
             return cls(costs, {1: NOTHING}, timed, redrafts)
         setting = costs.batch_size, nearest
@@ -91,6 +99,8 @@ class DynamicCosts:
 
     def ms(self, trees: Sequence[DynamicTree]) -> Floats:
         """(n,) [ms]; NaN where the topk was not timed, or no measurements enclose rows and levels."""
+        if self.tables:
+            return self._from_tables(trees, lambda table, sizes, levels: table.ms(sizes, levels))
         sizes, depths = [tree.rows for tree in trees], [tree.levels for tree in trees]
         extra = np.array([self.extra_ms(tree) for tree in trees])
         found: Floats = np.maximum(self.costs.ms(sizes, depths) + extra, self.costs.plain.ms)
@@ -108,6 +118,9 @@ class DynamicCosts:
 
     def draws_ms(self, trees: Sequence[DynamicTree], n: int, rng: np.random.Generator) -> Floats:
         """(n, B) what each would be with other rounds; those of one topk err together."""
+        if self.tables:
+            at = deepcopy(rng)
+            return self._from_tables(trees, lambda *of: of[0].draws_ms(*of[1:], n, deepcopy(at)), n)
         sizes, depths = [tree.rows for tree in trees], [tree.levels for tree in trees]
         base = self.costs.draws_ms(sizes, depths, n, rng)
         fixed = self.costs.ms(sizes, depths)
@@ -115,6 +128,28 @@ class DynamicCosts:
         extra_ms = np.stack([self.extra_ms(tree) + noise[tree.topk] for tree in trees])
         found: Floats = np.maximum(base + extra_ms * (base / fixed[:, None]), base / 4)
         return found
+
+    def _from_tables(self, trees: Sequence[DynamicTree], ask: Callable[..., Floats], *shape: int) -> Floats:
+        """(n, ...) what the table of each one's topk answers; NaN where there is none. A chain is a fixed tree."""
+        found = np.full((len(trees), *shape), np.nan)
+        for topk in {tree.topk for tree in trees}:
+            table = self.costs if topk == 1 else self.tables.get(topk)
+            if table is not None:
+                places = [i for i, tree in enumerate(trees) if tree.topk == topk]
+                found[places] = ask(table, [trees[i].rows for i in places], [trees[i].levels for i in places])
+        return found
+
+
+def _tables(costs: StepCosts, profile: LatencyProfile) -> dict[int, StepCosts]:
+    """The costs by rows and levels of the dynamic trees of each topk."""
+    found = {}
+    for topk in {p.topk for p in profile.dynamic if p.topk is not None}:
+        points = tuple(replace(p, topk=None) for p in profile.dynamic if p.topk == topk)
+        if any(p.batch_size == costs.batch_size for p in points):
+            found[topk] = StepCosts(
+                LatencyProfile(points, profile.autoregressive), costs.batch_size, costs.context_tokens
+            )
+    return found
 
 
 def _kinds(points: Sequence[StepTiming], setting: Setting) -> dict[tuple[int, int, int], list[StepTiming]]:

@@ -23,6 +23,7 @@ from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.analytical import profile_analytical
 from treeopt.pipeline.profile.command import profile_command
+from treeopt.pipeline.profile.engine import profile_in
 from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.run import run_line

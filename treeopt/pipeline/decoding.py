@@ -198,8 +198,8 @@ def _decoder(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> Callab
     if engine is None:
         decoder = Decoder.for_prompts(setup, [prompt.tokens for prompt in prompts], trees.values(), batch_size=rows)
         return lambda name, asked: decode_block(decoder, trees[name], asked)
-    lengths = {name: None if e.is_own else e.tree.depth if e.tree else 0 for name, e in decoding.entrants.items()}
-    return lambda name, asked: ask_engine(engine, lengths[name], setup.stop, asked)
+    told = {name: None if e.is_own else e.tree or Tree.chain(0) for name, e in decoding.entrants.items()}
+    return lambda name, asked: ask_engine(engine, told[name], setup.stop, asked, rows)
 
 
 def _quality(

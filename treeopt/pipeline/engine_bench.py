@@ -1,4 +1,4 @@
-"""Bench in another runtime: chains decoded by an engine's own code, beside its own plain decoding."""
+"""Bench in another runtime: chains and dynamic trees decoded by an engine's own code, beside its own plain decoding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.source import Source, source_of
-from treeopt.pipeline.bench import fixed, given_trees, held_out, note_doubts, plain_and_chosen
+from treeopt.pipeline.bench import fixed, given_trees, held_out, note_doubts, plain_and_chosen, rivals
 from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.threads import settle_threads
 from treeopt.records.inputs import inputs_of, stale_plan
@@ -18,6 +18,7 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_rule, option_of, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.shapes import chain
 from treeopt.trees.tree import Tree
 
@@ -41,7 +42,7 @@ def bench_in(
     rounds: int = 1,
     trees: Sequence[str | Path] = (),
 ) -> Benchmark:
-    """Decode held-out prompts in an engine: plain, with the plan's chain, and with others.
+    """Decode held-out prompts in an engine: plain, with the plan's chain or dynamic tree, and with others.
 
     trees : more chains, by file
     """
@@ -55,9 +56,9 @@ def bench_in(
             f"--engine {engine} decodes greedily, but the plan is for {option_of(rule)}: leave --engine out."
         )
     check_rule(plan.acceptance, rule, "the plan holds", command=run.command("search"))
-    entry = _entry(run, plan, engine, batch_size)
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
-    opened = open_engine(engine, session.target, session.drafter, session.setup(most).stop)
+    opened = open_engine(engine, session.target, session.drafter, session.setup(most).stop, note)
+    entry = _entry(run, plan, opened, batch_size)
     for said in stale_plan(run, plan):
         note(said)
     settle_threads(run, session)
@@ -65,7 +66,7 @@ def bench_in(
         session,
         trace,
         _entrants(run, entry, source_of(trace), opened, trees),
-        batch_size=1,
+        batch_size=entry.batch_size,
         rounds=rounds,
         max_new_tokens=most,
         folder=run.partial(f"bench-{engine}"),
@@ -81,17 +82,19 @@ def bench_in(
     return result
 
 
-def _entry(run: RunDirectory, plan: Plan, engine: str, batch_size: int | None) -> PlanEntry:
-    """The plan's entry for batch size 1."""
-    sizes = [entry.batch_size for entry in plan.entries]
-    if batch_size not in (None, 1):
-        raise Unsupported(f"--engine {engine} decodes one sequence at a time, but got --batch-size {batch_size}.")
-    if 1 not in sizes:
+def _entry(run: RunDirectory, plan: Plan, engine: Engine, batch_size: int | None) -> PlanEntry:
+    """The plan's entry of that batch size, by default the first that the engine decodes at once."""
+    sizes, most = [entry.batch_size for entry in plan.entries], engine.most_rows
+    wanted = batch_size or next((size for size in sizes if size <= most), 1)
+    together = "one sequence" if most == 1 else f"{most} sequences"
+    if wanted > most:
+        raise Unsupported(f"--engine {engine.name} decodes {together} at a time, but got --batch-size {wanted}.")
+    if wanted not in sizes:
         raise Unsupported(
-            f"--engine {engine} decodes one sequence at a time, but the plan is for batch size "
-            f"{', '.join(map(str, sizes))}. Plan for it with: {run.command('search', '--batch-size', 1)}"
+            f"--engine {engine.name} decodes {together} at a time, but the plan is for batch size "
+            f"{', '.join(map(str, sizes))}. Plan for it with: {run.command('search', '--batch-size', wanted)}"
         )
-    return plan.entry(1)
+    return plan.entry(wanted)
 
 
 def _entrants(
@@ -115,23 +118,26 @@ def _entrants(
             f"{engine.name} takes chains, but the plan has a tree. The plan's best chain, of {best}, is decoded "
             f"instead. To plan for it: {run.command('search', '--for', engine.name)}"
         )
+    if engine.takes_trees and entry.batch_size == 1:
+        entrants |= {name: one for name, one in rivals(entry).items() if name == "dynamic"}
     entrants |= {f"chain of {length}": fixed(source, Tree.chain(length)) for length in lengths}
     if engine.own_length is not None:
         entrants[OWN_SETTINGS] = Entrant(Tree.chain(engine.own_length), is_own=True)
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
-    found = {}
-    for name, entrant in entrants.items():
-        tree = entrant.tree or Tree.chain(0)
-        if not isinstance(tree, Tree) or not chain(tree):
-            raise Unsupported(
-                f"{engine.name} takes chains of the likeliest guesses, but {name} is a tree of {len(tree)} rows, or "
-                "has other guesses."
-            )
-        is_known = not entrant.is_own and tree.depth <= source.num_heads
-        is_replayable = is_known and (not engine.about or len(tree) == 1)
-        found[name] = (
-            replace(entrant, is_replayable=is_replayable)
-            if is_known
-            else Entrant(entrant.tree, is_replayable=False, is_own=entrant.is_own)
+    return {name: _checked(name, entrant, source, engine) for name, entrant in entrants.items()}
+
+
+def _checked(name: str, entrant: Entrant, source: Source, engine: Engine) -> Entrant:
+    """A contender that the engine takes, and whether its steps can be replayed; Unsupported for another."""
+    tree = entrant.tree or Tree.chain(0)
+    if isinstance(tree, DynamicTree):
+        return replace(entrant, is_replayable=not engine.about)
+    if not isinstance(tree, Tree) or not chain(tree):
+        raise Unsupported(
+            f"{engine.name} takes chains of the likeliest guesses, but {name} is a tree of {len(tree)} rows, or "
+            "has other guesses."
         )
-    return found
+    is_known = not entrant.is_own and tree.depth <= source.num_heads
+    if not is_known:
+        return Entrant(entrant.tree, is_replayable=False, is_own=entrant.is_own)
+    return replace(entrant, is_replayable=not engine.about or len(tree) == 1)

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.export.engine import Written
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
-from treeopt.files.writing import LOCK, replace_together, sole_writer, write_text
+from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writer, write_text
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.inputs import stale_plan
 from treeopt.records.plan import Plan
@@ -28,6 +28,7 @@ from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts
 from treeopt.trees.shapes import SHAPES
 
+OPENVINO = "openvino"  # a layout that needs another environment
 WRITTEN = ".written"  # lists the files of an export in its folder
 NOTHING_WRITTEN = "Nothing was written for"  # begins the notes on refused batch sizes
 
@@ -212,13 +213,26 @@ def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
 
 
 def convert(
-    drafter: str, folder: Path, *, layout: str, model: str | None = None, revision: str | None = None
+    drafter: str,
+    folder: Path,
+    *,
+    layout: str,
+    model: str | None = None,
+    revision: str | None = None,
+    weights: str | None = None,
 ) -> tuple[list[Path], tuple[str, ...]]:
-    """Write heads in another layout: (files, what was repaired or is worth knowing)."""
+    """Write heads in another layout: (files, what was repaired or is worth knowing).
+
+    weights : format of the weights of a whole model, for OpenVINO alone
+    """
     from treeopt.export.vllm import MEDUSA_UNTIL
     from treeopt.runtime.checkpoints import convert as write
 
     refusal = f"Another treeopt is writing to {folder}: wait for it, or pass another --output."
+    if layout == OPENVINO:
+        return _convert_for_openvino(drafter, folder, model, revision, weights or "fp32"), ()
+    if weights is not None:
+        raise InvalidInput(f"--weights is for --to {OPENVINO}, but got --to {layout}: leave it out.")
     with sole_writer(folder, lambda: [folder], refusal):
         base = None if model is None else located(model)
         heads, files = write(located(drafter), layout, folder, base=base, revision=revision)
@@ -226,3 +240,24 @@ def convert(
             (folder / LOCK).unlink()  # the folder is a checkpoint
     gone = f"vLLM reads this layout up to {MEDUSA_UNTIL}; later releases have no Medusa."
     return files, heads.notes + (gone,) * (layout == "vllm")
+
+
+def _convert_for_openvino(name: str, folder: Path, model: str | None, revision: str | None, weights: str) -> list[Path]:
+    """A model, or with the ``model`` that it is for a drafter, as OpenVINO reads it."""
+    from treeopt.runtime.drafters.draft_model import DraftModel
+    from treeopt.runtime.drafters.eagle3 import Eagle3Heads
+    from treeopt.runtime.drafters.open import open_drafter
+    from treeopt.runtime.engines.conversion import FORMATS, converted, converted_drafter
+    from treeopt.runtime.target import open_target
+
+    if weights not in FORMATS:
+        raise InvalidInput(f"--weights must be one of {', '.join(FORMATS)}, but got {weights!r}.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidInput(f"--output must be a new or empty folder, but {folder} is not.")
+    target = open_target(model or name, revision=revision, device="cpu")
+    made = None if model is None else open_drafter(name, target).drafter
+    if made is not None and not isinstance(made, DraftModel | Eagle3Heads):
+        raise Unsupported(f"OpenVINO GenAI decodes with draft models and EAGLE-3 layers, but {name} is {made.kind}.")
+    source = converted(target, weights, note) if made is None else converted_drafter(made, target, note)
+    copy_folder(source, folder)
+    return sorted(folder.iterdir())

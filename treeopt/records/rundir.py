@@ -19,7 +19,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
-ENGINES = ("transformers",)  # other runtimes that decode here
+ENGINES = ("transformers", "openvino", "openvino-int8")  # other runtimes that decode here
 MAKERS = {"calibration": "calibrate", "trace": "calibrate", "probe": "calibrate", "plan": "search", "verify": "search"}
 
 

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.files.places import find_local
+from treeopt.runtime import gguf
 from treeopt.runtime.cache import TreeCache, tree_mask
 from treeopt.runtime.folder import check_folder, loadable
 
@@ -183,7 +185,7 @@ def load_target(
     quantization: Any = None,
     option: str = "--model",
 ) -> Target:
-    """A model and its tokenizer from a folder or a hub id, in evaluation mode.
+    """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; "smollm2" is one of the former.
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
     ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one.
@@ -200,7 +202,7 @@ def load_target(
             raise InvalidInput("--device and --device-map exclude each other.")
         if importlib.util.find_spec("accelerate") is None:
             raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
-    folder = find_local(path_or_id, f"{option} must be a folder with a model or a hub id")
+    folder = find_model(path_or_id, option)
     device = check_device(device)
     wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -230,6 +232,14 @@ def load_target(
         target = Target(model, tokenizer, name=path_or_id, revision=revision)
         target.stored_dtype = stored
         return target
+
+
+def find_model(name: str, option: str) -> Path | None:
+    """The folder of a model that lies here, dequantised where it is a GGUF file; None for a hub id."""
+    found = find_local(name, f"{option} must be a folder with a model, a GGUF file or a hub id")
+    if found is None and name == gguf.SMOLLM2:
+        found = gguf.smollm2()
+    return gguf.dequantised(found) if found is not None and found.suffix == gguf.SUFFIX and found.is_file() else found
 
 
 def check_device(device: str | None) -> str:

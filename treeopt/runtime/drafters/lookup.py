@@ -15,6 +15,9 @@ Matches of shorter n-grams come in behind the longer ones, because a tree has ro
 nodes they accept 0.6 to 9 % more tokens per step than the longest matches alone, on English, sums and code, by
 words and by bytes. Matches of all lengths counted alike accept less than either (`docs/log.md`).
 
+Engines that look up copy what followed one match: `PromptLookup.earliest` takes the earliest place of the longest
+n-gram that has any, as transformers and OpenVINO GenAI do, so that a chain's guesses are theirs.
+
 b live rows · T nodes of the tree · K guesses at most · N tokens of an answer
 """
 
@@ -45,6 +48,7 @@ class PromptLookup:
     shortest      tokens of the shortest
     most_children ranks per node that are told apart
     most_matches  earlier places that are read in a step: bounds its time
+    earliest      one match alone, the engines' own
     """
 
     vocab_size: int
@@ -53,6 +57,7 @@ class PromptLookup:
     shortest: int = 1
     most_children: int = 16
     most_matches: int = 64
+    earliest: bool = False
 
     kind = "ngram"
     reads_prompt = has_probabilities = False
@@ -60,7 +65,7 @@ class PromptLookup:
     @property
     def draft_vocab_size(self) -> int:
         """Ranks that the children of a node can have, at most."""
-        return self.most_children
+        return 1 if self.earliest else self.most_children
 
     def start(self, batch_size: int, capacity: int) -> LookupDraft:
         return LookupDraft(self)
@@ -114,6 +119,11 @@ class Text:
         """
         lookup, n = self.lookup, len(self.tokens)
         self.index(n - 1)
+        if lookup.earliest:
+            suffixes = (
+                tuple(self.tokens[n - length :]) for length in range(min(lookup.longest, n), lookup.shortest - 1, -1)
+            )
+            return next(([(ends[0], 1)] for suffix in suffixes if (ends := self._ends.get(suffix))), [])
         found: dict[int, int] = {}
         for length in range(min(lookup.longest, n), lookup.shortest - 1, -1):
             weight = (lookup.most_matches + 1) ** (length - lookup.shortest)

@@ -21,7 +21,11 @@ from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
 from treeopt.runtime.folder import read_object
 from treeopt.runtime.target import Target
 
-NGRAM, EARLY_EXIT = "ngram", "early-exit"  # names of the drafters without weights of their own, besides MTP
+NGRAM, EARLIEST, EARLY_EXIT = (
+    "ngram",
+    "ngram:earliest",
+    "early-exit",
+)  # names of the drafters without weights of their own, besides MTP
 # In keys that only the config.json of heads has; a tokenizer may lie beside them.
 HEADS = ("medusa", "hydra", "draft_vocab_size", "eagle_config", "speculators_model_type")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -46,7 +50,7 @@ def open_drafter(
 ) -> OpenDrafter:
     """The drafter that ``name`` stands for; None is the heads in the target's own checkpoint (Medusa-2).
 
-    name  : a folder, file or hub id of heads or of a causal LM; "mtp"; "ngram"; "early-exit:LAYER"; with the demo
+    name  : a folder, file or hub id of heads or of a causal LM; "mtp"; "ngram", or "ngram:earliest" for what engines look up; "early-exit:LAYER"; with the demo
             model also one of `demo.DRAFTERS`
     depth : deepest guess of a drafter that has no number of heads (default 5)
 
@@ -55,9 +59,9 @@ def open_drafter(
     if depth is not None and depth < 1:
         raise InvalidInput(f"--draft-depth must be at least 1, but got {depth}.")
     where = name or target.name
-    if name == NGRAM:
-        lookup = PromptLookup(target.vocab_size, num_heads=depth or DRAFT_DEPTH)
-        return OpenDrafter(lookup, _record(lookup, NGRAM))
+    if name in (NGRAM, EARLIEST):
+        lookup = PromptLookup(target.vocab_size, num_heads=depth or DRAFT_DEPTH, earliest=name == EARLIEST)
+        return OpenDrafter(lookup, _record(lookup, name))
     if name is not None and name.partition(":")[0] == EARLY_EXIT:
         exit_ = early_exit(target, _exit_layer(name, target), num_heads=depth or DRAFT_DEPTH)
         return OpenDrafter(exit_, _record(exit_, name))

@@ -7,7 +7,7 @@ generation/utils.py (`_assisted_decoding`), generation/candidate_generator.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,18 +18,20 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from treeopt.export.chains import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.engines import Passes
+from treeopt.runtime.engines import Pass
 from treeopt.runtime.folder import loadable
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
+from treeopt.trees.dynamic import AnyTree
 
 DRAFTERS = ("draft-model", "early-exit", "ngram")
 # Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
 SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 LOOKUP = (
     f"transformers copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The "
-    "drafter ngram of treeopt has all such places vote, so the prediction is not of these guesses."
+    "drafter ngram of treeopt has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
 )
 OTHER_ROWS = (
     "The two models have another number of rows in their vocabularies, so transformers guesses text and splits it into "
@@ -45,6 +47,7 @@ class Transformers:
     """An `Engine`: see there."""
 
     name, version = "transformers", transformers.__version__
+    most_rows, takes_trees = 1, False
 
     def __init__(self, target: Target, drafter: Drafter, stop: StopRule) -> None:
         self.target, self.kind, self.stop = target, drafter.kind, stop
@@ -53,7 +56,7 @@ class Transformers:
         self._own: dict[str, Any] = {}
         self.own_length: int | None = None
         self.without_own = ""
-        self.about = LOOKUP if drafter.kind == "ngram" else ""
+        self.about = LOOKUP if isinstance(drafter, PromptLookup) and not drafter.earliest else ""
         if isinstance(drafter, DraftModel):
             self.assistant, self.exit = target.model, drafter.model.num_layers
             if drafter.kind == "draft-model":
@@ -69,8 +72,18 @@ class Transformers:
             else:
                 self.without_own = UNBOUNDED.format(self._own[SETTINGS[1]])
 
-    def answer(self, prompt: Sequence[int], length: int | None) -> Passes:
-        """The answer with chains of ``length`` guesses; see `treeopt.runtime.engines`."""
+    def answer(
+        self, prompts: Sequence[Sequence[int]], tree: AnyTree | None, rows: int = 1
+    ) -> Generator[Pass, None, None]:
+        """The passes, prompt after prompt; see `treeopt.runtime.engines`."""
+        for place, prompt in enumerate(prompts):
+            stream, began = self._answer(prompt, None if tree is None else tree.depth)
+            for n, (tokens, ended) in enumerate(zip(stream.tokens[1:], stream.times[1:], strict=True)):
+                yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)  # the stream gets the prompt first
+                began = ended
+
+    def _answer(self, prompt: Sequence[int], length: int | None) -> tuple[Stream, float]:
+        """The answer with chains of ``length`` guesses, and when it began."""
         device, room = self.target.model.device, min(self.stop.max_new_tokens, self.target.context - len(prompt))
         asked: dict[str, Any] = {"max_new_tokens": room, "do_sample": False, "use_cache": True}
         if self.stop.eos_ids:
@@ -91,7 +104,7 @@ class Transformers:
                 streamer=stream,
                 **(self._assisted if length != 0 else {}),
             )
-        return Passes(stream.tokens[1:], [ended - began for ended in stream.times[1:]])  # the first is the prompt
+        return stream, began
 
     @contextmanager
     def _settings(self, told: dict[str, Any]) -> Iterator[None]:

@@ -28,7 +28,7 @@ from treeopt.runtime.decode import Decoder, synchronize
 from treeopt.runtime.engines import Engine
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.measure.steps import timed_step
-from treeopt.runtime.stop import StopRule, sequence_end
+from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.dynamic import AdaptiveTree, AnyTree, DynamicTree
 from treeopt.trees.tree import IntArray, Tree
@@ -164,27 +164,41 @@ def decode_block(decoder: Decoder, tree: AnyTree | None, prompts: Prompts) -> Ru
     }
 
 
-def ask_engine(engine: Engine, length: int | None, stop: StopRule, prompts: Prompts) -> Run:
-    """The same by another runtime, prompt by prompt; its first pass reads the prompt, and is no step."""
+def ask_engine(engine: Engine, tree: AnyTree | None, stop: StopRule, prompts: Prompts, batch_size: int = 1) -> Run:
+    """The same by another runtime; passes that read a prompt are no steps."""
     began, worked = time.perf_counter(), time.process_time()
-    rows, decode_s, prefill_s = [], 0.0, 0.0
-    for i, prompt in prompts:
-        passes = engine.answer(prompt, length)
-        tokens = [token for emitted in passes.tokens for token in emitted]
-        ends = np.minimum(np.cumsum([len(emitted) for emitted in passes.tokens]), sequence_end(tokens, stop)[0])
-        first, *steps = [n for n in np.diff(ends, prepend=0).tolist() if n]  # without passes behind the end
-        rows.append({"id": i, "tokens": tokens[: ends[-1]], "prefilled": first, "accepted": [n - 1 for n in steps]})
-        prefill_s += passes.ended_s[0]
-        decode_s += passes.ended_s[len(steps)] - passes.ended_s[0]
-    steps = [n for row in rows for n in row["accepted"]]
+    rows: list[dict[str, Any]] = [{"id": i, "tokens": [], "prefilled": 0, "accepted": []} for i, _ in prompts]
+    ends = [SequenceEnd(stop) for _ in prompts]
+    ended: set[int] = set()
+    timed_s, timed_tokens, timed_steps, prefill_s, passes = 0.0, 0, 0, 0.0, 0
+    for one in engine.answer([prompt for _, prompt in prompts], tree, batch_size):
+        live = [place for place, tokens in one.emitted.items() if tokens and place not in ended]
+        counts = []
+        for place in live:
+            emitted, row = one.emitted[place], rows[place]
+            kept = next((n for n, token in enumerate(emitted, 1) if ends[place].push(token) is not None), None)
+            if kept is not None:
+                ended.add(place)
+            counts.append(len(emitted) if kept is None else kept)
+            if row["tokens"]:
+                row["accepted"].append(counts[-1] - 1)
+            else:
+                row["prefilled"] = counts[-1]
+            row["tokens"] += emitted[: counts[-1]]
+        passes += bool(live)
+        prefill_s += one.seconds * one.reads_prompt
+        if len(live) == batch_size and not one.reads_prompt:
+            timed_s += one.seconds
+            timed_tokens += sum(counts)
+            timed_steps += len(live)
     return {
-        "tokens": sum(steps) + len(steps),
-        "steps": len(steps),
-        "decode_s": decode_s,
+        "tokens": timed_tokens,
+        "steps": timed_steps,
+        "decode_s": timed_s,
         "prefill_s": prefill_s,
         "seconds": time.perf_counter() - began,
         "processor_s": time.process_time() - worked,
-        "passes": len(steps) + len(rows),
+        "passes": passes,
         "rows": rows,
     }
 

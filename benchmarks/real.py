@@ -1,0 +1,213 @@
+"""A real model in a real engine: settings for SmolLM2 as planned, as replayed and as measured (docs/real-model.md).
+
+`python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 [--engine openvino] [--batch-size 4]`
+
+PROMPTS are 600 or more that no drafter learned from: the first 256 are calibrated on, 240 others decoded. Without --engine
+treeopt's own decoder decodes. Runs are kept in FOLDER, and a killed benchmark goes on there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from treeopt import pipeline
+from treeopt.files.provenance import cpu
+from treeopt.growth.dynamic import lengths_with
+from treeopt.growth.replay import replay_lengths
+from treeopt.latency.dynamic import DynamicCosts
+from treeopt.latency.estimate import StepCosts
+from treeopt.pipeline.bench import held_out, plain_and_chosen, rivals
+from treeopt.pipeline.decoding import Decoding, decode
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.contender import Predicted
+from treeopt.records.plan import PlanEntry
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+from treeopt.report.verdict import PUBLISHED
+from treeopt.runtime.engines import Engine, open_engine
+from treeopt.runtime.measure.bench import Entrant
+from treeopt.runtime.session import Session, open_session
+from treeopt.runtime.settings import SessionSettings
+from treeopt.trees.dynamic import AnyTree, DynamicTree
+from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree
+
+CALIBRATION, HELD_OUT, TOKENS, SECONDS = 256, 240, 48, 420
+# What a user might try: 12 settings, of which the engine's defaults are the chain of 5.
+CHAINS = (1, 2, 3, 4, 6)
+TREES = ((2, 2, 5), (2, 4, 9), (3, 2, 7), (3, 4, 11), (4, 2, 9), (4, 4, 16), (5, 8, 24))
+TITLE = (
+    "setting | tokens/step predicted | replayed | measured | off % | step cost predicted | measured | speedup predicted | measured "
+    "| off % | same text"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A drafter, the engine that decodes (None: treeopt), and a batch size."""
+
+    run: RunDirectory
+    session: Session
+    engine: Engine | None
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        return "treeopt" if self.engine is None else self.engine.name
+
+    @property
+    def takes_trees(self) -> bool:
+        return self.engine is None or (self.engine.takes_trees and self.batch_size == 1)
+
+    def measured(self) -> RunDirectory:
+        """The run with a profile of this engine and batch size, and the plan on it."""
+        own = RunDirectory(self.run.path / f"{self.name}-{self.batch_size}")
+        own.path.mkdir(parents=True, exist_ok=True)
+        for file in (self.run.trace, self.run.calibration):
+            place = own.path / file.name
+            if not place.exists():
+                place.hardlink_to(file)
+        sizes = {"batch_sizes": (self.batch_size,), "time_limit_s": SECONDS}
+        if not own.profile.exists() and self.engine is not None:
+            pipeline.profile_in(own, self.session, self.engine.name, budget=32, **sizes)
+        elif not own.profile.exists():
+            pipeline.profile(own, self.session, **sizes)
+        planned_for = None if self.engine is None else "openvino"
+        pipeline.search(own, pipeline.SearchOptions(batch_sizes=(self.batch_size,), engine=planned_for))
+        return own
+
+    def entrants(self, entry: PlanEntry, trace: RankTrace) -> dict[str, Entrant]:
+        """Plain decoding, what was planned, and what a user might try."""
+        found = {**plain_and_chosen(entry)}
+        found |= {name: one for name, one in rivals(entry).items() if self.engine is None or name == "dynamic"}
+        if self.engine is None:
+            found[PUBLISHED] = Entrant(published_tree().cut(max_depth=self.session.drafter.num_heads))
+            return found
+        if self.engine.own_length is not None:
+            found["defaults"] = Entrant(
+                Tree.chain(self.engine.own_length), rate(trace, Tree.chain(self.engine.own_length))
+            )
+        tried: list[AnyTree] = [Tree.chain(n) for n in CHAINS]
+        tried += [DynamicTree(*setting) for setting in TREES] if self.takes_trees else []
+        known = {one.tree for one in found.values()}
+        for tree in tried:
+            if tree not in known:
+                found[said(tree)] = Entrant(tree, rate(trace, tree))
+        return found
+
+
+def said(tree: AnyTree | None) -> str:
+    """A setting in words: rows, or levels/topk/rows."""
+    if tree is None:
+        return "1"
+    if not isinstance(tree, Tree):
+        return tree.name
+    return f"chain of {tree.depth}" if tree.depth + 1 == len(tree) else f"tree of {len(tree)}"
+
+
+def rate(trace: RankTrace, tree: AnyTree) -> Predicted:
+    """Tokens per step on the calibration's prompts."""
+    lengths = lengths_with(trace, tree)
+    return Predicted() if lengths is None else Predicted(replayed=replay_lengths(trace, lengths).tokens_per_step)
+
+
+def costs(profile: LatencyProfile, batch_size: int, trees: Mapping[str, AnyTree | None]) -> dict[str, float]:
+    """Step latency over a plain step's, by the profile; NaN where it knows none."""
+    plain = StepCosts(profile, batch_size)
+    dynamic, found = DynamicCosts.of(plain, profile), {}
+    for name, tree in trees.items():
+        if tree is None or isinstance(tree, Tree):
+            size, depth = (1, 0) if tree is None else (len(tree), tree.depth)
+            found[name] = float(plain.ms([size], [depth])[0]) / plain.plain.ms
+        else:
+            found[name] = float(dynamic.ms([tree.most])[0]) / plain.plain.ms
+    return found
+
+
+def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping[str, float]) -> Iterator[str]:
+    """A row for each contender, and what the planned setting loses against the best of all."""
+    for name, entrant in entrants.items():
+        c, planned = result.contender(name), entrant.predicted.replayed
+        if name == "plain":
+            continue
+        measured, speedup = result.overhead(name), result.speedup(name)
+        expected = None if planned is None else planned / overheads[name]
+        replayed = "–" if c.replayed_tokens_per_step is None else f"{c.replayed_tokens_per_step:.3f}"
+        title = name if said(entrant.tree) in name else f"{name} ({said(entrant.tree)})"
+        cells = (
+            title,
+            "–" if planned is None else f"{planned:.3f}",
+            replayed,
+            f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}"
+            + (f" (stopped after {c.compared})" if c.stopped_after else ""),
+            "–" if planned is None else f"{100 * (planned / c.tokens_per_step - 1):+.1f}",
+            f"{overheads[name]:.2f}",
+            measured,
+            "–" if expected is None else f"{expected:.2f}",
+            speedup,
+            "–" if expected is None or speedup is None else f"{100 * (expected / speedup.value - 1):+.1f}",
+            f"{c.identical}/{c.compared}",
+        )
+        yield "| " + " | ".join(map(str, cells)) + " |"
+    speeds = {name: found.value for name in entrants if (found := result.speedup(name)) is not None}
+    planned = max(
+        (name for name in ("chosen", "dynamic") if name in speeds),
+        key=lambda name: entrants_rate(entrants, overheads, name),
+    )
+    best = max(speeds, key=lambda name: speeds[name])
+    yield f"\nPlanned: {planned}, {speeds[planned]:.3f} times plain decoding; the fastest of all is {best}, {speeds[best]:.3f}: regret {1 - speeds[planned] / speeds[best]:.1%}.\n"
+
+
+def entrants_rate(entrants: Mapping[str, Entrant], overheads: Mapping[str, float], name: str) -> float:
+    return (entrants[name].predicted.replayed or 0.0) / overheads[name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("prompts")
+    parser.add_argument("--drafter", required=True)
+    parser.add_argument("--engine")
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--held-out", type=int, default=HELD_OUT)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    session = open_session(SessionSettings("smollm2", asked.drafter, asked.prompts, threads=1, dtype="float32"))
+    run = RunDirectory(asked.folder / Path(asked.drafter).name.replace(":", "-"))
+    run.path.mkdir(parents=True, exist_ok=True)
+    if not run.trace.exists():
+        pipeline.calibrate(run, session, num_prompts=CALIBRATION, max_new_tokens=TOKENS)
+    stop = session.setup(TOKENS).stop
+    engine = None if asked.engine is None else open_engine(asked.engine, session.target, session.drafter, stop, print)
+    case = Case(run, session, engine, asked.batch_size)
+    own, trace = case.measured(), run.read_trace()
+    plan, profile = own.read_plan(), own.read_profile()
+    entrants = case.entrants(plan.entry(asked.batch_size), trace)
+    decoding = Decoding(
+        session,
+        trace,
+        {name: replace(one, is_replayable=engine is None or not engine.about) for name, one in entrants.items()},
+        batch_size=asked.batch_size,
+        rounds=1,
+        max_new_tokens=TOKENS,
+        folder=own.path / "decoded.partial",
+        engine=engine,
+    )
+    result = decode(decoding, held_out(own, decoding, trace, asked.held_out))
+    version = "" if engine is None else f" {engine.version}"
+    print(
+        f"\nSmolLM2-135M, {asked.drafter}, {case.name}{version}, batch size {asked.batch_size}, one thread, {cpu()}.\n"
+    )
+    print(f"| {TITLE} |\n|" + "---|" * (1 + TITLE.count("|")))
+    overheads = costs(profile, asked.batch_size, {name: one.tree for name, one in entrants.items()})
+    print("\n".join(lines(result, entrants, overheads)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

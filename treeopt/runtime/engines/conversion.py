@@ -1,0 +1,167 @@
+"""Models and drafters as OpenVINO reads them: converted once by optimum-intel, into the user's cache.
+
+optimum-intel needs other versions than treeopt does, so it gets a virtual environment of its own in the cache; the user's
+stays as it is. A folder in the cache is named for the weights that it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+import venv
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treeopt.errors import Unsupported
+from treeopt.files.places import user_cache
+from treeopt.files.shell import command_line
+from treeopt.files.writing import folder_made_once
+from treeopt.runtime.checkpoints.eagle3 import eagle3_tensors
+from treeopt.runtime.checkpoints.eagle3_config import eagle3_config
+from treeopt.runtime.checkpoints.save import write_tensors
+from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
+from treeopt.runtime.folder import loadable
+from treeopt.runtime.target import Target
+
+OPENVINO, OPTIMUM_INTEL = "2026.4.1", "2.2.0"
+# optimum-intel's EAGLE-3 imports these without asking for them; diffusers 0.38 needs a newer huggingface_hub than it takes.
+UNASKED = ("einops", "diffusers<0.38")
+FORMATS = ("fp32", "int8")
+TASK = "text-generation-with-past"
+Say = Callable[[str], None]
+
+
+def converted(target: Target, weights: str, say: Say) -> Path:
+    """The folder with a causal LM as OpenVINO reads it, its tokenizer beside it.
+
+    weights : one of `FORMATS`
+    """
+
+    def save(folder: Path) -> None:
+        target.model.save_pretrained(folder)
+        target.tokenizer.save_pretrained(folder)
+
+    digest = _digest(target.model.named_parameters(), target.config.to_json_string())
+    return _made(f"{target.name} ({weights})", f"{digest}-{weights}", save, ("--weight-format", weights), say)
+
+
+def converted_drafter(drafter: DraftModel | Eagle3Heads, target: Target, say: Say) -> Path:
+    """The folder with a draft model or EAGLE-3's layer as OpenVINO reads it."""
+    if isinstance(drafter, DraftModel):
+        return converted(drafter.model, "fp32", say)
+    read, form = drafter.layers_of(target.num_layers), drafter.form
+    if form != Form(form.width, form.vocab_size, layers=form.layers) or len(read) != 3 or min(read) < 1:
+        raise Unsupported(
+            "OpenVINO GenAI takes EAGLE-3 layers as its authors publish them: three states, each the output of one of the "
+            "target's layers, and none of the flags that other trainers add. This drafter is another, so decode with it in "
+            "treeopt itself."
+        )
+    # GenAI reads outputs where the authors' code reads inputs, so it has to be told (docs/engines.md).
+    outputs = [layer - 1 for layer in read]
+    config = {key: value for key, value in eagle3_config(drafter, target.name).items() if key != "eagle_config"}
+    tensors = eagle3_tensors(drafter)
+    if drafter.token_ids is None:
+        tensors |= {"d2t": torch.zeros(form.vocab_size, dtype=torch.long), "t2d": torch.ones(form.vocab_size) > 0}
+
+    def save(folder: Path) -> None:
+        write_tensors(folder / "model.safetensors", tensors)
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    digest = _digest(tensors.items(), json.dumps([config, outputs]))
+    options = ("--weight-format", "fp32", "--trust-remote-code")  # optimum-intel's own code: nothing is fetched
+    return _made("The EAGLE-3 layer", f"{digest}-eagle3", save, options, say, outputs)
+
+
+def _made(
+    what: str, name: str, save: Callable[[Path], object], options: Sequence[str], say: Say, outputs: Sequence[int] = ()
+) -> Path:
+    """The folder of that name in the cache, made where it is missing."""
+    cached = user_cache() / "openvino" / f"{name}-{OPENVINO}"
+    with folder_made_once(cached) as folder:
+        if folder is None:
+            return cached
+        python, began = _environment(say), time.monotonic()
+        with tempfile.TemporaryDirectory() as place:
+            source = Path(place) / "model"
+            source.mkdir()
+            with loadable(f"{what} must be written for its conversion", place):
+                save(source)
+            command = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", source]
+            _run([*command, "--task", TASK, *options, folder], "converted", place, HF_HUB_OFFLINE="1")
+            if outputs:
+                _name_layers(folder, outputs, place)
+        say(f"{what} was converted for OpenVINO in {time.monotonic() - began:.0f} s, into {cached}.")
+    return cached
+
+
+def _name_layers(folder: Path, outputs: Sequence[int], place: str) -> None:
+    """Say in an EAGLE-3 model which of the target's outputs it reads."""
+    import openvino
+
+    file, named = folder / "openvino_model.xml", Path(place) / "openvino_model.xml"
+    model = openvino.Core().read_model(file)
+    model.set_rt_info(list(outputs), "hidden_layers_list")
+    openvino.save_model(model, named, compress_to_fp16=False)
+    del model
+    for suffix in (".xml", ".bin"):
+        file.with_suffix(suffix).write_bytes(named.with_suffix(suffix).read_bytes())
+
+
+def _environment(say: Say) -> Path:
+    """The Python of the virtual environment that converts, which is made where it is missing."""
+    folder = user_cache() / f"openvino-conversion-{OPENVINO}-{OPTIMUM_INTEL}"
+    with folder_made_once(folder) as made:
+        if made is not None:
+            say(
+                f"The conversion to OpenVINO needs other versions than treeopt. A virtual environment of its own is made once, "
+                f"in {folder}: 1.3 GB with a CPU build of torch, some minutes. Yours stays as it is."
+            )
+            began = time.monotonic()
+            with loadable("A virtual environment must be made for the conversion", str(made)):
+                venv.create(made, with_pip=True, symlinks=os.name != "nt")
+            pip = [_python(made), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+            torch_ = f"torch=={torch.__version__.partition('+')[0]}"
+            wanted = (f"optimum-intel[openvino]=={OPTIMUM_INTEL}", f"openvino=={OPENVINO}", torch_)
+            _run([*pip, *wanted], "installed", str(made))
+            _run([*pip, "--no-deps", *UNASKED], "installed", str(made))
+            # Not needed for text, and broken where it was built for another torch.
+            _run([_python(made), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"], "installed", str(made))
+            say(f"The environment was made in {time.monotonic() - began:.0f} s.")
+    return _python(folder)
+
+
+def _python(environment: Path) -> Path:
+    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def _run(command: Sequence[Any], done: str, place: str, **environment: str) -> None:
+    """Run a command to its end; Unsupported with what it said last where it fails."""
+    words = list(map(str, command))
+    own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    result = subprocess.run(
+        words, cwd=place, env={**own, **environment}, capture_output=True, text=True, errors="replace"
+    )
+    if result.returncode:
+        lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+        raise Unsupported(
+            f"What OpenVINO needs cannot be {done}: {lines[-1][:300] if lines else 'no word of why'}. The command was: "
+            f"{command_line(*words)}"
+        )
+
+
+def _digest(tensors: Iterable[tuple[str, Tensor]], text: str) -> str:
+    """Of all numbers, their names, and a text."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in tensors:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,188 @@
+"""OpenVINO GenAI on this processor: continuous batching, with prompt lookup, a draft model, or EAGLE-3's chains and trees.
+
+A step of the pipeline is a pass over all requests, and what a request may be guessed is its own. Ran with 2026.4.1.0, where
+trees with branches change the text unless the caches of both models are in float32, and several requests with trees end
+with an error: so caches always are, and trees are for one request (docs/engines.md has both). A pipeline that raised an
+error is not used again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from treeopt.errors import Unsupported
+from treeopt.export.chains import LOOKED_UP
+from treeopt.runtime.drafters.draft_model import DraftModel
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads
+from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.engines import Pass
+from treeopt.runtime.engines.conversion import Say, converted, converted_drafter
+from treeopt.runtime.folder import loadable
+from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.runtime.target import Target
+from treeopt.trees.dynamic import AnyTree
+from treeopt.trees.tree import Tree
+
+DRAFTERS = ("draft-model", "eagle3", "ngram")
+NAMES: Mapping[str, str] = {"openvino": "fp32", "openvino-int8": "int8"}  # engine to the format of the target's weights
+OWN_LENGTH = 5  # guesses that `LLMPipeline.generate` asks for where nobody says how many
+# Rounding decides which token is likelier, so all that can be computed in float32 is.
+EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
+LOOKUP = (
+    f"OpenVINO GenAI copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The drafter "
+    "ngram of treeopt has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
+)
+INT8 = "The engine's target has weights of 8 bits, so the prediction is of a model that is not quite the same."
+
+
+def opener(weights: str) -> Callable[[Target, Drafter, StopRule, Say], OpenVino]:
+    """What opens the engine with weights of this format; Unsupported where the package is missing."""
+
+    def make(target: Target, drafter: Drafter, stop: StopRule, say: Say) -> OpenVino:
+        if importlib.util.find_spec("openvino_genai") is None:
+            raise Unsupported(
+                "--engine openvino needs openvino-genai. Install it with: pip install 'treeopt[openvino]'"
+            )
+        guesser = converted_drafter(drafter, target, say) if isinstance(drafter, DraftModel | Eagle3Heads) else None
+        model = converted(target, weights, say)
+        return OpenVino(model, guesser, drafter, stop, context=target.context, weights=weights)
+
+    return make
+
+
+class OpenVino:
+    """An `Engine`: see there."""
+
+    takes_trees: bool
+
+    def __init__(
+        self,
+        model: Path,
+        guesser: Path | None,
+        drafter: Drafter,
+        stop: StopRule,
+        *,
+        context: int,
+        weights: str = "fp32",
+    ) -> None:
+        import openvino_genai
+
+        self.genai: Any = openvino_genai
+        self.name = next(name for name, format_ in NAMES.items() if format_ == weights)
+        self.version: str = openvino_genai.__version__.partition("-")[0]
+        self.model, self.guesser, self.stop, self.context = model, guesser, stop, context
+        self.kind = drafter.kind
+        self.most_rows, self.takes_trees = 64, drafter.kind == "eagle3"
+        self.own_length = None if drafter.kind == "ngram" else OWN_LENGTH
+        self.without_own = ""
+        self.about = " ".join(
+            filter(
+                None,
+                (
+                    LOOKUP if isinstance(drafter, PromptLookup) and not drafter.earliest else "",
+                    INT8 if weights != "fp32" else "",
+                ),
+            )
+        )
+        self._pipelines: dict[bool, Any] = {}
+
+    def answer(
+        self, prompts: Sequence[Sequence[int]], tree: AnyTree | None, rows: int = 1
+    ) -> Generator[Pass, None, None]:
+        """The passes; see `treeopt.runtime.engines`. Who stops asking leaves the pipeline empty."""
+        guesses = tree is None or tree.depth > 0
+        with loadable(f"--engine {self.name} must be able to answer", str(self.model)):
+            pipeline = self._pipeline(guesses)
+            requests: dict[int, Any] = {}
+            try:
+                yield from self._passes(pipeline, requests, prompts, self._settings(tree), rows)
+            except GeneratorExit:
+                _empty(pipeline, requests)
+                raise
+            except BaseException:
+                del self._pipelines[guesses]  # it would go on, and accept nothing
+                raise
+
+    def _passes(
+        self,
+        pipeline: Any,
+        requests: dict[int, Any],
+        prompts: Sequence[Sequence[int]],
+        settings: Mapping[str, Any],
+        rows: int,
+    ) -> Generator[Pass, None, None]:
+        """The passes; ``requests`` are those that are being answered, by the prompt's place."""
+        from openvino import Tensor
+
+        waiting, silent = deque(enumerate(prompts)), set[int]()
+        ends: dict[int, SequenceEnd] = {}
+        while waiting or requests:
+            while waiting and len(requests) < rows:
+                place, prompt = waiting.popleft()
+                room = self.context - len(prompt)
+                config = self._config(settings, min(self.stop.max_new_tokens, room))
+                requests[place] = pipeline.add_request(place, Tensor(np.array([prompt], dtype=np.int64)), config)
+                ends[place] = SequenceEnd(self.stop, room)
+                silent.add(place)
+            began = time.perf_counter()
+            pipeline.step()
+            seconds, reads_prompt = time.perf_counter() - began, bool(silent)
+            emitted = {place: _read(request) for place, request in requests.items()}
+            silent -= {place for place, tokens in emitted.items() if tokens}
+            yield Pass(emitted, seconds, reads_prompt)
+            ended = [i for i, tokens in emitted.items() if any(ends[i].push(token) is not None for token in tokens)]
+            _empty(pipeline, {place: requests.pop(place) for place in ended}, wait=not requests)
+
+    def _config(self, settings: Mapping[str, Any], max_new_tokens: int) -> Any:
+        config = self.genai.GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, **settings)
+        config.stop_token_ids = set(self.stop.eos_ids)
+        config.ignore_eos = not self.stop.eos_ids
+        return config
+
+    def _settings(self, tree: AnyTree | None) -> dict[str, Any]:
+        """Of a request: how many guesses, and in which tree."""
+        tree = Tree.chain(OWN_LENGTH) if tree is None else tree
+        if tree.depth == 0:
+            return {}
+        if isinstance(tree, Tree):
+            lookup = {"max_ngram_size": LOOKED_UP} if self.kind == "ngram" else {}
+            return {"num_assistant_tokens": tree.depth, **lookup}
+        most = tree.most
+        return {"num_assistant_tokens": most.rows - 1, "tree_depth": most.levels, "branching_factor": most.topk}
+
+    def _pipeline(self, guesses: bool) -> Any:
+        """The pipeline that guesses, or the one that does not."""
+        if guesses not in self._pipelines:
+            exact = {**EXACT, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+            with_ = {} if not guesses else {"prompt_lookup": True}
+            if guesses and self.guesser is not None:
+                with_ = {"draft_model": self.genai.draft_model(str(self.guesser), "CPU", **exact)}
+            self._pipelines[guesses] = self.genai.ContinuousBatchingPipeline(
+                str(self.model), self.genai.SchedulerConfig(), "CPU", {**exact, **with_}
+            )
+        return self._pipelines[guesses]
+
+
+def _read(request: Any) -> list[int]:
+    """The tokens that a request got in the last step."""
+    if not request.can_read():
+        return []
+    (output,) = request.read().values()
+    return list(output.generated_ids)
+
+
+def _empty(pipeline: Any, requests: Mapping[int, Any], wait: bool = True) -> None:
+    """End requests that the pipeline may want to go on with, at loops for one."""
+    for request in requests.values():
+        request.cancel()
+    while wait and pipeline.has_non_finished_requests():
+        pipeline.step()
