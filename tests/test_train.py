@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -330,14 +331,17 @@ def test_heads_of_a_half_precision_model_learn_in_float32():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_kept_states_are_the_computed_ones(batch_size):
+def test_kept_states_are_the_computed_ones(batch_size, monkeypatch):
     target, texts = small_target(), random_texts(np.random.default_rng(0), 7)
     kept, fresh = FrozenStates(target, texts), FrozenStates(target, texts)
     kept.keep(batch_size)
     places = list(range(len(texts)))[::-1]
     batch = make_batch([texts[i] for i in places], K, "cpu")
     torch.testing.assert_close(batch.states(kept.of(places, batch)), batch.states(fresh.of(places, batch)))
-    assert kept.bytes_needed == sum(len(text.tokens) for text in texts) * 16 * 8
+    needed = sum(len(text.tokens) for text in texts) * 16 * 8
+    for free, fit in ((2 * needed, True), (2 * needed - 1, False)):
+        monkeypatch.setattr("psutil.virtual_memory", lambda free=free: SimpleNamespace(available=free))
+        assert kept.fit is fit
 
 
 # Curves

@@ -29,7 +29,7 @@ from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
 from treeopt.runtime.training.checkpoint import Checkpoints, Position
 from treeopt.runtime.training.recipe import CLIP_NORM, Recipe
-from treeopt.runtime.training.trainees import CACHE_BYTES, FrozenStates, Sums
+from treeopt.runtime.training.trainees import FrozenStates, Sums
 from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
@@ -104,7 +104,7 @@ class Loop:
         started = time.perf_counter()
         step, alone = self.position.step, self.accelerator.num_processes == 1
         several = self.recipe.steps is None or self.recipe.steps * self.recipe.batch_size > len(self.texts)  # epochs
-        if several and alone and self.states is not None and self.states.bytes_needed <= CACHE_BYTES:
+        if several and alone and self.states is not None and self.states.fit:
             self.states.keep(self.recipe.batch_size)
         # What was kept helps the steps to come, so it is on their clock; but there has to be time for some.
         seconds = self._together(self.position.seconds + time.perf_counter() - started)

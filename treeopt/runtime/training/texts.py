@@ -47,7 +47,7 @@ class Asking:
     stop: StopRule
     acceptance: Acceptance
     most_tokens: int
-    batch_size: int = 64
+    batch_size: int = 16
 
 
 @dataclass(frozen=True)

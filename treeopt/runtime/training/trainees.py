@@ -22,7 +22,7 @@ from treeopt.runtime.training.batches import Batch, Text, make_batch
 from treeopt.runtime.training.losses import NO_LABEL, teacher_loss, text_loss
 from treeopt.runtime.training.recipe import EAGLE_3, HYDRA_PLUS, Recipe
 
-CACHE_BYTES = 2 * 2**30  # most that hidden states may take in memory
+CACHE_SHARE = 0.5  # most that hidden states may take of the memory that is free
 
 
 class Sums(NamedTuple):
@@ -150,10 +150,13 @@ class FrozenStates:
         self._kept: list[Tensor] = []
 
     @property
-    def bytes_needed(self) -> int:
-        """Memory for the states of all texts."""
+    def fit(self) -> bool:
+        """Whether the memory that is free takes the states of all texts."""
+        import psutil
+
         places = sum(len(text.tokens) for text in self.texts)
-        return places * self.target.state_width * self.target.dtype.itemsize
+        needed = places * self.target.state_width * self.target.dtype.itemsize
+        return bool(needed <= CACHE_SHARE * psutil.virtual_memory().available)
 
     @torch.no_grad()
     def keep(self, batch_size: int) -> None:
