@@ -234,16 +234,19 @@ def cyclic_texts() -> list[Text]:
     return [Text((6 + (first + np.arange(20)) % 12).astype(np.int32), 4, f"{first:04d}") for first in range(12)]
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "hydra"])
-def test_heads_learn_a_language_without_surprises(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "steps", "least"), [("medusa-1", 50, 0.95), ("medusa-shared", 300, 0.55), ("hydra", 50, 0.95)]
+)
+def test_heads_learn_a_language_without_surprises(kind, steps, least, tmp_path):
+    """As far as they can by a projection that is the model's own."""
     texts = cyclic_texts()
-    recipe = Recipe(kind, K, steps=50, batch_size=6, learning_rate=0.1)
+    recipe = Recipe(kind, K, steps=steps, batch_size=6, learning_rate=0.1)
     loop = make_loop(tmp_path, small_target(dtype=torch.float32), recipe, texts)
     before = loop.count(texts, loop.states)
     run(loop)
     after = loop.count(texts, loop.states)
     assert max(before["accuracy"]) < 0.5
-    assert min(after["accuracy"]) > 0.95
+    assert min(after["accuracy"]) > least
     assert after["trials"] == [12 * 15, 12 * 14]
 
 

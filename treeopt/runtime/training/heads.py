@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treeopt.errors import Unsupported
 from treeopt.runtime.drafters.eagle3 import FEWEST_LAYERS, Eagle3Heads, Form
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
-from treeopt.runtime.training.recipe import DRAFT_VOCAB, EAGLE_3, HYDRA, HYDRA_PLUS, Recipe
+from treeopt.runtime.training.recipe import DRAFT_VOCAB, EAGLE_3, HYDRA, HYDRA_PLUS, MEDUSA_SHARED, Recipe
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ def make_heads(target: Target, recipe: Recipe, *, hidden_rms: float = 1.0, texts
     torch.manual_seed(recipe.seed)
     lm_head = target.lm_head.weight.detach().to(dtype)
     if recipe.kind != EAGLE_3:
-        return _made(target, recipe, lm_head, hidden_rms).requires_grad_(True)
+        heads = _made(target, recipe, lm_head, hidden_rms).requires_grad_(True)
+        if heads.shares_projection:
+            heads.projection.requires_grad_(False)  # it is the target's
+        return heads
     ids = common_tokens(texts, target.vocab_size, recipe.draft_vocab or DRAFT_VOCAB)
     heads = _eagle3(target, recipe, lm_head, None if len(ids) == target.vocab_size else ids)
     target.read_layers(heads.layers_of(target.num_layers))
@@ -72,6 +76,8 @@ def size_of_heads(target: Target, recipe: Recipe) -> Size:
         made = _made(target, recipe, lm_head, 1.0)
     parts: Counter[str] = Counter()
     for name, parameter in made.named_parameters():
+        if name == "projection" and made.shares_projection:
+            continue
         is_projection = "projection" in name or "lm_head" in name
         part = "projections" if is_projection else "prefix layer" if name.startswith("prefix") else "blocks"
         part = "layer" if part == "blocks" and recipe.kind == EAGLE_3 else part
@@ -80,6 +86,12 @@ def size_of_heads(target: Target, recipe: Recipe) -> Size:
 
 
 def _made(target: Target, recipe: Recipe, lm_head: Tensor, hidden_rms: float) -> Any:
+    if recipe.kind == MEDUSA_SHARED:
+        if getattr(target.lm_head, "bias", None) is not None:
+            raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
+        vocab_size, width = lm_head.shape
+        like: dict[str, Any] = {"dtype": lm_head.dtype, "device": lm_head.device}
+        return MedusaHeads(recipe.num_heads, recipe.layers, width, vocab_size, shared=lm_head, **like)
     if recipe.kind not in (HYDRA, HYDRA_PLUS):
         return MedusaHeads.like_lm_head(lm_head, recipe.num_heads, recipe.layers)
     embedding = target.model.get_input_embeddings().weight.detach().to(lm_head.device, lm_head.dtype)

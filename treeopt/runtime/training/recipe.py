@@ -15,7 +15,8 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 
-MEDUSA_1, MEDUSA_2, HYDRA, HYDRA_PLUS, EAGLE_3 = "medusa-1", "medusa-2", "hydra", "hydra++", "eagle3"
+MEDUSA_1, MEDUSA_SHARED, MEDUSA_2 = "medusa-1", "medusa-shared", "medusa-2"
+HYDRA, HYDRA_PLUS, EAGLE_3 = "hydra", "hydra++", "eagle3"
 PRECISIONS = ("no", "bf16", "fp16")
 WARMUP_STEPS = 40  # most steps in which the learning rate rises; at most a tenth of the steps
 HEADS_ALONE = 0.25  # share of a Medusa-2 run in which the base is left as it is
@@ -42,6 +43,7 @@ class Defaults:
 
 DEFAULTS: Mapping[str, Defaults] = {
     MEDUSA_1: Defaults(1, 1e-3, 0.8),
+    MEDUSA_SHARED: Defaults(1, 1e-3, 0.8),
     MEDUSA_2: Defaults(1, 2e-3, 0.8),
     HYDRA: Defaults(1, 1e-3, 1.0),
     HYDRA_PLUS: Defaults(4, 1e-3, 1.0, teacher=True),

@@ -14,6 +14,7 @@ from treeopt.runtime.training.recipe import MEDUSA_2
 
 LAYOUTS = {  # by kind
     "medusa-1": "medusa",
+    "medusa-shared": "medusa-shared",
     "medusa-2": "merged",
     "hydra": "hydra",
     "hydra++": "hydra++",
@@ -25,7 +26,8 @@ def save_result(trainee: Any, target: Target, kind: str, folder: Path) -> list[P
     """The files written. The heads take the target's dtype; Medusa-2's adapter becomes part of the base."""
     heads = trainee.heads.eval().requires_grad_(False).to(target.dtype)
     if kind != MEDUSA_2:
-        return save_heads(heads, LAYOUTS[kind], folder, base=target.name)
+        lm_head = target.lm_head.weight if heads.shares_projection else None
+        return save_heads(heads, LAYOUTS[kind], folder, base=target.name, lm_head=lm_head)
     base_folder = temporary(folder / "training" / "base")
     try:
         with by_libraries(base_folder):
