@@ -35,6 +35,8 @@ from treeopt.runtime.target import Target
 OPENVINO, OPTIMUM_INTEL = "2026.4.1", "2.2.0"
 # optimum-intel's EAGLE-3 imports these without asking for them; diffusers 0.38 needs a newer huggingface_hub than it takes.
 UNASKED = ("einops", "diffusers<0.38")
+# Not needed for text: the first is broken where it was built for another torch, the second reports what is converted.
+UNWANTED = ("torchvision", "openvino-telemetry")
 FORMATS = ("fp32", "int8")
 TASK = "text-generation-with-past"
 Say = Callable[[str], None]
@@ -133,8 +135,7 @@ def _environment(say: Say) -> Path:
             wanted = (f"optimum-intel[openvino]=={OPTIMUM_INTEL}", f"openvino=={OPENVINO}", torch_)
             _run([*pip, *wanted], "installed", str(made))
             _run([*pip, "--no-deps", *UNASKED], "installed", str(made))
-            # Not needed for text, and broken where it was built for another torch.
-            _run([_python(made), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"], "installed", str(made))
+            _run([_python(made), "-m", "pip", "uninstall", "--quiet", "--yes", *UNWANTED], "installed", str(made))
             say(f"The environment was made in {time.monotonic() - began:.0f} s.")
     return _python(folder)
 
