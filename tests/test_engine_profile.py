@@ -30,7 +30,8 @@ TREES = [Tree.chain(1), Tree.chain(3), DynamicTree(3, 4, 9)]
 class Fake:
     """An engine whose steps take 2 ms, 1 ms more for each row of the tree and 10 for a prompt, and accept all guesses."""
 
-    name, version, most_rows, takes_trees, own_length, without_own, about = "fake", "1", 4, True, None, "", ""
+    name, version, most_rows, is_stepwise, takes_trees = "fake", "1", 4, True, True
+    own_length, without_own, about = None, "", ""
 
     def __init__(self, tokens: int = 20) -> None:
         self.tokens, self.open = tokens, 0
@@ -72,7 +73,7 @@ def test_whole_steps_with_all_rows_live_are_timed(tmp_path, batch_size):
 
 def test_answers_too_short_to_be_timed_are_said(tmp_path):
     timed = timing.Timing(Fake(2), PROMPTS, TREES, 1)
-    with pytest.raises(InvalidInput, match="Timing needs answers of some length, but 3 prompts gave no 6 steps"):
+    with pytest.raises(InvalidInput, match="Timing needs answers of some length, but 4 prompts gave no 6 steps"):
         timed.rounds(1e9, 0.02, Journal(tmp_path / "journal", {}))
 
 

@@ -125,7 +125,7 @@ def test_plain_decoding_is_treeopts(target, drafter):
         DynamicTree(2, 8, 17),
         DynamicTree(5, 4, 24),
     ],
-    ids=str,
+    ids=lambda tree: tree.name if isinstance(tree, DynamicTree) else f"chain-{tree.depth}",
 )
 def test_eagle3_accepts_what_it_does_in_treeopt(target, drafter, tree):
     accepted = check(opened(target, drafter), target, drafter, tree)
@@ -134,6 +134,16 @@ def test_eagle3_accepts_what_it_does_in_treeopt(target, drafter, tree):
 
 def test_chains_of_several_requests_are_theirs(target, drafter):
     check(opened(target, drafter), target, drafter, Tree.chain(3), rows=2)
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), DynamicTree(3, 4, 11)], ids=["chain", "tree"])
+def test_a_long_prompt_is_read_in_one_pass(target, drafter, tree, monkeypatch):
+    """Longer than the 256 tokens of a pass that the engine has by itself."""
+    monkeypatch.setattr("tests.test_openvino.PROMPTS", [(0, [k % 61 + 8 for k in range(400)])])
+    engine = opened(target, drafter)
+    check(engine, target, drafter, tree)
+    passes = list(engine.answer([PROMPTS[0][1]], tree))
+    assert [one.reads_prompt for one in passes[:2]] == [True, False]
 
 
 def test_a_draft_model_and_the_engines_own_settings(target):

@@ -139,13 +139,14 @@ def folder_made_once(folder: Path) -> Iterator[Path | None]:
         if folder.is_dir():
             yield None
             return
-        with _named(folder), FileLock(folder.with_name(f"{folder.name}{LOCK}")):
+        lock, made = folder.with_name(f"{folder.name}{LOCK}"), temporary(folder)
+        with _named(folder, lock), FileLock(lock):
             if folder.is_dir():
                 yield None
                 return
             _sweep([folder.parent])
-            made = temporary(folder)
-            made.mkdir()
+            with _named(folder, made):
+                made.mkdir()
             try:
                 yield made
                 os.replace(made, folder)
@@ -166,6 +167,8 @@ def copy_folder(source: Path, folder: Path) -> None:
                 shutil.copytree(source, made)
             except shutil.Error as error:  # of several files, each with its reason
                 raise OSError(error.args[0][0][2]) from None
+            if folder.is_dir():
+                folder.rmdir()
             os.replace(made, folder)
     finally:
         if made.is_dir():

@@ -90,7 +90,8 @@ def far_apart(trees: Sequence[AnyTree]) -> list[int]:
 
     def apart(i: int, j: int) -> float:
         one, other = trees[i], trees[j]
-        return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4
+        topks = [1 if isinstance(tree, Tree) else tree.most.topk for tree in (one, other)]
+        return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4 + abs(log(topks[0] / topks[1])) / 4
 
     while left:
         order.append(max(left, key=lambda i: min(apart(i, j) for j in order)))

@@ -43,7 +43,7 @@ class Decoding:
     source   : what the entrants were predicted from
     entrants : name to its tree, and what is predicted of it
     folder   : of the journals
-    engine   : another runtime that decodes, with chains
+    engine   : another runtime that decodes
     """
 
     session: Session

@@ -229,6 +229,8 @@ def convert(
     from treeopt.runtime.checkpoints import convert as write
 
     refusal = f"Another treeopt is writing to {folder}: wait for it, or pass another --output."
+    if weights is not None and model is not None:
+        raise InvalidInput("--weights is for a whole model, but with --model a drafter is converted: leave it out.")
     if layout == OPENVINO:
         return _convert_for_openvino(drafter, folder, model, revision, weights or "fp32"), ()
     if weights is not None:
@@ -254,8 +256,8 @@ def _convert_for_openvino(name: str, folder: Path, model: str | None, revision: 
         raise InvalidInput(f"--weights must be one of {', '.join(FORMATS)}, but got {weights!r}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput(f"--output must be a new or empty folder, but {folder} is not.")
-    target = open_target(model or name, revision=revision, device="cpu")
-    made = None if model is None else open_drafter(name, target).drafter
+    target = open_target(model or name, revision=None if model else revision, device="cpu")
+    made = None if model is None else open_drafter(name, target, revision=revision).drafter
     if made is not None and not isinstance(made, DraftModel | Eagle3Heads):
         raise Unsupported(f"OpenVINO GenAI decodes with draft models and EAGLE-3 layers, but {name} is {made.kind}.")
     source = converted(target, weights, note) if made is None else converted_drafter(made, target, note)

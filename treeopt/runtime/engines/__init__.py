@@ -38,6 +38,7 @@ class Engine(Protocol):
     name: str
     version: str
     most_rows: int  # prompts that it answers together
+    is_stepwise: bool  # whether an answer can be left after any step
     takes_trees: bool  # dynamic ones, for one prompt at a time
     own_length: int | None  # longest chain of the engine's own settings; None where it has to be told one
     without_own: str  # why its own settings are not decoded, in a sentence; empty where they are, or there are none

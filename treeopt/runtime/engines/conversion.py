@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 import venv
@@ -23,7 +24,7 @@ from torch import Tensor
 from treeopt.errors import Unsupported
 from treeopt.files.places import user_cache
 from treeopt.files.shell import command_line
-from treeopt.files.writing import folder_made_once
+from treeopt.files.writing import discard, folder_made_once
 from treeopt.runtime.checkpoints.eagle3 import eagle3_tensors
 from treeopt.runtime.checkpoints.eagle3_config import eagle3_config
 from treeopt.runtime.checkpoints.save import write_tensors
@@ -38,6 +39,18 @@ UNASKED = ("einops", "diffusers<0.38")
 # Not needed for text: the first is broken where it was built for another torch, the second reports what is converted.
 UNWANTED = ("torchvision", "openvino-telemetry")
 FORMATS = ("fp32", "int8")
+# Says in an EAGLE-3 model which of the target's outputs it reads.
+NAME_LAYERS = """
+import os, sys, openvino
+folder, *layers = sys.argv[1:]
+file = os.path.join(folder, "openvino_model.xml")
+model = openvino.Core().read_model(file)
+model.set_rt_info([int(layer) for layer in layers], "hidden_layers_list")
+openvino.save_model(model, "named.xml", compress_to_fp16=False)
+del model
+for suffix in ("xml", "bin"):
+    os.replace(f"named.{suffix}", os.path.join(folder, f"openvino_model.{suffix}"))
+"""
 TASK = "text-generation-with-past"
 Say = Callable[[str], None]
 
@@ -52,7 +65,8 @@ def converted(target: Target, weights: str, say: Say) -> Path:
         target.model.save_pretrained(folder)
         target.tokenizer.save_pretrained(folder)
 
-    digest = _digest(target.model.named_parameters(), target.config.to_json_string())
+    about = (target.config.to_json_string(), target.model.generation_config.to_json_string(), _words(target.tokenizer))
+    digest = _digest(target.model.state_dict().items(), *about)
     return _made(f"{target.name} ({weights})", f"{digest}-{weights}", save, ("--weight-format", weights), say)
 
 
@@ -87,12 +101,13 @@ def _made(
     what: str, name: str, save: Callable[[Path], object], options: Sequence[str], say: Say, outputs: Sequence[int] = ()
 ) -> Path:
     """The folder of that name in the cache, made where it is missing."""
-    cached = user_cache() / "openvino" / f"{name}-{OPENVINO}"
+    cached = user_cache() / "openvino" / f"{name}-{OPENVINO}-{OPTIMUM_INTEL}"
     with folder_made_once(cached) as folder:
         if folder is None:
             return cached
         python, began = _environment(say), time.monotonic()
-        with tempfile.TemporaryDirectory() as place:
+        say(f"{what} is being converted for OpenVINO, once, into {cached}.")
+        with tempfile.TemporaryDirectory(dir=cached.parent) as place:
             source = Path(place) / "model"
             source.mkdir()
             with loadable(f"{what} must be written for its conversion", place):
@@ -100,27 +115,17 @@ def _made(
             command = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", source]
             _run([*command, "--task", TASK, *options, folder], "converted", place, HF_HUB_OFFLINE="1")
             if outputs:
-                _name_layers(folder, outputs, place)
-        say(f"{what} was converted for OpenVINO in {time.monotonic() - began:.0f} s, into {cached}.")
+                _run([python, "-c", NAME_LAYERS, folder, *outputs], "converted", place)
+        say(f"It took {time.monotonic() - began:.0f} s.")
     return cached
-
-
-def _name_layers(folder: Path, outputs: Sequence[int], place: str) -> None:
-    """Say in an EAGLE-3 model which of the target's outputs it reads."""
-    import openvino
-
-    file, named = folder / "openvino_model.xml", Path(place) / "openvino_model.xml"
-    model = openvino.Core().read_model(file)
-    model.set_rt_info(list(outputs), "hidden_layers_list")
-    openvino.save_model(model, named, compress_to_fp16=False)
-    del model
-    for suffix in (".xml", ".bin"):
-        file.with_suffix(suffix).write_bytes(named.with_suffix(suffix).read_bytes())
 
 
 def _environment(say: Say) -> Path:
     """The Python of the virtual environment that converts, which is made where it is missing."""
-    folder = user_cache() / f"openvino-conversion-{OPENVINO}-{OPTIMUM_INTEL}"
+    version = "{}.{}".format(*sys.version_info[:2])
+    folder = user_cache() / f"openvino-conversion-{OPENVINO}-{OPTIMUM_INTEL}-python-{version}"
+    if folder.is_dir() and not _python(folder).exists():  # the Python that it was made with is gone
+        discard(folder)
     with folder_made_once(folder) as made:
         if made is not None:
             say(
@@ -128,14 +133,14 @@ def _environment(say: Say) -> Path:
                 f"in {folder}: 1.3 GB with a CPU build of torch, some minutes. Yours stays as it is."
             )
             began = time.monotonic()
-            with loadable("A virtual environment must be made for the conversion", str(made)):
+            with loadable("A virtual environment must be made for the conversion", "venv"):
                 venv.create(made, with_pip=True, symlinks=os.name != "nt")
-            pip = [_python(made), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+            pip = [_python(made), "-m", "pip", "--quiet", "--disable-pip-version-check"]
             torch_ = f"torch=={torch.__version__.partition('+')[0]}"
             wanted = (f"optimum-intel[openvino]=={OPTIMUM_INTEL}", f"openvino=={OPENVINO}", torch_)
-            _run([*pip, *wanted], "installed", str(made))
-            _run([*pip, "--no-deps", *UNASKED], "installed", str(made))
-            _run([_python(made), "-m", "pip", "uninstall", "--quiet", "--yes", *UNWANTED], "installed", str(made))
+            _run([*pip, "install", "--no-compile", *wanted], "installed", str(made))
+            _run([*pip, "install", "--no-compile", "--no-deps", *UNASKED], "installed", str(made))
+            _run([*pip, "uninstall", "--yes", *UNWANTED], "installed", str(made))
             say(f"The environment was made in {time.monotonic() - began:.0f} s.")
     return _python(folder)
 
@@ -159,9 +164,16 @@ def _run(command: Sequence[Any], done: str, place: str, **environment: str) -> N
         )
 
 
-def _digest(tensors: Iterable[tuple[str, Tensor]], text: str) -> str:
-    """Of all numbers, their names, and a text."""
-    digest = hashlib.sha256(text.encode())
+def _words(tokenizer: Any) -> str:
+    """All that a tokenizer is saved as."""
+    with tempfile.TemporaryDirectory() as place:
+        tokenizer.save_pretrained(place)
+        return "".join(file.read_text(encoding="utf-8") for file in sorted(Path(place).rglob("*")) if file.is_file())
+
+
+def _digest(tensors: Iterable[tuple[str, Tensor]], *texts: str) -> str:
+    """Of all numbers, their names, and some texts."""
+    digest = hashlib.sha256("\0".join(texts).encode())
     for name, tensor in tensors:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -12,13 +12,12 @@ import importlib.util
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from treeopt.errors import Unsupported
+from treeopt.errors import InvalidInput, Unsupported
 from treeopt.export.chains import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads
@@ -37,6 +36,7 @@ NAMES: Mapping[str, str] = {"openvino": "fp32", "openvino-int8": "int8"}  # engi
 OWN_LENGTH = 5  # guesses that `LLMPipeline.generate` asks for where nobody says how many
 # Rounding decides which token is likelier, so all that can be computed in float32 is.
 EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
+MOST_TOKENS = 2**20  # of a pass: no prompt is read in parts, and no request waits for others
 LOOKUP = (
     f"OpenVINO GenAI copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The drafter "
     "ngram of treeopt has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
@@ -52,9 +52,7 @@ def opener(weights: str) -> Callable[[Target, Drafter, StopRule, Say], OpenVino]
             raise Unsupported(
                 "--engine openvino needs openvino-genai. Install it with: pip install 'treeopt[openvino]'"
             )
-        guesser = converted_drafter(drafter, target, say) if isinstance(drafter, DraftModel | Eagle3Heads) else None
-        model = converted(target, weights, say)
-        return OpenVino(model, guesser, drafter, stop, context=target.context, weights=weights)
+        return OpenVino(target, drafter, stop, weights, say)
 
     return make
 
@@ -62,37 +60,19 @@ def opener(weights: str) -> Callable[[Target, Drafter, StopRule, Say], OpenVino]
 class OpenVino:
     """An `Engine`: see there."""
 
-    takes_trees: bool
+    most_rows, is_stepwise, without_own = 64, True, ""
 
-    def __init__(
-        self,
-        model: Path,
-        guesser: Path | None,
-        drafter: Drafter,
-        stop: StopRule,
-        *,
-        context: int,
-        weights: str = "fp32",
-    ) -> None:
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, weights: str, say: Say) -> None:
         import openvino_genai
 
         self.genai: Any = openvino_genai
         self.name = next(name for name, format_ in NAMES.items() if format_ == weights)
         self.version: str = openvino_genai.__version__.partition("-")[0]
-        self.model, self.guesser, self.stop, self.context = model, guesser, stop, context
-        self.kind = drafter.kind
-        self.most_rows, self.takes_trees = 64, drafter.kind == "eagle3"
+        self.target, self.drafter, self.stop, self.weights, self.say = target, drafter, stop, weights, say
+        self.takes_trees = drafter.kind == "eagle3"
         self.own_length = None if drafter.kind == "ngram" else OWN_LENGTH
-        self.without_own = ""
-        self.about = " ".join(
-            filter(
-                None,
-                (
-                    LOOKUP if isinstance(drafter, PromptLookup) and not drafter.earliest else "",
-                    INT8 if weights != "fp32" else "",
-                ),
-            )
-        )
+        other_guesses = isinstance(drafter, PromptLookup) and not drafter.earliest
+        self.about = " ".join([*[LOOKUP] * other_guesses, *[INT8] * (weights != "fp32")])
         self._pipelines: dict[bool, Any] = {}
 
     def answer(
@@ -100,17 +80,16 @@ class OpenVino:
     ) -> Generator[Pass, None, None]:
         """The passes; see `treeopt.runtime.engines`. Who stops asking leaves the pipeline empty."""
         guesses = tree is None or tree.depth > 0
-        with loadable(f"--engine {self.name} must be able to answer", str(self.model)):
-            pipeline = self._pipeline(guesses)
+        with loadable(f"--engine {self.name} must be able to answer", self.target.name):
+            pipeline = self._pipelines.pop(guesses, None) or self._pipeline(guesses)
             requests: dict[int, Any] = {}
             try:
                 yield from self._passes(pipeline, requests, prompts, self._settings(tree), rows)
             except GeneratorExit:
                 _empty(pipeline, requests)
+                self._pipelines[guesses] = pipeline
                 raise
-            except BaseException:
-                del self._pipelines[guesses]  # it would go on, and accept nothing
-                raise
+            self._pipelines[guesses] = pipeline  # after an error it would go on, and accept nothing
 
     def _passes(
         self,
@@ -128,7 +107,7 @@ class OpenVino:
         while waiting or requests:
             while waiting and len(requests) < rows:
                 place, prompt = waiting.popleft()
-                room = self.context - len(prompt)
+                room = self.target.context - len(prompt)
                 config = self._config(settings, min(self.stop.max_new_tokens, room))
                 requests[place] = pipeline.add_request(place, Tensor(np.array([prompt], dtype=np.int64)), config)
                 ends[place] = SequenceEnd(self.stop, room)
@@ -138,6 +117,8 @@ class OpenVino:
             seconds, reads_prompt = time.perf_counter() - began, bool(silent)
             emitted = {place: _read(request) for place, request in requests.items()}
             silent -= {place for place, tokens in emitted.items() if tokens}
+            if not any(emitted.values()) and not pipeline.has_non_finished_requests():
+                raise InvalidInput("--engine openvino ended answers that had not come to an end.")
             yield Pass(emitted, seconds, reads_prompt)
             ended = [i for i, tokens in emitted.items() if any(ends[i].push(token) is not None for token in tokens)]
             _empty(pipeline, {place: requests.pop(place) for place in ended}, wait=not requests)
@@ -146,6 +127,8 @@ class OpenVino:
         config = self.genai.GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, **settings)
         config.stop_token_ids = set(self.stop.eos_ids)
         config.ignore_eos = not self.stop.eos_ids
+        if self.stop.eos_ids:  # else it is the converted model's own
+            config.eos_token_id = min(self.stop.eos_ids)
         return config
 
     def _settings(self, tree: AnyTree | None) -> dict[str, Any]:
@@ -154,30 +137,21 @@ class OpenVino:
         if tree.depth == 0:
             return {}
         if isinstance(tree, Tree):
-            lookup = {"max_ngram_size": LOOKED_UP} if self.kind == "ngram" else {}
+            lookup = {"max_ngram_size": LOOKED_UP} if self.drafter.kind == "ngram" else {}
             return {"num_assistant_tokens": tree.depth, **lookup}
         most = tree.most
         return {"num_assistant_tokens": most.rows - 1, "tree_depth": most.levels, "branching_factor": most.topk}
 
     def _pipeline(self, guesses: bool) -> Any:
-        """The pipeline that guesses, or the one that does not."""
-        if guesses not in self._pipelines:
-            exact = {**EXACT, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-            with_ = {} if not guesses else {"prompt_lookup": True}
-            if guesses and self.guesser is not None:
-                with_ = {"draft_model": self.genai.draft_model(str(self.guesser), "CPU", **exact)}
-            self._pipelines[guesses] = self.genai.ContinuousBatchingPipeline(
-                str(self.model), self.genai.SchedulerConfig(), "CPU", {**exact, **with_}
-            )
-        return self._pipelines[guesses]
-
-
-def _read(request: Any) -> list[int]:
-    """The tokens that a request got in the last step."""
-    if not request.can_read():
-        return []
-    (output,) = request.read().values()
-    return list(output.generated_ids)
+        """A pipeline that guesses, or one that does not."""
+        exact = {**EXACT, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        with_: dict[str, Any] = {"prompt_lookup": True} if guesses else {}
+        if guesses and isinstance(self.drafter, DraftModel | Eagle3Heads):
+            folder = converted_drafter(self.drafter, self.target, self.say)
+            with_ = {"draft_model": self.genai.draft_model(str(folder), "CPU", **exact)}
+        model, scheduler = converted(self.target, self.weights, self.say), self.genai.SchedulerConfig()
+        scheduler.max_num_batched_tokens = MOST_TOKENS
+        return self.genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", {**exact, **with_})
 
 
 def _empty(pipeline: Any, requests: Mapping[int, Any], wait: bool = True) -> None:
@@ -186,3 +160,11 @@ def _empty(pipeline: Any, requests: Mapping[int, Any], wait: bool = True) -> Non
         request.cancel()
     while wait and pipeline.has_non_finished_requests():
         pipeline.step()
+
+
+def _read(request: Any) -> list[int]:
+    """The tokens that a request got in the last step."""
+    if not request.can_read():
+        return []
+    (output,) = request.read().values()
+    return list(output.generated_ids)

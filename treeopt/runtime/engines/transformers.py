@@ -47,7 +47,7 @@ class Transformers:
     """An `Engine`: see there."""
 
     name, version = "transformers", transformers.__version__
-    most_rows, takes_trees = 1, False
+    most_rows, is_stepwise, takes_trees = 1, False, False
 
     def __init__(self, target: Target, drafter: Drafter, stop: StopRule) -> None:
         self.target, self.kind, self.stop = target, drafter.kind, stop
