@@ -1,4 +1,4 @@
-"""A real model in a real engine: settings for SmolLM2 as planned, as replayed and as measured (docs/real-model.md).
+"""A real model in a real engine: settings for SmolLM2 as planned, as replayed and as measured.
 
 `python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 [--engine openvino] [--batch-size 4]`
 
