@@ -129,6 +129,8 @@ def _entrants(
 
 def _checked(name: str, entrant: Entrant, source: Source, engine: Engine) -> Entrant:
     """A contender that the engine takes, and whether its steps can be replayed; Unsupported for another."""
+    from treeopt.runtime.measure.bench import Entrant
+
     tree = entrant.tree or Tree.chain(0)
     if isinstance(tree, DynamicTree):
         return replace(entrant, is_replayable=not engine.about)
