@@ -29,6 +29,8 @@ from filelock import FileLock
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
+from treeopt.files.places import user_cache
+
 SECONDS = 20  # that the index may stay silent
 TEXTS = re.compile(r"(\.(py|pyi|cpp|h|toml)|CMakeLists\.txt|entry_points\.txt|libopenvino_genai\.so[.\d]*)$")
 MOST_BYTES = 256 * 2**20  # of a release's texts; the largest has 74 MiB
@@ -132,8 +134,7 @@ def index() -> str:
 
 def folder() -> Path:
     """Where archives are kept: TREEOPT_ENGINES, or the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("TREEOPT_ENGINES") or cache / "treeopt" / "engines")
+    return Path(os.environ.get("TREEOPT_ENGINES") or user_cache() / "engines")
 
 
 def fetched(file: File, kept: Path) -> Path:
