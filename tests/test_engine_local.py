@@ -97,7 +97,7 @@ class TestTransformers:
     def test_every_drafter_guesses_the_length_and_leaves_the_text(self, generate):
         plain, none = generate("ngram", length=0)
         assert not none
-        for drafter, argument in (("draft-model", demo.DRAFTERS["draft"]), ("early-exit", "2"), ("ngram", None)):
+        for drafter, argument in (("draft-model", demo.DRAFTERS[demo.NAME]["draft"]), ("early-exit", "2"), ("ngram", None)):
             text, guessed = generate(drafter, argument)
             assert text == plain
             assert max(guessed) == 3
@@ -112,15 +112,15 @@ class TestTransformers:
         if setting == "pad_token_id":
             setting = {setting: AutoTokenizer.from_pretrained(demo.MODEL)(PROMPT)["input_ids"][3]}
         folders = [with_settings(demo.MODEL, tmp_path / "model", setting)]
-        folders.append(with_settings(demo.DRAFTERS["draft"], tmp_path / "draft", setting))
-        for drafter, of, argument in (("draft-model", demo.DRAFTERS["draft"], folders[1]), ("early-exit", "4", "4")):
+        folders.append(with_settings(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "draft", setting))
+        for drafter, of, argument in (("draft-model", demo.DRAFTERS[demo.NAME]["draft"], folders[1]), ("early-exit", "4", "4")):
             expected = generate(drafter, of, acceptance=rule)
             assert generate(drafter, argument, model=folders[0], acceptance=rule) == expected
 
     def test_a_draft_model_with_another_number_of_rows_guesses_text(self, generate, tmp_path):
         from transformers import AutoModelForCausalLM
 
-        folder = shutil.copytree(demo.DRAFTERS["draft"], tmp_path / "draft")
+        folder = shutil.copytree(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "draft")
         draft = AutoModelForCausalLM.from_pretrained(folder)
         draft.resize_token_embeddings(draft.config.vocab_size + 8)
         draft.save_pretrained(folder)

@@ -112,9 +112,9 @@ def test_vllm_has_medusa_until_0_32(tmp_path):
     calibration = Calibration([[60, 20], [50, 20]], [100, 100], meta={"drafter": {"kind": "medusa"}})
     _, warnings = request_of(SearchOptions(engine="vllm", objective=next(iter(OBJECTIVES))), calibration, None)
     assert any(said in warning for warning in warnings)
-    _, notes = convert(str(demo.DRAFTERS["medusa"]), tmp_path / "heads", layout="vllm")
+    _, notes = convert(str(demo.DRAFTERS[demo.NAME]["medusa"]), tmp_path / "heads", layout="vllm")
     assert any("up to 0.32.0" in note for note in notes)
-    _, notes = convert(str(demo.DRAFTERS["medusa"]), tmp_path / "others", layout="medusa")
+    _, notes = convert(str(demo.DRAFTERS[demo.NAME]["medusa"]), tmp_path / "others", layout="medusa")
     assert not any("0.32.0" in note for note in notes)
 
 

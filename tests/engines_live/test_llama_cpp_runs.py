@@ -28,7 +28,7 @@ def server() -> Path:
 def models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("llama-cpp")
     write_gguf(demo.MODEL, folder / "MODEL.gguf")
-    write_gguf(demo.DRAFTERS["draft"], folder / "DRAFTER.gguf")
+    write_gguf(demo.DRAFTERS[demo.NAME]["draft"], folder / "DRAFTER.gguf")
     return folder
 
 

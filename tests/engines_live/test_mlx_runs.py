@@ -23,7 +23,7 @@ def test_a_draft_model_makes_chains_of_the_plan(run, tmp_path):
     if shutil.which("c++") is None:
         pytest.skip("no c++, with which mlx compiles its kernels for a CPU")
     in_float32(demo.MODEL, tmp_path / "MODEL")
-    in_float32(demo.DRAFTERS["draft"], tmp_path / "DRAFTER")
+    in_float32(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "DRAFTER")
     text = (exported(run, "mlx-lm", tmp_path) / "commands.sh").read_text(encoding="utf-8")
     print(text.strip())
     program, *words = shlex.split(text, comments=True)

@@ -26,7 +26,7 @@ def python() -> Path:
 @pytest.fixture(scope="module")
 def models(python, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("openvino")
-    for name, source in (("MODEL", demo.MODEL), ("DRAFTER", demo.DRAFTERS["draft"])):
+    for name, source in (("MODEL", demo.MODEL), ("DRAFTER", demo.DRAFTERS[demo.NAME]["draft"])):
         (folder / name).mkdir()
         gguf = write_gguf(source, folder / name / "model.gguf", half=True)
         subprocess.run([python, "-c", CONVERT, gguf], env=ONE_THREAD, check=True)

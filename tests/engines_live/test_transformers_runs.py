@@ -19,7 +19,7 @@ ASKED = PROMPTS[:2]
 def models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("transformers")
     in_float32(demo.MODEL, folder / "MODEL")
-    in_float32(demo.DRAFTERS["draft"], folder / "DRAFTER")
+    in_float32(demo.DRAFTERS[demo.NAME]["draft"], folder / "DRAFTER")
     return folder
 
 

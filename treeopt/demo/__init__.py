@@ -1,10 +1,14 @@
-"""The embedded demo model: a small code model with drafters of its own, and how they were made (README.md here)."""
+"""What is shipped to decode with: the demo model with its drafters, and drafters for SmolLM2; how they were made is in README.md here."""
 
 from pathlib import Path
 
-MODEL = Path(__file__).parent / "model"
-HEADS = Path(__file__).parent / "heads"
-# What --drafter calls them with the demo model.
-DRAFTERS = {"medusa": HEADS, **{name: Path(__file__).parent / name for name in ("hydra", "eagle3", "draft")}}
-NAME = "demo"  # what --model and --drafter call it
+_HERE = Path(__file__).parent
+MODEL, HEADS = _HERE / "model", _HERE / "heads"
+NAME = "demo"  # what --model and --drafter call the demo model and its Medusa heads
 TITLE = "treeopt demo model"  # what records call it
+SMOLLM2 = "smollm2"  # what --model calls SmolLM2-135M-Instruct, which a package of its own brings along
+# What --drafter calls the drafters of a model: the first one is its default.
+DRAFTERS = {
+    NAME: {"medusa": HEADS, **{name: _HERE / name for name in ("hydra", "eagle3", "draft")}},
+    SMOLLM2: {name: _HERE / SMOLLM2 / name for name in ("medusa", "eagle3")},
+}

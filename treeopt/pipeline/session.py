@@ -97,8 +97,7 @@ def located_source(source: dict[str, Any], model: str = demo.NAME) -> dict[str, 
 
     model : the target where the options do not name one
     """
-    is_demo = source.get("model", model) == demo.NAME
-    reserved = {demo.NAME, "ngram", "trace", *(demo.DRAFTERS if is_demo else ())}
+    reserved = {demo.NAME, "ngram", "trace", *demo.DRAFTERS.get(source.get("model", model), ())}
     paths = {
         name: source[name] for name in ("model", "drafter", "prompts") if source.get(name) not in (None, *reserved)
     }

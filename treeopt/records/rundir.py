@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,21 +21,20 @@ from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
 ENGINES = ("transformers", "openvino", "openvino-int8")  # other runtimes that decode here
+BENCH = re.compile(rf"bench(?:-({'|'.join(ENGINES)}))?(?:-batch-size-(\d+))?", re.ASCII)
 MAKERS = {"calibration": "calibrate", "trace": "calibrate", "probe": "calibrate", "plan": "search", "verify": "search"}
 
 
 def maker(name: str) -> list[str]:
     """The words of the command that writes a file or a journal of a run, by its name.
 
-    >>> maker("plan.json"), maker("bench-batch-size-4.json"), maker("bench-transformers.partial")
-    (['search'], ['bench', '--batch-size', '4'], ['bench', '--engine', 'transformers'])
+    >>> maker("plan.json"), maker("bench-batch-size-4.json"), maker("bench-openvino.partial")
+    (['search'], ['bench', '--batch-size', '4'], ['bench', '--engine', 'openvino'])
     """
     stem = name.split(".")[0]
-    of = stem.removeprefix("bench-")
-    if stem != of and of in ENGINES:
-        return ["bench", "--engine", of]
-    if (size := of.removeprefix("batch-size-")) != of and stem != of and size.isdecimal():
-        return ["bench", "--batch-size", size]
+    if found := BENCH.fullmatch(stem):
+        engine, size = found.groups()
+        return ["bench", *(["--batch-size", size] if size else []), *(["--engine", engine] if engine else [])]
     return [MAKERS.get(stem, stem)]
 
 
@@ -86,17 +86,21 @@ class RunDirectory:
                 return file
         raise TypeError(f"a result of treeopt is wanted, but this is a {type(record).__name__}")
 
-    def bench_of(self, batch_size: int) -> Path:
+    def bench_of(self, batch_size: int, engine: str | None = None) -> Path:
         """The benchmark of one batch size, where the plan has several."""
-        return self.bench.with_name(f"bench-batch-size-{batch_size}.json")
+        return self.bench.with_name(f"{self.bench_in(engine).stem}-batch-size-{batch_size}.json")
 
-    def bench_in(self, engine: str) -> Path:
-        """The benchmark that another runtime decoded."""
-        return self.bench.with_name(f"bench-{engine}.json")
+    def bench_in(self, engine: str | None) -> Path:
+        """The last benchmark that another runtime decoded, or treeopt itself."""
+        return self.bench.with_name(f"bench-{engine}.json") if engine else self.bench
 
     def engine_benches(self) -> list[Path]:
-        """Those that there are."""
-        return [file for file in map(self.bench_in, ENGINES) if file.exists()]
+        """All that other runtimes decoded: one for each batch size, or the last one where the plan has a single one."""
+        found: list[Path] = []
+        for last in map(self.bench_in, ENGINES):
+            sizes = [file for file in self.benches() if file.stem.startswith(f"{last.stem}-batch-size-")]
+            found += sizes or ([last] if last.exists() else [])
+        return found
 
     def benches(self) -> list[Path]:
         """All benchmarks that there are; a copy under a name of its own is none."""

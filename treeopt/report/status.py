@@ -143,7 +143,10 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
         return "Nothing is calibrated yet.", ["calibrate"]
     timed = plan is not None and run.profile.name not in used and plan.entries[0].step_ms is not None
     if not timed and (why := wanting(run.profile.name)):
-        return why, ["profile"] if decodes else ["profile", "--from-csv", "FILE"]
+        profile = found.get(run.profile.name)
+        engine = profile.runtime.get("name") if profile else None
+        own = ["profile", *(["--engine", engine] if engine in ENGINES else [])]
+        return why, own if decodes else ["profile", "--from-csv", "FILE"]
     if plan is None or wanting(run.plan.name):
         return wanting(run.plan.name), ["search"]
     several = len(plan.entries) > 1

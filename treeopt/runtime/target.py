@@ -237,9 +237,13 @@ def load_target(
 def find_model(name: str, option: str) -> Path | None:
     """The folder of a model that lies here, dequantised where it is a GGUF file; None for a hub id."""
     found = find_local(name, f"{option} must be a folder with a model, a GGUF file or a hub id")
-    if found is None and name == gguf.SMOLLM2:
+    if found is None and name == demo.SMOLLM2:
         found = gguf.smollm2()
-    return gguf.dequantised(found) if found is not None and found.suffix == gguf.SUFFIX and found.is_file() else found
+    return (
+        gguf.dequantised(found, option)
+        if found is not None and found.suffix == gguf.SUFFIX and found.is_file()
+        else found
+    )
 
 
 def check_device(device: str | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.storage import sha256_of
+from treeopt.runtime import gguf
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
@@ -19,7 +20,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.mtp import MTP, load_mtp
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
 from treeopt.runtime.folder import read_object
-from treeopt.runtime.target import Target
+from treeopt.runtime.target import Target, find_model
 
 NGRAM, EARLIEST, EARLY_EXIT = (
     "ngram",
@@ -50,8 +51,8 @@ def open_drafter(
 ) -> OpenDrafter:
     """The drafter that ``name`` stands for; None is the heads in the target's own checkpoint (Medusa-2).
 
-    name  : a folder, file or hub id of heads or of a causal LM; "mtp"; "ngram", or "ngram:earliest" for what engines look up; "early-exit:LAYER"; with the demo
-            model also one of `demo.DRAFTERS`
+    name  : a folder, file or hub id of heads or of a causal LM, a GGUF file of the latter; "mtp"; "ngram", or "ngram:earliest" for what engines look
+            up; "early-exit:LAYER"; with the demo model and SmolLM2 also one of `demo.DRAFTERS`
     depth : deepest guess of a drafter that has no number of heads (default 5)
 
     Raises InvalidInput where drafter and target do not belong together.
@@ -68,11 +69,10 @@ def open_drafter(
     if name is not None and name.partition(":")[0] == MTP:
         mtp = load_mtp(name, target, num_heads=depth or DRAFT_DEPTH)
         return OpenDrafter(mtp, _record(mtp, name))
-    if target.name == demo.TITLE:
-        name = "medusa" if name in (None, demo.NAME) else name
-        if name in demo.DRAFTERS:
-            where = str(demo.DRAFTERS[name])
-            name = f"treeopt demo {name}"
+    if shipped := _shipped(name, target):
+        name, where = shipped
+    if name is not None and where.endswith(gguf.SUFFIX):
+        where = str(find_model(where, "--drafter"))
     if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)
         weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
@@ -95,8 +95,15 @@ def open_drafter(
         )
     target.read_layers(heads.layers_of(target.num_layers) if isinstance(heads, Eagle3Heads) else ())
     record = _record(heads, name or where, digest=digest_of(loaded.files))
-    own = Path(where) in demo.DRAFTERS.values()  # of which nothing needs to be said
-    return OpenDrafter(heads, {**record, "layout": loaded.layout}, () if own else tuple(loaded.notes))
+    return OpenDrafter(heads, {**record, "layout": loaded.layout}, () if shipped else tuple(loaded.notes))
+
+
+def _shipped(name: str | None, target: Target) -> tuple[str, str] | None:
+    """What records call a drafter that is shipped for this target, and its folder; None for any other."""
+    model = demo.NAME if target.name == demo.TITLE else target.name
+    folders = demo.DRAFTERS.get(model, {})
+    name = next(iter(folders), None) if name in (None, demo.NAME) else name
+    return (f"treeopt {model} {name}", str(folders[name])) if name in folders else None
 
 
 def _record(drafter: Drafter, id_: str, *, digest: str | None = None) -> dict[str, Any]:
