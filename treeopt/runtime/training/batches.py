@@ -55,6 +55,20 @@ class Batch:
         """(B, T, d) of all places to (n, d) of the states."""
         return hidden[self.rows, self.columns]
 
+    def places(self) -> tuple[Tensor, Tensor]:
+        """(B, A) places of the states of each text, the last one again where there are fewer, and (n,) where each state is.
+
+        >>> batch = make_batch([Text(np.array([7, 1, 2, 3]), 1, ""), Text(np.array([7, 8, 9]), 2, "")], 1, "cpu")
+        >>> places, own = batch.places()
+        >>> places.tolist(), own.tolist()
+        ([[0, 1, 2], [1, 1, 1]], [0, 1, 2, 0])
+        """
+        counts = torch.bincount(self.rows)
+        ends = counts.cumsum(0)
+        own = torch.arange(len(self.rows), device=self.rows.device) - (ends - counts)[self.rows]
+        among = torch.arange(int(counts.max()), device=self.rows.device).expand(len(counts), -1)
+        return self.columns[(ends - counts)[:, None] + among.minimum(counts[:, None] - 1)], own
+
 
 def make_batch(texts: Sequence[Text], num_heads: int, device: torch.device | str) -> Batch:
     """The tensors of some texts, on the device.

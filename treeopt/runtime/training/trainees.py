@@ -101,22 +101,33 @@ def count_steps(
         places = places_among(ahead, ids)
         ahead = torch.where(ids[places] == ahead, places, NO_LABEL)
         teacher = None if teacher is None else teacher[:, ids]
-    return _count(
-        (heads.logits(batch.states(states)) for states in unrolled(heads, hidden, batch.tokens)), ahead, teacher
-    )
+    return _count(map(heads.logits, unrolled(heads, hidden, batch)), ahead, teacher)
 
 
-def unrolled(heads: Eagle3Heads, hidden: Tensor, tokens: Tensor) -> Iterator[Tensor]:
-    """(B, T, d) that each of K steps predicts at every place of (B, T) texts; past a text's end it is arbitrary."""
-    (rows, n), device = tokens.shape, tokens.device
-    states, keys = heads.fused(hidden), DynamicCache()
-    before = torch.ones((n, n), dtype=torch.bool, device=device).tril()
-    itself = torch.eye(n, dtype=torch.bool, device=device)
-    for k in range(heads.num_heads):
-        positions = torch.arange(k, n + k, device=device).expand(rows, -1)
-        mask = torch.cat([before, *[itself] * k], 1).expand(rows, 1, -1, -1)
-        states = heads.predict(tokens.roll(-(k + 1), 1), states, positions, keys, mask)
-        yield states
+def unrolled(heads: Eagle3Heads, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
+    """(n, d) that each of K steps predicts at the batch's n states.
+
+    The first step is made at all places, since the later ones attend to it. These are made where they are asked for.
+    """
+    tokens, device = batch.tokens, batch.tokens.device
+    (rows, width), keys = tokens.shape, DynamicCache()
+    before = torch.ones((width, width), dtype=torch.bool, device=device).tril()
+    everywhere = torch.arange(width, device=device).expand(rows, -1)
+    first = heads.predict(tokens.roll(-1, 1), heads.fused(hidden), everywhere, keys, before.expand(rows, 1, -1, -1))
+    yield batch.states(first)
+    places, own = batch.places()  # (B, A), (n,)
+    states = _at(first, places)
+    itself = torch.eye(places.shape[1], dtype=torch.bool, device=device).expand(rows, -1, -1)
+    for k in range(1, heads.num_heads):
+        following = _at(tokens.roll(-(k + 1), 1), places)
+        mask = torch.cat([before[places], *[itself] * k], -1)[:, None]
+        states = heads.predict(following, states, places + k, keys, mask)
+        yield states[batch.rows, own]
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """(B, T, ...) at (B, A) places of each row."""
+    return values[torch.arange(len(places), device=places.device)[:, None], places]
 
 
 def _count(guesses: Iterable[Tensor], ahead: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor]:
