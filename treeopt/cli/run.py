@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 @click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
 @counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
 @click.option("--time-limit", **positive(45), help="Seconds for timing steps.")
+@click.option(
+    "--engine", type=click.Choice(["openvino", "openvino-int8"]), help="Time, plan for and decode in this runtime."
+)
 @click.option("--overwrite", is_flag=True, help="Replace other measurements of the run.")
-def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
+def run(run: RunDirectory, source: dict[str, Any], as_json: bool, engine: str | None, **options: Any) -> None:
     """Do everything, from calibrate to report.
 
     The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
@@ -34,6 +37,7 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     Example:
         treeopt run
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
+        treeopt run --model smollm2 --drafter eagle3 --prompts prompts.jsonl --engine openvino
     """
     from treeopt import demo, pipeline
     from treeopt.files.shell import printable
@@ -43,7 +47,7 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any
     from treeopt.report.terminal import note, out
 
     source = pipeline.resolve(run, source, overwrite=options["overwrite"])
-    wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"))
+    wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"), engine=engine)
     plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), wanted, **options)
     if as_json:
         show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)

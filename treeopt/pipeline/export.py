@@ -146,6 +146,11 @@ def _clear(folder: Path, kept: Collection[str]) -> None:
                 part.rmdir()
 
 
+def speculates(plan: Plan) -> bool:
+    """Whether a plan has a tree at any batch size, fixed or dynamic."""
+    return not all(e.size == 1 and not (e.dynamic and setting_of(plan, e)) for e in plan.entries)
+
+
 def export_all(run: RunDirectory, plan: Plan) -> list[str]:
     """Write the files of every engine that takes the plan's drafter, rule and trees, and name the others: those written.
 
@@ -155,7 +160,7 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
 
     kind = (plan.drafter or {}).get("kind")
     able, written = runners(kind), []
-    if all(e.size == 1 and not (e.dynamic and setting_of(plan, e)) for e in plan.entries):
+    if not speculates(plan):
         note("The plan is not to speculate: nothing was exported.")
         return []
     if not able:
