@@ -10,5 +10,5 @@ SMOLLM2 = "smollm2"  # what --model calls SmolLM2-135M-Instruct, which a package
 # What --drafter calls the drafters of a model: the first one is its default.
 DRAFTERS = {
     NAME: {"medusa": HEADS, **{name: _HERE / name for name in ("hydra", "eagle3", "draft")}},
-    SMOLLM2: {name: _HERE / SMOLLM2 / name for name in ("medusa", "eagle3")},
+    SMOLLM2: {folder.name: folder for folder in sorted((_HERE / SMOLLM2).glob("[a-z]*")) if folder.is_dir()},
 }
