@@ -86,12 +86,16 @@ def run_line(
         probe_again(run, session)
         steps.append({"step": "probe"})
     plan, results, engines = _proven(run, session, wanted, bench_prompts)
+    _draw(run)
+    discard(run.partial("run"))
+    return plan, results, engines
+
+
+def _draw(run: RunDirectory) -> None:
     with progress("Drawing", None):
         drawn = list(figures.pictures(run))
         figures.draw(run, drawn=drawn)
         write_report(run, drawn=drawn)
-    discard(run.partial("run"))
-    return plan, results, engines
 
 
 def _proven(
