@@ -15,6 +15,7 @@ from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files import places, writing
 from treeopt.runtime import gguf
+from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.target import load_target
 
 from .engines_live.gguf_model import write_gguf
@@ -70,6 +71,19 @@ def test_a_full_disk_is_said_before_minutes_are_spent(file, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=10**6))
     with pytest.raises(InvalidInput, match=r"takes 0\.0 GB when it is dequantised, but .*models has 0\.0 GB left"):
         load_target(str(file))
+
+
+def test_a_draft_model_may_be_a_gguf_file(file, tmp_path):
+    """It drafts what the folder that it was written of drafts, and a damaged one is named by its option."""
+    target = load_target(str(demo.MODEL))
+    small = write_gguf(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "draft.gguf")
+    theirs, ours = (open_drafter(str(one), target).drafter for one in (small, demo.DRAFTERS[demo.NAME]["draft"]))
+    assert (theirs.kind, theirs.vocab_size) == (ours.kind, ours.vocab_size)
+    ids = torch.tensor([[5, 9, 11, 40]])
+    assert torch.equal(theirs.model.model(ids).logits, ours.model.model(ids).logits)
+    (tmp_path / "bad.gguf").write_bytes(small.read_bytes()[:500])
+    with pytest.raises(InvalidInput, match="--drafter must be a whole GGUF file"):
+        open_drafter(str(tmp_path / "bad.gguf"), target)
 
 
 def test_without_the_package_its_command_is_said(file, monkeypatch):

@@ -13,7 +13,7 @@ from treeopt.pipeline import SearchOptions, search
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.rundir import RunDirectory
+from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.status import status
 
 from .conftest import treeopt
@@ -155,6 +155,21 @@ def test_benchmarks_of_another_runtime_are_made_again_by_it(run, own_demo_run, t
     own.partial("bench-transformers").mkdir()
     assert following(own) == ["bench", "--engine", "transformers"]
     assert status(own).why.startswith("bench --engine transformers was stopped.")
+
+
+def test_a_runtime_has_a_benchmark_for_each_batch_size(run):
+    assert run.bench_of(4, "openvino").name == "bench-openvino-batch-size-4.json"
+    run.bench_in("openvino").write_text("{")  # the last one, which is one of these
+    for size in (1, 4):
+        run.bench_of(size, "openvino").write_text("{")
+    run.bench_in("openvino-int8").write_text("{")
+    assert [file.name for file in run.engine_benches()] == [
+        "bench-openvino-batch-size-1.json",
+        "bench-openvino-batch-size-4.json",
+        "bench-openvino-int8.json",
+    ]
+    assert maker("bench-openvino-batch-size-4.json") == ["bench", "--batch-size", "4", "--engine", "openvino"]
+    assert maker("bench-vllm.json") == ["bench-vllm"]  # the user's
 
 
 def test_it_says_of_what_and_by_which_command(own_demo_run):
