@@ -97,7 +97,11 @@ class TestTransformers:
     def test_every_drafter_guesses_the_length_and_leaves_the_text(self, generate):
         plain, none = generate("ngram", length=0)
         assert not none
-        for drafter, argument in (("draft-model", demo.DRAFTERS[demo.NAME]["draft"]), ("early-exit", "2"), ("ngram", None)):
+        for drafter, argument in (
+            ("draft-model", demo.DRAFTERS[demo.NAME]["draft"]),
+            ("early-exit", "2"),
+            ("ngram", None),
+        ):
             text, guessed = generate(drafter, argument)
             assert text == plain
             assert max(guessed) == 3
@@ -113,7 +117,10 @@ class TestTransformers:
             setting = {setting: AutoTokenizer.from_pretrained(demo.MODEL)(PROMPT)["input_ids"][3]}
         folders = [with_settings(demo.MODEL, tmp_path / "model", setting)]
         folders.append(with_settings(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "draft", setting))
-        for drafter, of, argument in (("draft-model", demo.DRAFTERS[demo.NAME]["draft"], folders[1]), ("early-exit", "4", "4")):
+        for drafter, of, argument in (
+            ("draft-model", demo.DRAFTERS[demo.NAME]["draft"], folders[1]),
+            ("early-exit", "4", "4"),
+        ):
             expected = generate(drafter, of, acceptance=rule)
             assert generate(drafter, argument, model=folders[0], acceptance=rule) == expected
 
