@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput
-from treeopt.files.writing import discard, replace_together
+from treeopt.files.writing import discard
 from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups
@@ -87,8 +87,7 @@ def bench(
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
     note_doubts(run, plan, result)
-    files = [run.bench, *([run.bench_of(entry.batch_size)] if len(plan.entries) > 1 else [])]
-    replace_together(dict.fromkeys(files, result.save))  # bench.json is the last run's; each batch size keeps its own
+    run.replace_bench(result, plan, entry.batch_size)
     discard(run.partial("bench"))
     return result
 

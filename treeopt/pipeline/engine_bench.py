@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.files.writing import discard, replace_together
+from treeopt.files.writing import discard
 from treeopt.growth.source import Source, source_of
 from treeopt.pipeline.bench import fixed, given_trees, held_out, note_doubts, plain_and_chosen, rivals
 from treeopt.pipeline.decoding import Decoding, decode
@@ -77,8 +77,7 @@ def bench_in(
     result = decode(decoding, held_out(run, decoding, trace, num_prompts))
     result = replace(result, prompts="held out", inputs=inputs_of(run.plan, run.trace))
     note_doubts(run, plan, result)
-    files = [run.bench_in(engine), *([run.bench_of(entry.batch_size, engine)] if len(plan.entries) > 1 else [])]
-    replace_together(dict.fromkeys(files, result.save))
+    run.replace_bench(result, plan, entry.batch_size, engine)
     discard(decoding.folder)
     return result
 

@@ -94,6 +94,11 @@ class RunDirectory:
         """The last benchmark that another runtime decoded, or treeopt itself."""
         return self.bench.with_name(f"bench-{engine}.json") if engine else self.bench
 
+    def replace_bench(self, result: Benchmark, plan: Plan, batch_size: int, engine: str | None = None) -> None:
+        """Keep a benchmark as the last one, and where the plan has several batch sizes as that of its own too."""
+        files = [self.bench_in(engine), *([self.bench_of(batch_size, engine)] if len(plan.entries) > 1 else [])]
+        replace_together(dict.fromkeys(files, result.save))
+
     def engine_benches(self) -> list[Path]:
         """All that other runtimes decoded: one for each batch size, or the last one where the plan has a single one."""
         found: list[Path] = []
