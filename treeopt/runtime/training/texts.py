@@ -47,7 +47,7 @@ class Asking:
     stop: StopRule
     acceptance: Acceptance
     most_tokens: int
-    batch_size: int = 16
+    batch_size: int = 32
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def answer_block(
                 continue
             if len(tokens) < target.context:
                 asked.append((i, tokens))
+        asked.sort(key=lambda turn: len(turn[1]))  # a batch is prefilled together, as long as its longest prompt
         texts = [tokens for _, tokens in asked]
         rows = decode(target, None, texts, batch_size=batch_size, stop=asking.stop, acceptance=asking.acceptance)
         for (i, tokens), row in zip(asked, rows, strict=True):
