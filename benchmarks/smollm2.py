@@ -36,8 +36,9 @@ RATE = 0.15  # of the learning rates of a model that begins with nothing
 
 
 def rows(file: Path) -> Iterator[dict[str, str]]:
-    with file.open(encoding="utf-8") as stream:
-        yield from map(json.loads, stream)
+    """Of JSON, or of JSON lines."""
+    text = file.read_text(encoding="utf-8")
+    yield from json.loads(text) if text.startswith("[") else map(json.loads, text.strip().split("\n"))
 
 
 def make_prompts(dolly: Path, gsm8k: Path, gsm8k_test: Path, folder: Path) -> None:

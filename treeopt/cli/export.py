@@ -50,7 +50,7 @@ def export(run: RunDirectory, engine: str, as_json: bool, **options: Any) -> Non
 @command()
 @click.argument("drafter")
 @click.option("--to", "layout", required=True, help="Layout to write; treeopt list names them.")
-@click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
 @click.option("--model", help="Folder of the base model: for merged layouts and shared heads.")
 @click.option("--revision", help="Revision of a hub checkpoint.")
 @click.option("--weights", help="Format of the weights, for openvino: fp32 or int8.  [default: fp32]")

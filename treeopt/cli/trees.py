@@ -43,7 +43,7 @@ def score(run: RunDirectory, tree: str, calibration: str | None, batch_size: int
 
 @command("import-tree")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--output", type=click.Path(path_type=Path), help="Write the tree there.  [default: print it]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the tree there.  [default: print it]")
 @click.option("--batch-size", **positive(), help="Which of a plan's trees, where FILE is a plan.")
 @AS_JSON
 def import_tree(file: Path, output: Path | None, batch_size: int | None, as_json: bool) -> None:
