@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from treeopt.growth import probed
 from treeopt.growth.coverage import COVERAGE, grow_coverage
+from treeopt.growth.crossfit import Ground
 from treeopt.growth.heldout import HeldOut, Rates, Reached, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import accepted_counts, count_visits, growth_index, replay, replay_trees, tokens_per_step
@@ -236,8 +237,15 @@ class TraceSource(AnswersSource):
     def calibration(self) -> Calibration:
         return Calibration.from_trace(self.record)
 
+    @cached_property
+    def _ground(self) -> Ground:
+        return Ground(self.record)
+
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow(self.record, limits, objective=objective)
+
+    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
+        return self._ground.crossfit(limits) if objective == "replay" else super().crossfit(limits, objective)
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks

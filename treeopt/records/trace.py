@@ -305,7 +305,11 @@ def fold_numbers(trace: Answers) -> IntArray:
     >>> sorted(np.bincount(fold_numbers(trace)).tolist())
     [2, 2, 2, 2, 2]
     """
-    clusters = trace.clusters
+    return folds_of(trace.clusters)
+
+
+def folds_of(clusters: IntArray) -> IntArray:
+    """(S,) the same by the conversation 0 ... C-1 of each sequence."""
     return (np.random.default_rng(0).permutation(int(clusters.max()) + 1) % FOLDS)[clusters]
 
 
