@@ -11,7 +11,8 @@ M nodes of any of the trees
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,7 +25,6 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Choice, IntArray
 
 AT_ONCE = 2**19  # states of segments that are decoded together
-MOST = 0.4  # share of the segments beyond which all are decoded, with the new tree alone
 ARRAYS = ("accepted", "cell", "counts", "inside", "saved", "steps", "leaving", "ahead")  # of `Decoded`
 
 
@@ -107,6 +107,7 @@ class Walk:
         first = _firsts(trace, paths.of, self.paths.hits[shorter], depth)
         sequence = np.searchsorted(trace.starts, first, side="right") - 1
         lengths = np.minimum(np.append(first[1:], len(paths.of)), trace.starts[sequence + 1] - 1) - first
+        self.states = int(lengths.sum())
         self.part = part[sequence].astype(np.int32)
         self.conversation = trace.clusters[sequence].astype(np.int32)
         self.conversations = int(trace.clusters.max()) + 1
@@ -149,9 +150,13 @@ class Walk:
         return found
 
     def _decode(self, trees: list[Decoded], changed: Sequence[slice], before: Sequence[Decoded] = ()) -> None:
-        """Decode the segments with a changed path, and put what is visited now in the place of what was ``before``."""
+        """Decode the segments with a changed path, and put what is visited now in the place of what was ``before``.
+
+        Where they have more than half of all states, all segments are decoded, with the new tree alone.
+        """
         places = [[block.with_paths(which) for block in self.blocks] for which in changed]
-        whole = [sum(map(len, each)) > MOST * len(self.part) for each in places]
+        states = [sum(int(b.lengths[some].sum()) for b, some in zip(self.blocks, each, strict=True)) for each in places]
+        whole = [2 * some > self.states for some in states]
         for i, tree in enumerate(trees):
             if whole[i]:
                 places[i] = [np.arange(len(block.segments)) for block in self.blocks]
@@ -194,49 +199,51 @@ class Walk:
         Steps to the end are worked out backwards, a row of states of all segments at once; then all go forwards.
         """
         n, lengths = len(places), block.lengths[places]
-        height = int(lengths.max(initial=0)) + self.paths.depth + 2
+        height, ends = int(lengths.max()), n - np.bincount(lengths).cumsum()  # how many are longer than 0, 1, ...
+        size, at = n * (height + self.paths.depth + 2), np.arange(n)
+        to_go = np.zeros(size, dtype=np.int16 if height < 2**15 else np.int32)  # row by row, as all others
+        ahead, jump = np.empty(n * height, dtype=to_go.dtype), np.empty(n * height, dtype=np.uint8)
+        path = np.empty(n * height, dtype=np.int32)
         offset = which * np.int32(len(self.paths.ranks))
         accepted = np.concatenate([tree.accepted for tree in trees])
-        at = np.arange(n) * height  # where every segment begins
-        to_go = np.zeros(n * height, dtype=np.int16 if height < 2**15 else np.int32)
-        jump, ahead = np.zeros(n * height, dtype=np.uint8), np.zeros(n * height, dtype=to_go.dtype)
-        path = np.empty(n * height, dtype=np.int32)
-        ends = n - np.bincount(lengths, minlength=height).cumsum()  # how many are longer than 0, 1, ...
-        for t in range(height - self.paths.depth - 3, -1, -1):
+        for t in range(height - 1, -1, -1):
             k = ends[t]
-            here = at[:k] + t
-            of = block.paths[block.rows[t] :].take(places[:k]) + offset[:k]
-            a = accepted.take(of)
-            then = here + a
-            then += 1
-            steps = to_go.take(then)
-            then += 1
-            ahead[here] = steps - to_go.take(then)
-            path[here], jump[here], to_go[here] = of, a, steps + 1
-        visits = np.concatenate(list(_forwards(at, at + lengths, jump)))
-        of, segment = path.take(visits), visits // height
+            row = slice(t * n, t * n + k)
+            of = np.add(block.paths[block.rows[t] :].take(places[:k]), offset[:k], out=path[row])
+            then = np.multiply(accepted.take(of, out=jump[row], mode="clip"), n, dtype=np.int64)
+            then += at[:k]
+            steps = to_go[(t + 1) * n :].take(then)
+            np.subtract(steps, to_go[(t + 2) * n :].take(then), out=ahead[row])
+            np.add(steps, 1, out=to_go[row])
+        visits, segment = _forwards(jump, ends, n)
+        of = path.take(visits)
+        last = np.flatnonzero(visits // n + jump.take(visits) + 1 >= lengths.take(segment))
         leaving = np.zeros(n, dtype=np.int32)
-        out = visits + jump.take(visits) + 1 >= (at + lengths).take(segment)
-        leaving[segment[out]] = of[out] % len(self.paths.ranks)
+        leaving[segment[last]] = of[last] % len(self.paths.ranks)
         cells = self.most * (self.paths.top + 2)
         group = which * np.int32(self.parts) + self.part[block.segments[places]]
         key = group.take(segment) * np.int64(cells) + np.concatenate([tree.cell for tree in trees]).take(of)
         shape = (len(trees), self.parts, self.most, self.paths.top + 2)
-        size = len(trees) * self.parts * cells
-        counts = np.bincount(key, minlength=size).reshape(shape)
-        inside = np.bincount(key, ahead.take(visits), minlength=size).astype(np.int64).reshape(shape)
-        first = to_go.take(at)
-        return Visited(counts, inside, first, leaving, first - to_go.take(at + 1))
+        counts = np.bincount(key, minlength=math.prod(shape)).reshape(shape)
+        inside = np.bincount(key, ahead.take(visits), minlength=math.prod(shape)).astype(np.int64).reshape(shape)
+        return Visited(counts, inside, to_go[:n], leaving, to_go[:n] - to_go[n : 2 * n])
 
 
-def _forwards(at: IntArray, end: IntArray, jump: NDArray[np.uint8]) -> Iterator[IntArray]:
-    """The states visited in the first step of every segment, in the second, ..."""
-    while len(at):
-        yield at
-        at = at + jump.take(at)
-        at += 1
-        on = at < end
-        at, end = at[on], end[on]
+def _forwards(jump: NDArray[np.uint8], ends: IntArray, n: int) -> tuple[IntArray, IntArray]:
+    """The states that decoding visits from the first row on, and the segment of each.
+
+    jump : guesses accepted at each state of n segments, row by row, ``ends`` of them in each row
+    """
+    seen = np.zeros(len(jump) + n * (1 + int(jump.max(initial=0))), dtype=bool)
+    seen[:n] = True
+    segments, counts = [], []
+    for t, k in enumerate(ends[:-1].tolist()):
+        segment = np.flatnonzero(seen[t * n : t * n + k])
+        seen[np.multiply(jump[t * n :].take(segment), n, dtype=np.int64) + segment + (t + 1) * n] = True
+        segments.append(segment)
+        counts.append(len(segment))
+    segment = np.concatenate(segments)
+    return segment + np.repeat(np.arange(len(counts)) * n, counts), segment
 
 
 def _firsts(trace: RankTrace, of: NDArray[np.int32], hits: NDArray[np.uint8], depth: int) -> IntArray:
