@@ -101,7 +101,18 @@ def at_scale(states: int, folder: Path, sample: int | None) -> None:
         trace.save(folder / "trace.npz")
         step_profile().save(folder / "profile.json")
         print(f"{len(trace.ranks):,} states of {trace.num_sequences:,} answers, {trace.num_heads} heads", flush=True)
-    command = [sys.executable, "-m", "treeopt.cli", "search", "--run", str(folder), "--budget", "64", "--batch-size", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "treeopt.cli",
+        "search",
+        "--run",
+        str(folder),
+        "--budget",
+        "64",
+        "--batch-size",
+        "1",
+    ]
     command += ["--sample", str(sample)] if sample else []
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -19,7 +19,11 @@ from treeopt.records.trace import MISS, NO_TRIAL, End, RankTrace
 
 HEADS, RANKS = 5, 32
 MEDIAN, SPREAD, SHORTEST, LONGEST = 220, 0.8, 2, 2048  # tokens of an answer
-EASY, HARD, FADING = 3.0, 0.25, 0.72  # P(rank >= r) = (1 + r) ** -skill: of the first head, and what later ones keep of it
+EASY, HARD, FADING = (
+    3.0,
+    0.25,
+    0.72,
+)  # P(rank >= r) = (1 + r) ** -skill: of the first head, and what later ones keep of it
 AT_ONCE = 2**22  # states that are drawn together
 
 
@@ -68,5 +72,7 @@ def step_profile(batch_sizes: Sequence[int] = (1,), budget: int = 64) -> Latency
             for depth in range(1, min(HEADS, size - 1) + 1):
                 ms = 20 + 0.06 * batch_size * size + 0.2 * depth
                 points.append(StepTiming(batch_size, 512, size, depth, tuple((ms * rng.normal(1, 0.01, 9)).tolist())))
-        plain.append(StepTiming(batch_size, 512, 1, 0, tuple(((20 + 0.06 * batch_size) * rng.normal(1, 0.01, 9)).tolist())))
+        plain.append(
+            StepTiming(batch_size, 512, 1, 0, tuple(((20 + 0.06 * batch_size) * rng.normal(1, 0.01, 9)).tolist()))
+        )
     return LatencyProfile(tuple(points), tuple(plain), runtime={"name": "synthetic"})

@@ -23,6 +23,7 @@ from treeopt.records.trace import MISS, NO_TRIAL
 from treeopt.trees.tree import Choice, IntArray
 
 AT_ONCE = 2**20  # states that are looked at together
+TICKED = 2**24  # numbers of paths that are ticked off, at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,9 @@ class Paths:
     @classmethod
     def of_ranks(cls, ranks: NDArray[np.int16], top: int) -> Paths:
         """Those of (P, D) ranks, level by level. Time O(P x D), memory O(P) beside the ranks."""
-        digits = np.full(max(int(ranks.max(initial=0)) + 1, top) + 2, top, dtype=np.int16)  # by rank; -1 and -2 are last
+        digits = np.full(
+            max(int(ranks.max(initial=0)) + 1, top) + 2, top, dtype=np.int16
+        )  # by rank; -1 and -2 are last
         digits[:top], digits[NO_TRIAL], digits[MISS] = np.arange(top), top + 1, top
         found = np.zeros((1, 0), dtype=np.int16)
         of, ended = np.zeros(len(ranks), dtype=np.int32), np.zeros(1, dtype=bool)
@@ -116,7 +119,7 @@ def _renumber(
     """Number paths that are one rank longer, in place of ``of``; (N,) number before x (top + 2) + digit of each."""
     base = int(digits.max()) + 1
     most = len(ended) * base
-    if most > max(4 * len(of), 2**24):  # more ranks than could be ticked off
+    if most > max(4 * len(of), TICKED):  # more ranks than could be ticked off
         digit = digits[column].astype(np.int64)
         digit[ended[of]] = 0
         codes, of[:] = np.unique(of * np.int64(base) + digit, return_inverse=True)

@@ -215,10 +215,7 @@ class _Behind:
         self._others = hits.sum(0)[node] - self._hits, trials.sum(0)[context] - trials[part, context]
         part, node = np.nonzero(misses)
         self._misses, self._missed = misses[part, node], (part, here.rank[node])
-        self._other_sums = (
-            of_parent.sum(0)[node] - of_parent[part, node],
-            trials.sum(0)[node] - trials[part, node],
-        )
+        self._other_sums = (of_parent.sum(0)[node] - of_parent[part, node], trials.sum(0)[node] - trials[part, node])
 
     def log_likelihood(self, above: Chances, strength: float) -> float:
         """With so many pseudo-counts of (F, R, R) chances by the rank before; as `_log_likelihood`."""

@@ -164,7 +164,9 @@ class Walk:
         jobs = [(i, tree, 1) for i, tree in enumerate(trees)]
         jobs += [(i, tree, -1) for i, tree in enumerate(before) if not whole[i]]
         for b, block in enumerate(self.blocks):
-            self._decode_block(block, [(trees[i], tree, sign, places[i][b]) for i, tree, sign in jobs if len(places[i][b])])
+            self._decode_block(
+                block, [(trees[i], tree, sign, places[i][b]) for i, tree, sign in jobs if len(places[i][b])]
+            )
         for tree in trees:
             key = self.part[self._goes_on] * np.int64(tree.counts[0].size) + tree.cell[tree.leaving[self._goes_on]]
             more = np.bincount(key, tree.ahead[self._goes_on + 1], minlength=tree.counts.size)
