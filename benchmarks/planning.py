@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from traffic import step_profile, traffic
 
 from treeopt.files.provenance import cpu
 from treeopt.growth.adaptive import fit_rule
@@ -28,8 +29,6 @@ from treeopt.records.pools import NO_PLACE, columns_of, score_counts
 from treeopt.records.trace import RankTrace
 from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, pool_size
 from treeopt.trees.shapes import Limits
-
-from traffic import step_profile, traffic
 
 
 def milliseconds(work, repeats: int = 20) -> float:

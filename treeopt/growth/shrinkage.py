@@ -176,13 +176,14 @@ class Fit:
 
     def _score(self, d: int, chosen: tuple[float, ...]) -> float:
         """Log-likelihood at one depth of the level that the last of the strengths is of."""
-        if (d, *chosen) not in self._scores:
+        key = (d, *chosen)
+        if key not in self._scores:
             if len(chosen) == len(LEVELS):
                 score = self._paths[d].log_likelihood(self._above(d, chosen[:-1]), chosen[-1])
             else:
                 score = _log_likelihood(self._counts(d, len(chosen)), self._above(d, chosen))
-            self._scores[d, *chosen] = score
-        return self._scores[d, *chosen]
+            self._scores[key] = score
+        return self._scores[key]
 
     def _counts(self, d: int, level: int) -> IntArray:
         """(F, contexts, R+1) counts of each part, of the marginal (0) and the levels behind it."""
