@@ -91,6 +91,7 @@ def test_held_out_steps_are_those_of_replay(monkeypatch):
     limits = Limits(20, max_depth=4, max_rank=5)
     whole = source_of(trace).crossfit(limits, "replay")
     monkeypatch.setattr(walk_module, "AT_ONCE", 50)
+    monkeypatch.setattr(walk_module, "narrow", lambda numbers, most: numbers.astype(np.uint32))  # as of many paths
     monkeypatch.setattr(paths_module, "AT_ONCE", 7)
     monkeypatch.setattr("treeopt.growth.tally.AT_ONCE", 11)
     monkeypatch.setattr("treeopt.growth.tally.SEQUENCES", 2)

@@ -63,8 +63,9 @@ class Ground:
         members = [np.unique(clusters[test]) for _, test in splits]  # conversations of every fold
         steps = np.zeros((len(growing[0].joint), walk.conversations), dtype=np.int32)
         for row, decoded in zip(steps, grow_together(walk, growing), strict=True):
-            for conversations, held_out in zip(members, decoded[1:], strict=True):
-                row[conversations] = held_out.steps[conversations]
+            taken = {id(tree): walk.steps(tree) for tree in decoded[1:]}
+            for conversations, tree in zip(members, decoded[1:], strict=True):
+                row[conversations] = taken[id(tree)][conversations]
         families = [one.family(int(one.seen(np.bincount(fold, tokens)).sum())) for one in growing]
         return self._held_out(grown.tally, families, [test for _, test in splits], steps)
 

@@ -77,9 +77,9 @@ class Paths:
         return self.ranks.shape[1] - 1
 
     @cached_property
-    def hits(self) -> NDArray[np.uint8]:
+    def hits(self) -> NDArray[np.uint16]:
         """(N,) how many ranks each path has."""
-        return np.logical_and.accumulate(self.ranks[:, :-1] < self.top, axis=1).sum(1).astype(np.uint8)
+        return np.logical_and.accumulate(self.ranks[:, :-1] < self.top, axis=1).sum(1).astype(np.uint16)
 
     def cut(self, depth: int) -> tuple[Paths, NDArray[np.int32]]:
         """The paths of the first heads alone, without their states, and (N,) which of them each becomes."""

@@ -24,7 +24,7 @@ from treeopt.growth.paths import Paths, narrow, portions
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Choice, IntArray
 
-AT_ONCE = 2**19  # states of segments that are decoded together
+AT_ONCE = 2**21  # states of segments that are decoded together, if all were as long as the longest
 ARRAYS = ("accepted", "cell", "counts", "inside", "saved", "steps", "leaving", "ahead")  # of `Decoded`
 
 
@@ -63,13 +63,13 @@ class Decoded:
     counts   : (F, M, R + 2) how many visited states have each cell
     saved    : (F, M, R + 2) steps that one more guess saves at them; ``inside`` without the last state of each segment,
                behind which decoding is at the first one of the next
-    steps    : (C,) of every conversation
+    steps    : (G,) in each segment
     leaving  : (G,) path of the last visited state of each segment
     ahead    : (G,) steps that it saves to begin at the segment's second state
     """
 
     nodes: dict[Choice, int]
-    accepted: NDArray[np.uint8]
+    accepted: NDArray[np.uint16]
     cell: NDArray[np.int32]
     counts: IntArray
     inside: IntArray
@@ -112,24 +112,24 @@ class Walk:
         self.conversation = trace.clusters[sequence].astype(np.int32)
         self.conversations = int(trace.clusters.max()) + 1
         self._goes_on = np.flatnonzero(sequence[1:] == sequence[:-1])  # segments that another one follows
-        order = np.argsort(-lengths, kind="stable")
-        cuts = np.searchsorted(lengths[order].cumsum(), np.arange(0, int(lengths.sum()), AT_ONCE))
-        self.blocks = [
-            _block(order[begin:end], lengths, first, paths.of, narrow(shorter, len(shorter)))
-            for begin, end in pairwise(np.unique([*cuts.tolist(), len(order)]).tolist())
-        ]
+        order, shorter = np.argsort(-lengths, kind="stable"), narrow(shorter, len(shorter))
+        self.blocks: list[Block] = []
+        while len(order):
+            some = max(1, AT_ONCE // int(lengths[order[0]]))
+            self.blocks.append(_block(order[:some], lengths, first, paths.of, shorter))
+            order = order[some:]
 
     def alone(self) -> Decoded:
         """Decoding with a lone root."""
         cells = (self.parts, self.most, self.paths.top + 2)
         found = Decoded(
             nodes={(): 0},
-            accepted=np.zeros(len(self.paths.ranks), dtype=np.uint8),
+            accepted=np.zeros(len(self.paths.ranks), dtype=np.uint16),
             cell=self.paths.ranks[:, 0].astype(np.int32),
             counts=np.zeros(cells, dtype=np.int64),
             inside=np.zeros(cells, dtype=np.int64),
             saved=np.zeros(cells, dtype=np.int64),
-            steps=np.zeros(self.conversations, dtype=np.int64),
+            steps=np.zeros(len(self.part), dtype=np.int32),
             leaving=np.zeros(len(self.part), dtype=np.int32),
             ahead=np.zeros(len(self.part), dtype=np.int32),
         )
@@ -149,6 +149,10 @@ class Walk:
         self._decode(found, changed, [before for before, _ in changes])
         return found
 
+    def steps(self, decoded: Decoded) -> IntArray:
+        """(C,) of every conversation."""
+        return np.bincount(self.conversation, decoded.steps, self.conversations).astype(np.int64)
+
     def _decode(self, trees: list[Decoded], changed: Sequence[slice], before: Sequence[Decoded] = ()) -> None:
         """Decode the segments with a changed path, and put what is visited now in the place of what was ``before``.
 
@@ -160,7 +164,7 @@ class Walk:
         for i, tree in enumerate(trees):
             if whole[i]:
                 places[i] = [np.arange(len(block.segments)) for block in self.blocks]
-                tree.counts[:], tree.inside[:], tree.steps[:] = 0, 0, 0
+                tree.counts[:], tree.inside[:] = 0, 0
         jobs = [(i, tree, 1) for i, tree in enumerate(trees)]
         jobs += [(i, tree, -1) for i, tree in enumerate(before) if not whole[i]]
         for b, block in enumerate(self.blocks):
@@ -188,10 +192,9 @@ class Walk:
             mine, segments = rank[begin:end], block.segments[some]
             tree.counts[:] += sign * found.counts[i]
             tree.inside[:] += sign * found.inside[i]
-            steps = np.bincount(self.conversation[segments], found.steps[mine], self.conversations)
-            tree.steps[:] += sign * steps.astype(np.int64)
             if sign > 0:
-                tree.leaving[segments], tree.ahead[segments] = found.leaving[mine], found.ahead[mine]
+                for name in ("steps", "leaving", "ahead"):
+                    getattr(tree, name)[segments] = getattr(found, name)[mine]
 
     def _visited(self, block: Block, places: IntArray, which: NDArray[np.int32], trees: list[Decoded]) -> Visited:
         """Decode segments of a block, each with one of the trees.
@@ -204,7 +207,7 @@ class Walk:
         height, ends = int(lengths.max()), n - np.bincount(lengths).cumsum()  # how many are longer than 0, 1, ...
         size, at = n * (height + self.paths.depth + 2), np.arange(n)
         to_go = np.zeros(size, dtype=np.int16 if height < 2**15 else np.int32)  # row by row, as all others
-        ahead, jump = np.empty(n * height, dtype=to_go.dtype), np.empty(n * height, dtype=np.uint8)
+        ahead, jump = np.empty(n * height, dtype=to_go.dtype), np.empty(n * height, dtype=np.uint16)
         path = np.empty(n * height, dtype=np.int32)
         offset = which * np.int32(len(self.paths.ranks))
         accepted = np.concatenate([tree.accepted for tree in trees])
@@ -231,7 +234,7 @@ class Walk:
         return Visited(counts, inside, to_go[:n], leaving, to_go[:n] - to_go[n : 2 * n])
 
 
-def _forwards(jump: NDArray[np.uint8], ends: IntArray, n: int) -> tuple[IntArray, IntArray]:
+def _forwards(jump: NDArray[np.uint16], ends: IntArray, n: int) -> tuple[IntArray, IntArray]:
     """The states that decoding visits from the first row on, and the segment of each.
 
     jump : guesses accepted at each state of n segments, row by row, ``ends`` of them in each row
@@ -248,7 +251,7 @@ def _forwards(jump: NDArray[np.uint8], ends: IntArray, n: int) -> tuple[IntArray
     return segment + np.repeat(np.arange(len(counts)) * n, counts), segment
 
 
-def _firsts(trace: RankTrace, of: NDArray[np.int32], hits: NDArray[np.uint8], depth: int) -> IntArray:
+def _firsts(trace: RankTrace, of: NDArray[np.int32], hits: NDArray[np.uint16], depth: int) -> IntArray:
     """(G,) where the segments of all sequences begin.
 
     hits : (N,) right ranks of each path
