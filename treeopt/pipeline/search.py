@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.export.engine import Method
 from treeopt.files.provenance import Provenance
@@ -19,10 +17,8 @@ from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.bootstrap import SEED
-from treeopt.records.calibration import Calibration
-from treeopt.records.expected import PlannedEngine, Sample
-from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned
+from treeopt.records.expected import PlannedEngine
+from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
 from treeopt.records.origins import OURS, elsewhere
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
@@ -75,6 +71,8 @@ def search(
     """
     used, record = read_planned(run, calibration)
     record, sample = sampled(record, options.sample)
+    if options.sample is not None and sample is None:
+        note("There are no more conversations, so all are planned with.")
     timed, latencies = find_latencies(run, profile_path, own=calibration is None) or (None, None)
     if latencies is not None and timed is not None:
         check_same_model(record, latencies, run, timed)
@@ -105,26 +103,6 @@ def search(
     discard(run.partial("verify"))
     note_warnings(plan)
     return plan
-
-
-def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, Sample | None]:
-    """So many conversations of a record, drawn at random, the same ones every time; all where it has no more.
-
-    Raises InvalidInput for accuracies without conversations.
-    """
-    if conversations is None:
-        return record, None
-    if isinstance(record, Calibration):
-        raise InvalidInput("--sample draws conversations of a trace, but a calibration has none: leave --sample out.")
-    if conversations < 1:
-        raise InvalidInput(f"--sample must be at least 1, but got {conversations}.")
-    clusters = record.clusters
-    if conversations > (most := int(clusters.max())):
-        note(f"There are {most + 1:,} conversations, so all are planned with.")
-        return record, None
-    drawn = np.zeros(most + 1, dtype=bool)
-    drawn[np.random.default_rng(SEED).choice(most + 1, conversations, replace=False)] = True
-    return record.select(np.flatnonzero(drawn[clusters])), Sample(conversations=conversations, of=most + 1, seed=SEED)
 
 
 def _said(plan: Plan) -> Any:

@@ -147,9 +147,9 @@ class RankTrace(Answers):
         agree("num_heads", self.meta.get("num_heads"), self.num_heads, "the columns of ranks")
         for left in range(1, self.num_heads + 1):  # tokens from a state on
             states = (self.starts[1:] - left)[self.lengths >= left]
-            wrong = np.argwhere(self.ranks[states, left - 1 :] >= 0)
-            if len(wrong):
-                state, head = int(states[wrong[0, 0]]), int(wrong[0, 1]) + left
+            beyond = np.argwhere(self.ranks[states, left - 1 :] >= 0)
+            if len(beyond):
+                state, head = int(states[beyond[0, 0]]), int(beyond[0, 1]) + left
                 raise InvalidInput(
                     f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left} before "
                     f"the end, has rank {self.ranks[state, head - 1]} at head {head}."
