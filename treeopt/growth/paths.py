@@ -74,12 +74,15 @@ class Paths:
 
     @property
     def depth(self) -> int:
-        return self.ranks.shape[1] - 1
+        return int(self.ranks.shape[1]) - 1
 
     @cached_property
     def hits(self) -> NDArray[np.uint16]:
         """(N,) how many ranks each path has."""
-        return np.logical_and.accumulate(self.ranks[:, :-1] < self.top, axis=1).sum(1).astype(np.uint16)
+        found: NDArray[np.uint16] = np.logical_and.accumulate(self.ranks[:, :-1] < self.top, axis=1).sum(
+            1, dtype=np.uint16
+        )
+        return found
 
     def cut(self, depth: int) -> tuple[Paths, NDArray[np.int32]]:
         """The paths of the first heads alone, without their states, and (N,) which of them each becomes."""
@@ -120,9 +123,10 @@ def _renumber(
     base = int(digits.max()) + 1
     most = len(ended) * base
     if most > max(4 * len(of), TICKED):  # more ranks than could be ticked off
-        digit = digits[column].astype(np.int64)
-        digit[ended[of]] = 0
-        codes, of[:] = np.unique(of * np.int64(base) + digit, return_inverse=True)
+        sparse = digits[column].astype(np.int64)
+        sparse[ended[of]] = 0
+        codes: IntArray
+        codes, of[:] = np.unique(of * np.int64(base) + sparse, return_inverse=True)
         return codes
     seen = np.zeros(most, dtype=bool)
     for here in portions(len(of)):

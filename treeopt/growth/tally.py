@@ -131,10 +131,11 @@ def tallies(
             counts[m] += np.bincount(keys[of_state >= 0] if part.min() < 0 else keys, minlength=found * n)
             members = (part == np.arange(found)[:, None]).astype(np.float64)
             heads[m * found : (m + 1) * found] += (members @ by_sequence).astype(np.int64)
-    counts, by_rank = counts.reshape(len(parts), found, n), heads.reshape(len(parts), found, -1, width + 2)
+    by_rank = heads.reshape(len(parts), found, -1, width + 2)
     hits = by_rank[..., 2:]  # before them stand those without a trial, and the misses
     trials = by_rank[..., 1:].sum(-1, keepdims=True)
-    return [Tally(paths, *each) for each in zip(counts, np.concatenate([hits, trials], axis=-1), strict=True)]
+    by_path = counts.reshape(len(parts), found, n)
+    return [Tally(paths, *each) for each in zip(by_path, np.concatenate([hits, trials], axis=-1), strict=True)]
 
 
 def _head_counts(

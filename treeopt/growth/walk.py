@@ -88,9 +88,9 @@ class Visited(NamedTuple):
 
     counts: IntArray
     inside: IntArray
-    steps: IntArray
-    leaving: IntArray
-    ahead: IntArray
+    steps: NDArray[Any]
+    leaving: NDArray[np.int32]
+    ahead: NDArray[Any]
 
 
 class Walk:
@@ -206,7 +206,7 @@ class Walk:
         n, lengths = len(places), block.lengths[places]
         height, ends = int(lengths.max()), n - np.bincount(lengths).cumsum()  # how many are longer than 0, 1, ...
         size, at = n * (height + self.paths.depth + 2), np.arange(n)
-        to_go = np.zeros(size, dtype=np.int16 if height < 2**15 else np.int32)  # row by row, as all others
+        to_go: NDArray[Any] = np.zeros(size, np.int16 if height < 2**15 else np.int32)  # row by row, as all others
         ahead, jump = np.empty(n * height, dtype=to_go.dtype), np.empty(n * height, dtype=np.uint16)
         path = np.empty(n * height, dtype=np.int32)
         offset = which * np.int32(len(self.paths.ranks))
