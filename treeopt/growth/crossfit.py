@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.growing import Growing, grow_together
 from treeopt.growth.heldout import HeldOut, folds
+from treeopt.growth.objectives import NO_STEP
 from treeopt.growth.paths import Paths
 from treeopt.growth.shrinkage import PathCounts, Strengths, fitted_strengths
 from treeopt.growth.tally import Tally, of_trace
@@ -23,8 +24,6 @@ from treeopt.growth.worth import product_values
 from treeopt.records.trace import RankTrace, fold_numbers, folds_of
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, TreeFamily
-
-NO_STEP = "Growing needs answers of more than one token, but the trace has none: calibrate on others."
 
 
 @dataclass(frozen=True, eq=False)

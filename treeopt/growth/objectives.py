@@ -34,6 +34,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import TreeFamily
 
 OBJECTIVES = ("independent", "joint", "replay")
+NO_STEP = "Growing needs answers of more than one token, but the trace has none: calibrate on others."
 
 
 def grow(trace: RankTrace, limits: Limits, *, objective: str) -> TreeFamily:
@@ -43,7 +44,7 @@ def grow(trace: RankTrace, limits: Limits, *, objective: str) -> TreeFamily:
     """
     check_objective(objective)
     if not trace.has_step.any():
-        raise OutOfRange("Growing needs answers of more than one token, but the trace has none: calibrate on others.")
+        raise OutOfRange(NO_STEP)
     if objective == "independent":
         return grow_independent(Calibration.from_trace(trace).accept, limits)
     strengths = strengths_of(trace, min(limits.max_rank + 1, trace.top_k), limits.max_depth)
