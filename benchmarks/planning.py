@@ -1,13 +1,24 @@
-"""How long the planner takes, without a model: `python benchmarks/planning.py`."""
+"""How long the planner takes, without a model: `python benchmarks/planning.py`.
+
+With `--states N` a trace of N states is written as traffic makes it, and `treeopt search` plans with it in a process of
+its own: seconds and the most memory that it held, with the pages of the mapped trace that it read. `--sample M` is passed on.
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import os
 import resource
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 from statistics import median
 
 import numpy as np
+from traffic import step_profile, traffic
 
 from treeopt.files.provenance import cpu
 from treeopt.growth.adaptive import fit_rule
@@ -82,8 +93,52 @@ def dynamic(trace: RankTrace) -> None:
     print(f"the rule of an adaptive tree of 6 levels, topk 4, on 10^6 states: {ms / 1e3:.1f} s")
 
 
+def at_scale(states: int, folder: Path, sample: int | None) -> None:
+    """Plan with a trace of so many states on disk, for a budget of 64 rows and one batch size."""
+    if not (folder / "trace.npz").exists():
+        trace = traffic(states)
+        trace.save(folder / "trace.npz")
+        step_profile().save(folder / "profile.json")
+        print(f"{len(trace.ranks):,} states of {trace.num_sequences:,} answers, {trace.num_heads} heads", flush=True)
+    command = [
+        sys.executable,
+        "-m",
+        "treeopt.cli",
+        "search",
+        "--run",
+        str(folder),
+        "--budget",
+        "64",
+        "--batch-size",
+        "1",
+    ]
+    command += ["--sample", str(sample)] if sample else []
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    if status:
+        raise SystemExit(f"treeopt search failed: {os.waitstatus_to_exitcode(status)}")
+    print(
+        f"search on {states:,} states: {wall:.1f} s, {used.ru_utime + used.ru_stime:.1f} s of the processor, "
+        f"{used.ru_maxrss / 1024:.0f} MiB at most",
+        flush=True,
+    )
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--states", type=lambda text: int(float(text)), help="1e6, for example")
+    parser.add_argument("--sample", type=int, help="conversations to plan with")
+    parser.add_argument("--folder", type=Path, help="where the trace is kept, and found again; by default nowhere")
+    options = parser.parse_args()
     print(f"planner on {cpu()}")
+    if options.states:
+        with tempfile.TemporaryDirectory() as nowhere:
+            folder = options.folder or Path(nowhere)
+            folder.mkdir(parents=True, exist_ok=True)
+            at_scale(options.states, folder, options.sample)
+        return
     accept = np.sort(np.random.default_rng(0).dirichlet(np.ones(12), 5)[:, :10], axis=1)[:, ::-1]
     for nodes in (64, 512):
         ms = milliseconds(lambda n=nodes: grow_independent(accept, Limits(n, shape="any")).tree(n))

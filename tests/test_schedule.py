@@ -27,7 +27,8 @@ from treeopt.planning.request import PlanRequest
 from treeopt.planning.schedule import errors_between, losses_elsewhere, schedule_of
 from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
+from treeopt.records.expected import PlannedEngine
+from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from treeopt.growth.objectives import grow_joint, grow_replay
 from treeopt.growth.replay import replay
-from treeopt.growth.shrinkage import NONE, PathCounts, Strengths, fit_strengths, strengths_of
+from treeopt.growth.shrinkage import NONE, Fit, PathCounts, Strengths, strengths_of
+from treeopt.growth.tally import Tally
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
 
@@ -16,7 +17,8 @@ from .conftest import random_trace, traces
 
 def opened(ranks, top, strengths=NONE, depth=3) -> dict:
     """Chances after every path up to a depth."""
-    counts, found, paths = PathCounts(ranks, top, strengths), {}, [()]
+    tally = Tally.of_ranks(ranks, np.zeros(len(ranks), dtype=np.int64), top)
+    counts, found, paths = PathCounts(tally, strengths), {}, [()]
     for path in paths:
         found[path] = counts.chances(path)
         if len(path) + 1 < min(depth, ranks.shape[1]):
@@ -24,6 +26,10 @@ def opened(ranks, top, strengths=NONE, depth=3) -> dict:
                 counts.open(path, rank)
                 paths.append((*path, rank))
     return found
+
+
+def fit_strengths(ranks, part, top, grid) -> Strengths:
+    return Fit(Tally.of_ranks(ranks.astype(np.int16), part, top), grid).strengths(ranks.shape[1])
 
 
 @given(traces(), st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))

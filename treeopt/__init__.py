@@ -191,6 +191,7 @@ def search(
     max_depth: int | None = None,
     objective: str = "replay",
     measured_only: bool = False,
+    sample: int | None = None,
     verify: int = 0,
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size.
@@ -208,6 +209,7 @@ def search(
     engine      : plan what this engine can take, by ``method``, one of its ways to speculate
     shape, max_rank, max_depth : other limits on trees; objective: "independent", "joint" or "replay"
     measured_only : choose among sizes that were timed, without estimates between
+    sample      : plan with so many conversations of a trace, drawn at random; by default with all
     verify      : decode for real with so many of the best sizes, and take the fastest
     """
     from treeopt import pipeline
@@ -223,6 +225,7 @@ def search(
         max_depth=max_depth,
         objective=objective,
         measured_only=measured_only,
+        sample=sample,
     )
     return pipeline.search_on(calibration, profile, run, options, default=RUN, verify=verify)
 

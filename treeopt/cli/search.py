@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="independent, joint or replay.",
 )
+@click.option(
+    "--sample", **positive(), help="Plan with so many conversations of the trace, drawn at random.  [default: all]"
+)
 @click.option("--measured-only", is_flag=True, help="Choose among sizes that were timed, without estimates between.")
 @click.option(
     "--verify",
@@ -59,6 +62,7 @@ def search(run: RunDirectory, as_json: bool, calibration: str | None, profile: s
         treeopt search --batch-size 1:0.5,4:0.3,8:0.2
         treeopt search --verify 3
         treeopt search --for vllm --batch-size 1,8,32
+        treeopt search --sample 5000
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
     """
     from treeopt.report.plan_table import plan_table

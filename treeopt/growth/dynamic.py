@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,7 @@ def _by_conversation(trace: RankTrace, of_sequences: IntArray) -> IntArray:
     return found
 
 
-def lengths_with(trace: RankTrace, tree: AnyTree) -> IntArray | None:
+def lengths_with(trace: RankTrace, tree: AnyTree) -> NDArray[Any] | None:
     """(P,) guesses that a step at each state accepts with any tree; None where the trace lacks its pools.
 
     An adaptive tree is taken to be alone: in a batch its rows depend on the other sequences.

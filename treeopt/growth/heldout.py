@@ -64,7 +64,7 @@ class HeldOut:
     """
 
     family: TreeFamily
-    steps: IntArray | None
+    steps: NDArray[Any] | None
     tokens: IntArray | None
     product: NDArray[np.float64]
     joint: NDArray[np.float64] | None

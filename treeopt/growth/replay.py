@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.growth.paths import portions
 from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
 
@@ -52,19 +53,21 @@ def replay(trace: RankTrace, tree: Tree) -> Replay:
     return replay_lengths(trace, accepted_lengths(trace, tree.paths))
 
 
-def accepted_lengths(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
+def accepted_lengths(trace: RankTrace, paths: tuple[Choice, ...]) -> NDArray[np.int16]:
     """(P,) guesses that a step at each state accepts with the tree of these nodes."""
-    found: IntArray = (growth_index(trace, paths) < len(paths)).sum(1)
+    found = np.empty(len(trace.ranks), dtype=np.int16)
+    for here in portions(len(found)):
+        found[here] = (_index_of(trace.ranks[here], paths) < len(paths)).sum(1)
     return found
 
 
-def replay_lengths(trace: RankTrace, accepted: IntArray) -> Replay:
+def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> Replay:
     """The replay where a step at each state accepts so many guesses, whatever tree that is."""
     sequence = np.searchsorted(trace.starts, visited(trace, accepted), side="right") - 1
     return Replay(np.bincount(sequence, minlength=trace.num_sequences), trace.lengths - 1)
 
 
-def length_counts(trace: RankTrace, accepted: IntArray, depth: int) -> IntArray:
+def length_counts(trace: RankTrace, accepted: NDArray[Any], depth: int) -> IntArray:
     """(D+1,) how many steps of the same replay emit 0, 1, ... D accepted guesses."""
     return np.bincount(accepted[visited(trace, accepted)], minlength=1 + depth)
 
@@ -92,7 +95,7 @@ def count_visits(trace: RankTrace, tree: Tree) -> IntArray:
     return visits[:-1]
 
 
-def visited(trace: RankTrace, accepted: IntArray) -> IntArray:
+def visited(trace: RankTrace, accepted: NDArray[Any]) -> IntArray:
     """The states at which the steps of a replay are taken that accepts (P,) guesses at each, of all sequences at once."""
     t, last = trace.starts[:-1], trace.starts[1:] - 1
     found = [t[:0]]
@@ -186,14 +189,19 @@ def _portions(trace: RankTrace, most_states: int) -> Iterator[tuple[int, int]]:
 
 def growth_index(trace: RankTrace, paths: tuple[Choice, ...]) -> NDArray[Any]:
     """(P, D) index in ``paths`` of each prefix of a state's rank path; len(paths) where it is no node."""
+    return _index_of(trace.ranks, paths)
+
+
+def _index_of(ranks: NDArray[np.int16], paths: tuple[Choice, ...]) -> NDArray[Any]:
+    """The same of (P, K) ranks."""
     child = child_table(paths)
     none, top = len(paths), child.shape[1] - 1
     depth = max(map(len, paths))
     kind = np.int16 if none < 2**15 else np.int32
-    order = np.full((len(trace.ranks), max(depth, 1)), none, dtype=kind)
-    node = np.zeros(len(trace.ranks), dtype=kind)
-    for d in range(min(depth, trace.num_heads)):
-        rank = trace.ranks[:, d]
+    order = np.full((len(ranks), max(depth, 1)), none, dtype=kind)
+    node = np.zeros(len(ranks), dtype=kind)
+    for d in range(min(depth, ranks.shape[1])):
+        rank = ranks[:, d]
         node = child[node, np.where((rank < 0) | (rank > top), top, rank)]
         order[:, d] = node
     return order

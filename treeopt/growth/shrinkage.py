@@ -11,7 +11,7 @@ How often a rank follows a path is mixed with how often it follows anything like
 
 Without a count the level above stays as it is, and chances below a node never sum to more than one;
 ranks need not be in order. Each level's strength is the one under which held-out conversations are
-likeliest (`fit_strengths`).
+likeliest (`Fit`).
 
 P states · K heads · R ranks told apart · F parts of the states, for cross-validation
 """
@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.records.trace import NO_TRIAL, RankTrace, fold_numbers
+from treeopt.growth.paths import Paths
+from treeopt.growth.tally import Tally, of_trace
+from treeopt.records.trace import RankTrace, fold_numbers
 from treeopt.trees.tree import Choice, IntArray
 
 LEVELS = ("depth", "previous", "path")
@@ -50,36 +52,52 @@ NONE = Strengths(0.0, 0.0, 0.0)
 class PathCounts:
     """Chances of every rank after the paths that were opened, from counts over states.
 
-    ranks     : (P, K) of the states to count
-    top       : ranks 0 ... top-1 are told apart; all else is a miss
+    tally     : of the states, all its parts together
     strengths : of each level; by default plain counts
+    depth     : heads that count; by default all
 
     >>> ranks = np.array([[0, 0], [0, 1], [0, -1], [1, 0]], np.int16)
-    >>> PathCounts(ranks, 2).chances(()).tolist()
+    >>> PathCounts(Tally.of_ranks(ranks, np.zeros(4, np.int64), 2)).chances(()).tolist()
     [0.75, 0.25]
     """
 
-    def __init__(self, ranks: NDArray[np.int16], top: int, strengths: Strengths = NONE) -> None:
-        self.top, self.strengths = top, strengths
-        self.marginals = np.array([mixed(count(column, top), 0.0, np.zeros(top)) for column in ranks.T])
-        self._states: dict[Choice, NDArray[np.int16]] = {(): ranks}
+    def __init__(self, tally: Tally, strengths: Strengths = NONE, depth: int | None = None) -> None:
+        self._tally, self.strengths = tally.whole, strengths
+        self.top, self.depth = tally.paths.top, tally.paths.depth if depth is None else depth
+        heads = [self._tally.of_head(d, self.top)[0] for d in range(self.depth)]
+        self.marginals = np.array([mixed(head, 0.0, np.zeros(self.top)) for head in heads])
+        self._node: dict[Choice, int | None] = {(): 0}  # its number in the trie; None where it never came
         self._counts: dict[Choice, IntArray] = {}
         self._above: list[Chances] = [self.marginals[:1]]  # of every depth: (R, R) by the rank before
-        for d in range(1, ranks.shape[1]):
-            ranks = ranks[(ranks[:, d - 1] >= 0) & (ranks[:, d - 1] < top)]
-            after = count_after(ranks[:, d - 1], ranks[:, d], top)
-            depth = mixed(after.sum(0), strengths.depth, self.marginals[d])
-            self._above.append(mixed(after, strengths.previous, depth))
+        for d in range(1, self.depth):
+            after = self._tally.after(d)[0]
+            above = mixed(after.sum(0), strengths.depth, self.marginals[d])
+            self._above.append(mixed(after, strengths.previous, above))
+
+    @property
+    def states(self) -> int:
+        return self._tally.states
+
+    def _children(self, path: Choice) -> slice:
+        """Which nodes of the next depth are an opened path's children."""
+        node, parents = self._node[path], self._tally.paths.trie[len(path) + 1].parent
+        return slice(*(0, 0) if node is None else np.searchsorted(parents, [node, node + 1]).tolist())
 
     def open(self, path: Choice, rank: int) -> None:
-        """Count what follows a child of an opened path."""
-        states = self._states[path]
-        self._states[(*path, rank)] = states[states[:, len(path)] == rank]
+        """Find a child of an opened path."""
+        children = self._children(path)
+        place = np.flatnonzero(self._tally.paths.trie[len(path) + 1].rank[children] == rank)
+        self._node[(*path, rank)] = int(children.start + place[0]) if len(place) else None
 
     def counts(self, path: Choice) -> IntArray:
         """(R+1,) how often each rank followed the path, and last how many trials there were."""
         if path not in self._counts:
-            self._counts[path] = count(self._states[path][:, len(path)], self.top)
+            found, d, node = np.zeros(self.top + 1, dtype=np.int64), len(path), self._node[path]
+            if node is not None:
+                children = self._children(path)
+                found[self._tally.paths.trie[d + 1].rank[children]] = self._tally.nodes[d + 1][0, children]
+                found[self.top] = self._tally.trials[d][0, node]
+            self._counts[path] = found
         return self._counts[path]
 
     def chances(self, path: Choice) -> Chances:
@@ -90,27 +108,9 @@ class PathCounts:
 
     def trial_share(self, path: Choice) -> float:
         """Share of the states after the path that have something to guess; 1 for a path never seen."""
-        states = len(self._states[path])
+        node = self._node[path]
+        states = 0 if node is None else int(self._tally.nodes[len(path)][0, node])
         return float(self.counts(path)[-1] / states) if states else 1.0
-
-
-def count(column: NDArray[np.int16], top: int) -> IntArray:
-    """(R+1,) how often each rank came, and last how many trials there were.
-
-    >>> count(np.array([0, 0, 1, 7, -1, -2], np.int16), 2).tolist()
-    [2, 1, 5]
-    """
-    hits = np.bincount(column[(column >= 0) & (column < top)], minlength=top)
-    return np.append(hits, (column != NO_TRIAL).sum())
-
-
-def count_after(before: NDArray[np.int16], column: NDArray[np.int16], top: int) -> IntArray:
-    """(R, R+1) the same after each rank of the column before."""
-    tried = column != NO_TRIAL
-    rank = np.where((column < 0) | (column >= top), top, column)[tried].astype(np.int64)
-    table = np.bincount(before[tried] * (top + 1) + rank, minlength=top * (top + 1)).reshape(top, top + 1)
-    table[:, top] = table.sum(1)
-    return table
 
 
 def mixed(counts: NDArray[Any], strength: float, above: Chances) -> Chances:
@@ -132,71 +132,105 @@ def strengths_of(trace: RankTrace, top: int, max_depth: int | None = None) -> St
 
     Plain counts where there is a single conversation.
     """
-    fold = fold_numbers(trace)
-    if fold.max() < 1:
-        return NONE
-    states = trace.has_step
-    part = np.repeat(fold, trace.lengths)[states]
-    unit = len(part) / (1 + int(trace.clusters.max()))  # states of a conversation
-    grid = [unit * strength for strength in STRENGTHS]
-    return fit_strengths(trace.ranks[states][:, :max_depth], part, top, grid)
+    part = fold_numbers(trace)
+    tally = of_trace(trace, Paths.of_ranks(trace.ranks[:, :max_depth], top), part[None])[0]
+    return fitted_strengths(tally, 1 + int(trace.clusters.max()))[-1]
 
 
-def fit_strengths(ranks: NDArray[np.int16], part: IntArray, top: int, grid: Sequence[float]) -> Strengths:
+def fitted_strengths(tally: Tally, conversations: int) -> list[Strengths]:
+    """Those of trees of depth 1, 2, ..., by conversations in parts; plain counts where there is a single one."""
+    if conversations < 2:
+        return [NONE] * tally.paths.depth
+    unit = tally.states / conversations  # states of a conversation
+    fit = Fit(tally, [unit * strength for strength in STRENGTHS])
+    return [fit.strengths(depth) for depth in range(1, tally.paths.depth + 1)]
+
+
+class Fit:
     """The strengths under which each part of the states is likeliest, given all the others.
 
-    ranks : (P, K)  rank of the true token at every state
-    part  : (P,)    number of the part that a state belongs to
-    grid  :         pseudo-counts to choose from
+    tally : of the states, by part
+    grid  : pseudo-counts to choose from
 
-    Level by level, each with those above it already chosen. Time O(P x K), memory O(paths x R).
+    Trees of several depths are fitted together: what they have in common is worked out once.
+    Time O(nodes of the trie x grid), memory O(nodes).
     """
-    chosen = dict.fromkeys(LEVELS, grid[0])
-    depths = [_tables(ranks, part, top, d) for d in range(ranks.shape[1])]
-    above = [mixed(_others(tables[0][0]), 0.0, np.zeros(top)) for tables in depths]  # (F, 1, R)
-    for number, level in enumerate(LEVELS, 1):
-        first = 2 if level == "path" else 1  # up to there a level has the counts of the one above it
-        if first >= len(depths):  # nothing to tell its strength by
-            chosen[level] = chosen[LEVELS[number - 2]] if number > 1 else 0.0
-            continue
-        scores = {}
-        for strength in grid:
-            scores[strength] = sum(
-                _log_likelihood(counts, mixed(_others(counts), strength, up[:, parent]))
-                for (counts, parent), up in zip([t[number] for t in depths[first:]], above[first:], strict=True)
-            )
-        chosen[level] = max(scores, key=lambda s: (scores[s], s))
-        for d in range(first, len(depths)):
-            counts, parent = depths[d][number]
-            above[d] = mixed(_others(counts), chosen[level], above[d][:, parent])
-    return Strengths(**chosen)
+
+    def __init__(self, tally: Tally, grid: Sequence[float]) -> None:
+        self._tally, self._grid, self._top = tally, grid, tally.paths.top
+        self._scores: dict[tuple[float, ...], float] = {}
+        self._after = [tally.of_head(0, self._top)[:, None], *map(tally.after, range(1, tally.paths.depth))]
+        self._paths = {d: _Behind(tally, d) for d in range(2, tally.paths.depth)}
+
+    def strengths(self, depth: int) -> Strengths:
+        """Those of trees of a depth: level by level, each with those above it already chosen."""
+        chosen: list[float] = []
+        for level in LEVELS:
+            first = 2 if level == "path" else 1  # up to there a level has the counts of the one above it
+            if first >= depth:  # nothing to tell its strength by
+                chosen.append(chosen[-1] if chosen else 0.0)
+                continue
+            scores = {s: sum(self._score(d, (*chosen, s)) for d in range(first, depth)) for s in self._grid}
+            chosen.append(max(scores, key=lambda s: (scores[s], s)))
+        return Strengths(*chosen)
+
+    def _score(self, d: int, chosen: tuple[float, ...]) -> float:
+        """Log-likelihood at one depth of the level that the last of the strengths is of."""
+        key = (d, *chosen)
+        if key not in self._scores:
+            if len(chosen) == len(LEVELS):
+                score = self._paths[d].log_likelihood(self._above(d, chosen[:-1]), chosen[-1])
+            else:
+                score = _log_likelihood(self._counts(d, len(chosen)), self._above(d, chosen))
+            self._scores[key] = score
+        return self._scores[key]
+
+    def _counts(self, d: int, level: int) -> IntArray:
+        """(F, contexts, R+1) counts of each part, of the marginal (0) and the levels behind it."""
+        if level == 0:
+            return self._tally.of_head(d, self._top)[:, None]
+        return self._after[d].sum(1, keepdims=True) if level == 1 else self._after[d]
+
+    def _above(self, d: int, chosen: Sequence[float]) -> Chances:
+        """(F, contexts, R) chances by all parts but each, with the strengths of the first levels."""
+        found = mixed(_others(self._counts(d, 0)), 0.0, np.zeros(self._top))
+        for level, strength in enumerate(chosen, 1):
+            found = mixed(_others(self._counts(d, level)), strength, found)
+        return found
 
 
-def _tables(ranks: NDArray[np.int16], part: IntArray, top: int, depth: int) -> list[tuple[IntArray, IntArray]]:
-    """Of the marginal and of every level at one depth: (F, contexts, R+1) counts of each part, and
-    (contexts,) which context of the level above each belongs to."""
-    right: NDArray[Any] = np.asarray(((ranks[:, :depth] >= 0) & (ranks[:, :depth] < top)).all(1))
-    base = top ** np.arange(depth, dtype=np.int64)[::-1]
-    path, index = np.unique(ranks[right, :depth].astype(np.int64) @ base, return_inverse=True)
-    only = np.zeros(1, dtype=np.int64)
-    before = ranks[right, depth - 1].astype(np.int64) if depth else np.zeros(int(right.sum()), np.int64)
+class _Behind:
+    """What came behind every path of a depth, as far as it came: most paths came in few parts, and few ranks behind them.
 
-    def table(states: NDArray[Any], context: IntArray, n: int) -> IntArray:
-        column, n_parts = ranks[states, depth], int(part.max()) + 1
-        rank = np.where((column < 0) | (column >= top), top, column).astype(np.int64)
-        key = (part[states] * n + context) * (top + 1) + rank
-        counts = np.bincount(key[column != NO_TRIAL], minlength=n_parts * n * (top + 1))
-        counts = counts.reshape(n_parts, n, top + 1)
-        counts[..., top] = counts.sum(-1)
-        return counts
+    M of all (part, node of the next depth) that came · L of all (part, node of the depth) that had a miss behind it
+    """
 
-    everything = np.ones(len(ranks), dtype=bool)
-    return [
-        (table(everything, np.zeros(len(ranks), np.int64), 1), only),
-        (table(right, np.zeros_like(before), 1), only),
-        (table(right, before, top), np.zeros(top, np.int64)),
-        (table(right, index, len(path)), path % top),
-    ]
+    def __init__(self, tally: Tally, depth: int) -> None:
+        here, below = tally.paths.trie[depth], tally.paths.trie[depth + 1]
+        hits, trials = tally.nodes[depth + 1], tally.trials[depth]
+        of_parent = np.array([np.bincount(below.parent, row, len(here.rank)) for row in hits]).astype(np.int64)
+        misses = trials - of_parent
+        part, node = np.nonzero(hits)
+        self._hits, context = hits[part, node], below.parent[node]
+        self._place = part, here.rank[context], below.rank[node]
+        self._others = hits.sum(0)[node] - self._hits, trials.sum(0)[context] - trials[part, context]
+        part, node = np.nonzero(misses)
+        self._misses, self._missed = misses[part, node], (part, here.rank[node])
+        self._other_sums = (of_parent.sum(0)[node] - of_parent[part, node], trials.sum(0)[node] - trials[part, node])
+
+    def log_likelihood(self, above: Chances, strength: float) -> float:
+        """With so many pseudo-counts of (F, R, R) chances by the rank before; as `_log_likelihood`."""
+        hit = _share(*self._others, strength, above[self._place])
+        miss = 1 - _share(*self._other_sums, strength, above.sum(-1)[self._missed])
+        logs = (np.log(np.maximum(chance, IMPOSSIBLE)) for chance in (hit, miss))
+        return float(sum((times * log).sum() for times, log in zip((self._hits, self._misses), logs, strict=True)))
+
+
+def _share(counts: IntArray, trials: IntArray, strength: float, above: Chances) -> Chances:
+    """Chances of single ranks, as `mixed` has them of all."""
+    some = trials + strength > 0
+    found: Chances = np.where(some, (counts + strength * above) / np.where(some, trials + strength, 1), above)
+    return found
 
 
 def _others(counts: IntArray) -> IntArray:

@@ -4,7 +4,7 @@ trace        the text is fixed, so replay tells exactly how many steps a tree ta
 probe        the steps are fixed, so it tells how much of each a tree accepts: exact for the tree it was decoded with
 calibration  accuracies alone: the product of those along a path, as if heads erred independently
 
-`source_of` is the only place that tells the three apart.
+`source_of` alone tells the three apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from treeopt.growth import probed
 from treeopt.growth.coverage import COVERAGE, grow_coverage
-from treeopt.growth.heldout import HeldOut, Rates, Reached, folds
+from treeopt.growth.crossfit import Ground
+from treeopt.growth.heldout import HeldOut, Paths, Rates, Reached, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import accepted_counts, count_visits, growth_index, replay, replay_trees, tokens_per_step
 from treeopt.growth.worth import product_values
@@ -29,9 +30,8 @@ from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
+from treeopt.trees.tree import BoolArray, IntArray, Tree, TreeFamily
 
-Paths = tuple[Choice, ...]
 Floats = NDArray[np.float64]
 
 
@@ -146,10 +146,7 @@ class AnswersSource(Source):
 
     @abstractmethod
     def reach(self, paths: Paths, members: BoolArray) -> Reached:
-        """What each of n trees over the nodes ``paths`` reaches.
-
-        members : (n, N)  which of the nodes each tree has
-        """
+        """What each of n trees over the nodes ``paths`` reaches; (n, N) which of them each has."""
 
     @abstractmethod
     def guess_counts(self, paths: Paths) -> IntArray:
@@ -176,13 +173,12 @@ class AnswersSource(Source):
             for parts in ([part.steps for part in found], [part.tokens for part in found])
         )
         states = sum(part.states for part in found)
-        product = np.sum([part.states * part.product for part in found], axis=0)
         accepted = [part.accepted for part in found if part.accepted is not None]
         return HeldOut(
             family,
             np.broadcast_to(steps, (len(family.sizes), steps.shape[-1])),
             tokens,
-            product / states,
+            np.sum([part.states * part.product for part in found], axis=0) / states,
             (states + np.sum(accepted, axis=0)) / states if accepted else None,
             tuple(grown),
         )
@@ -200,7 +196,8 @@ class AnswersSource(Source):
         )
 
     def guess_shares(self, tree: Tree) -> Floats:
-        return _shares(self.guess_counts(tree.paths))
+        counts = self.guess_counts(tree.paths)
+        return np.asarray(counts / max(int(counts.sum()), 1))
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
         found = [self._part(test).guess_counts(family.nodes(size)) for test, family in held_out.grown]
@@ -208,7 +205,8 @@ class AnswersSource(Source):
         counts = np.zeros(max([depth + 1, *map(len, found)]), dtype=np.int64)
         for part in found:
             counts[: len(part)] += part
-        return _shares(counts)[: 1 + int(np.flatnonzero(counts).max(initial=depth))]
+        most = int(np.flatnonzero(counts).max(initial=depth))
+        return np.asarray(counts[: 1 + most] / max(int(counts.sum()), 1))
 
 
 @dataclass(frozen=True)
@@ -236,8 +234,15 @@ class TraceSource(AnswersSource):
     def calibration(self) -> Calibration:
         return Calibration.from_trace(self.record)
 
+    @cached_property
+    def _ground(self) -> Ground:
+        return Ground(self.record)
+
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow(self.record, limits, objective=objective)
+
+    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
+        return self._ground.crossfit(limits) if objective == "replay" else super().crossfit(limits, objective)
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
@@ -393,7 +398,3 @@ source_of.register(Calibration, CalibrationSource)
 def objective_for(source: Source, wanted: str) -> str:
     """The objective that trees of a source are grown by: the wanted one, or the only one that it has."""
     return wanted if wanted in source.objectives else source.objectives[0]
-
-
-def _shares(counts: IntArray) -> Floats:
-    return np.asarray(counts / max(int(counts.sum()), 1))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth.knapsack import best_trees
-from treeopt.growth.shrinkage import PathCounts, Strengths
+from treeopt.growth.shrinkage import PathCounts
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, TreeFamily
 
@@ -124,15 +124,11 @@ def products(accept: NDArray[np.float64], limits: Limits) -> Worth:
     return Worth(children, (1.0, 0.0))
 
 
-def frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Worth:
-    """Values of paths: how many states begin with them, and the product of marginals where that is equal.
-
-    ranks : (P, D) of the states · top : ranks 0 ... top-1 are told apart · strengths : see `shrinkage`
-    """
-    paths = PathCounts(ranks, top, strengths)
+def frequencies(paths: PathCounts) -> Worth:
+    """Values of paths: how many states begin with them, and the product of marginals where that is equal."""
 
     def children(path: Choice, value: Value) -> list[Value]:
-        if len(path) == ranks.shape[1]:
+        if len(path) == paths.depth:
             return []
         if path:
             paths.open(path[:-1], path[-1])
@@ -140,7 +136,7 @@ def frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Wor
         counts = np.round(reached * paths.chances(path), DIGITS)
         return list(zip(counts.tolist(), (value[1] * paths.marginals[len(path)]).tolist(), strict=True))
 
-    return Worth(children, (len(ranks), 1.0))
+    return Worth(children, (paths.states, 1.0))
 
 
 def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> NDArray[np.float64]:

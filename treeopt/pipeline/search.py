@@ -17,9 +17,10 @@ from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned
+from treeopt.records.expected import PlannedEngine
+from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
 from treeopt.records.origins import OURS, elsewhere
-from treeopt.records.plan import Plan, PlannedEngine
+from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import check_rule, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -39,6 +40,7 @@ class SearchOptions:
 
     batch_sizes : of the profile by default; with shares of the time one tree is chosen for all
     engine      : sets the limits to what it can take, by one ``method`` of its
+    sample      : conversations to plan with
     """
 
     budget: int = 64
@@ -51,6 +53,7 @@ class SearchOptions:
     objective: str = "replay"
     context: int | None = None
     measured_only: bool = False
+    sample: int | None = None
 
 
 def search(
@@ -67,6 +70,9 @@ def search(
     With ``verify`` the session decodes with so many of the best candidates, and the fastest is taken.
     """
     used, record = read_planned(run, calibration)
+    record, sample = sampled(record, options.sample)
+    if options.sample is not None and sample is None:
+        note("There are no more conversations, so all are planned with.")
     timed, latencies = find_latencies(run, profile_path, own=calibration is None) or (None, None)
     if latencies is not None and timed is not None:
         check_same_model(record, latencies, run, timed)
@@ -91,7 +97,7 @@ def search(
 
         plan = verified(run, session, plan, record=record, latencies=latencies, request=request, count=verify)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
-    plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)))
+    plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)), sample=sample)
     plan = replace(plan, provenance=_provenance(run, plan))
     plan.save(run.plan)
     discard(run.partial("verify"))

@@ -13,40 +13,47 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.trees.tree import IntArray, read_only
+from treeopt.trees.tree import IntArray
 
 BOOTSTRAPS, SEED = 2000, 0
 LEVEL = 0.95
 MOST_DRAWN = 40_000_000  # conversations in all draws together
+AT_ONCE = 2**22  # of them as numbers that are multiplied
 
 
 @functools.lru_cache(maxsize=8)
-def conversation_draws(n: int, *, count: int = BOOTSTRAPS, seed: int = SEED) -> NDArray[np.float64]:
+def conversation_draws(n: int, *, count: int = BOOTSTRAPS, seed: int = SEED) -> NDArray[np.uint8]:
     """(B, C) how often each of ``n`` conversations is drawn; the same for the same n and seed.
 
     Of more than 20,000 conversations fewer draws than ``count``, but at least 200, so that memory is bounded.
 
     >>> conversation_draws(3).sum(1)[:2].tolist()
-    [3.0, 3.0]
+    [3, 3]
     """
-    count = min(count, max(200, MOST_DRAWN // n))
-    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=count)
-    return read_only(draws, np.float64)
+    rng, share = np.random.default_rng(seed), np.full(n, 1 / n)
+    draws = np.empty((min(count, max(200, MOST_DRAWN // n)), n), dtype=np.uint8)
+    for some in np.array_split(draws, -(-draws.size // AT_ONCE)):
+        some[:] = rng.multinomial(n, share, size=len(some))
+    draws.setflags(write=False)
+    return draws
 
 
 def drawn_rates(
-    tokens: IntArray | NDArray[np.float64], steps: IntArray | NDArray[np.float64], draws: NDArray[np.float64]
+    tokens: IntArray | NDArray[np.float64], steps: IntArray | NDArray[np.float64], draws: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
     """(..., B) tokens per step of every draw; 1.0 where it has no step.
 
     tokens, steps : (..., C) of each conversation
 
-    >>> drawn_rates(np.array([4, 6]), np.array([[2, 3]]), np.array([[1.0, 1.0], [2.0, 0.0]])).tolist()
+    >>> drawn_rates(np.array([4, 6]), np.array([[2, 3]]), np.array([[1, 1], [2, 0]], np.uint8)).tolist()
     [[2.0, 2.0]]
     """
-    taken = steps @ draws.T
-    found: NDArray[np.float64] = np.where(taken > 0, (tokens @ draws.T) / np.maximum(taken, 1e-300), 1.0)
-    return found
+    found = []
+    for some in np.array_split(draws, -(-draws.size // AT_ONCE)):
+        times = some.T.astype(np.float64)
+        taken = steps @ times
+        found.append(np.where(taken > 0, (tokens @ times) / np.maximum(taken, 1e-300), 1.0))
+    return np.concatenate(found, axis=-1)
 
 
 def interval95(samples: NDArray[np.float64], n: int) -> list[float]:
@@ -59,11 +66,11 @@ def interval95(samples: NDArray[np.float64], n: int) -> list[float]:
     >>> [round(end, 3) for end in interval95(np.linspace(0, 1, 1001), 10_000)]
     [0.025, 0.975]
     """
-    from scipy.stats import norm, t
+    from scipy.special import ndtr, stdtrit  # of scipy.stats, which takes a second to import
 
     if n < 2 or len(samples) < 2:
         return [float(samples.min()), float(samples.max())]
-    tail = float(norm.cdf(np.sqrt(n / (n - 1)) * t.ppf((1 - LEVEL) / 2, n - 1)))
+    tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - LEVEL) / 2)))
     low, high = np.quantile(samples, [tail, 1 - tail])
     return [float(low), float(high)]
 

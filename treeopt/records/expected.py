@@ -7,13 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, log
+from math import inf, log, sqrt
 
 from treeopt.errors import InvalidInput
 from treeopt.records.agreement import SUMS, agree, rounding, within
 from treeopt.records.benchmark import Ratio
 from treeopt.records.contender import Predicted, check_rows
 from treeopt.trees.dynamic import AdaptiveTree, DynamicTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedEngine:
+    """The engine and its method that a plan's limits are."""
+
+    name: str
+    method: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The conversations that a plan was made from: so many ``of`` all, drawn at random by ``seed``."""
+
+    conversations: int
+    of: int
+    seed: int
+
+    @property
+    def wider(self) -> float:
+        """How many times as wide error bars over conversations are as with all of them."""
+        return sqrt(self.of / self.conversations)
 
 
 @dataclass(frozen=True, kw_only=True)

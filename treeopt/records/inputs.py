@@ -12,11 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from treeopt.errors import InvalidInput
 from treeopt.files import shipped
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.bootstrap import SEED
 from treeopt.records.calibration import Calibration
+from treeopt.records.expected import Sample
 from treeopt.records.origins import elsewhere
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe, is_probe
@@ -73,6 +77,27 @@ def read_planned(run: RunDirectory, given: str | None = None) -> tuple[Path, Acc
     if given is not None and given.endswith(".npz") and is_probe(Path(given)):
         return Path(given), Probe.load(Path(given))
     return read_accuracies(run, given)
+
+
+def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, Sample | None]:
+    """So many conversations of a record, drawn at random, the same ones every time; all, and None, where it has no more.
+
+    Raises InvalidInput for accuracies without conversations.
+    """
+    if conversations is None:
+        return record, None
+    if isinstance(record, Calibration):
+        raise InvalidInput("--sample draws conversations of a trace, but a calibration has none: leave --sample out.")
+    if conversations < 1:
+        raise InvalidInput(f"--sample must be at least 1, but got {conversations}.")
+    clusters = record.clusters
+    count = int(clusters.max()) + 1
+    if conversations >= count:
+        return record, None
+    drawn = np.zeros(count, dtype=bool)
+    drawn[np.random.default_rng(SEED).choice(count, conversations, replace=False)] = True
+    sample = Sample(conversations=conversations, of=count, seed=SEED)
+    return record.select(np.flatnonzero(drawn[clusters])), sample
 
 
 def find_latencies(

@@ -23,8 +23,10 @@ from treeopt.records.expected import (
     GroupFigures,
     Interval95,
     Mixture,
+    PlannedEngine,
     PlanPredicted,
     RunnerUp,
+    Sample,
     TreeFigures,
     Verified,
     check_speed,
@@ -36,6 +38,7 @@ from treeopt.trees.tree import Choice, Tree
 
 # Keys that earlier releases did not write: left out where they say nothing.
 LATER = {"provenance", "total", "error_between", "tests_between", "elsewhere", "own", "between", "dynamic", "adaptive"}
+LATER |= {"sample"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,14 +207,6 @@ class PlanEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedEngine:
-    """The engine and its method that a plan's limits are."""
-
-    name: str
-    method: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Constraint:
     """The limits of a search; ``mix`` is the share of the time that each batch size has, where one tree was asked for."""
 
@@ -246,6 +241,7 @@ class Plan(Drawn):
     total      : of one tree for a mix of batch sizes, what it reaches over all
     error_between : how far a range's loss ``between`` may be off, tested at so many (``tests_between``) of the batch sizes
                     that were searched
+    sample     : the conversations that were drawn to plan with; None for all
     """
 
     entries: tuple[PlanEntry, ...]
@@ -260,6 +256,7 @@ class Plan(Drawn):
     total: Mixture | None = None
     error_between: float | None = None
     tests_between: int | None = None
+    sample: Sample | None = None
 
     def __post_init__(self) -> None:
         if not self.entries:
@@ -375,6 +372,8 @@ class Plan(Drawn):
             within(1, max(len(self.entries) - 2, 1), tests_between=self.tests_between)
             if self.total:
                 self._check_total(self.total)
+            if self.sample:
+                within(1, self.sample.of - 1, **{"sample.conversations": self.sample.conversations})
         for i, entry in enumerate(self.entries):
             with at_place(source, f"entries.{i}.elsewhere"):
                 self._check_elsewhere(entry)

@@ -145,15 +145,17 @@ class RankTrace(Answers):
         """Raise InvalidInput where what a file says of its sequences contradicts them."""
         check_answers(self, self.lengths)
         agree("num_heads", self.meta.get("num_heads"), self.num_heads, "the columns of ranks")
-        left = np.repeat(self.starts[1:], self.lengths) - np.arange(len(self.ranks))  # tokens from each state on
-        beyond = np.argwhere((self.ranks >= 0) & (left[:, None] < 2 + np.arange(self.num_heads)))
-        if len(beyond):
-            state, head = beyond[0].tolist()
-            raise InvalidInput(
-                f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left[state]} before "
-                f"the end, has rank {self.ranks[state, head]} at head {head + 1}."
-            )
-        if self.pools is not None and (self.pools.deepest() > left - 1).any():
+        for left in range(1, self.num_heads + 1):  # tokens from a state on
+            states = (self.starts[1:] - left)[self.lengths >= left]
+            beyond = np.argwhere(self.ranks[states, left - 1 :] >= 0)
+            if len(beyond):
+                state, head = int(states[beyond[0, 0]]), int(beyond[0, 1]) + left
+                raise InvalidInput(
+                    f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left} before "
+                    f"the end, has rank {self.ranks[state, head - 1]} at head {head}."
+                )
+        left_of = np.repeat(self.starts[1:], self.lengths) - np.arange(len(self.ranks)) if self.pools else np.zeros(0)
+        if self.pools is not None and (self.pools.deepest() > left_of - 1).any():
             raise InvalidInput("pool_places must be 255 where a sequence has no token to guess, but some are not.")
         within(0, tokens=0 if self.tokens is None else int(self.tokens.min()))
         within(MISS, target_rank=0 if self.target_rank is None else int(self.target_rank.min()))
@@ -247,7 +249,7 @@ class RankTrace(Answers):
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "weight", "meta"))
+        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "weight", "meta"), mapped=True)
         meta = read_meta(path, arrays, SCHEMA)
         if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
             raise InvalidInput(f"{path} gives its sequences different weights, which is not supported.")
@@ -305,7 +307,11 @@ def fold_numbers(trace: Answers) -> IntArray:
     >>> sorted(np.bincount(fold_numbers(trace)).tolist())
     [2, 2, 2, 2, 2]
     """
-    clusters = trace.clusters
+    return folds_of(trace.clusters)
+
+
+def folds_of(clusters: IntArray) -> IntArray:
+    """(S,) the same by the conversation 0 ... C-1 of each sequence."""
     return (np.random.default_rng(0).permutation(int(clusters.max()) + 1) % FOLDS)[clusters]
 
 

@@ -28,7 +28,7 @@ def plan_table(plan: Plan) -> RenderableType:
     served = settings(plan)
     what = "chain" if served else "tree"
     title = f"One {what} for the mix of loads" if plan.mix else f"The best {what} for each batch size"
-    said = [*map(certainty, plan.entries), mixture(plan), price(plan), "" if served else schedule(plan)]
+    said = [*map(certainty, plan.entries), mixture(plan), price(plan), "" if served else schedule(plan), drawn(plan)]
     columns = ("batch", "rows", "depth", "widths", *PREDICTED, "step ms", "tokens/s", "speedup")
     caption = "\n".join(filter(None, said))
     table = grid(title, columns, plan_rows(plan), caption=caption, wraps=("batch", "widths"), spare=PREDICTED[:2])
@@ -96,6 +96,20 @@ def _ties(entry: PlanEntry, tied: list[int], runner: RunnerUp, *, hint: bool = T
     if entry.predicted.conversations:
         return f"{said}. More prompts would not tell them apart, but a longer profile may"
     return f"{said}. A longer profile may tell them apart"
+
+
+def drawn(plan: Plan) -> str:
+    """How many conversations were planned with where not all were, and what that costs in error bars; else empty."""
+    if (sample := plan.sample) is None:
+        return ""
+    said = (
+        f"Planned with {sample.conversations:,} of {sample.of:,} conversations, drawn at random (seed {sample.seed}). "
+    )
+    said += f"What conversations are uncertain of is {sample.wider:.1f} times as wide as with all of them"
+    errors = [entry.tokens_per_step_stderr for entry in plan.entries]
+    if (error := max((e for e in errors if e is not None), default=None)) is not None:
+        said += f": ±{error:.2g} tokens per step, where all would give about ±{error / sample.wider:.2g}"
+    return said + "."
 
 
 def mixture(plan: Plan, *, hint: bool = True) -> str:

@@ -300,7 +300,11 @@ class TreeFamily:
 
 
 def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """A read-only copy of ``array`` with the given type."""
+    """``array`` with the given type, read-only: a copy, but of what is read-only itself or a file that was mapped."""
+    kept = isinstance(array, np.ndarray) and array.dtype == dtype and not array.flags.writeable
+    if kept and (array.flags.owndata or isinstance(array.base, np.memmap)):
+        found: NDArray[Any] = array
+        return found
     result = np.array(array, dtype=dtype)
     result.setflags(write=False)
     return result
