@@ -68,7 +68,9 @@ def calibration(seed, num_blocks, *, prefix=""):
 
 def shard(blocks, hashes, places):
     own = {place: blocks[place] for place in places}
-    return join([*own.values()], {**META, "skipped": SKIPPED, "shard": shard_record(digest(hashes), BLOCK, len(blocks), own)})
+    return join(
+        [*own.values()], {**META, "skipped": SKIPPED, "shard": shard_record(digest(hashes), BLOCK, len(blocks), own)}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -177,12 +179,14 @@ def test_what_is_there_twice_or_does_not_belong_together_is_refused():
         merge([("a", ONE), ("b", OTHER)], [1, 1e6])
 
 
-@pytest.mark.parametrize("record", [{"blocks": [1]}, {"blocks": []}, {"blocks": [{"block": 0, "sequences": 3, "skipped": 0}]}])
+@pytest.mark.parametrize(
+    "record", [{"blocks": [1]}, {"blocks": []}, {"blocks": [{"block": 0, "sequences": 3, "skipped": 0}]}]
+)
 def test_a_shard_that_contradicts_itself_is_refused(record):
     blocks, hashes, _ = calibration(5, 2)
     good, bad = shard(blocks, hashes, [0]), shard(blocks, hashes, [1])
     bad = with_meta(bad, shard={**bad.meta["shard"], **record})
-    with pytest.raises(InvalidInput, match="b is not as it should be|b contradicts itself"):
+    with pytest.raises(InvalidInput, match=r"b is not as it should be|b contradicts itself"):
         merge([("a", good), ("b", bad)])
 
 
@@ -219,11 +223,10 @@ def test_shares_of_the_traffic_are_those_of_its_conversations(seed, ratio, num_b
     one, other = calibration(seed, 1)[2], calibration(seed + 1, num_blocks)[2]
     for shares in ([1.0, ratio], [ratio, 1.0]):
         found = merge([("a", one), ("b", other)], shares)
-        assert [s["share"] for s in found.meta["merged"]] == pytest.approx([s["share"] for s in found.meta["merged"]])
         weight = np.ones(found.num_sequences) if found.weight is None else found.weight
         ends = np.cumsum([source["sequences"] for source in found.meta["merged"]])[:-1]
         counts = [
-            sum({c: w for c, w in zip(clusters.tolist(), weights.tolist(), strict=True)}.values())
+            sum(dict(zip(clusters.tolist(), weights.tolist(), strict=True)).values())
             for clusters, weights in zip(np.split(found.clusters, ends), np.split(weight, ends), strict=True)
         ]
         shares_found = [source["share"] for source in found.meta["merged"]]
@@ -272,7 +275,9 @@ def test_shards_of_the_demo_merge_to_the_trace_of_one_process(tmp_path, monkeypa
     counts = [json.loads((tmp_path / name / "calibration.json").read_text()) for name in ("whole", "merged")]
     assert counts[0]["hits"] == counts[1]["hits"] == json.loads(said.stdout)["hits"]
     assert "Merged 24 conversations" in said.stderr
-    assert "merging replaces it only with --overwrite" in treeopt("merge", "part-1", "part-2", "--run", "merged", code=1)
+    assert "merging replaces it only with --overwrite" in treeopt(
+        "merge", "part-1", "part-2", "--run", "merged", code=1
+    )
     assert "part-1" in treeopt(*CALIBRATE, *OPTIONS, "--shard", "2/2", "--run", "part-1", code=1)
     assert "24 prompts are 3, but got 4/4" in treeopt(*CALIBRATE, "--shard", "4/4", "--run", "x", code=1)
     typical = ("--acceptance", "typical", "--shard", "1/2", "--run", "x")

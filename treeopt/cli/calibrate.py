@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import Integers, command, counted, default_of, model_options, run_directory, show_result
+from treeopt.cli.options import (
+    Integers,
+    command,
+    counted,
+    default_of,
+    model_options,
+    run_directory,
+    show_result,
+    tensor_parallel,
+)
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -15,6 +24,7 @@ if TYPE_CHECKING:
 
 @command()
 @model_options
+@tensor_parallel
 @run_directory
 @counted(treeopt.calibrate, "--num-prompts", "Prompts to answer.")
 @counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")

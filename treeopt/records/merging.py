@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import reduce
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -324,12 +325,11 @@ def _weights(shares: Sequence[float], pieces: Sequence[RankTrace]) -> NDArray[np
 
 def _common(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What all say the same; None where they differ."""
-    found: dict[str, Any] = {key: value for key, value in metas[0].items() if key not in OF_FILES}
-    for meta in metas[1:]:
-        for key in dict.fromkeys((*found, *(key for key in meta if key not in OF_FILES))):
-            ours, theirs = found.get(key), meta.get(key)
-            if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-                found[key] = _common([ours, theirs])
-            elif ours != theirs:
-                found[key] = None
-    return found
+    own = [{key: value for key, value in meta.items() if key not in OF_FILES} for meta in metas]
+    return dict(reduce(_agreed, own))
+
+
+def _agreed(one: Any, other: Any) -> Any:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return {key: _agreed(one.get(key), other.get(key)) for key in dict.fromkeys((*one, *other))}
+    return one if one == other else None

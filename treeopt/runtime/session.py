@@ -11,6 +11,7 @@ from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
 from treeopt.records.origins import Runtime
+from treeopt.runtime import ranks
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.decode import Setup
@@ -51,7 +52,7 @@ class Session:
             dataset=self.prompts.name,
             dataset_fingerprint=self.prompts.fingerprint,
             acceptance=self.acceptance.record,
-            device=str(target.device),
+            device=ranks.described(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
             seed=seed,
             threads=torch.get_num_threads() if target.device.type == "cpu" else None,
