@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from itertools import accumulate
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -173,9 +172,9 @@ def _at(meta: Mapping[str, Any], place: Sequence[str]) -> Any:
 def _merge_shards(traces: Sequence[Named], records: Sequence[ShardRecord]) -> RankTrace:
     """The trace of the shards' blocks; that of a single process where all are there."""
     blocks: dict[int, RankTrace] = {}
-    holders: dict[int, Named] = {}
+    holders: dict[int, int] = {}  # of each block the place of its trace
     first = records[0]
-    for (name, trace), record in zip(traces, records, strict=True):
+    for number, ((name, trace), record) in enumerate(zip(traces, records, strict=True)):
         for what in ("prompts", "block_prompts", "num_blocks"):
             if getattr(record, what) != getattr(first, what):
                 raise InvalidInput(
@@ -187,14 +186,14 @@ def _merge_shards(traces: Sequence[Named], records: Sequence[ShardRecord]) -> Ra
             if part.block in blocks:
                 raise InvalidInput(
                     f"A block of prompts counts once, but block {part.block + 1} of {first.num_blocks} is in "
-                    f"{holders[part.block][0]} and in {name}."
+                    f"{traces[holders[part.block]][0]} and in {name}."
                 )
-            blocks[part.block], holders[part.block] = piece, (name, trace)
+            blocks[part.block], holders[part.block] = piece, number
     order = sorted(blocks)
-    name, trace = holders[order[0]]
-    meta = _common([holders[place][1].meta for place in order])
-    turns = sum(part.skipped for part in records[[*map(itemgetter(0), traces)].index(name)].blocks)
-    meta["skipped"] = trace.meta["skipped"][: len(trace.meta["skipped"]) - turns]  # rows without a prompt
+    leading = holders[order[0]]
+    meta = _common([traces[holders[place]][1].meta for place in order])
+    rows = len(traces[leading][1].meta["skipped"]) - sum(part.skipped for part in records[leading].blocks)
+    meta["skipped"] = traces[leading][1].meta["skipped"][:rows]  # rows of the source without a prompt
     del meta["shard"]
     if len(order) < first.num_blocks:
         ordered = {place: blocks[place] for place in order}
