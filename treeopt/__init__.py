@@ -114,10 +114,9 @@ def calibrate(
     from treeopt import pipeline
     from treeopt.records.pools import Counts
     from treeopt.records.rundir import RunDirectory
-    from treeopt.records.shards import WHOLE, Shard
     from treeopt.trees.dynamic import MOST_LEVELS
 
-    directory, part = RunDirectory.of(run), WHOLE if shard is None else Shard.of(shard)
+    directory = RunDirectory.of(run)
     with directory.writing():
         session = pipeline.session_of(directory, model, options, overwrite=overwrite)
         pipeline.calibrate(
@@ -128,7 +127,7 @@ def calibrate(
             batch_size=batch_size,
             counts=Counts(ranks, MOST_LEVELS, tuple(sorted(set(topks)))),
             overwrite=overwrite,
-            shard=part,
+            shard=shard,
         )
         return directory.read_probe() if directory.probe.exists() else directory.read_trace()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run's trace and calibration.")
 def merge(run: RunDirectory, runs: tuple[Path, ...], shares: tuple[float, ...], as_json: bool, overwrite: bool) -> None:
-    """Join shards of one calibration, or calibrations of different prompts.
+    """Make one calibration of several, or of its shards.
 
     Each RUN is a run directory. All shards that treeopt calibrate --shard made become the trace of a single
     process, byte for byte, in whatever order and however many at a time they are merged. Calibrations

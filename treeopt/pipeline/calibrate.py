@@ -55,24 +55,25 @@ def calibrate(
     counts: Counts = USUAL,
     probe_rounds: int = ROUNDS,
     overwrite: bool = False,
-    shard: Shard = WHOLE,
+    shard: str | None = None,
 ) -> Calibration:
     """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too.
 
     probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
     overwrite    : whether another measurement of the run may be replaced
-    shard        : which of the conversations' blocks to measure
+    shard        : "i/n" measures every n-th of the conversations' blocks, from the i-th on
     """
     from treeopt.runtime.acceptance.greedy import Greedy
 
     is_typical = session.acceptance.record["rule"] == "typical"
-    _check_typical(is_typical, session, shard)
+    part = WHOLE if shard is None else Shard.of(shard)
+    _check_typical(is_typical, session, part)
     conversations = first_conversations(session, num_prompts, reserved=1)
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
         limits = {"max_new_tokens": max_new_tokens, **fitting(counts, session).record}
-        own = [c for block in blocks_of(conversations, batch_size, shard).values() for c in block]
+        own = [c for block in blocks_of(conversations, batch_size, part).values() for c in block]
         check_unmeasured(run, {**_trace_meta(asking), **limits}, session.acceptance.record, own)
     trace = collect(
         asking,
@@ -82,7 +83,7 @@ def calibrate(
         batch_size=batch_size,
         counts=counts,
         title="Calibrating",
-        shard=shard,
+        shard=part,
     )
     calibration = summary(trace, asking.provenance().record())
     agreement = calibration.meta.get("target_agreement", 1.0)

@@ -92,7 +92,14 @@ def options() -> dict[str, Any]:
 
 
 def make_ends_whole(model: Any) -> None:
-    """Give every rank the whole embedding and the whole lm_head of a divided model."""
+    """Give every rank the whole embedding and the whole lm_head of a divided model.
+
+    Raises Unsupported where nothing of it was divided, so that every rank would do all the work.
+    """
+    if not any(hasattr(weight, "to_local") for weight in model.get_decoder().layers.parameters()):
+        raise Unsupported(
+            f"--tensor-parallel divides the layers, but transformers divided none of {type(model).__name__}."
+        )
     ends: list[nn.Module] = [model.get_input_embeddings(), model.get_output_embeddings()]
     whole: dict[int, nn.Parameter] = {}
     for module in ends:
