@@ -111,23 +111,25 @@ def calibrate(
     overwrite      : replace another measurement of the run, which is kept otherwise
     options        : of `open`, on top of those that the run was calibrated with
     """
+    from dataclasses import replace
+
     from treeopt import pipeline
     from treeopt.records.pools import Counts
     from treeopt.records.rundir import RunDirectory
+    from treeopt.records.shards import WHOLE, Shard
     from treeopt.trees.dynamic import MOST_LEVELS
 
-    directory = RunDirectory.of(run)
+    directory, part = RunDirectory.of(run), WHOLE if shard is None else Shard.of(shard)
     with directory.writing():
         session = pipeline.session_of(directory, model, options, overwrite=overwrite)
         pipeline.calibrate(
             directory,
-            session,
+            replace(session, shard=part),
             num_prompts=num_prompts,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
             counts=Counts(ranks, MOST_LEVELS, tuple(sorted(set(topks)))),
             overwrite=overwrite,
-            shard=shard,
         )
         return directory.read_probe() if directory.probe.exists() else directory.read_trace()
 

@@ -55,25 +55,23 @@ def calibrate(
     counts: Counts = USUAL,
     probe_rounds: int = ROUNDS,
     overwrite: bool = False,
-    shard: str | None = None,
 ) -> Calibration:
-    """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too.
+    """Measure the drafter's ranks on the session's first conversations, or its shard of them; under typical acceptance,
+    probe them too.
 
     probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
     overwrite    : whether another measurement of the run may be replaced
-    shard        : "i/n" measures every n-th of the conversations' blocks, from the i-th on
     """
     from treeopt.runtime.acceptance.greedy import Greedy
 
     is_typical = session.acceptance.record["rule"] == "typical"
-    part = WHOLE if shard is None else Shard.of(shard)
-    _check_typical(is_typical, session, part)
+    _check_typical(is_typical, session)
     conversations = first_conversations(session, num_prompts, reserved=1)
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
         limits = {"max_new_tokens": max_new_tokens, **fitting(counts, session).record}
-        own = [c for block in blocks_of(conversations, batch_size, part).values() for c in block]
+        own = [c for block in blocks_of(conversations, batch_size, session.shard).values() for c in block]
         check_unmeasured(run, {**_trace_meta(asking), **limits}, session.acceptance.record, own)
     trace = collect(
         asking,
@@ -83,7 +81,6 @@ def calibrate(
         batch_size=batch_size,
         counts=counts,
         title="Calibrating",
-        shard=part,
     )
     calibration = summary(trace, asking.provenance().record())
     agreement = calibration.meta.get("target_agreement", 1.0)
@@ -100,14 +97,14 @@ def calibrate(
     return calibration
 
 
-def _check_typical(is_typical: bool, session: Session, shard: Shard) -> None:
+def _check_typical(is_typical: bool, session: Session) -> None:
     """Raise InvalidInput for what typical acceptance, which is measured by decoding with a tree, does not go with."""
     if is_typical and session.given:
         raise InvalidInput(
             "Typical acceptance is measured by decoding with a tree, so given answers say nothing about it: "
             "leave --responses out."
         )
-    if is_typical and shard != WHOLE:
+    if is_typical and session.shard != WHOLE:
         raise InvalidInput(
             "Typical acceptance is measured by decoding with a tree that all answers choose, so it is not divided: leave "
             "--shard out."
@@ -204,16 +201,15 @@ def collect(
     batch_size: int,
     counts: Counts,
     title: str,
-    shard: Shard = WHOLE,
 ) -> RankTrace:
-    """The trace of some conversations, or of a shard of them, block by block through a journal in ``folder``.
+    """The trace of the session's shard of some conversations, block by block through a journal in ``folder``.
 
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
     if max_new_tokens < 1:
         raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
     meta = _trace_meta(session)
-    counts = fitting(counts, session)
+    counts, shard = fitting(counts, session), session.shard
     prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
     options = {"conversations": prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
     key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}

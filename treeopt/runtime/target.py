@@ -198,16 +198,8 @@ def load_target(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    check_places(device, device_map, quantization)
     divided = ranks.count() > 1 and option == "--model"
-    if ranks.count() > 1 and (device, device_map, quantization) != (None, None, None):
-        raise InvalidInput(
-            "--device, --device-map and weights in 8 bits do not go with --tensor-parallel: leave them out."
-        )
-    if device_map is not None:
-        if device is not None:
-            raise InvalidInput("--device and --device-map exclude each other.")
-        if importlib.util.find_spec("accelerate") is None:
-            raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
     folder = find_model(path_or_id, option)
     device = check_device(device)
     wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
@@ -243,6 +235,17 @@ def load_target(
         target = Target(model, tokenizer, name=path_or_id, revision=revision)
         target.stored_dtype = config.dtype
         return target
+
+
+def check_places(device: str | None, device_map: str | None, quantization: Any) -> None:
+    """Raise InvalidInput for ways to place a model that exclude each other, and Unsupported without what one needs."""
+    if ranks.count() > 1 and (device, device_map, quantization) != (None, None, None):
+        raise InvalidInput("--device, --device-map and weights in 8 bits do not go with --tensor-parallel.")
+    if device_map is not None:
+        if device is not None:
+            raise InvalidInput("--device and --device-map exclude each other.")
+        if importlib.util.find_spec("accelerate") is None:
+            raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
 
 
 def find_model(name: str, option: str) -> Path | None:
