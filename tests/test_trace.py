@@ -65,7 +65,7 @@ def test_a_hand_written_trace_needs_ranks_and_starts_only(tmp_path):
         ({"ranks": [[0.5]], "starts": [0, 1]}, "must be whole numbers"),
         ({"ranks": [0], "starts": [0, 1]}, "table of ranks"),
         ({"ranks": [[0]], "starts": [0, 1], "tokens": [1, 2]}, "tokens must have 1 entries"),
-        ({"ranks": [[0]], "starts": [0, 1], "weight": [1.0, 2.0]}, "is not supported"),
+        ({"ranks": [[-2], [-2]], "starts": [0, 1, 2], "weight": [1.5, 2.0]}, "whole numbers from 1"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"schema": "treeopt.trace/9"}'}, "schema"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"a'}, "cut off"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": "[1]"}, "schema"),

@@ -94,6 +94,7 @@ def calibrate(
     batch_size: int = 16,
     ranks: int = 32,
     topks: Sequence[int] = (2, 4, 8),
+    shard: str | None = None,
     overwrite: bool = False,
     **options: Unpack[ModelOptions],
 ) -> RankTrace | Probe:
@@ -106,20 +107,24 @@ def calibrate(
     batch_size     : sequences decoded at once
     ranks          : ranks to tell apart
     topks          : of the dynamic trees to record: nodes that they expand on each level, 1 to 10; none for fixed trees alone
+    shard          : "2/8" measures every 8th block of prompts, from the second on; `treeopt merge` joins the shards
     overwrite      : replace another measurement of the run, which is kept otherwise
     options        : of `open`, on top of those that the run was calibrated with
     """
+    from dataclasses import replace
+
     from treeopt import pipeline
     from treeopt.records.pools import Counts
     from treeopt.records.rundir import RunDirectory
+    from treeopt.records.shards import WHOLE, Shard
     from treeopt.trees.dynamic import MOST_LEVELS
 
-    directory = RunDirectory.of(run)
+    directory, part = RunDirectory.of(run), WHOLE if shard is None else Shard.of(shard)
     with directory.writing():
         session = pipeline.session_of(directory, model, options, overwrite=overwrite)
         pipeline.calibrate(
             directory,
-            session,
+            replace(session, shard=part),
             num_prompts=num_prompts,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,

@@ -25,6 +25,7 @@ from treeopt.cli.calibrate import calibrate
 from treeopt.cli.export import convert, export
 from treeopt.cli.importing import import_
 from treeopt.cli.listing import list_
+from treeopt.cli.merge import merge
 from treeopt.cli.profile import profile
 from treeopt.cli.run import run
 from treeopt.cli.search import search
@@ -127,6 +128,7 @@ for _command in (
     run,
     calibrate,
     import_,
+    merge,
     profile,
     search,
     bench,

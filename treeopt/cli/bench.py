@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import command, counted, model_options, positive, run_directory, show_result
+from treeopt.cli.options import command, counted, model_options, positive, run_directory, show_result, tensor_parallel
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 @command()
 @model_options
+@tensor_parallel
 @run_directory
 @click.option("--batch-size", **positive(), help="Which of the plan's.  [default: its first]")
 @click.option("--num-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")

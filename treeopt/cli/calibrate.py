@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import Integers, command, counted, default_of, model_options, run_directory, show_result
+from treeopt.cli.options import (
+    Integers,
+    command,
+    counted,
+    default_of,
+    model_options,
+    run_directory,
+    show_result,
+    tensor_parallel,
+)
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -15,6 +24,7 @@ if TYPE_CHECKING:
 
 @command()
 @model_options
+@tensor_parallel
 @run_directory
 @counted(treeopt.calibrate, "--num-prompts", "Prompts to answer.")
 @counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Nodes that dynamic trees expand on each level, to be recorded: numbers from 1 to 10.",
 )
+@click.option("--shard", metavar="I/N", help="Measure every Nth block of prompts only, from the Ith on.")
 @click.option("--overwrite", is_flag=True, help="Replace another measurement of the run.")
 def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Measure how often the drafter guesses right, rank by rank.
@@ -43,13 +54,15 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
     the target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
 
     The same command again continues where it was stopped. Another measurement of the run is kept without
-    --overwrite.
+    --overwrite. With --shard several machines share the prompts, each in a run directory of its own, and
+    treeopt merge joins them.
 
     \b
     Example:
         treeopt calibrate --num-prompts 64
         treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
+        treeopt calibrate --shard 2/8 --run part-2
     """
     from treeopt.report.calibration_table import calibration_table
 

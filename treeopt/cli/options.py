@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +18,16 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 Command = Callable[..., Any]
+# What another runtime or nobody decodes, or is not divided.
+ALONE = ("engine", "compiled", "random_weights", "from_csv", "command", "analytical")
 # Headings of --help and the options below them, by parameter; what is in none of them comes first.
 GROUPS = {
     "Load": ("batch_sizes", "context", "contexts"),
     "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
                          "max_draft_len", "measured_only"),
     "Latencies from elsewhere": ("from_csv", "command", "runtime", "analytical", "num_heads", "overwrite"),
-    "Model and drafter": ("random_weights", "model", "drafter", "draft_depth", "revision", "dtype", "device", "device_map", "compiled",
+    "Model and drafter": ("random_weights", "model", "drafter", "draft_depth", "revision", "dtype", "device", "device_map",
+                          "tensor_parallel", "compiled",
                           "mixed_precision", "load_in_8bit", "trust_remote_code"),
     "Prompts and answers": ("prompts", "column", "group_by", "responses", "split", "chat_template", "num_prompts",
                             "bench_prompts", "max_new_tokens", "tokens", "answers"),
@@ -148,6 +153,36 @@ def run_directory(command: Command | None = None, *, writes: bool = True) -> Com
             return command(run=run, **options)
         with run.writing():
             return command(run=run, **options)
+
+    return wrapped
+
+
+def tensor_parallel(command: Command) -> Command:
+    """--tensor-parallel, of commands that decode: they run once on each of so many processes, which share the target.
+
+    It goes above `run_directory`, since all processes but the first work in a copy.
+    """
+
+    @click.option(
+        "--tensor-parallel",
+        type=click.IntRange(2),
+        metavar="N",
+        help="Divide the target's layers among N processes, each with a device of its own.",
+    )
+    @functools.wraps(command)
+    def wrapped(tensor_parallel: int | None, folder: str, **options: Any) -> Any:
+        from treeopt.pipeline import ranks
+
+        if tensor_parallel is None:
+            if ranks.are_started() and os.environ["WORLD_SIZE"] != "1":
+                raise click.UsageError("Several processes were started: pass --tensor-parallel with their number.")
+            return command(folder=folder, **options)
+        if other := [name for name in ALONE if options.get(name)]:
+            raise click.UsageError(f"--{other[0].replace('_', '-')} does not go with --tensor-parallel.")
+        if not ranks.are_started():
+            sys.exit(ranks.launch(tensor_parallel))
+        with ranks.joined(tensor_parallel, folder) as own:
+            return command(folder=own, **options)
 
     return wrapped
 

@@ -22,6 +22,7 @@ from treeopt.cli.options import (
     positive,
     run_directory,
     show_result,
+    tensor_parallel,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ ELSEWHERE = {
 
 @command()
 @model_options
+@tensor_parallel
 @run_directory
 @BATCH_SIZES
 @click.option(

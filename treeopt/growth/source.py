@@ -214,6 +214,7 @@ class TraceSource(AnswersSource):
     """A rank trace as a source: a tree changes how many steps the text takes."""
 
     record: RankTrace
+    states: int | None = None  # at which a step can be taken, where the record repeats some
     kind = "trace"
     is_exact = True
     objectives = OBJECTIVES
@@ -228,7 +229,7 @@ class TraceSource(AnswersSource):
 
     @property
     def observed(self) -> tuple[int, str]:
-        return int(self.record.has_step.sum()), "state"
+        return self.states or int(self.record.has_step.sum()), "state"
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -390,7 +391,7 @@ def source_of(record: Accuracies) -> Source:
     raise TypeError(f"Trees are grown on a trace, a probe or a calibration, but got {type(record).__name__}.")
 
 
-source_of.register(RankTrace, TraceSource)
+source_of.register(RankTrace, lambda trace: TraceSource(trace.repeated(), int(trace.has_step.sum())))
 source_of.register(Probe, ProbeSource)
 source_of.register(Calibration, CalibrationSource)
 

@@ -7,7 +7,7 @@ profile/     -> profile.json, timed here, by a command, or read from a table
 search.py    -> plan.json
 bench.py     -> bench.json, with decoding.py, who decodes and how; engine_bench.py, by another runtime
 export.py    -> export/; convert -> a checkpoint
-importing.py -> trace.npz, calibration.json
+importing.py -> trace.npz, calibration.json; merge.py, from those of other runs
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
 notebook.py  what results look like in a notebook
 run.py       the whole line
@@ -20,6 +20,7 @@ from treeopt.pipeline.engine_bench import bench_in
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.given import search_on
 from treeopt.pipeline.importing import import_file
+from treeopt.pipeline.merge import merge_runs
 from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.analytical import profile_analytical
 from treeopt.pipeline.profile.command import profile_command

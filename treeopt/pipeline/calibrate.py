@@ -5,7 +5,6 @@ It goes block by block and keeps every finished block in a journal, so that a ki
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +21,11 @@ from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
 from treeopt.records.calibration import Calibration, prefix_states
+from treeopt.records.merging import join, shard_record
 from treeopt.records.origins import differing
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.shards import WHOLE, Shard, digest
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
@@ -55,7 +56,8 @@ def calibrate(
     probe_rounds: int = ROUNDS,
     overwrite: bool = False,
 ) -> Calibration:
-    """Measure the drafter's ranks on the session's first conversations; under typical acceptance, probe them too.
+    """Measure the drafter's ranks on the session's first conversations, or its shard of them; under typical acceptance,
+    probe them too.
 
     probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
     overwrite    : whether another measurement of the run may be replaced
@@ -63,17 +65,14 @@ def calibrate(
     from treeopt.runtime.acceptance.greedy import Greedy
 
     is_typical = session.acceptance.record["rule"] == "typical"
-    if is_typical and session.given:
-        raise InvalidInput(
-            "Typical acceptance is measured by decoding with a tree, so given answers say nothing about it: "
-            "leave --responses out."
-        )
+    _check_typical(is_typical, session)
     conversations = first_conversations(session, num_prompts, reserved=1)
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
         limits = {"max_new_tokens": max_new_tokens, **fitting(counts, session).record}
-        check_unmeasured(run, {**_trace_meta(asking), **limits}, session.acceptance.record, conversations)
+        own = [c for block in blocks_of(conversations, batch_size, session.shard).values() for c in block]
+        check_unmeasured(run, {**_trace_meta(asking), **limits}, session.acceptance.record, own)
     trace = collect(
         asking,
         conversations,
@@ -83,23 +82,42 @@ def calibrate(
         counts=counts,
         title="Calibrating",
     )
-    record = asking.provenance().record()
-    calibration = Calibration.from_trace(trace, provenance=record)
+    calibration = summary(trace, asking.provenance().record())
     agreement = calibration.meta.get("target_agreement", 1.0)
     if session.temperature == 0 and agreement < SAME_TARGET:
         raise InvalidInput(
             "--temperature 0 says that the target itself wrote the --responses greedily, but it would have "
             f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
         )
-    if trace.group_names and trace.clusters.max() > 0:
-        whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
-        for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
-            calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     calibration.meta["examples"] = examples(session, trace, calibration)
     probe = collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds) if is_typical else None
     run.replace_accuracies(calibration, trace, probe)
     discard(run.partial("probe"))
     discard(run.partial("calibrate"))
+    return calibration
+
+
+def _check_typical(is_typical: bool, session: Session) -> None:
+    """Raise InvalidInput for what typical acceptance, which is measured by decoding with a tree, does not go with."""
+    if is_typical and session.given:
+        raise InvalidInput(
+            "Typical acceptance is measured by decoding with a tree, so given answers say nothing about it: "
+            "leave --responses out."
+        )
+    if is_typical and session.shard != WHOLE:
+        raise InvalidInput(
+            "Typical acceptance is measured by decoding with a tree that all answers choose, so it is not divided: leave "
+            "--shard out."
+        )
+
+
+def summary(trace: RankTrace, provenance: dict[str, Any]) -> Calibration:
+    """The counts of a trace, with what each group's conversations reach."""
+    calibration = Calibration.from_trace(trace, provenance=provenance)
+    if trace.group_names and trace.clusters.max() > 0:
+        whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
+        for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
+            calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     return calibration
 
 
@@ -160,6 +178,20 @@ def first_conversations(session: Session, num_prompts: int, *, reserved: int = 0
     return conversations[: min(num_prompts, most)]
 
 
+def blocks_of(
+    conversations: Sequence[Conversation], batch_size: int, shard: Shard
+) -> dict[int, Sequence[Conversation]]:
+    """The shard's blocks by their places among all. Raises InvalidInput where there is none for it."""
+    size = BLOCK_WAVES * batch_size
+    blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
+    if shard.count > len(blocks):
+        raise InvalidInput(
+            f"--shard divides blocks of {size} prompts, {BLOCK_WAVES} times --batch-size, and {len(conversations)} prompts "
+            f"are {len(blocks)}, but got {shard}: take fewer shards, more prompts or a smaller --batch-size."
+        )
+    return {place: blocks[place] for place in shard.places(len(blocks))}
+
+
 def collect(
     session: Session,
     conversations: Sequence[Conversation],
@@ -170,42 +202,58 @@ def collect(
     counts: Counts,
     title: str,
 ) -> RankTrace:
-    """The trace of some conversations, block by block through a journal in ``folder``.
+    """The trace of the session's shard of some conversations, block by block through a journal in ``folder``.
 
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
+    if max_new_tokens < 1:
+        raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
+    meta = _trace_meta(session)
+    counts, shard = fitting(counts, session), session.shard
+    prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
+    options = {"conversations": prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
+    key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}
+    blocks = blocks_of(conversations, batch_size, shard)
+    done = _measured(session, [*blocks.values()], folder, counts, key, title=title)
+    said: dict[str, Any] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
+    if shard != WHOLE:
+        num_blocks = -(-len(conversations) // size)
+        said["shard"] = shard_record(prompts, size, num_blocks, dict(zip(blocks, done, strict=True)))
+    return join(done, said)
+
+
+def _measured(
+    session: Session,
+    blocks: Sequence[Sequence[Conversation]],
+    folder: Path,
+    counts: Counts,
+    key: Mapping[str, Any],
+    *,
+    title: str,
+) -> list[RankTrace]:
+    """The trace of each block, of those that the journal has not too; ``key`` is what they depend on."""
     from treeopt.runtime.measure.ranks import collect_trace
     from treeopt.runtime.measure.unfinished import Unfinished
     from treeopt.runtime.memory import with_less_memory
 
-    if max_new_tokens < 1:
-        raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
-    meta = _trace_meta(session)
-    counts = fitting(counts, session)
-    names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
-    options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
-    journal = Journal(folder, {**meta, **options}, ".npz")
-    size = BLOCK_WAVES * batch_size
-    blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
+    journal, batch_size = Journal(folder, key, ".npz"), int(key["batch_size"])
     done = [RankTrace.load(journal.block(number)) for number in range(journal.finished())]
     if done:
-        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {size} prompts.")
+        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {BLOCK_WAVES * batch_size} prompts.")
         batch_size = done[-1].meta.get("batch_size", batch_size)
-    with progress(title, len(conversations)) as advance:
+    with progress(title, sum(map(len, blocks))) as advance:
         advance(sum(map(len, blocks[: len(done)])))
 
         def attempt(rows: int) -> RankTrace:
-            prompts = replace(session.prompts, conversations=tuple(blocks[len(done)]))
-            key = {**meta, **options, "block": len(done), "rows": rows}
             return collect_trace(
-                session.setup(max_new_tokens),
-                prompts,
+                session.setup(int(key["max_new_tokens"])),
+                replace(session.prompts, conversations=tuple(blocks[len(done)])),
                 batch_size=rows,
                 counts=counts,
                 given=session.given,
                 meta={"batch_size": rows},
                 progress=advance,
-                unfinished=Unfinished(folder / "unfinished", key, note),
+                unfinished=Unfinished(folder / "unfinished", {**key, "block": len(done), "rows": rows}, note),
             )
 
         while len(done) < len(blocks):
@@ -214,7 +262,7 @@ def collect(
             journal.finish(len(done))
             discard(folder / "unfinished")
             done.append(trace)
-    return join(done, {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]})
+    return done
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
@@ -240,27 +288,3 @@ def _trace_meta(session: Session) -> dict[str, Any]:
         "prompt_seed": session.prompts.seed,
         "source": session.source,
     }
-
-
-def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
-    """One trace of all blocks: their groups under common names, their skipped turns in one list."""
-    names = list(dict.fromkeys(name for block in blocks for name in block.meta["group_names"]))
-    common = []
-    for block in blocks:
-        assert block.group is not None
-        index = np.array([names.index(name) for name in block.meta["group_names"]])
-        common.append(replace(block, group=index[block.group]))
-    shared: dict[str, Any] = {
-        key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens", "pools") if key in blocks[0].meta
-    }
-    return RankTrace.concatenate(
-        common,
-        {
-            **shared,
-            **meta,
-            "group_names": names,
-            "batch_sizes": [block.meta["batch_size"] for block in blocks],
-            "prompt_sha256": [sha for block in blocks for sha in block.meta["prompt_sha256"]],
-            "skipped": [*meta["skipped"], *(turn for block in blocks for turn in block.meta["skipped"])],
-        },
-    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from math import inf
@@ -30,6 +30,7 @@ from treeopt.records.origins import check_origins
 from treeopt.records.pools import Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
+MOST_WEIGHT = 1000  # times that a sequence may count
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
 FOLDS = 5  # of cross-validation
 SCHEMA = f"treeopt.trace/{storage.VERSION}"
@@ -93,6 +94,7 @@ class RankTrace(Answers):
     end           : (S,)   uint8  why each sequence ended (`End`)
     group         : (S,)   int16  index into meta["group_names"]
     cluster       : (S,)   int32  conversation that a sequence is a turn of; absent: each is its own
+    weight        : (S,)   float32  how many times each counts, a whole number; absent: once (`repeated`)
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
     pool_places, pool_scores : (P, ...) of dynamic trees, as meta["pools"] says: see `Pools`
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
@@ -111,6 +113,7 @@ class RankTrace(Answers):
     end: NDArray[np.uint8] | None = None
     group: NDArray[np.int16] | None = None
     cluster: NDArray[np.int32] | None = None
+    weight: NDArray[np.float32] | None = None
     target_rank: NDArray[np.int16] | None = None
     pool_places: NDArray[np.uint8] | None = None
     pool_scores: NDArray[np.float16] | None = None
@@ -158,6 +161,8 @@ class RankTrace(Answers):
         if self.pools is not None and (self.pools.deepest() > left_of - 1).any():
             raise InvalidInput("pool_places must be 255 where a sequence has no token to guess, but some are not.")
         within(0, tokens=0 if self.tokens is None else int(self.tokens.min()))
+        if self.weight is not None and not (np.isin(self.weight, np.arange(1, MOST_WEIGHT + 1))).all():
+            raise InvalidInput(f"weight must be whole numbers from 1 to {MOST_WEIGHT}, but some are not.")
         within(MISS, target_rank=0 if self.target_rank is None else int(self.target_rank.min()))
         if self.tokens is not None and self.end is not None and self.meta.get("eos_ids"):
             last, eos = self.tokens[self.starts[1:] - 1], self.meta["eos_ids"]
@@ -215,6 +220,20 @@ class RankTrace(Answers):
             meta=self.meta,
         )
 
+    def repeated(self) -> RankTrace:
+        """The trace in which every sequence stands as often as its weight says, in the same conversations as before.
+
+        So all that is summed over states counts them by their weight, and conversations stay what is drawn again.
+
+        >>> one = RankTrace(np.array([[0], [-2], [1], [-2]]), np.array([0, 2, 4]), weight=np.array([1, 2]))
+        >>> one.repeated().ranks[:, 0].tolist(), one.repeated().clusters.tolist()
+        ([0, -2, 1, -2, 1, -2], [0, 1, 1])
+        """
+        if self.weight is None:
+            return self
+        sequences = np.repeat(np.arange(self.num_sequences), self.weight.astype(np.int64))
+        return replace(self.select(sequences), cluster=self.clusters[sequences], weight=None)
+
     @classmethod
     def concatenate(cls, traces: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
         """All sequences of several traces of the same kind; their conversations stay apart.
@@ -243,16 +262,17 @@ class RankTrace(Answers):
     def save(self, path: str | Path) -> None:
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
-        arrays["weight"] = np.ones(self.num_sequences, np.float32)
+        if self.weight is None:
+            arrays["weight"] = np.ones(self.num_sequences, np.float32)
         arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
         npz.write(path, {n: a for n, a in arrays.items() if a is not None})
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "weight", "meta"), mapped=True)
+        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"), mapped=True)
         meta = read_meta(path, arrays, SCHEMA)
-        if len(np.unique(arrays.get("weight", np.ones(1)))) > 1:
-            raise InvalidInput(f"{path} gives its sequences different weights, which is not supported.")
+        if len(np.unique(arrays.get("weight", []))) == 1:
+            del arrays["weight"]  # whatever all count, they count the same
         try:
             kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
             trace = cls(**kinds, meta=meta)
@@ -328,6 +348,8 @@ _META: dict[str, type] = {
     "batch_sizes": list,
     "group_names": list,
     "skipped": list,
+    "shard": dict,
+    "merged": list,
 }
 _ITEMS: dict[str, type] = {"prompt_sha256": str, "eos_ids": int, "batch_sizes": int, "skipped": dict}
 _ARRAYS: dict[str, type[np.generic]] = {
@@ -338,10 +360,11 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "end": np.uint8,
     "group": np.int16,
     "cluster": np.int32,
+    "weight": np.float32,
     "target_rank": np.int16,
     "pool_places": np.uint8,
     "pool_scores": np.float16,
 }
 POOLS = ("pool_places", "pool_scores")
 PER_STATE = ("tokens", "target_rank", *POOLS)
-PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster")
+PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

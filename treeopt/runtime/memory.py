@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from treeopt.errors import OutOfRange
+from treeopt.runtime import ranks
 
 T = TypeVar("T")
 
@@ -33,6 +34,10 @@ def with_less_memory(attempt: Callable[[int], T], batch_size: int, say: Callable
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            if ranks.count() > 1:  # the others have gone on
+                raise OutOfRange(
+                    f"Memory ran out in one of {ranks.count()} processes: use a smaller --batch-size, or more processes."
+                ) from None
         # The failed attempt's tensors are free only now that its traceback is gone.
         gc.collect()
         if torch.cuda.is_available():

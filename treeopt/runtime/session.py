@@ -11,6 +11,8 @@ from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
 from treeopt.records.origins import Runtime
+from treeopt.records.shards import WHOLE, Shard
+from treeopt.runtime import ranks
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.decode import Setup
@@ -37,6 +39,7 @@ class Session:
     acceptance: Acceptance = field(default_factory=Greedy)
     temperature: float | None = None  # at which given answers were sampled
     source: dict[str, Any] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
+    shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
 
     def setup(self, max_new_tokens: int) -> Setup:
         """What the session's answers are decoded with, each of at most so many tokens."""
@@ -51,7 +54,7 @@ class Session:
             dataset=self.prompts.name,
             dataset_fingerprint=self.prompts.fingerprint,
             acceptance=self.acceptance.record,
-            device=str(target.device),
+            device=ranks.described(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
             seed=seed,
             threads=torch.get_num_threads() if target.device.type == "cpu" else None,

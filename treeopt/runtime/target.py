@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.files.places import find_local
-from treeopt.runtime import gguf
+from treeopt.runtime import gguf, ranks
 from treeopt.runtime.cache import TreeCache, tree_mask
 from treeopt.runtime.folder import check_folder, loadable
 
@@ -188,7 +188,8 @@ def load_target(
     """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; "smollm2" is one of the former.
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
-    ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one.
+    ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one. A --model is
+    divided among the ranks, where there are several.
     quantization is a config of transformers', for weights in 8 bits and the like.
     """
     import transformers
@@ -197,11 +198,8 @@ def load_target(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if device_map is not None:
-        if device is not None:
-            raise InvalidInput("--device and --device-map exclude each other.")
-        if importlib.util.find_spec("accelerate") is None:
-            raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
+    check_places(device, device_map, quantization)
+    divided = ranks.count() > 1 and option == "--model"
     folder = find_model(path_or_id, option)
     device = check_device(device)
     wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
@@ -215,7 +213,10 @@ def load_target(
         if folder is not None:
             check_folder(folder)
         place = path_or_id if folder is None else str(folder)
-        stored = AutoConfig.from_pretrained(place, **common).get_text_config().dtype
+        config = AutoConfig.from_pretrained(place, **common).get_text_config()
+        if divided:
+            ranks.check_divisible(config, path_or_id)
+            placed = ranks.options()
         model, found = AutoModelForCausalLM.from_pretrained(
             place, dtype=wanted, output_loading_info=True, **placed, **common
         )
@@ -227,11 +228,24 @@ def load_target(
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model = model if placed else model.to(device)
         model.eval().requires_grad_(False)
+        if divided:
+            ranks.make_ends_whole(model)
         if model.dtype == torch.float64:  # which grouped products of experts do not take
             model.set_experts_implementation("eager")
         target = Target(model, tokenizer, name=path_or_id, revision=revision)
-        target.stored_dtype = stored
+        target.stored_dtype = config.dtype
         return target
+
+
+def check_places(device: str | None, device_map: str | None, quantization: Any) -> None:
+    """Raise InvalidInput for ways to place a model that exclude each other, and Unsupported without what one needs."""
+    if ranks.count() > 1 and (device, device_map, quantization) != (None, None, None):
+        raise InvalidInput("--device, --device-map and weights in 8 bits do not go with --tensor-parallel.")
+    if device_map is not None:
+        if device is not None:
+            raise InvalidInput("--device and --device-map exclude each other.")
+        if importlib.util.find_spec("accelerate") is None:
+            raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
 
 
 def find_model(name: str, option: str) -> Path | None:

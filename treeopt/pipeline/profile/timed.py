@@ -14,7 +14,6 @@ which is recorded all the same, reach it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -198,14 +197,16 @@ class Stages:
         record, answers = source.record, source.answers
         if answers is not None and answers.clusters.max() < 1:  # one conversation: nothing to hold out
             record = source.calibration or record
+        from treeopt.runtime import clock
+
         waiting: list[tuple[Measured, list[AnyTree]]] = []
-        started = time.perf_counter()
+        started = clock.start()
         for context in dict.fromkeys(measured.context for measured in self.found.values()):
             here = [measured for measured in self.found.values() if measured.context == context]
             with progress("Planning", None):
                 entries = self._planned(here, record)
             waiting += [(measured, self._rivals(entries[measured.batch_size], measured.trees)) for measured in here]
-        waiting, planned_s = [(measured, trees) for measured, trees in waiting if trees], time.perf_counter() - started
+        waiting, planned_s = [(measured, trees) for measured, trees in waiting if trees], clock.elapsed(started)
         for i, (measured, trees) in enumerate(waiting):
             share_s = (self.wanted.time_limit_s - planned_s - self._seconds()) / (len(waiting) - i)
             if share_s < LEAST_STEPS * measured.mean_step_s:

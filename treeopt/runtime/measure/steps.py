@@ -22,6 +22,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.latency.rounds import PLAIN_VISITS, PRECISION, VISITS, Planned, Round, is_enough, plan_rounds, timed_trees
+from treeopt.runtime import clock
 from treeopt.runtime.decode import Decoder, Setup, synchronize
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
@@ -34,10 +35,10 @@ SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
 def timed_step(decoder: Decoder, tree: AnyTree | None) -> tuple[float, Any]:
     """Seconds of one decoding step, and the guesses it accepted."""
     synchronize(decoder.target.device)
-    started = time.perf_counter()
+    started = clock.start()
     accepted = decoder.step(tree)
     synchronize(decoder.target.device)
-    return time.perf_counter() - started, accepted
+    return clock.elapsed(started), accepted
 
 
 def step_parts(decoder: Decoder, tree: AnyTree | None) -> dict[str, float]:
@@ -83,10 +84,10 @@ def measure_steps(
         precision=precision,
     ):
         if not is_warm:
-            started, step_s = time.perf_counter(), first_steps(supply, trees)
+            started, step_s = clock.start(), first_steps(supply, trees)
             is_warm = True
         if not rounds:
-            warm_up_s = time.perf_counter() - started
+            warm_up_s = clock.elapsed(started)
             planned = plan_rounds(trees, step_s, time_limit_s - warm_up_s)
             progress(planned)
             first = {"kept": planned.kept, "visit": planned.visit, "warm_up_s": warm_up_s}
@@ -119,7 +120,7 @@ def one_round(supply: Supply, trees: Sequence[AnyTree], rng: np.random.Generator
     """
     decoder, (untimed, timed) = supply.decoder, visit
     points: list[dict[str, Any]] = [{"step_ms": [], "accepted": [], "parts_ms": {}} for _ in range(len(trees) + 1)]
-    lengths, started, worked = [], time.perf_counter(), time.process_time()
+    lengths, started, worked = [], clock.start(), time.process_time()
     for i in rng.permutation([*range(len(trees)), *[len(trees)] * PLAIN_VISITS]).tolist():
         tree, point = trees[i] if i < len(trees) else None, points[i]
         for n in range(untimed + timed):
@@ -134,7 +135,7 @@ def one_round(supply: Supply, trees: Sequence[AnyTree], rng: np.random.Generator
                 point["step_ms"].append(round(1e3 * seconds, 5))
                 point["accepted"].append(float(accepted.mean()))
     return {
-        "seconds": time.perf_counter() - started,
+        "seconds": clock.elapsed(started),
         "processor_s": time.process_time() - worked,
         "lengths": lengths,
         "points": points,

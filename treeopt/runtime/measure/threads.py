@@ -7,13 +7,13 @@ summed by several threads is rounded otherwise, so a run keeps its number once i
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 import torch
 
+from treeopt.runtime import clock
 from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.measure.steps import Supply, timed_step
 from treeopt.runtime.stop import StopRule
@@ -60,7 +60,7 @@ def time_steps(setup: Setup, prompts: Sequence[Sequence[int]], counts: Sequence[
     decoder = Decoder.for_prompts(replace(setup, drafter=None, stop=room), asked, batch_size=1)
     decoder.start([])
     supply, found = Supply(decoder, asked), {n: list[float]() for n in counts}
-    started = time.perf_counter()
+    started = clock.start()
     for number in range(1 + ROUNDS):
         for n in counts if number % 2 else reversed(counts):
             torch.set_num_threads(n)
@@ -69,7 +69,7 @@ def time_steps(setup: Setup, prompts: Sequence[Sequence[int]], counts: Sequence[
                 supply.refill()
                 seconds.append(timed_step(decoder, None)[0])
             found[n].append(median(seconds[1:]))
-        if number >= FEWEST_ROUNDS and time.perf_counter() - started > ENOUGH_S:
+        if number >= FEWEST_ROUNDS and clock.elapsed(started) > ENOUGH_S:
             break
     return {n: seconds[1:] for n, seconds in found.items()}
 

@@ -1,7 +1,7 @@
 """The bytes that a plain step has to read: weights, and the keys and values of its rows.
 
 Decoding few rows is bound by memory, so a step cannot be faster than these bytes over the bandwidth; how
-near a plain step comes tells a fast runtime from a slow one.
+near a plain step comes tells a fast runtime from a slow one. Where ranks share a target, they are those of one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import nn
 
 from treeopt.latency.paired import median_latency
 from treeopt.records.profile import StepTiming
+from treeopt.runtime import ranks
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.target import Target
 
@@ -34,7 +35,7 @@ def bandwidth_floor(target: Target, plain: StepTiming, *, weights: int, gb_per_s
     config, itemsize = target.config, target.lm_head.weight.element_size()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * target.num_layers * heads * width * itemsize
+    per_token = 2 * target.num_layers * heads * width * itemsize // ranks.count()
     keys = per_token * plain.batch_size * plain.context_tokens
     floor_ms = 1e3 * (weights + keys) / (gb_per_s * 1e9)
     return {
@@ -52,4 +53,4 @@ def _storages(owner: Any) -> dict[int, int]:
     """Address and bytes of the weights of a module, or of a draft model's; nothing for drafters without weights."""
     module = owner if isinstance(owner, nn.Module) else getattr(getattr(owner, "model", None), "model", None)
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
-    return {tensor.data_ptr(): tensor.nbytes for tensor in parameters}
+    return {tensor.data_ptr(): tensor.nbytes for tensor in map(ranks.here, parameters)}

@@ -17,6 +17,7 @@ import torch
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.writing import atomic_writer, discard
+from treeopt.runtime import ranks
 
 EVERY_S = 30.0  # of work that a killed run loses at most
 SHARE = 0.05  # of the time, that keeping takes at most
@@ -28,11 +29,13 @@ class Unfinished:
 
     key  : all that the state depends on, as plain JSON
     tell : takes the sentence that says why nothing is kept any more
+
+    Nothing is kept of a target that ranks share, each of which has its own part of the cache.
     """
 
     def __init__(self, folder: Path, key: Mapping[str, Any], tell: Callable[[str], None] = lambda said: None) -> None:
         self._journal = Journal(folder, key, ".pt")
-        self._last, self._cost, self._tell, self._failed = time.monotonic(), 0.0, tell, False
+        self._last, self._cost, self._tell, self._failed = time.monotonic(), 0.0, tell, ranks.count() > 1
 
     def is_due(self) -> bool:
         """Whether to keep the state now."""

@@ -1,0 +1,311 @@
+"""Merging: shards are one calibration again, to the byte, and calibrations of different prompts count by their share."""
+
+import json
+import random
+import signal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.errors import InvalidInput
+from treeopt.growth.source import source_of
+from treeopt.records.merging import join, merge, shard_record
+from treeopt.records.shards import Shard, digest
+from treeopt.records.trace import RankTrace
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Tree
+
+from .conftest import examples, invoke, random_trace, treeopt
+from .test_resume import finish, start
+
+BLOCK = 4  # prompts of a block
+META = {
+    "drafter": {"kind": "medusa", "sha256": "d" * 64, "num_heads": 3},
+    "acceptance": {"rule": "greedy"},
+    "answers": {"given": False},
+    "provenance": {"model": "M", "dtype": "float64", "dataset": "prompts.jsonl", "threads": 1},
+    "prompt_seed": 0,
+    "source": {"model": "M", "threads": 1},
+}
+SKIPPED = [{"row": 1, "reason": "it is empty"}]
+
+
+def block(rng, hashes):
+    """What a block of these prompts measures: conversations of one to three turns in three groups."""
+    turns = rng.integers(1, 4, len(hashes))
+    trace = random_trace(rng, rng.integers(2, 9, turns.sum()), 3, 4)
+    names = rng.permutation(["chat", "code", "books"]).tolist()
+    group = np.repeat(rng.integers(0, 3, len(hashes)), turns)
+    kept = list(dict.fromkeys(group.tolist()))
+    meta = {
+        **trace.meta,
+        "max_new_tokens": 9,
+        "prompt_sha256": np.repeat(hashes, turns).tolist(),
+        "group_names": [names[g] for g in kept],
+        "skipped": [{"row": int(row), "reason": "no room"} for row in rng.integers(0, 99, rng.integers(0, 3))],
+        "batch_size": 2,
+    }
+    return RankTrace(
+        trace.ranks,
+        trace.starts,
+        tokens=rng.integers(5, 99, len(trace.ranks)),
+        end=trace.end,
+        group=np.array([kept.index(g) for g in group.tolist()]),
+        cluster=np.repeat(np.arange(len(hashes)) * 3, turns),
+        meta=meta,
+    )
+
+
+def calibration(seed, num_blocks, *, prefix=""):
+    """The blocks of a calibration, its prompts, and the trace that a single process makes of it."""
+    rng = np.random.default_rng(seed)
+    hashes = [f"{prefix}{seed}-{i}" for i in range(BLOCK * num_blocks)]
+    blocks = [block(rng, hashes[i : i + BLOCK]) for i in range(0, len(hashes), BLOCK)]
+    return blocks, hashes, join(blocks, {**META, "skipped": SKIPPED})
+
+
+def shard(blocks, hashes, places):
+    own = {place: blocks[place] for place in places}
+    return join(
+        [*own.values()], {**META, "skipped": SKIPPED, "shard": shard_record(digest(hashes), BLOCK, len(blocks), own)}
+    )
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A trace as a command reads it, and the bytes of one as a command writes it."""
+    path = tmp_path_factory.mktemp("stored") / "trace.npz"
+
+    def bytes_of(trace):
+        trace.save(path)
+        return path.read_bytes()
+
+    def read_back(trace):
+        trace.save(path)
+        return RankTrace.load(path)
+
+    return bytes_of, read_back
+
+
+def in_some_order(traces, rng, read_back):
+    """All traces merged in random order, some of them with others first."""
+    traces = list(enumerate(traces))
+    while len(traces) > 1:
+        rng.shuffle(traces)
+        some = [traces.pop() for _ in range(rng.randint(2, len(traces)))]
+        traces.append((-1, read_back(merge([(f"run {number}", trace) for number, trace in some]))))
+    return traces[0][1]
+
+
+@examples(10)
+@given(st.integers(0, 2**32), st.integers(2, 6), st.randoms(use_true_random=False))
+def test_shards_in_any_order_are_the_trace_of_one_process_to_the_byte(stored, seed, num_blocks, rng):
+    bytes_of, read_back = stored
+    blocks, hashes, whole = calibration(seed, num_blocks)
+    count = rng.randint(2, num_blocks)
+    shards = [read_back(shard(blocks, hashes, Shard(i, count).places(num_blocks))) for i in range(1, count + 1)]
+    assert bytes_of(in_some_order(shards, rng, read_back)) == bytes_of(whole)
+
+
+@examples(10)
+@given(st.integers(0, 2**32), st.randoms(use_true_random=False))
+def test_calibrations_of_different_prompts_merge_in_any_order_to_the_same_bytes(stored, seed, rng):
+    bytes_of, read_back = stored
+    traces = [read_back(calibration(seed + i, rng.randint(1, 3))[2]) for i in range(4)]
+    found = {bytes_of(in_some_order(traces, rng, read_back)) for _ in range(3)}
+    assert len(found) == 1
+    merged = in_some_order(traces, rng, read_back)
+    assert merged.num_sequences == sum(trace.num_sequences for trace in traces)
+    assert merged.clusters.max() + 1 == sum(trace.clusters.max() + 1 for trace in traces)
+    assert [len(s["prompts"]) for s in merged.meta["merged"]] == [64] * 4
+    assert merged.meta["skipped"].count(SKIPPED[0]) == 4
+
+
+def test_missing_shards_are_known(stored):
+    blocks, hashes, _ = calibration(0, 5)
+    found = merge([("a", shard(blocks, hashes, [0, 3])), ("b", shard(blocks, hashes, [1]))])
+    assert [part["block"] for part in found.meta["shard"]["blocks"]] == [0, 1, 3]
+    assert found.num_sequences == sum(blocks[place].num_sequences for place in (0, 1, 3))
+
+
+def with_meta(trace, **changes):
+    return RankTrace(**{**vars_of(trace), "meta": {**trace.meta, **changes}})
+
+
+def vars_of(trace):
+    return {name: getattr(trace, name) for name in trace.__dataclass_fields__}
+
+
+ONE, OTHER = calibration(1, 2)[2], calibration(2, 2)[2]
+REFUSED = {
+    "models": {"provenance": {**META["provenance"], "model": "other"}},
+    "number formats": {"provenance": {**META["provenance"], "dtype": "bfloat16"}},
+    "acceptance rules": {"acceptance": {"rule": "sample-then-match", "temperature": 1.0}},
+    "drafters": {"drafter": {**META["drafter"], "sha256": "e" * 64}},
+    "numbers of ranks": {"top_k": 9},
+    "longest answers": {"max_new_tokens": 12},
+    "dynamic trees": {"pools": {"levels": 3, "topks": [2]}},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_was_measured_otherwise_is_refused_with_both_names(what):
+    with pytest.raises(InvalidInput, match=f"different {what} cannot be merged: run-a has .*, run-b "):
+        merge([("run-a", ONE), ("run-b", with_meta(OTHER, **REFUSED[what]))])
+
+
+def test_what_is_there_twice_or_does_not_belong_together_is_refused():
+    blocks, hashes, whole = calibration(3, 3)
+    first, rest = shard(blocks, hashes, [0]), shard(blocks, hashes, [0, 1])
+    with pytest.raises(InvalidInput, match="block 1 of 3 is in a and in b"):
+        merge([("a", first), ("b", rest)])
+    with pytest.raises(InvalidInput, match="a is one and b is a whole"):
+        merge([("a", first), ("b", whole)])
+    with pytest.raises(InvalidInput, match="a and b differ in prompts"):
+        merge([("a", first), ("b", shard(*calibration(4, 3)[:2], [1]))])
+    with pytest.raises(InvalidInput, match="12 prompts are in a and in b, the first of them 3-0"):
+        merge([("a", whole), ("b", whole)])
+    with pytest.raises(InvalidInput, match="these are shards of one"):
+        merge([("a", first), ("b", shard(blocks, hashes, [1]))], [1, 1])
+    with pytest.raises(InvalidInput, match="once for every run, 2 times, but came 1"):
+        merge([("a", ONE), ("b", OTHER)], [1])
+    with pytest.raises(InvalidInput, match="two runs at least, but got 1"):
+        merge([("a", ONE)])
+    with pytest.raises(InvalidInput, match="say with --weight"):
+        merge([("a", merge([("x", ONE), ("y", OTHER)], [1, 3])), ("b", whole)])
+    with pytest.raises(InvalidInput, match="at most 100 times is meant"):
+        merge([("a", ONE), ("b", OTHER)], [1, 1e6])
+
+
+@pytest.mark.parametrize(
+    "record", [{"blocks": [1]}, {"blocks": []}, {"blocks": [{"block": 0, "sequences": 3, "skipped": 0}]}]
+)
+def test_a_shard_that_contradicts_itself_is_refused(record):
+    blocks, hashes, _ = calibration(5, 2)
+    good, bad = shard(blocks, hashes, [0]), shard(blocks, hashes, [1])
+    bad = with_meta(bad, shard={**bad.meta["shard"], **record})
+    with pytest.raises(InvalidInput, match=r"b is not as it should be|b contradicts itself"):
+        merge([("a", good), ("b", bad)])
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "١/٣"])
+def test_a_shard_is_one_of_as_many_as_there_are(text):
+    with pytest.raises(InvalidInput, match="--shard must be i/n"):
+        Shard.of(text)
+
+
+# Weights.
+
+
+@examples(10)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 6))
+def test_a_calibration_that_counts_n_times_is_one_that_was_measured_n_times(seed, times, scale):
+    """What is estimated by weights is what a trace with repeated conversations says, whatever the unit of the weights."""
+    one, other = (calibration(seed + i, 2)[2] for i in range(2))
+    both = [("a", one), ("b", other)]
+    weighted = merge(both, [scale * 1.0, scale * 1.0 * times])  # as many conversations in both
+    parts = {digest(t.meta["prompt_sha256"]): t for t in (one, other)}
+    copies = [[parts[key]] * (times if parts[key] is other else 1) for key in sorted(parts)]
+    repeated = join([t for some in copies for t in some], {**META, "skipped": []})
+    tree = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
+    ours, theirs = source_of(weighted).rate(tree), source_of(repeated).rate(tree)
+    assert (ours.product, ours.joint, ours.replayed) == pytest.approx((theirs.product, theirs.joint, theirs.replayed))
+    assert source_of(weighted).observed == source_of(merge(both)).observed
+    grown = [source_of(t).grow(Limits(6, 2, 3), "joint") for t in (weighted, weighted.repeated())]
+    assert grown[0].paths == grown[1].paths
+
+
+@examples(10)
+@given(st.integers(0, 2**32), st.floats(0.1, 10), st.integers(1, 4))
+def test_shares_of_the_traffic_are_those_of_its_conversations(seed, ratio, num_blocks):
+    one, other = calibration(seed, 1)[2], calibration(seed + 1, num_blocks)[2]
+    for shares in ([1.0, ratio], [ratio, 1.0]):
+        found = merge([("a", one), ("b", other)], shares)
+        weight = np.ones(found.num_sequences) if found.weight is None else found.weight
+        ends = np.cumsum([source["sequences"] for source in found.meta["merged"]])[:-1]
+        counts = [
+            sum(dict(zip(clusters.tolist(), weights.tolist(), strict=True)).values())
+            for clusters, weights in zip(np.split(found.clusters, ends), np.split(weight, ends), strict=True)
+        ]
+        shares_found = [source["share"] for source in found.meta["merged"]]
+        assert sum(shares_found) == pytest.approx(1)
+        least = min(s / n for s, n in zip(shares_found, conversations_of(found, ends), strict=True))
+        for count, share in zip(counts, shares_found, strict=True):
+            assert abs(count - share / least) < 1 + 1e-9
+
+
+def conversations_of(trace, ends):
+    return [len(set(part.tolist())) for part in np.split(trace.clusters, ends)]
+
+
+def test_error_bars_do_not_shrink_when_everything_counts_twice():
+    trace = ONE
+    twice = RankTrace(**{**vars_of(trace), "weight": np.full(trace.num_sequences, 2)})
+    once, again = (source_of(t).rate(Tree.chain(2)) for t in (trace, twice))
+    assert (once.replayed, once.stderr) == pytest.approx((again.replayed, again.stderr))
+    held_out = [source_of(t).crossfit(Limits(6), "replay") for t in (trace, twice)]
+    np.testing.assert_allclose(*[h.tokens_per_step for h in held_out])
+    assert held_out[0].family.paths == held_out[1].family.paths
+
+
+def test_a_weighted_trace_is_kept_with_its_weights(stored):
+    found = stored[1](merge([("a", ONE), ("b", OTHER)], [1, 3]))
+    assert sorted(set(found.weight.tolist())) == [1.0, 3.0]
+    again = stored[1](merge([("ab", found), ("c", calibration(6, 1)[2])], [0.5, 0.5]))
+    shares = {source["prompts"]: source["share"] for source in again.meta["merged"]}
+    assert shares[digest(OTHER.meta["prompt_sha256"])] == pytest.approx(0.375)
+
+
+# The commands.
+
+CALIBRATE = ("calibrate", "--num-prompts", 24, "--max-new-tokens", 8, "--batch-size", 1, "--dtype", "float64")
+OPTIONS = ("--topk", 2, "--threads", 1)
+
+
+def test_shards_of_the_demo_merge_to_the_trace_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    treeopt(*CALIBRATE, *OPTIONS, "--run", "whole")
+    for i in (1, 2):
+        treeopt(*CALIBRATE, *OPTIONS, "--shard", f"{i}/2", "--run", f"part-{i}")
+    said = invoke("merge", "part-2", "part-1", "--run", "merged", "--json")
+    files = [(tmp_path / name / "trace.npz").read_bytes() for name in ("whole", "merged")]
+    assert files[0] == files[1]
+    counts = [json.loads((tmp_path / name / "calibration.json").read_text()) for name in ("whole", "merged")]
+    assert counts[0]["hits"] == counts[1]["hits"] == json.loads(said.stdout)["hits"]
+    assert "Merged 24 conversations" in said.stderr
+    assert "merging replaces it only with --overwrite" in treeopt(
+        "merge", "part-1", "part-2", "--run", "merged", code=1
+    )
+    assert "part-1" in treeopt(*CALIBRATE, *OPTIONS, "--shard", "2/2", "--run", "part-1", code=1)
+    assert "24 prompts are 3, but got 4/4" in treeopt(*CALIBRATE, "--shard", "4/4", "--run", "x", code=1)
+    typical = ("--acceptance", "typical", "--shard", "1/2", "--run", "x")
+    assert "leave --shard out" in treeopt(*CALIBRATE, *typical, code=1)
+
+
+def test_a_merge_that_is_not_whole_says_which_blocks_are_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks, hashes, _ = calibration(0, 5)
+    for i in (1, 2):
+        (tmp_path / f"part-{i}").mkdir()
+        shard(blocks, hashes, Shard(i, 3).places(5)).save(tmp_path / f"part-{i}" / "trace.npz")
+    said = invoke("merge", "part-1", "part-2").stderr.replace("\n", " ")
+    assert "1 of 5 blocks of prompts are missing: 3." in said
+
+
+@pytest.mark.long
+def test_a_shard_that_was_killed_and_continued_is_the_same_bytes(tmp_path):
+    rng = random.Random(0)
+    options = [*map(str, (*CALIBRATE, *OPTIONS))]
+    finish(tmp_path, *options, "--run", "whole")
+    finish(tmp_path, *options, "--shard", "2/2", "--run", "part-2")
+    process = start(tmp_path, *options, "--shard", "1/2", "--run", "part-1")
+    partial = tmp_path / "part-1" / "calibrate.partial"
+    while process.poll() is None and not list(partial.glob("0*.sha256")):
+        pass
+    process.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
+    process.communicate(timeout=60)
+    finish(tmp_path, *options, "--shard", "1/2", "--run", "part-1")
+    finish(tmp_path, "merge", "part-1", "part-2", "--run", "merged")
+    assert (tmp_path / "merged" / "trace.npz").read_bytes() == (tmp_path / "whole" / "trace.npz").read_bytes()

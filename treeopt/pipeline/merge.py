@@ -1,0 +1,75 @@
+"""Merge: the shards of one calibration, or calibrations of different prompts, as one run's trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from treeopt.errors import InvalidInput
+from treeopt.files.provenance import Provenance
+from treeopt.pipeline.calibrate import summary
+from treeopt.records.calibration import Calibration
+from treeopt.records.merging import merge
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
+from treeopt.report.terminal import note
+from treeopt.report.wording import ranges
+
+
+def merge_runs(
+    run: RunDirectory, others: Sequence[Path], *, shares: Sequence[float] | None = None, overwrite: bool = False
+) -> Calibration:
+    """Make the traces of other runs, together, that of the run.
+
+    shares : of the traffic, one for each of the others; see `treeopt.records.merging`
+
+    Raises InvalidInput where they do not belong together, and where the run has been calibrated already, unless that is
+    to be overwritten.
+    """
+    there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
+    if there and not overwrite:
+        raise InvalidInput(
+            f"{there[0]} exists, and merging replaces it only with --overwrite: pass that, or another --run."
+        )
+    trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares)
+    calibration = summary(trace, {**(trace.meta.get("provenance") or {}), **_made_now()})
+    calibration.meta["merged"] = trace.meta.get("merged")
+    run.replace_accuracies(calibration, trace)
+    for said in _told(trace):
+        note(said)
+    return calibration
+
+
+def _trace_of(run: RunDirectory) -> RankTrace:
+    if run.probe.exists():
+        raise InvalidInput(
+            f"Merging takes traces, but {run.path} was measured under typical acceptance, by decoding with a tree that its "
+            "own answers chose: calibrate on all prompts at once."
+        )
+    return run.read_trace()
+
+
+def _made_now() -> dict[str, str]:
+    """When and by which command."""
+    now = Provenance()
+    return {"command": now.command, "time": now.time}
+
+
+def _told(trace: RankTrace) -> list[str]:
+    """What was merged, and what is missing."""
+    conversations = 1 + int(trace.clusters.max())
+    told = [f"Merged {conversations:,} conversations, {int(trace.has_step.sum()):,} states."]
+    if shard := trace.meta.get("shard"):
+        here = {part["block"] for part in shard["blocks"]}
+        missing = [place + 1 for place in range(shard["num_blocks"]) if place not in here]
+        told.append(
+            f"{len(missing)} of {shard['num_blocks']} blocks of prompts are missing: {ranges(missing)}. "
+            "Merge the shards that have them too."
+        )
+    if trace.weight is not None:
+        shares = [f"{source['share']:.3g} {source['name'] or '(unknown)'}" for source in trace.meta["merged"]]
+        told.append(
+            f"Trees are grown and judged by these shares of the traffic: {', '.join(shares)}. calibration.json counts every "
+            "state once."
+        )
+    return told
