@@ -95,6 +95,11 @@ def calibrate(
     ranks: int = 32,
     topks: Sequence[int] = (2, 4, 8),
     overwrite: bool = False,
+    engine: str | None = None,
+    workers: int | None = None,
+    gpus_per_worker: float | None = None,
+    address: str | None = None,
+    journal: str | None = None,
     **options: Unpack[ModelOptions],
 ) -> RankTrace | Probe:
     """Measure at which rank the drafter has the token that really comes: the trace, kept in the run directory.
@@ -107,6 +112,8 @@ def calibrate(
     ranks          : ranks to tell apart
     topks          : of the dynamic trees to record: nodes that they expand on each level, 1 to 10; none for fixed trees alone
     overwrite      : replace another measurement of the run, which is kept otherwise
+    engine         : "ray" has ``workers`` processes of a Ray cluster answer, each with ``gpus_per_worker`` GPUs; ``address``
+                     is HOST:PORT of a running cluster, ``journal`` an fsspec URL where the hosts share no disk
     options        : of `open`, on top of those that the run was calibrated with
     """
     from treeopt import pipeline
@@ -115,8 +122,9 @@ def calibrate(
     from treeopt.trees.dynamic import MOST_LEVELS
 
     directory = RunDirectory.of(run)
-    with directory.writing():
-        session = pipeline.session_of(directory, model, options, overwrite=overwrite)
+    on = {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address, "journal": journal}
+    with directory.writing(), pipeline.cluster_of(engine, **on) as cluster:
+        session = pipeline.session_of(directory, model, options, overwrite=overwrite, cluster=cluster)
         pipeline.calibrate(
             directory,
             session,

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import Integers, command, counted, default_of, model_options, run_directory, show_result
+from treeopt.cli.options import (
+    Integers,
+    command,
+    counted,
+    default_of,
+    model_options,
+    run_directory,
+    show_result,
+    worker_options,
+)
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     help="Nodes that dynamic trees expand on each level, to be recorded: numbers from 1 to 10.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace another measurement of the run.")
+@worker_options
 def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Measure how often the drafter guesses right, rank by rank.
 
@@ -42,7 +52,7 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
     nothing is generated: given answers are read in one pass. What that measures is exact for the answers that
     the target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
 
-    The same command again continues where it was stopped. Another measurement of the run is kept without
+    The same command again continues where it was stopped, with or without --engine ray. Another measurement of the run is kept without
     --overwrite.
 
     \b
@@ -50,6 +60,7 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
         treeopt calibrate --num-prompts 64
         treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
+        treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --engine ray --workers 4 --gpus-per-worker 1
     """
     from treeopt.report.calibration_table import calibration_table
 

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files.journal import Journal
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
+from treeopt.pipeline.workers import Place, RankBlocks, finish_blocks
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.origins import differing
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import Advance, note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
@@ -170,51 +170,74 @@ def collect(
     counts: Counts,
     title: str,
 ) -> RankTrace:
-    """The trace of some conversations, block by block through a journal in ``folder``.
+    """The trace of some conversations, block by block through a journal in ``folder``, here or by the session's workers.
 
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
-    from treeopt.runtime.measure.ranks import collect_trace
-    from treeopt.runtime.measure.unfinished import Unfinished
-    from treeopt.runtime.memory import with_less_memory
-
     if max_new_tokens < 1:
         raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
     meta = _trace_meta(session)
     counts = fitting(counts, session)
     names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
     options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
-    journal = Journal(folder, {**meta, **options}, ".npz")
+    place = Place(folder.parent, folder, {**meta, **options})
     size = BLOCK_WAVES * batch_size
-    blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
-    done = [RankTrace.load(journal.block(number)) for number in range(journal.finished())]
-    if done:
-        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {size} prompts.")
-        batch_size = done[-1].meta.get("batch_size", batch_size)
+    blocks = [tuple(conversations[i : i + size]) for i in range(0, len(conversations), size)]
+    asked = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
     with progress(title, len(conversations)) as advance:
-        advance(sum(map(len, blocks[: len(done)])))
-
-        def attempt(rows: int) -> RankTrace:
-            prompts = replace(session.prompts, conversations=tuple(blocks[len(done)]))
-            key = {**meta, **options, "block": len(done), "rows": rows}
-            return collect_trace(
-                session.setup(max_new_tokens),
-                prompts,
-                batch_size=rows,
-                counts=counts,
-                given=session.given,
-                meta={"batch_size": rows},
-                progress=advance,
-                unfinished=Unfinished(folder / "unfinished", key, note),
+        if (cluster := session.cluster) is not None:
+            place, prompts = (
+                replace(place, url=cluster.workers.journal),
+                replace(session.prompts, conversations=tuple(conversations)),
             )
-
-        while len(done) < len(blocks):
-            trace, batch_size = with_less_memory(attempt, batch_size, note)
-            trace.save(journal.block(len(done)))
-            journal.finish(len(done))
-            discard(folder / "unfinished")
-            done.append(trace)
+            threads = session.provenance().threads or 1
+            work = RankBlocks(place, session.source, threads, prompts, size, **asked)
+            finish_blocks(cluster, work, place, [len(block) for block in blocks], advance)
+        else:
+            _finish_here(session, place, blocks, advance, **asked)
+    done = [RankTrace.load(place.journal().block(number)) for number in range(len(blocks))]
     return join(done, {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]})
+
+
+def _finish_here(
+    session: Session,
+    place: Place,
+    blocks: Sequence[tuple[Conversation, ...]],
+    advance: Advance,
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    counts: Counts,
+) -> None:
+    """Have all blocks of a journal finished that are not, one after the other."""
+    from treeopt.runtime.measure.ranks import collect_trace
+    from treeopt.runtime.measure.unfinished import Unfinished
+    from treeopt.runtime.memory import with_less_memory
+
+    journal, unfinished = place.journal(), place.folder / "unfinished"
+    done = [number for number in range(len(blocks)) if journal.is_finished(number)]
+    if done:
+        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {len(blocks[0])} prompts.")
+        batch_size = RankTrace.load(journal.block(done[-1])).meta.get("batch_size", batch_size)
+    advance(sum(len(blocks[number]) for number in done))
+
+    def attempt(rows: int) -> RankTrace:
+        return collect_trace(
+            session.setup(max_new_tokens),
+            replace(session.prompts, conversations=blocks[number]),
+            batch_size=rows,
+            counts=counts,
+            given=session.given,
+            meta={"batch_size": rows},
+            progress=advance,
+            unfinished=Unfinished(unfinished, {**place.key, "block": number, "rows": rows}, note),
+        )
+
+    for number in sorted(set(range(len(blocks))) - set(done)):
+        trace, batch_size = with_less_memory(attempt, batch_size, note)
+        trace.save(journal.block(number))
+        journal.finish(number)
+        discard(unfinished)
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
