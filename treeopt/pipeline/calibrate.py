@@ -180,10 +180,11 @@ def collect(
     counts = fitting(counts, session)
     names = hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest()
     options = {"conversations": names, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
+    folder = folder.absolute()
     place = Place(folder.parent, folder, {**meta, **options})
     size = BLOCK_WAVES * batch_size
     blocks = [tuple(conversations[i : i + size]) for i in range(0, len(conversations), size)]
-    asked = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
+    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
     with progress(title, len(conversations)) as advance:
         if (cluster := session.cluster) is not None:
             place, prompts = (

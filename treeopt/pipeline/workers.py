@@ -60,7 +60,7 @@ def cluster_of(engine: str | None, **options: Any) -> Iterator[Cluster | None]:
 
 @dataclass(frozen=True)
 class Place:
-    """The journal of a command, as its workers find it.
+    """The journal of a command, as its workers find it, with whole paths.
 
     home : the folder whose only writer the command is
     url  : where blocks are sent instead; None where the folder is written

@@ -8,11 +8,13 @@ words come back.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
 import socket
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,14 +74,17 @@ class Cluster:
         Raises InvalidInput or Unsupported in words where Ray would wait for ever: nothing at the address, too few devices.
         """
         self.cpus = cpus
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters comes back as an error
+        if (address := self.workers.address or os.environ.get("RAY_ADDRESS") or "local") != "local":
+            check_address(address)
+            if has_token():  # as `ray start` decides it; without it Ray would wait for minutes
+                os.environ.setdefault("RAY_AUTH_MODE", "token")
         try:
             import ray
             import ray.data  # its own needs, too
         except ImportError:
             raise Unsupported("--engine ray needs Ray. Install it with: pip install 'treeopt[ray]'") from None
         if not ray.is_initialized():
-            address = self.workers.address or os.environ.get("RAY_ADDRESS") or "local"
-            check_address(address)
             options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
             if address == "local":
                 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -117,16 +122,19 @@ class Cluster:
         from ray.data import ActorPoolStrategy
 
         rows = ray.data.from_items([{"block": number} for number in blocks], override_num_blocks=len(blocks))
-        done = rows.map_batches(
-            Worker,
-            fn_constructor_args=(ray.put(work), self.workers.gpus, __version__),
-            batch_size=1,
-            compute=ActorPoolStrategy(size=min(self.workers.number, len(blocks)), max_tasks_in_flight_per_actor=1),
-            num_cpus=self.cpus,
-            num_gpus=self.workers.gpus,
-            max_restarts=-1,
-            max_task_retries=MOST_DEATHS,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the last two have no names of their own up to Ray 2.63
+            done = rows.map_batches(
+                Worker,
+                fn_constructor_args=(ray.put(work), self.workers.gpus, __version__),
+                batch_size=1,
+                compute=ActorPoolStrategy(size=min(self.workers.number, len(blocks)), max_tasks_in_flight_per_actor=1),
+                num_cpus=self.cpus,
+                num_gpus=self.workers.gpus,
+                max_restarts=-1,
+                max_task_retries=MOST_DEATHS,
+            )
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         done.context.enable_progress_bars = done.context.print_on_execution_start = False
         try:
             for row in done.iter_rows():
@@ -196,6 +204,12 @@ def died(error: Exception) -> TreeoptError:
 def one_line(error: BaseException) -> str:
     """The first line of what an error says, or its name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def has_token() -> bool:
+    """Whether there is a token of Ray's, by which clusters that have one know their users."""
+    said = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return said or (Path.home() / ".ray" / "auth_token").exists()
 
 
 def check_address(address: str) -> None:
