@@ -71,7 +71,7 @@ def undisturbed(tmp_path_factory) -> bytes:
 def test_workers_write_the_bytes_of_a_single_process(tmp_path, here, undisturbed):
     """Into a journal on the disk, and through one at a URL, of which nothing is left."""
     urls = (), ("--journal", f"file://{tmp_path}/store")
-    for name, journal in zip("ab", urls):
+    for name, journal in zip("ab", urls, strict=True):
         run = tmp_path / name
         treeopt(*CALIBRATE, "--run", run, "--engine", "ray", "--workers", 2, *journal)
         assert (run / "trace.npz").read_bytes() == undisturbed
@@ -143,7 +143,7 @@ def test_a_place_that_cannot_be_used_is_told_in_words(tmp_path, monkeypatch):
     import fsspec
 
     fsspec.register_implementation("absent", "no_such_package.Files", errtxt="Install absentfs to access Absent")
-    with pytest.raises(Unsupported, match="absent://bucket needs a package .*Install absentfs"):
+    with pytest.raises(Unsupported, match=r"absent://bucket needs a package .*Install absentfs"):
         opened("absent://me:secret@bucket")
     with pytest.raises(InvalidInput, match="memory:// is the memory of one process"):
         opened("memory://folder")
@@ -237,6 +237,9 @@ class Squares:
 @needs_ray
 def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path):
     """Blocks once each but for the killed worker's, notes, errors, a block that always kills, too few devices."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
     with Cluster(Workers(2)) as cluster:
         cluster.start()
         done = dict(cluster.do(Squares(tmp_path), [0, 1, 2, 3]))
