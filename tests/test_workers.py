@@ -88,7 +88,7 @@ def test_what_workers_left_continues_with_and_without_them(tmp_path, here, undis
         treeopt(*CALIBRATE, "--run", tmp_path / "run", *ray, code=130)
     done = [int(file.name[:6]) for file in (tmp_path / "run" / "calibrate.partial").glob("*.sha256")]
     assert done not in ([], [0])
-    if url:  # the disk of the command is lost; of the blocks at the URL one is damaged
+    if url:  # the disk of the command is lost
         treeopt(*CALIBRATE, "--run", tmp_path / "other", *ray)
         assert (tmp_path / "other" / "trace.npz").read_bytes() == undisturbed
     treeopt(*CALIBRATE, "--run", tmp_path / "run")
@@ -198,6 +198,11 @@ def test_the_words_of_an_error_come_back_and_the_trace_does_not(tmp_path):
     _, kind, said = attempt(1, __version__, place.keep, 0, print)
     assert isinstance(error_of(kind, said), InvalidInput)
     assert "must share the disk of the run" in said
+    (tmp_path / "calibrate.partial").mkdir()
+    (tmp_path / "calibrate.partial" / "key.json").write_text('{"what": "another measurement"}')
+    (tmp_path / "calibrate.partial" / "000000.npz").touch()
+    assert "is not that of the command" in attempt(1, __version__, place.keep, 0, print)[2]
+    assert (tmp_path / "calibrate.partial" / "000000.npz").exists()
     place.journal()
     full = Path("/dev/full")
     if full.exists():
@@ -237,11 +242,11 @@ class Squares:
 @needs_ray
 def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path):
     """Blocks once each but for the killed worker's, notes, errors, a block that always kills, too few devices."""
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
     with Cluster(Workers(2)) as cluster:
         cluster.start()
+        from ray import cloudpickle
+
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
         done = dict(cluster.do(Squares(tmp_path), [0, 1, 2, 3]))
         assert done == {n: [f"{n} is done"] for n in range(4)}
         assert [(tmp_path / f"{n}").read_text() for n in range(4)] == ["0", "1", "4", "9"]

@@ -115,8 +115,9 @@ def _train(
     from treeopt.runtime.training.heads import size_of_heads
 
     is_main = accelerator.is_main_process
-    loading = {**_loading(source := located_source(source)), "load_in_8bit": load_in_8bit}
-    target, prompts = _open(source, loading, accelerator, wanted.num_prompts)
+    located = located_source(source)
+    loading = {**_loading(located), "load_in_8bit": load_in_8bit}
+    target, prompts = _open(located, loading, accelerator, wanted.num_prompts)
     if is_main:
         note(f"{recipe.kind} heads: {size_of_heads(target, recipe)}")
     own = "responses" not in source

@@ -7,6 +7,7 @@ its blocks, so a run that was stopped continues with other workers, or without a
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
+from treeopt.files import storage
 from treeopt.files.journal import Journal
 from treeopt.files.remote import Mirror, opened
 from treeopt.files.writing import sole_writer
@@ -83,10 +85,14 @@ class Place:
                 journal.finish(number)
                 Mirror(self.url, self.key).send(journal, number)
             return
-        if not (self.folder / "key.json").exists():
+        try:
+            known = storage.load_json(self.folder / "key.json")
+        except InvalidInput:
+            known = None
+        if known != json.loads(storage.to_json(self.key)):  # a journal would begin anew here, and delete what is there
             raise InvalidInput(
-                f"Without --journal URL all hosts must share the disk of the run, but {self.folder} is not there: pass one, "
-                "s3://BUCKET/FOLDER for example, or a --run on a shared disk."
+                f"Without --journal URL all hosts must share the disk of the run, but {self.folder} is not that of the command "
+                "here: pass one, s3://BUCKET/FOLDER for example, or a --run on a shared disk."
             )
         with sole_writer(self.home, tuple, "", lock=False):
             journal = self.journal()

@@ -94,8 +94,10 @@ class Cluster:
             try:
                 ray.init(**options)
             except Exception as error:  # it raises plain ones
-                what = "A cluster of this machine cannot be started" if address == "local" else f"--address {address}"
-                raise InvalidInput(f"{what}: {one_line(error)}.") from None
+                what = f"{one_line(error)}. A cluster with a token needs it here, and RAY_AUTH_MODE=token in the environment"
+                if address == "local":
+                    what = f"A cluster of this machine cannot be started: {one_line(error)}"
+                raise InvalidInput(f"{what}.") from None
             finally:
                 if handler is not None and signal.getsignal(signal.SIGTERM) != handler:
                     signal.signal(signal.SIGTERM, handler)
