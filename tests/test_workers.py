@@ -240,7 +240,7 @@ class Squares:
 
 
 @needs_ray
-def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path):
+def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path, capsys):
     """Blocks once each but for the killed worker's, notes, errors, a block that always kills, too few devices."""
     with Cluster(Workers(2)) as cluster:
         cluster.start()
@@ -250,7 +250,7 @@ def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path):
         done = dict(cluster.do(Squares(tmp_path), [0, 1, 2, 3]))
         assert done == {n: [f"{n} is done"] for n in range(4)}
         assert [(tmp_path / f"{n}").read_text() for n in range(4)] == ["0", "1", "4", "9"]
-        assert len(list(tmp_path.glob("opened-*"))) >= 3
+        assert len(list(tmp_path.glob("opened-*"))) >= 2
         with pytest.raises(InvalidInput, match=r"^Five is no block \(said by a worker on "):
             list(cluster.do(Squares(tmp_path), [5]))
         with pytest.raises(TreeoptError, match="ended 4 times over the same block") as told:
@@ -261,6 +261,7 @@ def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path):
             InvalidInput, match=r"room for --workers 2, each with 1 CPU and 1000 GPUs, but has room for 0"
         ):
             Cluster(Workers(2, gpus=1000)).start()
+    assert capsys.readouterr().out == ""
 
 
 @needs_ray

@@ -13,9 +13,11 @@ import os
 import re
 import signal
 import socket
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,8 +60,10 @@ class Cluster:
 
     def __init__(self, workers: Workers) -> None:
         self.workers, self.cpus, self._ours = workers, 1, False
+        self._talk = redirect_stdout(sys.stderr)  # Ray prints there what becomes of workers
 
     def __enter__(self) -> Cluster:
+        self._talk.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -67,6 +71,7 @@ class Cluster:
             import ray
 
             ray.shutdown()
+        self._talk.__exit__(None, None, None)
 
     def start(self, cpus: int = 1) -> None:
         """Connect, or make a cluster, for workers of so many processors each.
