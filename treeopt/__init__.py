@@ -96,6 +96,11 @@ def calibrate(
     topks: Sequence[int] = (2, 4, 8),
     shard: str | None = None,
     overwrite: bool = False,
+    engine: str | None = None,
+    workers: int | None = None,
+    gpus_per_worker: float | None = None,
+    address: str | None = None,
+    journal: str | None = None,
     **options: Unpack[ModelOptions],
 ) -> RankTrace | Probe:
     """Measure at which rank the drafter has the token that really comes: the trace, kept in the run directory.
@@ -109,6 +114,8 @@ def calibrate(
     topks          : of the dynamic trees to record: nodes that they expand on each level, 1 to 10; none for fixed trees alone
     shard          : "2/8" measures every 8th block of prompts, from the second on; `treeopt merge` joins the shards
     overwrite      : replace another measurement of the run, which is kept otherwise
+    engine         : "ray" has ``workers`` processes of a Ray cluster answer, each with ``gpus_per_worker`` GPUs; ``address``
+                     is HOST:PORT of a running cluster, ``journal`` an fsspec URL where the hosts share no disk
     options        : of `open`, on top of those that the run was calibrated with
     """
     from dataclasses import replace
@@ -120,8 +127,9 @@ def calibrate(
     from treeopt.trees.dynamic import MOST_LEVELS
 
     directory, part = RunDirectory.of(run), WHOLE if shard is None else Shard.of(shard)
-    with directory.writing():
-        session = pipeline.session_of(directory, model, options, overwrite=overwrite)
+    on = {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address, "journal": journal}
+    with directory.writing(), pipeline.cluster_of(engine, **on) as cluster:
+        session = pipeline.session_of(directory, model, options, overwrite=overwrite, cluster=cluster)
         pipeline.calibrate(
             directory,
             replace(session, shard=part),

@@ -16,6 +16,7 @@ from treeopt.cli.options import (
     run_directory,
     show_result,
     tensor_parallel,
+    worker_options,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option("--shard", metavar="I/N", help="Measure every Nth block of prompts only, from the Ith on.")
 @click.option("--overwrite", is_flag=True, help="Replace another measurement of the run.")
+@worker_options
 def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Measure how often the drafter guesses right, rank by rank.
 
@@ -53,9 +55,9 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
     nothing is generated: given answers are read in one pass. What that measures is exact for the answers that
     the target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
 
-    The same command again continues where it was stopped. Another measurement of the run is kept without
-    --overwrite. With --shard several machines share the prompts, each in a run directory of its own, and
-    treeopt merge joins them.
+    The same command again continues where it was stopped, with or without --engine ray. Another measurement of
+    the run is kept without --overwrite. With --shard several machines share the prompts, each in a run directory
+    of its own, and treeopt merge joins them.
 
     \b
     Example:
@@ -63,6 +65,7 @@ def calibrate(run: RunDirectory, source: dict[str, Any], as_json: bool, **option
         treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
         treeopt calibrate --shard 2/8 --run part-2
+        treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --engine ray --workers 4 --gpus-per-worker 1
     """
     from treeopt.report.calibration_table import calibration_table
 

@@ -29,6 +29,7 @@ GROUPS = {
     "Model and drafter": ("random_weights", "model", "drafter", "draft_depth", "revision", "dtype", "device", "device_map",
                           "tensor_parallel", "compiled",
                           "mixed_precision", "load_in_8bit", "trust_remote_code"),
+    "Several machines": ("workers", "gpus_per_worker", "address", "journal"),
     "Prompts and answers": ("prompts", "column", "group_by", "responses", "split", "chat_template", "num_prompts",
                             "bench_prompts", "max_new_tokens", "tokens", "answers"),
     "How guesses are accepted": ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "seed"),
@@ -253,6 +254,20 @@ def model_options(command: Command | None = None, *, hidden: Collection[str] = (
         return command(source=source, **options)
 
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), wrapped)
+
+
+def worker_options(command: Command) -> Command:
+    """What has the workers of a cluster answer, by the names of `treeopt.calibrate`."""
+    options = [
+        click.option("--engine", type=click.Choice(["ray"]), help="Have workers of a Ray cluster answer the prompts."),
+        click.option("--workers", **positive(), help="Workers, each with the model.  [default: 1]"),
+        click.option("--gpus-per-worker", type=click.FloatRange(min=0), help="GPUs of each worker.  [default: 0]"),
+        click.option("--address", help="HOST:PORT of a running cluster, or auto.  [default: one on this machine]"),
+        click.option(
+            "--journal", help="fsspec URL for finished blocks, where hosts share no disk: s3://BUCKET/FOLDER."
+        ),
+    ]
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
 def open_random_session(config: str, source: dict[str, Any], num_heads: int | None) -> Session:

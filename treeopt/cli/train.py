@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.options import AS_JSON, command, model_options, positive, show_result
+from treeopt.cli.options import AS_JSON, command, model_options, positive, show_result, worker_options
 from treeopt.runtime.training.recipe import DRAFT_VOCAB, KINDS, PRECISIONS, Recipe
 
 RECIPE = tuple(field.name for field in fields(Recipe))
@@ -58,6 +58,7 @@ REFUSED = {  # options of other commands that load a model, and why train has no
 )
 @click.option("--mixed-precision", type=click.Choice(PRECISIONS), help="Number format of matrix products.")
 @click.option("--load-in-8bit", is_flag=True, help="Load the frozen base in 8 bits (needs bitsandbytes and CUDA).")
+@worker_options
 @AS_JSON
 def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -> None:
     """Train Medusa, Hydra or EAGLE-3 heads for a model.
@@ -81,6 +82,8 @@ def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -
     chosen = {name: options.pop(name) for name in RECIPE if name in options}
     recipe = Recipe(**chosen, seed=source.get("seed", Recipe.seed))
     texts = {name: options.pop(name) for name in ("num_prompts", "max_new_tokens", "tokens", "answers")}
-    done = pipeline.train(output, source, recipe, pipeline.TextOptions(**texts), **options)
+    on = {name: options.pop(name) for name in ("workers", "gpus_per_worker", "address", "journal")}
+    with pipeline.cluster_of(options.pop("engine"), **on) as cluster:
+        done = pipeline.train(output, source, recipe, pipeline.TextOptions(**texts), cluster=cluster, **options)
     if done is not None:
         show_result(done.document(), training_table(done.record, done.command), as_json)

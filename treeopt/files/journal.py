@@ -56,7 +56,7 @@ class Journal:
         """Whether a block is there as it was finished."""
         if number not in self._whole:
             try:
-                if self._hash_of(number).read_text(encoding="ascii") != self._hash(number):
+                if self.hash_of(number).read_text(encoding="ascii") != self._hash(number):
                     return False
             except (OSError, ValueError):
                 return False
@@ -65,7 +65,7 @@ class Journal:
 
     def finish(self, number: int) -> None:
         """Say that the file of a block is whole."""
-        writing.write_text(self._hash_of(number), self._hash(number))
+        writing.write_text(self.hash_of(number), self._hash(number))
         self._whole.add(number)
 
     def append(self, document: Mapping[str, Any]) -> None:
@@ -78,7 +78,8 @@ class Journal:
         """All finished blocks of a journal of JSON."""
         return [storage.load_json(self.block(number)) for number in range(self.finished())]
 
-    def _hash_of(self, number: int) -> Path:
+    def hash_of(self, number: int) -> Path:
+        """The file of a block's hash."""
         return self.folder / f"{self.block(number).name}.sha256"
 
     def _hash(self, number: int) -> str:

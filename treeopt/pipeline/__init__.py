@@ -12,6 +12,7 @@ trees.py     score: a given tree beside the best · import-tree: what is wrong w
 notebook.py  what results look like in a notebook
 run.py       the whole line
 train.py     -> heads, and how they were made; training_job.py may be stopped and continued
+workers.py   what the workers of a cluster do for calibrate and train
 """
 
 from treeopt.pipeline.bench import bench
@@ -32,3 +33,4 @@ from treeopt.pipeline.search import SearchOptions, search
 from treeopt.pipeline.session import compiled, open_session, resolve, session_of
 from treeopt.pipeline.train import TextOptions, train
 from treeopt.pipeline.trees import import_tree, named_tree, read_tree, score
+from treeopt.pipeline.workers import cluster_of

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files.journal import Journal
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
+from treeopt.pipeline.workers import Place, RankBlocks, finish_blocks
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.merging import join, shard_record
 from treeopt.records.origins import differing
@@ -27,12 +27,13 @@ from treeopt.records.pools import USUAL, Counts
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.shards import WHOLE, Shard, digest
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import Advance, note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
 if TYPE_CHECKING:
+    from treeopt.runtime.cluster import Cluster
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
 
@@ -202,7 +203,7 @@ def collect(
     counts: Counts,
     title: str,
 ) -> RankTrace:
-    """The trace of the session's shard of some conversations, block by block through a journal in ``folder``.
+    """The trace of the session's shard of some conversations, through a journal in ``folder``, here or by the session's workers.
 
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
@@ -212,57 +213,77 @@ def collect(
     counts, shard = fitting(counts, session), session.shard
     prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
     options = {"conversations": prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
-    key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}
-    blocks = blocks_of(conversations, batch_size, shard)
-    done = _measured(session, [*blocks.values()], folder, counts, key, title=title)
+    numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
+    blocks = [tuple(block) for block in numbered.values()]
+    place = Place(folder.parent, folder, {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})})
+    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
+    with progress(title, sum(map(len, blocks))) as advance:
+        if session.cluster is None:
+            _finish_here(session, place, blocks, advance, **asked)
+        else:
+            _finish_by_workers(session, session.cluster, place, blocks, advance, size=size, **asked)
+    done = [RankTrace.load(place.journal().block(number)) for number in range(len(blocks))]
     said: dict[str, Any] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
     if shard != WHOLE:
         num_blocks = -(-len(conversations) // size)
-        said["shard"] = shard_record(prompts, size, num_blocks, dict(zip(blocks, done, strict=True)))
+        said["shard"] = shard_record(prompts, size, num_blocks, dict(zip(numbered, done, strict=True)))
     return join(done, said)
 
 
-def _measured(
+def _finish_by_workers(
     session: Session,
-    blocks: Sequence[Sequence[Conversation]],
-    folder: Path,
-    counts: Counts,
-    key: Mapping[str, Any],
+    cluster: Cluster,
+    place: Place,
+    blocks: Sequence[tuple[Conversation, ...]],
+    advance: Advance,
+    **asked: Any,
+) -> None:
+    """Have all blocks of a journal finished that are not, by the workers of a cluster."""
+    prompts = replace(session.prompts, conversations=tuple(c for block in blocks for c in block))
+    sent = replace(place, url=cluster.workers.journal)
+    work = RankBlocks(sent, session.source, session.provenance().threads or 1, prompts, **asked)
+    finish_blocks(cluster, work, sent, [len(block) for block in blocks], advance)
+
+
+def _finish_here(
+    session: Session,
+    place: Place,
+    blocks: Sequence[tuple[Conversation, ...]],
+    advance: Advance,
     *,
-    title: str,
-) -> list[RankTrace]:
-    """The trace of each block, of those that the journal has not too; ``key`` is what they depend on."""
+    max_new_tokens: int,
+    batch_size: int,
+    counts: Counts,
+) -> None:
+    """Have all blocks of a journal finished that are not, one after the other."""
     from treeopt.runtime.measure.ranks import collect_trace
     from treeopt.runtime.measure.unfinished import Unfinished
     from treeopt.runtime.memory import with_less_memory
 
-    journal, batch_size = Journal(folder, key, ".npz"), int(key["batch_size"])
-    done = [RankTrace.load(journal.block(number)) for number in range(journal.finished())]
+    journal, unfinished = place.journal(), place.folder / "unfinished"
+    done = [number for number in range(len(blocks)) if journal.is_finished(number)]
     if done:
-        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {BLOCK_WAVES * batch_size} prompts.")
-        batch_size = done[-1].meta.get("batch_size", batch_size)
-    with progress(title, sum(map(len, blocks))) as advance:
-        advance(sum(map(len, blocks[: len(done)])))
+        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {len(blocks[0])} prompts.")
+        batch_size = RankTrace.load(journal.block(done[-1])).meta.get("batch_size", batch_size)
+    advance(sum(len(blocks[number]) for number in done))
 
-        def attempt(rows: int) -> RankTrace:
-            return collect_trace(
-                session.setup(int(key["max_new_tokens"])),
-                replace(session.prompts, conversations=tuple(blocks[len(done)])),
-                batch_size=rows,
-                counts=counts,
-                given=session.given,
-                meta={"batch_size": rows},
-                progress=advance,
-                unfinished=Unfinished(folder / "unfinished", {**key, "block": len(done), "rows": rows}, note),
-            )
+    def attempt(rows: int) -> RankTrace:
+        return collect_trace(
+            session.setup(max_new_tokens),
+            replace(session.prompts, conversations=blocks[number]),
+            batch_size=rows,
+            counts=counts,
+            given=session.given,
+            meta={"batch_size": rows},
+            progress=advance,
+            unfinished=Unfinished(unfinished, {**place.key, "block": number, "rows": rows}, note),
+        )
 
-        while len(done) < len(blocks):
-            trace, batch_size = with_less_memory(attempt, batch_size, note)
-            trace.save(journal.block(len(done)))
-            journal.finish(len(done))
-            discard(folder / "unfinished")
-            done.append(trace)
-    return done
+    for number in sorted(set(range(len(blocks))) - set(done)):
+        trace, batch_size = with_less_memory(attempt, batch_size, note)
+        trace.save(journal.block(number))
+        journal.finish(number)
+        discard(unfinished)
 
 
 def fitting(counts: Counts, session: Session) -> Counts:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.places import located
+from treeopt.pipeline.threads import recorded_threads
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
+    from treeopt.runtime.cluster import Cluster
     from treeopt.runtime.session import Session
 
 
@@ -105,18 +107,29 @@ def located_source(source: dict[str, Any], model: str = demo.NAME) -> dict[str, 
 
 
 def session_of(
-    run: RunDirectory, model: str | Path | Session | None, options: ModelOptions, *, overwrite: bool = False
+    run: RunDirectory,
+    model: str | Path | Session | None,
+    options: ModelOptions,
+    *,
+    overwrite: bool = False,
+    cluster: Cluster | None = None,
 ) -> Session:
-    """A loaded session as it is, or the session of a model and its options on top of those of the run."""
+    """A loaded session as it is, or the session of a model and its options on top of those of the run.
+
+    cluster : whose workers load it; here it is an outline then
+    """
     if strange := sorted(options.keys() - ModelOptions.__annotations__.keys()):
         raise TypeError(f"unexpected keyword argument {strange[0]!r}")
     if model is not None and not isinstance(model, str | Path):
         if options:
             raise InvalidInput(f"A session is loaded with its options: pass {sorted(options)[0]} to treeopt.open.")
+        if cluster is not None:
+            raise InvalidInput("Workers load a model themselves: pass its name instead of a session.")
         return model
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     source = {"model": str(model), **given} if model is not None else given
-    return open_session(resolve(run, source, overwrite=overwrite))
+    source = resolve(run, source, overwrite=overwrite)
+    return open_session(source) if cluster is None else open_by_workers(run, source, cluster)
 
 
 @contextmanager
@@ -140,6 +153,20 @@ def open_session(source: dict[str, Any]) -> Session:
 
     with progress("Loading", None):
         session = replace(open_session(SessionSettings(**source)), source=source)
+    for text in session.notes:
+        note(text)
+    return session
+
+
+def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster) -> Session:
+    """The outline of the session that the workers of a cluster open, each with the run's number of threads, or with one."""
+    import_torch()
+    from treeopt.runtime.outline import open_outline
+
+    threads = source.get("threads") or next(recorded_threads(run), 1)
+    with progress("Starting workers", None):
+        cluster.start(1 if cluster.workers.gpus else threads)
+        session: Session = replace(cluster.call(open_outline, source, threads), cluster=cluster)
     for text in session.notes:
         note(text)
     return session

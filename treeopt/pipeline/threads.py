@@ -30,7 +30,7 @@ def settle_threads(run: RunDirectory, session: Session) -> None:
     from treeopt.runtime.measure import threads
 
     global _chosen
-    now, known = torch.get_num_threads(), next(_recorded(run), None)
+    now, known = torch.get_num_threads(), next(recorded_threads(run), None)
     if "threads" in session.source or (now != _chosen and threads.are_said()):
         if known is not None and known != now:
             note(
@@ -45,7 +45,7 @@ def settle_threads(run: RunDirectory, session: Session) -> None:
     torch.set_num_threads(_chosen)
 
 
-def _recorded(run: RunDirectory) -> Iterator[int]:
+def recorded_threads(run: RunDirectory) -> Iterator[int]:
     """The numbers of threads that the run was measured with on this machine: timings first, then what is unfinished."""
     records: list[dict[str, Any]] = []
     try:

@@ -21,14 +21,16 @@ from treeopt.files.shell import command_line
 from treeopt.files.writing import sole_writer
 from treeopt.pipeline.session import located_source
 from treeopt.pipeline.training_job import CHECKPOINT, TrainingJob
+from treeopt.pipeline.workers import AnswerBlocks, Place, finish_blocks
 from treeopt.report.terminal import note, progress
 
 if TYPE_CHECKING:
+    from treeopt.runtime.cluster import Cluster
     from treeopt.runtime.prompts.sets import PromptSet
     from treeopt.runtime.target import Target
     from treeopt.runtime.training.batches import Text
     from treeopt.runtime.training.recipe import Recipe
-    from treeopt.runtime.training.texts import Asking
+    from treeopt.runtime.training.texts import Asking, Elsewhere
 
 PROMPT_OPTIONS = ("column", "responses", "split", "chat_template")
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
@@ -71,11 +73,17 @@ def train(
     *,
     mixed_precision: str | None = None,
     load_in_8bit: bool = False,
+    cluster: Cluster | None = None,
 ) -> Training | None:
     """Train heads into ``folder``; None in all but the first process of several.
 
-    source : what loads the model and its prompts, and the rule that its answers are written by
+    source  : what loads the model and its prompts, and the rule that its answers are written by
+    cluster : whose workers write the answers
     """
+    if cluster is not None and "responses" in source:
+        raise InvalidInput(
+            "--engine ray has the model's own answers written, but --responses are given: leave one out."
+        )
     from treeopt.runtime.training import opening
 
     if source.get("acceptance") not in (None, "greedy", "sample"):
@@ -89,23 +97,34 @@ def train(
         recipe.kind, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
     with writing_heads(folder, wanted.answers, lock=accelerator.is_main_process):
-        return _train(folder, source, recipe, wanted, accelerator, load_in_8bit=load_in_8bit)
+        return _train(folder, source, recipe, wanted, accelerator, load_in_8bit=load_in_8bit, cluster=cluster)
 
 
 def _train(
-    folder: Path, source: dict[str, Any], recipe: Recipe, wanted: TextOptions, accelerator: Any, *, load_in_8bit: bool
+    folder: Path,
+    source: dict[str, Any],
+    recipe: Recipe,
+    wanted: TextOptions,
+    accelerator: Any,
+    *,
+    load_in_8bit: bool,
+    cluster: Cluster | None,
 ) -> Training | None:
     """The same, as the only writer of the folder."""
     from treeopt.runtime.training.batches import split_texts
     from treeopt.runtime.training.heads import size_of_heads
 
     is_main = accelerator.is_main_process
-    target, prompts = _open(located_source(source), accelerator, wanted.num_prompts, load_in_8bit=load_in_8bit)
+    located = located_source(source)
+    loading = {**_loading(located), "load_in_8bit": load_in_8bit}
+    target, prompts = _open(located, loading, accelerator, wanted.num_prompts)
     if is_main:
         note(f"{recipe.kind} heads: {size_of_heads(target, recipe)}")
     own = "responses" not in source
     asking = _asking(target, source, wanted)
-    texts = _texts(target, prompts, asking, own, wanted.answers or folder / "training", accelerator)
+    kept = (wanted.answers or folder / "training").absolute()
+    by_workers = _by_workers(cluster, folder, loading, prompts, asking) if cluster is not None else None
+    texts = _texts(target, prompts, asking, own, kept, accelerator, by_workers)
     learned, held_out = split_texts(texts)
     _check_heads(recipe.num_heads, learned)
     if is_main:
@@ -144,18 +163,22 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
             folder.rmdir()  # where nothing was written
 
 
+def _loading(source: dict[str, Any]) -> dict[str, Any]:
+    """The options that load the base."""
+    other = (*PROMPT_OPTIONS, *RULE_OPTIONS, "prompts", "seed", "in_order")
+    return {"model": demo.NAME, **{name: value for name, value in source.items() if name not in other}}
+
+
 def _open(
-    source: dict[str, Any], accelerator: Any, num_prompts: int, *, load_in_8bit: bool
+    source: dict[str, Any], loading: dict[str, Any], accelerator: Any, num_prompts: int
 ) -> tuple[Target, PromptSet]:
     """The base and the prompts that it is to answer."""
     from treeopt.runtime.training import opening
 
-    elsewhere = (*PROMPT_OPTIONS, *RULE_OPTIONS, "model", "prompts", "seed", "in_order")
-    loading = {name: value for name, value in source.items() if name not in elsewhere}
     asked = {name: source[name] for name in PROMPT_OPTIONS if name in source}
     seed = None if source.get("in_order") else source.get("seed", 0)
     with progress("Loading", None, accelerator.is_main_process):
-        target = opening.open_base(source.get("model", demo.NAME), accelerator, load_in_8bit=load_in_8bit, **loading)
+        target = opening.open_base(accelerator=accelerator, **loading)
         return target, opening.open_seeds(target, source.get("prompts"), num_prompts, seed, **asked)
 
 
@@ -238,14 +261,35 @@ def _asking(target: Target, source: dict[str, Any], wanted: TextOptions) -> Aski
     return Asking(stop, acceptance, min(wanted.tokens or context, context))
 
 
-def _texts(target: Target, prompts: PromptSet, asking: Asking, own: bool, folder: Path, accelerator: Any) -> list[Text]:
+def _by_workers(cluster: Cluster, home: Path, loading: dict[str, Any], prompts: PromptSet, asking: Asking) -> Elsewhere:
+    """Has the answers written by the workers of a cluster."""
+
+    def finish(folder: Path, key: dict[str, Any], sizes: list[int]) -> None:
+        place = Place((home / "training").absolute(), folder, key, cluster.workers.journal)
+        cluster.start()
+        with progress("Answering", sum(sizes)) as advance:
+            finish_blocks(cluster, AnswerBlocks(place, loading, prompts, asking), place, sizes, advance)
+
+    return finish
+
+
+def _texts(
+    target: Target,
+    prompts: PromptSet,
+    asking: Asking,
+    own: bool,
+    folder: Path,
+    accelerator: Any,
+    elsewhere: Elsewhere | None,
+) -> list[Text]:
     from treeopt.runtime.training.texts import Worker, given_texts, own_texts
 
     if not own:
         return given_texts(target, prompts, asking)
     worker = Worker(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
-    with progress("Answering", len(prompts.conversations), accelerator.is_main_process) as advance:
-        return own_texts(target, prompts, folder, asking, worker=worker, advance=advance, say=note)
+    shown = accelerator.is_main_process and elsewhere is None
+    with progress("Answering", len(prompts.conversations), shown) as advance:
+        return own_texts(target, prompts, folder, asking, worker=worker, advance=advance, say=note, elsewhere=elsewhere)
 
 
 def _command(source: dict[str, Any], folder: Path, kind: str) -> str:

@@ -15,6 +15,7 @@ from treeopt.records.shards import WHOLE, Shard
 from treeopt.runtime import ranks
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
+from treeopt.runtime.cluster import Cluster
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
@@ -40,6 +41,7 @@ class Session:
     temperature: float | None = None  # at which given answers were sampled
     source: dict[str, Any] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
+    cluster: Cluster | None = None  # whose workers hold it, where this is an `treeopt.runtime.outline.Outline`
 
     def setup(self, max_new_tokens: int) -> Setup:
         """What the session's answers are decoded with, each of at most so many tokens."""
@@ -77,8 +79,11 @@ class Session:
         return known
 
 
-def open_session(settings: SessionSettings = DEMO) -> Session:
-    """Load everything and raise InvalidInput where the parts do not belong together."""
+def open_session(settings: SessionSettings = DEMO, prompts: PromptSet | None = None) -> Session:
+    """Load everything and raise InvalidInput where the parts do not belong together.
+
+    prompts : those of the settings, where they have been read already
+    """
     given = settings.responses is not None
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -102,7 +107,9 @@ def open_session(settings: SessionSettings = DEMO) -> Session:
     drafter: Drafter = opened.drafter
     if settings.acceptance == "reject":
         drafter, rules = by_rejection(drafter, target, rules)
-    if name == demo.NAME:
+    if prompts is not None:
+        pass
+    elif name == demo.NAME:
         prompts = demo_prompts(target, group_by=settings.group_by, seed=settings.order_seed)
     else:
         prompts = load_prompts(

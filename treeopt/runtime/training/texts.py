@@ -34,6 +34,7 @@ from treeopt.runtime.training.batches import Text
 
 BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most
 DIGEST_NUMBERS = 64
+Elsewhere = Callable[[Path, dict[str, Any], list[int]], None]  # folder and key of a journal, sizes of its blocks
 FEWEST_ANSWER_TOKENS = 2  # fewer leave no head anything to guess
 
 
@@ -68,8 +69,12 @@ def own_texts(
     worker: Worker = Worker(),
     advance: Callable[[int], None] = lambda conversations: None,
     say: Callable[[str], None] = lambda message: None,
+    elsewhere: Elsewhere | None = None,
 ) -> list[Text]:
-    """The model's own answers to all conversations, kept in a folder of ``folder`` for the same question."""
+    """The model's own answers to all conversations, kept in a folder of ``folder`` for the same question.
+
+    elsewhere : has the blocks finished that are not, with sizes in conversations; None where the target here answers
+    """
     conversations = prompts.conversations
     key = {
         "max_new_tokens": asking.stop.max_new_tokens,
@@ -86,23 +91,35 @@ def own_texts(
     if worker.rank == 0:
         Journal(place, key, ".npz")
     worker.wait()
-    journal = Journal(place, key, ".npz")
-    blocks = [conversations[i : i + BLOCK_CONVERSATIONS] for i in range(0, len(conversations), BLOCK_CONVERSATIONS)]
-    batch_size = asking.batch_size
-    for number in range(worker.rank, len(blocks), worker.count):
-        file, block = journal.block(number), blocks[number]
+    journal, answers = Journal(place, key, ".npz"), Answers(target, prompts, asking)
+    blocks = answers.blocks
+    if elsewhere is not None and worker.rank == 0:
+        elsewhere(place, key, [len(block) for block in blocks])
+    for number in range(worker.rank, len(blocks), worker.count) if elsewhere is None else ():
         if not journal.is_finished(number):
-            attempt = partial(answer_block, target, prompts, block, asking)
-            answered, batch_size = with_less_memory(attempt, batch_size, say)
-            npz.write(file, _arrays(answered))
+            answers.write(journal.block(number), number, say)
             journal.finish(number)
-        advance(len(block) * worker.count)
+        advance(len(blocks[number]) * worker.count)
     worker.wait()
     return [
         text
         for number, block in enumerate(blocks)
         for text in _read_block(journal.block(number), block, asking.most_tokens)
     ]
+
+
+class Answers:
+    """Writes blocks of a target's answers, with as many rows at once as fit into memory."""
+
+    def __init__(self, target: Target, prompts: PromptSet, asking: Asking) -> None:
+        self.target, self.prompts, self.asking, self._rows = target, prompts, asking, asking.batch_size
+        asked, size = prompts.conversations, BLOCK_CONVERSATIONS
+        self.blocks = [asked[i : i + size] for i in range(0, len(asked), size)]
+
+    def write(self, file: Path, number: int, say: Callable[[str], None]) -> None:
+        attempt = partial(answer_block, self.target, self.prompts, self.blocks[number], self.asking)
+        answered, self._rows = with_less_memory(attempt, self._rows, say)
+        npz.write(file, _arrays(answered))
 
 
 def answer_block(

@@ -1,0 +1,265 @@
+"""Workers on a Ray cluster. No other module imports ray, and this one only where it is used.
+
+The cluster is one that runs already, or one on this machine that is made for a command and ends with it. Its workers are
+the actors of a pool of Ray Data: each opens the `Work` once, and blocks go one by one to whichever worker is free. Blocks
+of a worker that dies are given to another, or to its successor. What a worker finishes it keeps itself; only numbers and
+words come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from treeopt import __version__, errors
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+
+MOST_DEATHS = 3  # of workers over one block, before the block itself is taken for the reason
+ANSWER_S = 10  # that a cluster has to answer a connection
+START_S = "120"  # that a busy machine has to start a cluster of its own
+EXIT = re.compile(r"Worker exit detail: (.*)")
+
+Block = Callable[[int, Callable[[str], None]], None]  # does a block by its number, and says what is worth a note
+
+
+class Work(Protocol):
+    """What the workers of a pool do, as plain values that are pickled."""
+
+    def open(self) -> Block:
+        """Load what is needed, once for every worker."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How many workers there are, what each has, and where.
+
+    gpus    : of each worker; without any it computes with ``cpus`` threads
+    address : HOST:PORT of a running cluster, or auto; None is that of RAY_ADDRESS, else a cluster of this machine alone
+    journal : fsspec URL for finished blocks; None where all hosts share the disk of the run
+    """
+
+    number: int = 1
+    gpus: float = 0
+    address: str | None = None
+    journal: str | None = None
+
+
+class Cluster:
+    """The workers, from the first call to the end of the ``with`` block."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers, self.cpus, self._ours = workers, 1, False
+        self._talk = redirect_stdout(sys.stderr)  # Ray prints there what becomes of workers
+
+    def __enter__(self) -> Cluster:
+        self._talk.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._ours:
+            import ray
+
+            ray.shutdown()
+        self._talk.__exit__(None, None, None)
+
+    def start(self, cpus: int = 1) -> None:
+        """Connect, or make a cluster, for workers of so many processors each.
+
+        Raises InvalidInput or Unsupported in words where Ray would wait for ever: nothing at the address, too few devices.
+        """
+        self.cpus = cpus
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters comes back as an error
+        if (address := self.workers.address or os.environ.get("RAY_ADDRESS") or "local") != "local":
+            check_address(address)
+            if has_token():  # as `ray start` decides it; without it Ray would wait for minutes
+                os.environ.setdefault("RAY_AUTH_MODE", "token")
+        try:
+            import ray
+            import ray.data  # its own needs, too
+        except ImportError:
+            raise Unsupported("--engine ray needs Ray. Install it with: pip install 'treeopt[ray]'") from None
+        if not ray.is_initialized():
+            options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
+            if address == "local":
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+                os.environ.setdefault("RAY_raylet_start_wait_time_s", START_S)
+                options |= {"num_cpus": self.workers.number * cpus, "include_dashboard": False}
+            handler = signal.getsignal(signal.SIGTERM)
+            try:
+                ray.init(**options)
+            except Exception as error:  # it raises plain ones
+                what = f"{one_line(error)}. A cluster with a token needs it here, and RAY_AUTH_MODE=token in the environment"
+                if address == "local":
+                    what = f"A cluster of this machine cannot be started: {one_line(error)}"
+                raise InvalidInput(f"{what}.") from None
+            finally:
+                if handler is not None and signal.getsignal(signal.SIGTERM) != handler:
+                    signal.signal(signal.SIGTERM, handler)
+            self._ours = True
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        check_room(self.workers.number, cpus, self.workers.gpus, nodes)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns that runs where a worker will; its TreeoptError here is that of there."""
+        import ray
+
+        called = ray.remote(num_cpus=self.cpus, num_gpus=self.workers.gpus)(attempt)
+        try:
+            result, kind, said = ray.get(called.remote(self.workers.gpus, __version__, function, *arguments))
+        except ray.exceptions.RayError as error:
+            raise died(error) from None
+        if kind:
+            raise error_of(kind, said)
+        return result
+
+    def do(self, work: Work, blocks: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
+        """Have blocks done; the number of each when it is finished, with its notes, in any order."""
+        import ray
+        from ray.data import ActorPoolStrategy
+
+        rows = ray.data.from_items([{"block": number} for number in blocks], override_num_blocks=len(blocks))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the last two have no names of their own up to Ray 2.63
+            done = rows.map_batches(
+                Worker,
+                fn_constructor_args=(ray.put(work), self.workers.gpus, __version__),
+                batch_size=1,
+                compute=ActorPoolStrategy(size=min(self.workers.number, len(blocks)), max_tasks_in_flight_per_actor=1),
+                num_cpus=self.cpus,
+                num_gpus=self.workers.gpus,
+                max_restarts=-1,
+                max_task_retries=MOST_DEATHS,
+            )
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        done.context.enable_progress_bars = done.context.print_on_execution_start = False
+        try:
+            for row in done.iter_rows():
+                if row["kind"]:
+                    raise error_of(row["kind"], row["said"])
+                yield int(row["block"]), row["said"].splitlines()
+        except ray.exceptions.RayError as error:
+            raise died(error) from None
+
+
+class Worker:
+    """An actor of the pool, which keeps what the work has opened."""
+
+    def __init__(self, work: Any, gpus: float, version: str) -> None:
+        self._work, self._gpus, self._version = work, gpus, version
+        self._do: Block | None = None
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        number, notes = int(batch["block"][0]), list[str]()
+        _, kind, said = attempt(self._gpus, self._version, self._block, number, notes.append)
+        return {"block": [number], "kind": [kind], "said": [said or "\n".join(notes)]}
+
+    def _block(self, number: int, say: Callable[[str], None]) -> None:
+        if self._do is None:
+            import ray
+
+            self._do = ray.get(self._work).open()
+        self._do(number, say)
+
+
+def attempt(gpus: float, version: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str, str]:
+    """On a worker: a result, or the class and the words of an error, so that they come back without Ray's traces."""
+    host = socket.gethostname()
+    if version != __version__:
+        return None, "Unsupported", f"All hosts need the same treeopt, but {host} has {__version__}, not {version}."
+    if not gpus:  # it sees those of its host otherwise
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        return function(*arguments), "", ""
+    except TreeoptError as error:
+        said, kind = f"{str(error).rstrip('.')} (said by a worker on {host}).", type(error).__name__
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}, line {frame.lineno}"
+        kind = "TreeoptError"
+        said = f"A worker on {host} failed: {type(error).__name__}: {one_line(error)} ({place})."
+    return None, kind, said.encode("utf-8", "backslashreplace").decode()
+
+
+def error_of(kind: str, said: str) -> TreeoptError:
+    """An error of `treeopt.errors` by the name of its class."""
+    found = getattr(errors, kind, TreeoptError)
+    return found(said) if issubclass(found, TreeoptError) else TreeoptError(said)
+
+
+def died(error: Exception) -> TreeoptError:
+    """In words, what Ray says of workers that ended without a word, or of code that they do not have."""
+    cause = getattr(error, "cause", None)
+    detail = EXIT.search(str(error))
+    said = one_line(cause or error) if detail is None or cause else detail[1].split(". ")[0].rstrip(".")
+    return TreeoptError(
+        f"A worker ended {MOST_DEATHS + 1} times over the same block, or could not begin: {said}. Where memory is short, "
+        "ask for fewer --workers or a smaller --batch-size. What was finished is kept, and the same command continues."
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def has_token() -> bool:
+    """Whether there is a token of Ray's, by which clusters that have one know their users."""
+    said = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return said or (Path.home() / ".ray" / "auth_token").exists()
+
+
+def check_address(address: str) -> None:
+    """Raise InvalidInput where nothing answers at HOST:PORT; Ray itself would try for minutes."""
+    if address in ("local", "auto"):
+        return
+    found = re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d{1,5})", address)
+    if found is None:
+        raise InvalidInput(
+            f"--address must be HOST:PORT of a cluster's head, or auto on one of its machines, but got {address!r}. "
+            "From outside, submit the command as a job: ray job submit."
+        )
+    try:
+        socket.create_connection((found[1], int(found[2])), ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise InvalidInput(
+            f"--address must be that of a running cluster, but nothing answers at {address}: "
+            f"{getattr(error, 'strerror', None) or one_line(error)}. Start one with: ray start --head"
+        ) from None
+
+
+def check_room(number: int, cpus: int, gpus: float, nodes: Sequence[dict[str, float]]) -> None:
+    """Raise InvalidInput where the machines of a cluster have no room for the workers: Ray would wait for more.
+
+    >>> check_room(3, 1, 0.5, [{"CPU": 8, "GPU": 2}])
+    >>> check_room(2, 1, 1, [{"CPU": 8, "GPU": 1}])
+    Traceback (most recent call last):
+    ...
+    treeopt.errors.InvalidInput: The cluster must have room for --workers 2, each with 1 CPU and 1 GPU, but has room for \
+1: it has 8 CPUs and 1 GPU. Ask for less, or start more machines first.
+    """
+    room = 0.0
+    for node in nodes:
+        fits = [node.get("CPU", 0) / cpus] + ([node.get("GPU", 0) / gpus] if gpus else [])
+        room += int(min(fits) + 1e-9)
+    if room < number:
+        cpu, gpu = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
+        raise InvalidInput(
+            f"The cluster must have room for --workers {number}, each with {_some(cpus, 'CPU')} and {_some(gpus, 'GPU')}, "
+            f"but has room for {room:.0f}: it has {_some(cpu, 'CPU')} and {_some(gpu, 'GPU')}. Ask for less, or start more "
+            "machines first."
+        )
+
+
+def _some(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'s' * (number != 1)}"
