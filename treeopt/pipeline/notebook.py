@@ -49,10 +49,9 @@ table.register(Calibration, calibration_table)
 table.register(LatencyProfile, profile_table)
 table.register(Plan, plan_table)
 table.register(Benchmark, bench_table)
-
-
-for kind in (Compared, GroupsCompared, DraftersCompared):
-    table.register(kind, compared_table)
+table.register(Compared, compared_table)
+table.register(GroupsCompared, compared_table)
+table.register(DraftersCompared, compared_table)
 
 
 @table.register(RankTrace)

@@ -41,7 +41,7 @@ def per_cent(loss: Loss) -> str:
     return pm(100 * loss.share, 100 * loss.stderr, 1).replace("-0.0 ", "0.0 ")
 
 
-@verdict.register
+@verdict.register(Compared)
 def _(result: Compared) -> str:
     one = result.worst
     where = f" at batch size {one.batch_size}" if len(result.losses) > 1 else ""
@@ -62,7 +62,7 @@ def _(result: Compared) -> str:
     return f"The plan ({rows}) is still within {within} % of the best for {result.names[1]}{where}: keep it."
 
 
-@verdict.register
+@verdict.register(GroupsCompared)
 def _(result: GroupsCompared) -> str:
     most = max(result.groups, key=lambda group: group.shared.interval95[0])
     if not result.gainers:
@@ -82,7 +82,7 @@ def _(result: GroupsCompared) -> str:
     )
 
 
-@verdict.register
+@verdict.register(DraftersCompared)
 def _(result: DraftersCompared) -> str:
     return " ".join(map(_won, result.winners))
 
@@ -95,7 +95,7 @@ def _won(one: Winner) -> str:
     return f"Batch size {one.batch_size}: {one.drafter} is fastest{tied}."
 
 
-@compared_table.register
+@compared_table.register(Compared)
 def _(result: Compared) -> RenderableType:
     what = "share of steps whose chain survives to a depth" if result.measure == SURVIVAL else "top-1 accuracy"
     moved = [str(shift.depth) for shift in result.moved]
@@ -133,7 +133,7 @@ def _(result: Compared) -> RenderableType:
     return together(*headline(verdict(result)), *shifts, table)
 
 
-@compared_table.register
+@compared_table.register(GroupsCompared)
 def _(result: GroupsCompared) -> RenderableType:
     rows = [
         (
@@ -163,7 +163,7 @@ def _(result: GroupsCompared) -> RenderableType:
     return together(*headline(verdict(result)), table)
 
 
-@compared_table.register
+@compared_table.register(DraftersCompared)
 def _(result: DraftersCompared) -> RenderableType:
     winners = {one.batch_size: one for one in result.winners}
     columns = ("batch", "drafter", "tree or setting", "tokens/step", "step ms", "speedup\n[95 % interval]")
