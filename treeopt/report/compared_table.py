@@ -120,16 +120,16 @@ def _(result: Compared) -> RenderableType:
             str(one.depth),
             pm(one.planned, None),
             pm(one.tokens_per_step, one.tokens_per_step_stderr),
-            f"{one.best_size} rows, {one.best_depth} deep",
+            str(one.best_size),
+            str(one.best_depth),
             pm(one.best_tokens_per_step, None),
             f"{per_cent(one.loss)} [{100 * one.loss.interval95[0]:.1f}, {100 * one.loss.interval95[1]:.1f}]",
         )
         for one in result.losses
     ]
-    names = ("batch", "rows", "depth", "tokens/step\nplanned", "tokens/step\non B", "best for B", "tokens/step\nof it")
-    table = grid(
-        "A's plan on B", (*names, "loses %\n[95 % interval]"), plans, wraps=("best for B",), spare=(names[6], names[2])
-    )
+    best = ("best on B:\nrows", "\ndepth", "best on B:\ntokens/step")
+    columns = ("batch", "rows", "depth", "tokens/step\nplanned", "tokens/step\non B", *best, "loses %\n[95 % interval]")
+    table = grid("A's plan on B, beside the best that a search on B would find", columns, plans, spare=best[::-1])
     return together(*headline(verdict(result)), *shifts, table)
 
 

@@ -68,6 +68,8 @@ def _draw(left: Axes, right: Axes, one: Setting, i: int, x: float, name: str) ->
     errors = [[value - low], [high - value]] if low is not None and high is not None else None
     left.errorbar([x], [value], yerr=errors, elinewidth=0.8, **look)
     below = value if low is None else min(low, value)
-    left.annotate(str(one.size), (x, below), (0, -3), textcoords="offset points", fontsize=6, ha="center", va="top")
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    place = {"textcoords": "offset points", "ha": "center", "va": "top"}
+    left.annotate(str(one.size), (x, below), (0, -3), fontsize=6, bbox=box, **place)
     error = style.Z95 * (one.tokens_per_step_stderr or 0.0)
     right.errorbar([x], [one.tokens_per_step], yerr=error, elinewidth=0.8, label=name, **look)
