@@ -150,7 +150,11 @@ def test_a_plan_for_other_traffic_loses_what_can_be_worked_out():
     """One guess: rank 0 is always right in A, rank 1 in B. A's plan takes 12 steps on B, B's own 6."""
     plan = plan_trees(constant([0]), request=PlanRequest(Limits(2)))
     (found,) = plan_losses(replace(plan, constraint=None), constant([1]))
-    assert (found.size, found.tokens_per_step, found.best_tokens_per_step) == (2, 1.0, 1.0)  # siblings: rank 0 comes first
+    assert (found.size, found.tokens_per_step, found.best_tokens_per_step) == (
+        2,
+        1.0,
+        1.0,
+    )  # siblings: rank 0 comes first
     wide = replace(plan, constraint=replace(plan.constraint, shape="any"))
     (found,) = plan_losses(wide, constant([1]))
     assert (found.best_tokens_per_step, found.loss.share, found.loss.stderr) == (2.0, 0.5, 0.0)
@@ -216,13 +220,14 @@ def test_the_least_bad_plan_of_two_groups_by_hand():
     """
     x, y = constant([0, 0], n=60), constant([1, 3], n=10)
     trace = grouped(x=x, y=y)
-    shared = plan_trees(trace, request=PlanRequest(Limits(3, max_rank=1, shape="any")))
+    request = PlanRequest(Limits(3, max_rank=1, shape="any"), objective="joint")
+    shared = plan_trees(trace, request=request)
     assert shared.entries[0].medusa_choices == [[0], [0, 0]]
     found = least_bad(shared, trace, None)
     losses = {one.group: (one.shared.share, one.minimax.share) for one in found.losses}
     assert losses["x"] == pytest.approx((0.0, 1 / 3), abs=1e-9)
     assert losses["y"] == pytest.approx((0.5, 0.0), abs=1e-9)
-    plan = plan_trees(found.record, request=PlanRequest(Limits(3, max_rank=1, shape="any")), take=found.take)
+    plan = plan_trees(found.record, request=request, take=found.take)
     assert plan.entries[0].medusa_choices == [[0], [1]]
     assert plan.entries[0].tokens_per_step == pytest.approx(2.0)  # of the answers as they came
 
@@ -337,3 +342,24 @@ def test_results_are_compared_in_python_and_show_themselves():
     groups = treeopt.compare(grouped(x=constant([0], n=30), y=constant([1], n=10)), budget=3)
     assert {group.group for group in groups.groups} == {"x", "y"}
     assert "One plan" in groups._repr_html_()
+
+
+@pytest.mark.parametrize("mode", ["own", "minimax"])
+def test_groups_get_plans_wherever_their_names_point(files, mode):
+    """A group's folder lies in the run's, whatever the group is called."""
+    run = treeopt.RunDirectory(files / "run")
+    parts = {"../../x": constant([0, 0], n=60), "$(touch x)": constant([1, 3], n=10), "few": constant([0, 0], n=2)}
+    trace = grouped(**parts)
+    run.replace_accuracies(Calibration.from_trace(trace), trace)
+    LatencyProfile.load(files / "profile.json").save(run.profile)
+    said = invoke("search", "--run", run.path, "--for-groups", mode, "--max-depth", 2, "--budget", 4, "--batch-size", 1)
+    assert "loses" in (said.stderr if mode == "minimax" else "loses")
+    folders = {path.name for path in (run.path / "groups").glob("*")}
+    assert folders == ({"touch-x", "x"} if mode == "own" else set())
+    for folder in folders:
+        own = treeopt.RunDirectory(run.path / "groups" / folder)
+        assert set(own.read_plan().inputs) == {"trace.npz", "profile.json"}
+        assert "nothing" in invoke("status", "--run", own.path).stdout or own.read_trace().num_sequences in (60, 10)
+    assert {path.name for path in files.iterdir()} == {"old.npz", "same.npz", "new.npz", "profile.json", "run"}
+    for words in (("--for-groups", "all"), ("--for-groups", mode, "--calibration", files / "old.npz")):
+        invoke("search", "--run", run.path, *words, "--budget", 4, code=1)
