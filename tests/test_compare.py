@@ -115,7 +115,7 @@ def test_holm_is_the_closed_testing_of_bonferroni(p_values):
 
 @pytest.mark.parametrize("measure", [TOP_1, SURVIVAL])
 def test_at_most_7_of_100_halvings_of_one_traffic_are_called_different(measure):
-    """Were the error rate the 5 % that is promised at most, more than 7 would come in one of 8 seeds; it is fixed."""
+    """Were the error rate the 2 % that is promised at most, more than 7 would come in one of 1,000 seeds; it is fixed."""
     rng = np.random.default_rng(5)
     whole, called = conversations(rng, 120), 0
     log = {"source": ENGINE_LOG}
@@ -129,7 +129,7 @@ def test_at_most_7_of_100_halvings_of_one_traffic_are_called_different(measure):
             meta = {**log, **said, "survival_stderr_is_optimistic": False}
             halves[1] = Calibration(counts[1:, None], np.maximum(counts[:-1], 1), meta=meta)
         called += any(shift.moved for shift in shifts(*halves))
-    assert 0 < called <= 7
+    assert called <= 7
 
 
 def test_other_traffic_is_called_different():
@@ -218,7 +218,7 @@ def test_the_least_bad_plan_of_two_groups_by_hand():
 
     Grown on all, x counts more and y gets 1 token a step, half of what it could. With (0), (1) x loses a third, y nothing.
     """
-    x, y = constant([0, 0], n=60), constant([1, 3], n=10)
+    x, y = constant([0, 0], n=55), constant([1, 3], n=20)  # no fold has too few of y
     trace = grouped(x=x, y=y)
     request = PlanRequest(Limits(3, max_rank=1, shape="any"), objective="joint")
     shared = plan_trees(trace, request=request)

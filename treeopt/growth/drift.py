@@ -4,7 +4,7 @@ top-1      share of the trials at a depth in which its likeliest guess is the to
 survival   share of the steps of a chain that accept its guesses up to a depth: all that an engine counts, and a probe
 
 Conversations are what was drawn at random: errors are of sums over whole conversations (linearised, Student's t). The
-depths are tested together by Holm's method, so that one of 20 pairs without a difference is called different, at most.
+depths are tested together by Holm's method, so that one of 50 pairs without a difference is called different, at most.
 
 C conversations · D depths
 """
@@ -29,6 +29,7 @@ from treeopt.trees.tree import IntArray, Tree
 
 Floats = NDArray[np.float64]
 TOP_1, SURVIVAL = "top-1", "survival"
+FALSE_ALARMS = 0.02  # share of the pairs without a difference that may be called different
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +110,11 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
     ]
 
 
-def holm(p_values: Floats, level: float = 1 - LEVEL) -> NDArray[np.bool_]:
+def holm(p_values: Floats, level: float = FALSE_ALARMS) -> NDArray[np.bool_]:
     """Which are significant together: from the least on, each against ``level`` over those that are left.
 
-    >>> holm(np.array([0.03, 0.01, 0.04])).tolist(), holm(np.array([0.01, 0.02, 0.04])).tolist()
-    ([False, True, False], [True, True, True])
+    >>> [holm(np.array(p_values), 0.05).tolist() for p_values in ([0.03, 0.01, 0.04], [0.01, 0.02, 0.04])]
+    [[False, True, False], [True, True, True]]
     """
     order = np.argsort(p_values, kind="stable")
     passed = np.logical_and.accumulate(p_values[order] <= level / np.arange(len(p_values), 0, -1))
