@@ -128,8 +128,8 @@ def _(result: Compared) -> RenderableType:
         for one in result.losses
     ]
     best = ("best on B:\nrows", "\ndepth", "best on B:\ntokens/step")
-    columns = ("batch", "rows", "depth", "tokens/step\nplanned", "tokens/step\non B", *best, "loses %\n[95 % interval]")
-    table = grid("A's plan on B, beside the best that a search on B would find", columns, plans, spare=best[::-1])
+    names = ("batch", "rows", "depth", "tokens/step\nplanned", "tokens/step\non B", *best, "loses %\n[95 % interval]")
+    table = grid("A's plan on B, beside the best that a search on B would find", names, plans, spare=best[::-1])
     return together(*headline(verdict(result)), *shifts, table)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treeopt.planning.compared import DraftersCompared, Setting
 from treeopt.report.figures import style
@@ -69,7 +69,7 @@ def _draw(left: Axes, right: Axes, one: Setting, i: int, x: float, name: str) ->
     left.errorbar([x], [value], yerr=errors, elinewidth=0.8, **look)
     below = value if low is None else min(low, value)
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-    place = {"textcoords": "offset points", "ha": "center", "va": "top"}
+    place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top"}
     left.annotate(str(one.size), (x, below), (0, -3), fontsize=6, bbox=box, **place)
     error = style.Z95 * (one.tokens_per_step_stderr or 0.0)
     right.errorbar([x], [one.tokens_per_step], yerr=error, elinewidth=0.8, label=name, **look)
