@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
     from treeopt.growth.score import Score as Score
     from treeopt.pipeline.session import ModelOptions
+    from treeopt.planning.compared import Compared as Compared
+    from treeopt.planning.compared import DraftersCompared as DraftersCompared
+    from treeopt.planning.compared import GroupsCompared as GroupsCompared
     from treeopt.records.benchmark import Benchmark as Benchmark
     from treeopt.records.calibration import Calibration as Calibration
     from treeopt.records.load import Result
@@ -56,10 +59,13 @@ TYPES = {
     "Benchmark": "treeopt.records.benchmark",
     "RunDirectory": "treeopt.records.rundir",
     "Score": "treeopt.growth.score",
+    "Compared": "treeopt.planning.compared",
+    "GroupsCompared": "treeopt.planning.compared",
+    "DraftersCompared": "treeopt.planning.compared",
     "Session": "treeopt.runtime.session",
     "Tree": "treeopt.trees.tree",
 }  # each is imported when it is asked for
-FUNCTIONS = ("open", "calibrate", "profile", "search", "bench", "score", "load")
+FUNCTIONS = ("open", "calibrate", "profile", "search", "bench", "compare", "score", "load")
 __all__ = [*FUNCTIONS, *TYPES, "InvalidInput", "OutOfRange", "TreeoptError", "Unsupported"]
 
 
@@ -206,6 +212,7 @@ def search(
     measured_only: bool = False,
     sample: int | None = None,
     verify: int = 0,
+    for_groups: str = "shared",
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size.
 
@@ -224,6 +231,8 @@ def search(
     measured_only : choose among sizes that were timed, without estimates between
     sample      : plan with so many conversations of a trace, drawn at random; by default with all
     verify      : decode for real with so many of the best sizes, and take the fastest
+    for_groups  : "shared"; "minimax", the plan least bad for the worst group; "own", beside the shared one a plan for each
+                  group, in run directories in groups/ of the run's
     """
     from treeopt import pipeline
 
@@ -239,6 +248,7 @@ def search(
         objective=objective,
         measured_only=measured_only,
         sample=sample,
+        for_groups=for_groups,
     )
     return pipeline.search_on(calibration, profile, run, options, default=RUN, verify=verify)
 
@@ -286,6 +296,39 @@ def bench(
         if engine is not None:
             return pipeline.bench_in(directory, session, engine, rounds=rounds, trees=trees, **asked)
         return pipeline.bench(directory, session, rounds=rounds, trees=trees, on_trace=on_trace, **asked)
+
+
+def compare(
+    first: str | Path | RunDirectory | Result,
+    *others: str | Path | RunDirectory | Result,
+    profile: LatencyProfile | str | Path | None = None,
+    batch_size: int | None = None,
+    budget: int = 64,
+    tolerance: float = 0.5,
+    picture: str | Path | None = None,
+) -> Compared | GroupsCompared | DraftersCompared:
+    """Say whether a plan is still right for other traffic; of one run which groups would gain by a plan of their own.
+
+    >>> found = compare("vicuna-7b-medusa1", "vicuna-7b-medusa1", budget=8)
+    >>> found.keep, len(found.moved), round(found.losses[0].tokens_per_step, 2)
+    (True, 0, 1.99)
+
+    first, others : run directories, results, files of them, or shipped names; the last may be what an engine counted, in
+                    several files. Run directories of several drafters are compared by what their plans reach
+    profile       : a result of `profile`, a file, or the name of a shipped one; by default the first source's
+    batch_size    : only this one
+    budget        : most rows, where the first source has no plan and one is made
+    tolerance     : per cent of the throughput that the plan may lose before it is time to plan anew
+    picture       : a .png or .svg file of the comparison of drafters
+    """
+    from pathlib import Path
+
+    from treeopt import pipeline
+
+    found = pipeline.compare(first, *others, profile=profile, batch_size=batch_size, budget=budget, tolerance=tolerance)
+    if picture is not None:
+        pipeline.draw_picture(found, Path(picture))
+    return found
 
 
 def score(

@@ -22,6 +22,7 @@ import click
 from treeopt import __version__
 from treeopt.cli.bench import bench
 from treeopt.cli.calibrate import calibrate
+from treeopt.cli.compare import compare
 from treeopt.cli.export import convert, export
 from treeopt.cli.importing import import_
 from treeopt.cli.listing import list_
@@ -133,6 +134,7 @@ for _command in (
     search,
     bench,
     export,
+    compare,
     score,
     import_tree,
     convert,

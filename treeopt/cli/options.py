@@ -24,7 +24,7 @@ ALONE = ("engine", "compiled", "random_weights", "from_csv", "command", "analyti
 GROUPS = {
     "Load": ("batch_sizes", "context", "contexts"),
     "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
-                         "max_draft_len", "measured_only"),
+                         "max_draft_len", "measured_only", "for_groups", "tolerance"),
     "Latencies from elsewhere": ("from_csv", "command", "runtime", "analytical", "num_heads", "overwrite"),
     "Model and drafter": ("random_weights", "model", "drafter", "draft_depth", "revision", "dtype", "device", "device_map",
                           "tensor_parallel", "compiled",
@@ -33,7 +33,7 @@ GROUPS = {
     "Prompts and answers": ("prompts", "column", "group_by", "responses", "split", "chat_template", "num_prompts",
                             "bench_prompts", "max_new_tokens", "tokens", "answers"),
     "How guesses are accepted": ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "seed"),
-    "Files and output": ("calibration", "profile", "folder", "output", "as_json", "_click_default_help"),
+    "Files and output": ("calibration", "profile", "folder", "output", "picture", "as_json", "_click_default_help"),
 }  # fmt: skip
 
 

@@ -31,21 +31,31 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, engine: str | 
 
     The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
     Dynamic trees are planned for drafters that an engine grows them of, such as EAGLE-3; calibrate does so for all.
-    The same command again continues where it was stopped.
+    The same command again continues where it was stopped. Several drafters have a run directory each, within that of --run;
+    then a table says which is fastest at each batch size.
 
     \b
     Example:
         treeopt run
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
+        treeopt run --drafter medusa,hydra,ngram,draft --batch-size 1,4
         treeopt run --model smollm2 --drafter my-eagle3 --prompts prompts.jsonl --engine openvino
     """
     from treeopt import demo, pipeline
     from treeopt.files.shell import printable
     from treeopt.report.bench_table import bench_table, closing
+    from treeopt.report.compared_table import compared_table, verdict
     from treeopt.report.ending import ending
     from treeopt.report.plan_table import plan_table
     from treeopt.report.terminal import note, out
 
+    if "drafter" in source and len(drafters := pipeline.drafters_of(source["drafter"])) > 1:
+        found = pipeline.run_drafters(run, source, drafters, engine=engine, **options)
+        files = pipeline.draw_picture(found, run.figures / "drafters.png", run.figures / "drafters.svg")
+        for text in (*found.notes, f"The picture is {files[0]}."):
+            note(text)
+        show_result({"verdict": verdict(found), **found.document()}, compared_table(found), as_json)
+        return
     source = pipeline.resolve(run, source, overwrite=options["overwrite"])
     wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"), engine=engine)
     plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), wanted, **options)

@@ -48,6 +48,13 @@ if TYPE_CHECKING:
     metavar="N",
     help="Decode for real with the N best sizes and the chosen one's neighbours, and take the fastest.",
 )
+@click.option(
+    "--for-groups",
+    default=default_of(treeopt.search, "for_groups"),
+    show_default=True,
+    help="shared: one plan for all. minimax: the one least bad for the worst group. own: beside the shared one a plan for "
+    "each group, in RUN/groups/.",
+)
 @click.option("--calibration", help="A trace, a calibration, or the name of a shipped one (treeopt list).")
 @click.option("--profile", help="A profile, or the name of a shipped one.")
 def search(run: RunDirectory, as_json: bool, calibration: str | None, profile: str | None, **options: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from treeopt.errors import InvalidInput
@@ -55,3 +56,23 @@ def _exists(path: Path) -> bool:
 def user_cache() -> Path:
     """The folder for what can be made again; by XDG_CACHE_HOME, as other tools have it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treeopt"
+
+
+def folder_name(name: str) -> str:
+    """A name that is a folder's, whatever a drafter or a group is called.
+
+    >>> folder_name("early-exit:3"), folder_name("/models/my heads/"), folder_name("$(x)"), folder_name("..")
+    ('early-exit-3', 'my-heads', 'x', 'unnamed')
+    """
+    last = name.rstrip("/").rsplit("/", 1)[-1]
+    return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")[:64] or "unnamed"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that came before.
+
+    >>> distinct(["medusa", "hydra", "medusa"])
+    ['medusa', 'hydra', 'medusa-2']
+    """
+    before = [names[:i].count(name) for i, name in enumerate(names)]
+    return [f"{name}-{n + 1}" if n else name for name, n in zip(names, before, strict=True)]

@@ -33,7 +33,7 @@ class Rates:
     product  : as if guesses were right or wrong independently, by the marginals
     joint    : averaged over all states; None where there is no trace
     replayed : as decoding goes, with its standard error; None where there is neither trace nor probe
-    steps    : (C,) replayed steps of every conversation
+    steps    : (C,) replayed steps of every conversation, and the tokens that they emit
     """
 
     product: float
@@ -41,6 +41,7 @@ class Rates:
     replayed: float | None
     stderr: float | None
     steps: IntArray | None
+    tokens: IntArray | None = None
 
     @property
     def tokens_per_step(self) -> float:

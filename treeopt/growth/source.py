@@ -193,6 +193,7 @@ class AnswersSource(Source):
             replayed=tokens_per_step(tokens.sum(), steps.sum()),
             stderr=stderr(drawn_rates(tokens, steps, conversation_draws(len(steps))), len(steps)),
             steps=steps,
+            tokens=tokens,
         )
 
     def guess_shares(self, tree: Tree) -> Floats:

@@ -8,6 +8,7 @@ search.py    -> plan.json
 bench.py     -> bench.json, with decoding.py, who decodes and how; engine_bench.py, by another runtime
 export.py    -> export/; convert -> a checkpoint
 importing.py -> trace.npz, calibration.json; merge.py, from those of other runs
+compare.py   is a plan still right for other traffic; drafters.py: which is fastest; groups.py: plans for groups of prompts
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
 notebook.py  what results look like in a notebook
 run.py       the whole line
@@ -17,6 +18,8 @@ workers.py   what the workers of a cluster do for calibrate and train
 
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
+from treeopt.pipeline.compare import compare, draw_picture
+from treeopt.pipeline.drafters import drafters_of, run_drafters
 from treeopt.pipeline.engine_bench import bench_in
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.given import search_on

@@ -13,6 +13,7 @@ from treeopt.errors import OutOfRange
 from treeopt.files.shell import printable
 from treeopt.growth.score import Score
 from treeopt.pipeline.export import export_to
+from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.display import Exported
@@ -24,6 +25,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.report.bench_table import bench_table
 from treeopt.report.calibration_table import calibration_table
+from treeopt.report.compared_table import compared_table
 from treeopt.report.plan_table import plan_table
 from treeopt.report.profile_table import profile_table
 from treeopt.report.score_table import score_table
@@ -47,6 +49,9 @@ table.register(Calibration, calibration_table)
 table.register(LatencyProfile, profile_table)
 table.register(Plan, plan_table)
 table.register(Benchmark, bench_table)
+table.register(Compared, compared_table)
+table.register(GroupsCompared, compared_table)
+table.register(DraftersCompared, compared_table)
 
 
 @table.register(RankTrace)

@@ -15,6 +15,7 @@ from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
+from treeopt.pipeline.groups import searched_for_groups
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.expected import PlannedEngine
@@ -41,6 +42,7 @@ class SearchOptions:
     batch_sizes : of the profile by default; with shares of the time one tree is chosen for all
     engine      : sets the limits to what it can take, by one ``method`` of its
     sample      : conversations to plan with
+    for_groups  : one of `treeopt.planning.groups.MODES`
     """
 
     budget: int = 64
@@ -54,6 +56,7 @@ class SearchOptions:
     context: int | None = None
     measured_only: bool = False
     sample: int | None = None
+    for_groups: str = "shared"
 
 
 def search(
@@ -83,6 +86,10 @@ def search(
     request, warnings = request_of(options, record, latencies)
     if latencies is not None and timed is not None:
         check_batch_sizes(request.sizes, latencies, run, timed)
+    if verify and options.for_groups == "minimax":
+        raise InvalidInput(
+            "--verify takes the fastest tree, which is not what --for-groups minimax chooses: leave one out."
+        )
     if verify and session and latencies is not None:
         where = elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
         if where:
@@ -92,6 +99,7 @@ def search(
             )
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
+        plan = searched_for_groups(run, plan, record, latencies, request, mode=options.for_groups)
     if verify:
         from treeopt.pipeline.verify import verified
 

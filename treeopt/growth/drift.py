@@ -1,0 +1,208 @@
+"""Whether two sources of accuracies differ, depth by depth, and whether by more than noise.
+
+top-1      share of the trials at a depth in which its likeliest guess is the token that came
+survival   share of the steps of a chain that accept its guesses up to a depth: all that an engine counts, and a probe
+
+Conversations are what was drawn at random: errors are of sums over whole conversations (linearised, Student's t). The
+depths are tested together by Holm's method, so that one of 50 pairs without a difference is called different, at most.
+
+C conversations · D depths
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import OutOfRange
+from treeopt.growth.probed import tokens_of_trees
+from treeopt.growth.replay import accepted_lengths, visited
+from treeopt.records.bootstrap import LEVEL
+from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.inputs import Accuracies
+from treeopt.records.probe import Probe
+from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
+from treeopt.trees.tree import IntArray, Tree
+
+Floats = NDArray[np.float64]
+TOP_1, SURVIVAL = "top-1", "survival"
+FALSE_ALARMS = 0.02  # share of the pairs without a difference that may be called different
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """What the guesses of a depth reach in two sources.
+
+    change95 : 95 % interval of ``after`` less ``before``, of this depth alone
+    p_value  : of a difference as large without any
+    moved    : whether it is beyond noise, with all depths tested together
+    """
+
+    depth: int
+    before: float
+    after: float
+    change95: tuple[float, float]
+    p_value: float
+    moved: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """(D,) shares of a source with their standard errors, by how many conversations; None where that is not known."""
+
+    shares: Floats
+    stderr: Floats
+    conversations: int | None
+
+
+def measure_for(*records: Accuracies) -> str:
+    """What can be compared of all: survival where one tells of chains alone, else top-1."""
+    return SURVIVAL if any(tells_chains_alone(record) for record in records) else TOP_1
+
+
+@singledispatch
+def tells_chains_alone(record: Accuracies) -> bool:
+    """Whether a source has nothing of guesses but the survival of chains."""
+    return False
+
+
+@tells_chains_alone.register
+def _(record: Probe) -> bool:
+    return True
+
+
+@tells_chains_alone.register
+def _(record: Calibration) -> bool:
+    return record.meta.get("source") == ENGINE_LOG
+
+
+def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
+    """The depths that both sources have.
+
+    >>> one, two = (Calibration(np.array([[hits]]), np.array([1000])) for hits in (600, 500))
+    >>> [(shift.before, shift.after, shift.moved) for shift in shifts(one, two)]
+    [(0.6, 0.5, True)]
+    """
+    from scipy.stats import t
+
+    measure, depth = measure_for(before, after), min(before.num_heads, after.num_heads)
+    ours, theirs = (reach(record, measure, depth) for record in (before, after))
+    depth = min(len(ours.shares), len(theirs.shares))
+    change = theirs.shares[:depth] - ours.shares[:depth]
+    variances = [one.stderr[:depth] ** 2 for one in (ours, theirs)]
+    error = np.maximum(np.sqrt(sum(variances)), 1e-12)
+    freedom = _freedom(variances, [ours.conversations, theirs.conversations])
+    p_values = 2 * t.sf(np.abs(change) / error, freedom)
+    half = t.ppf((1 + LEVEL) / 2, freedom) * error
+    return [
+        Shift(
+            depth=d + 1,
+            before=float(ours.shares[d]),
+            after=float(theirs.shares[d]),
+            change95=(float(change[d] - half[d]), float(change[d] + half[d])),
+            p_value=float(p_values[d]),
+            moved=bool(moved),
+        )
+        for d, moved in enumerate(holm(p_values))
+    ]
+
+
+def holm(p_values: Floats, level: float = FALSE_ALARMS) -> NDArray[np.bool_]:
+    """Which are significant together: from the least on, each against ``level`` over those that are left.
+
+    >>> [holm(np.array(p_values), 0.05).tolist() for p_values in ([0.03, 0.01, 0.04], [0.01, 0.02, 0.04])]
+    [[False, True, False], [True, True, True]]
+    """
+    order = np.argsort(p_values, kind="stable")
+    passed = np.logical_and.accumulate(p_values[order] <= level / np.arange(len(p_values), 0, -1))
+    found = np.zeros(len(p_values), dtype=bool)
+    found[order] = passed
+    return found
+
+
+def _freedom(variances: list[Floats], conversations: list[int | None]) -> Floats:
+    """(D,) Welch's degrees of freedom; of counts without conversations there are no end of them."""
+    spread = sum(v**2 / (n - 1) for v, n in zip(variances, conversations, strict=True) if n is not None)
+    total = np.maximum(sum(variances), 1e-24) ** 2
+    return np.asarray(np.where(np.asarray(spread) > 0, total / np.maximum(spread, 1e-300), np.inf))
+
+
+@singledispatch
+def reach(record: Accuracies, measure: str, depth: int) -> Reach:
+    """What the guesses of depths 1 ... D reach, by one of the two measures; chains are ``depth`` long.
+
+    >>> trace = RankTrace(np.array([[0], [1], [-2]] * 2), np.array([0, 3, 6]))
+    >>> reach(trace, TOP_1, 1).shares.tolist()
+    [0.5]
+    """
+    raise TypeError(f"a trace, a probe or a calibration is wanted, but this is a {type(record).__name__}")
+
+
+@reach.register
+def _(record: RankTrace, measure: str, depth: int) -> Reach:
+    if measure == TOP_1:
+        ranks, begins = record.ranks[:, :depth], record.starts[:-1]
+        counted = record.has_step[:, None]
+        right, tried = ((ranks == 0) & counted, (ranks != NO_TRIAL) & counted)
+        hits, trials = (np.add.reduceat(states, begins, axis=0, dtype=np.float64) for states in (right, tried))
+        return _pooled(record, hits, trials, measure)
+    accepted = accepted_lengths(record, Tree.chain(depth).paths)
+    states = visited(record, accepted)
+    sequence = np.searchsorted(record.starts, states, side="right") - 1
+    levels = np.arange(depth)
+    passed = accepted[states, None] > levels
+    tried = (accepted[states, None] >= levels) & (record.ranks[states, :depth] != NO_TRIAL)
+    hits, trials = (_sums(sequence, steps, record.num_sequences) for steps in (passed, tried))
+    return _pooled(record, hits, trials, measure)
+
+
+@reach.register
+def _(record: Probe, measure: str, depth: int) -> Reach:
+    nodes = set(record.tree.paths)
+    depth = next((d for d in range(depth) if (0,) * (d + 1) not in nodes), depth)
+    paths = Tree.chain(depth).paths
+    tokens = tokens_of_trees(record, paths, np.tri(depth + 1, dtype=bool))  # (D+1, S)
+    passed = np.diff(tokens, axis=0).T
+    tried = np.column_stack([np.diff(record.starts), passed[:, :-1]])
+    return _pooled(record, passed, tried, SURVIVAL)
+
+
+@reach.register
+def _(record: Calibration, measure: str, depth: int) -> Reach:
+    said = record.meta
+    if measure == TOP_1:
+        return Reach(record.accept[:depth, 0], record.stderr[:depth, 0], None)
+    shares = np.asarray(said.get("survival") or np.cumprod(record.accept[:, 0]), dtype=np.float64)[:depth]
+    errors = said.get("survival_stderr")
+    if errors is None:
+        errors = np.sqrt(shares * (1 - shares) / (said.get("positions") or record.trials[0]))
+    requests = None if said.get("survival_stderr_is_optimistic", True) else said.get("requests")
+    return Reach(shares, np.asarray(errors)[:depth], requests)
+
+
+def _sums(which: IntArray, rows: NDArray[np.generic], n: int) -> Floats:
+    """(n, D) sums of the (..., D) rows that belong to each of n things."""
+    return np.stack([np.bincount(which, column, n) for column in rows.T], axis=1)
+
+
+def _pooled(record: Answers, passed: NDArray[np.generic], tried: NDArray[np.generic], measure: str) -> Reach:
+    """Shares of (S, D) counts, with errors over conversations.
+
+    A conversation's pull on a ratio p of sums is (passed - p tried) / sum of tried, and on a product of ratios the
+    product times the sum of its pulls over the ratios.
+    """
+    clusters = record.clusters
+    n = int(clusters.max()) + 1
+    if n < 2:
+        raise OutOfRange("Noise is told by conversations, of which each source must have 2, but one has 1.")
+    hits, trials = (_sums(clusters, counts, n) for counts in (passed, tried))
+    total = np.maximum(trials.sum(0), 1.0)
+    shares = hits.sum(0) / total
+    pulls = (hits - shares * trials) / total  # (C, D)
+    if measure == SURVIVAL:
+        pulls = np.cumsum(pulls / np.maximum(shares, 1e-12), axis=1) * np.cumprod(shares)
+        shares = np.cumprod(shares)
+    return Reach(shares, np.sqrt(n / (n - 1) * (pulls**2).sum(0)), n)
