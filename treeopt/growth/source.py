@@ -3,8 +3,6 @@
 trace        the text is fixed, so replay tells exactly how many steps a tree takes
 probe        the steps are fixed, so it tells how much of each a tree accepts: exact for the tree it was decoded with
 calibration  accuracies alone: the product of those along a path, as if heads erred independently
-
-`source_of` alone tells the three apart.
 """
 
 from __future__ import annotations
