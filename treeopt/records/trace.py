@@ -232,7 +232,7 @@ class RankTrace(Answers):
         if self.weight is None:
             return self
         sequences = np.repeat(np.arange(self.num_sequences), self.weight.astype(np.int64))
-        return replace(self.select(sequences), cluster=self.clusters[sequences], weight=None)
+        return replace(self.select(sequences), cluster=self.clusters[sequences].astype(np.int32), weight=None)
 
     @classmethod
     def concatenate(cls, traces: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:

@@ -188,9 +188,8 @@ def load_target(
     """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; "smollm2" is one of the former.
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
-    ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one. A --model is
-    divided among the ranks, where there are several.
-    quantization is a config of transformers', for weights in 8 bits and the like.
+    ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one. Ranks divide
+    a --model among them. quantization is a config of transformers', for weights in 8 bits and the like.
     """
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
