@@ -150,7 +150,8 @@ def _check_alike(one: Named, other: Named) -> None:
     (name, trace), (other_name, other_trace) = one, other
     found: list[tuple[str, Any, Any]] = [("numbers of heads", trace.num_heads, other_trace.num_heads)]
     for what, place in MUST_AGREE.items():
-        found.append((what, *(_at({**t.meta, "top_k": t.top_k}, place) for t in (trace, other_trace))))
+        ours, theirs = (_at({**t.meta, "top_k": t.top_k}, place) for t in (trace, other_trace))
+        found.append((what, ours, theirs))
     drafters = [t.meta.get("drafter") or {} for t in (trace, other_trace)]
     if not same_drafter(*drafters):
         found.append(("drafters", *drafters))
@@ -223,7 +224,7 @@ def _merge_whole(
     _check_distinct(parts)
     if shares is not None:
         total = math.fsum(source.share or 0.0 for source, *_ in parts)
-        parts = [(replace(source, share=(source.share or 0.0) / total), *rest) for source, *rest in parts]
+        parts = [(replace(source, share=(source.share or 0.0) / total), piece, name) for source, piece, name in parts]
     meta = _common([metas[source.prompts] for source, *_ in parts])
     meta |= {"skipped": [], "merged": [asdict(source) for source, *_ in parts]}
     found = join([_grouped(piece, source) for source, piece, _ in parts], meta)
