@@ -154,7 +154,7 @@ def _check_alike(one: Named, other: Named) -> None:
         found.append((what, ours, theirs))
     drafters = [t.meta.get("drafter") or {} for t in (trace, other_trace)]
     if not same_drafter(*drafters):
-        found.append(("drafters", *drafters))
+        found.append(("drafters", drafters[0], drafters[1]))
     for what, ours, theirs in found:
         if ours != theirs:
             raise InvalidInput(
