@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.shipped import LAYOUTS
 from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
+from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.medusa import MedusaHeads, count_ranks
 from treeopt.runtime.ranking import top_candidates
@@ -771,3 +772,10 @@ def test_offline_a_hub_id_is_refused_in_one_sentence():
     ) as caught:
         load("nobody/nothing-here")
     assert "\n" not in str(caught.value)
+
+
+def test_weights_can_be_read_by_whom_their_folder_lets(tmp_path):
+    (tmp_path / "usual").touch()
+    for name in ("weights.safetensors", "weights.pt"):
+        write_tensors(tmp_path / name, {"weight": torch.zeros(2)})
+        assert (tmp_path / name).stat().st_mode == (tmp_path / "usual").stat().st_mode

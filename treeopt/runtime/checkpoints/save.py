@@ -273,7 +273,10 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> Path:
 def _replace(file: Path, write: Callable[[Path], object]) -> None:
     """Have ``write`` make a file, and give it its name when it is complete."""
     with replacing(file) as made, by_libraries(file):
+        made.touch()
+        usual = made.stat().st_mode
         write(made)
+        made.chmod(usual)  # safetensors makes files for their owner alone
 
 
 @contextmanager
