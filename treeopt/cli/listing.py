@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from treeopt.export.engine import Engine
 
 DRAFTERS = {
-    "medusa": "the demo model's Medusa-1 heads; of your own: their folder, file or hub id",
+    "medusa": "the demo model's or SmolLM2's Medusa-1 heads; of your own: their folder, file or hub id",
     "hydra": "the demo model's Hydra heads; of your own: as above",
-    "eagle3": "the demo model's EAGLE-3 layer; of your own: as above",
+    "eagle3": "the demo model's or SmolLM2's EAGLE-3 layer; of your own: as above",
     "draft": "the demo model's draft model; of your own: a folder of a small causal LM with the same tokenizer",
     "mtp": "the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
     "ngram": "the tokens that followed the same last tokens earlier in the text; no weights",

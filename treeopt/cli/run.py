@@ -39,7 +39,7 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, engine: str | 
         treeopt run
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
         treeopt run --drafter medusa,hydra,ngram,draft --batch-size 1,4
-        treeopt run --model smollm2 --drafter my-eagle3 --prompts prompts.jsonl --engine openvino
+        treeopt run --model smollm2 --drafter eagle3 --prompts prompts.jsonl --engine openvino
     """
     from treeopt import demo, pipeline
     from treeopt.files.shell import printable
