@@ -76,6 +76,8 @@ class Tally:
     @cached_property
     def trials(self) -> list[IntArray]:
         """The same of those that have something to guess behind it; for all nodes that have a head behind them."""
+        if not self.states:
+            return self.nodes[:-1]
         found = []
         for d, nodes in enumerate(self.paths.trie[:-1]):
             last = nodes.end - 1  # where nothing is to guess, a path comes last

@@ -105,6 +105,11 @@ def _check_typical(is_typical: bool, session: Session) -> None:
             "Typical acceptance is measured by decoding with a tree, so given answers say nothing about it: "
             "leave --responses out."
         )
+    if is_typical and session.cluster is not None:
+        raise InvalidInput(
+            "Typical acceptance is measured by decoding with a tree that all answers choose, in one process: leave "
+            "--engine out."
+        )
     if is_typical and session.shard != WHOLE:
         raise InvalidInput(
             "Typical acceptance is measured by decoding with a tree that all answers choose, so it is not divided: leave "

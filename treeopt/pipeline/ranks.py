@@ -46,11 +46,11 @@ def launch(count: int) -> int:
         for rank in range(count)
     ]
     try:
-        while any(process.poll() is None for process in started) and not any(p.returncode for p in started):
+        while None in (codes := [process.poll() for process in started]) and not any(codes):
             time.sleep(0.05)
     except KeyboardInterrupt:
         pass  # in a terminal the ranks have it too
-    code = next((p.returncode for p in started if p.poll()), 0)
+    code = min((found for process in started if (found := process.poll())), default=0)  # a signal before what it led to
     _end(started)
     killed = [rank for rank, process in enumerate(started, 1) if process.returncode == code < 0]
     if killed:
