@@ -42,7 +42,7 @@ def bench_table(bench: Benchmark) -> RenderableType:
     columns = ("contender", "rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured")
     last = ("same\ntext",) if has_one_text(bench.acceptance) else ()
     columns = (*columns, "\ntokens/s", "speedup\n[95 % interval]", *last)
-    table = grid(bench_title(bench), columns, left=1, spare=columns[2:4], caption=stopped_note(bench) or None)
+    table = grid(bench_title(bench), columns, left=1, spare=columns[2:4], caption=notes(bench) or None)
     for c, (name, rows, product, joint, _, *others) in zip(bench.contenders, contender_rows(bench), strict=True):
         predicted = " / ".join((product, joint, pm(c.predicted.replayed, None))).replace("– / – / –", "–")
         table.add_row(name, rows, predicted, *others, style="bold green" if c.name == bench.judged else None)
@@ -50,6 +50,22 @@ def bench_table(bench: Benchmark) -> RenderableType:
     if bench.quality:
         more.append(grid(QUALITY_TITLE, QUALITY_COLUMNS, quality_rows(bench), left=1, caption=quality_note(bench)))
     return together(*headline(measured(bench)), table, *more)
+
+
+def notes(bench: Benchmark) -> str:
+    """What is said under the table of contenders."""
+    return " ".join(filter(None, (stopped_note(bench), differences_note(bench))))
+
+
+def differences_note(bench: Benchmark) -> str:
+    """How near a choice it was where texts differ from plain decoding's; empty where none does, or no gap is known."""
+    gaps = [a.logit_gap for c in bench.contenders for a in c.sequences if a.logit_gap is not None]
+    if not gaps or not has_one_text(bench.acceptance):
+        return ""
+    return (
+        "Where a text differs from plain decoding's, the target's logits for the two first tokens that differ are at most "
+        f"{max(gaps):.2g} apart."
+    )
 
 
 def stopped_note(bench: Benchmark) -> str:
