@@ -39,7 +39,7 @@ from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
 CALIBRATION, HELD_OUT, TOKENS, SECONDS = 256, 240, 48, 420
-# What a user might try: 12 settings, of which the engine's defaults are the chain of 5.
+# What a user might try: 12 settings, beside the engine's defaults, the chain of 5.
 CHAINS = (1, 2, 3, 4, 6)
 TREES = ((2, 2, 5), (2, 4, 9), (3, 2, 7), (3, 4, 11), (4, 2, 9), (4, 4, 16), (5, 8, 24))
 TITLE = (

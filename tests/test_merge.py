@@ -175,7 +175,7 @@ def test_what_is_there_twice_or_does_not_belong_together_is_refused():
         merge([("a", ONE)])
     with pytest.raises(InvalidInput, match="say with --weight"):
         merge([("a", merge([("x", ONE), ("y", OTHER)], [1, 3])), ("b", whole)])
-    with pytest.raises(InvalidInput, match="at most 100 times is meant"):
+    with pytest.raises(InvalidInput, match="at most 100 times is allowed"):
         merge([("a", ONE), ("b", OTHER)], [1, 1e6])
 
 

@@ -190,9 +190,9 @@ def tensor_parallel(command: Command) -> Command:
 
 # Name of each option that says what is measured, and its help; `calibrate` puts them into the trace.
 MODEL_OPTIONS: dict[str, str] = {
-    "model": "Folder or hub id of the target.  [default: the run's, or the demo]",
+    "model": "Folder, GGUF file or hub id of the target, or smollm2.  [default: the run's, or the demo]",
     "drafter": "Folder, file or hub id of heads or of a draft model; mtp; ngram; early-exit:LAYER; with the demo model "
-    "medusa, hydra or draft.  [default: the model's own heads]",
+    "medusa, hydra, eagle3 or draft; with smollm2 eagle3 or medusa.  [default: the model's own heads, or the first shipped]",
     "dtype": "float64, float32, bfloat16 or float16.  [default: float32 on CPU]",
     "device": "cpu, cuda, cuda:1 ...  [default: cuda where there is one]",
     "device_map": "Spread the model over devices: auto, balanced ... (needs accelerate).",

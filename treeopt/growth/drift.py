@@ -197,7 +197,9 @@ def _pooled(record: Answers, passed: NDArray[np.generic], tried: NDArray[np.gene
     clusters = record.clusters
     n = int(clusters.max()) + 1
     if n < 2:
-        raise OutOfRange("Noise is told by conversations, of which each source must have 2, but one has 1.")
+        raise OutOfRange(
+            "Each source must have at least 2 conversations, since noise is told by how they differ, but one source has 1."
+        )
     hits, trials = (_sums(clusters, counts, n) for counts in (passed, tried))
     total = np.maximum(trials.sum(0), 1.0)
     shares = hits.sum(0) / total

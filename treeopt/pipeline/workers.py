@@ -119,7 +119,7 @@ def finish_blocks(
         note(f"Continuing after {len(sizes) - len(missing)} of {len(sizes)} blocks.")
         advance(sum(sizes) - sum(sizes[number] for number in missing))
     if 0 < len(missing) < cluster.workers.number:
-        note(f"{len(missing)} blocks are left, so of {cluster.workers.number} workers so many are used.")
+        note(f"Only as many workers are used as blocks are left: {len(missing)} of {cluster.workers.number}.")
     for number, notes in cluster.do(work, missing) if missing else ():
         for said in notes:
             note(said)

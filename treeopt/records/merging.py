@@ -314,7 +314,7 @@ def _weights(shares: Sequence[float], pieces: Sequence[RankTrace]) -> NDArray[np
     if max(ratios) > MOST_REPEATED * least:
         raise InvalidInput(
             f"By these shares one calibration's conversations would count {float(max(ratios) / least):,.0f} times as much "
-            f"as another's, and at most {MOST_REPEATED} times is meant: calibrate on more prompts of the one that counts more."
+            f"as another's, but at most {MOST_REPEATED} times is allowed: calibrate on more prompts of the one that counts more."
         )
     found = []
     for ratio, piece in zip(ratios, pieces, strict=True):
