@@ -17,6 +17,8 @@ from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.served import setting_of
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
@@ -210,7 +212,10 @@ def test_the_plan_is_proven_in_the_engine(run):
     assert LatencyProfile.load(run / "profile.json").runtime["name"] == "openvino"
     treeopt("bench", "--engine", "openvino", "--num-prompts", 3, "--run", run)
     result = Benchmark.load(run / "bench-openvino.json")
-    assert {"plain", "chosen", "dynamic", "defaults"} <= {c.name for c in result.contenders}
+    plan = RunDirectory(run).read_plan()
+    serves_dynamic = setting_of(plan, plan.entry(1)) == plan.entry(1).dynamic.tree
+    assert result.judged == ("dynamic" if serves_dynamic else "chosen")
+    assert {"plain", result.judged, "dynamic", "defaults"} <= {c.name for c in result.contenders}
     for contender in result.contenders:
         assert contender.identical == contender.compared == 3
         assert all(answer.replayed_steps in (None, answer.steps) for answer in contender.sequences)

@@ -21,7 +21,7 @@ from treeopt.cli.options import AS_JSON, command, counted, default_of, positive,
     type=click.FloatRange(0, 100, max_open=True),
     default=default_of(treeopt.compare, "tolerance"),
     show_default=True,
-    help="Per cent of the throughput that the plan may lose before it is time to plan anew.",
+    help="Per cent of the throughput that the plan, or a group by sharing it, may lose.",
 )
 @click.option(
     "--picture", type=click.Path(path_type=Path), help="Draw the comparison of drafters there, as .png or .svg."

@@ -43,6 +43,7 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, engine: str | 
     """
     from treeopt import demo, pipeline
     from treeopt.files.shell import printable
+    from treeopt.files.storage import schema
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.compared_table import compared_table, verdict
     from treeopt.report.ending import ending
@@ -54,7 +55,11 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, engine: str | 
         files = pipeline.draw_picture(found, run.figures / "drafters.png", run.figures / "drafters.svg")
         for text in (*found.notes, f"The picture is {files[0]}."):
             note(text)
-        show_result({"verdict": verdict(found), **found.document()}, compared_table(found), as_json)
+        show_result(
+            {"schema": schema("comparison"), "verdict": verdict(found), **found.document()},
+            compared_table(found),
+            as_json,
+        )
         return
     source = pipeline.resolve(run, source, overwrite=options["overwrite"])
     wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"), engine=engine)

@@ -73,13 +73,15 @@ def compare(
         raise InvalidInput(f"--tolerance must be a share from 0 to 100 %, but got {tolerance:g}.")
     runs = [RunDirectory.of(given) for given in (first, *others) if _is_run(given)]
     if others and len(runs) == 1 + len(others) and _have_other_drafters(runs):
+        if profile is not None:
+            raise InvalidInput("Drafters are compared by the latencies of their own runs: leave --profile out.")
         return compare_drafters(runs, batch_size=batch_size)
     a = side_of([first])
     if profile is not None:
         a = replace(a, profile=_latencies(profile))
     options = SearchOptions(budget, None if batch_size is None else (batch_size,))
     if not others:
-        return compare_groups(a, options)
+        return compare_groups(a, options, tolerance / 100)
     kind = (a.meta.get("drafter") or {}).get("kind")
     b = side_of(list(others), drafter=kind if kind in DRAFTERS else None)
     return compare_sides(a, b, options, tolerance / 100)
@@ -142,7 +144,7 @@ def planned(side: Side, latencies: LatencyProfile | None, options: SearchOptions
     return replace(side.plan, entries=(side.plan.entry(batch_size),), schedule=[])
 
 
-def compare_groups(side: Side, options: SearchOptions) -> GroupsCompared:
+def compare_groups(side: Side, options: SearchOptions, tolerance: float) -> GroupsCompared:
     """What the groups of a run lose by sharing its plan."""
     source = source_of(side.record) if side.record is not None else None
     if source is None or not source.is_exact:
@@ -153,7 +155,7 @@ def compare_groups(side: Side, options: SearchOptions) -> GroupsCompared:
     with progress("Comparing groups", None):
         plan = planned(side, side.profile, options)
         found = least_bad(plan, trace, side.profile)
-    return GroupsCompared(name=side.name, groups=tuple(found.losses))
+    return GroupsCompared(name=side.name, groups=tuple(found.losses), tolerance=tolerance)
 
 
 def check_alike(a: Side, b: Side) -> None:
@@ -275,4 +277,4 @@ def _is_ours(path: str | Path) -> bool:
 
 def _have_other_drafters(runs: Sequence[RunDirectory]) -> bool:
     known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
-    return len(runs) > 2 or not same_drafter(known[0], known[1])
+    return not all(same_drafter(known[0], other) for other in known[1:])

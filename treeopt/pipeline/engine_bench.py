@@ -17,6 +17,7 @@ from treeopt.records.inputs import inputs_of, stale_plan
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_rule, option_of, rule_of
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.served import setting_of
 from treeopt.report.terminal import note
 from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.shapes import chain
@@ -65,7 +66,7 @@ def bench_in(
     decoding = Decoding(
         session,
         trace,
-        _entrants(run, entry, source_of(trace), opened, trees),
+        _entrants(run, plan, entry, source_of(trace), opened, trees),
         batch_size=entry.batch_size,
         rounds=rounds,
         max_new_tokens=most,
@@ -98,18 +99,25 @@ def _entry(run: RunDirectory, plan: Plan, engine: Engine, batch_size: int | None
 
 
 def _entrants(
-    run: RunDirectory, entry: PlanEntry, source: Source, engine: Engine, files: Sequence[str | Path]
+    run: RunDirectory, plan: Plan, entry: PlanEntry, source: Source, engine: Engine, files: Sequence[str | Path]
 ) -> dict[str, Entrant]:
-    """Plain decoding, the plan's chain, the shortest and the longest one, the engine's own settings, and files.
+    """Plain decoding, what the plan comes to, the shortest and the longest chain, the engine's own settings, and files.
 
-    Where the plan has a tree, its best chain stands behind plain decoding: it is judged in the tree's place.
+    What is judged stands behind plain decoding: the plan's chain; the dynamic tree that was planned for the engine; or the
+    plan's best chain, where it has a fixed tree.
     """
     from treeopt.runtime.measure.bench import Entrant
 
     entrants = plain_and_chosen(entry)
     best = entry.best_chain.depth if entry.best_chain else source.num_heads
     lengths = [1, source.num_heads]
-    if chain(entry.tree):
+    drafted = {}
+    if engine.takes_trees and entry.batch_size == 1:
+        drafted = {name: one for name, one in rivals(entry).items() if name == "dynamic"}
+    if drafted and _serves_dynamic(plan, entry, engine):
+        entrants = {"plain": entrants["plain"], **drafted}
+        lengths = sorted({*lengths, best})
+    elif chain(entry.tree):
         lengths = [length for length in sorted({*lengths, best}) if length != entry.depth]
     else:
         del entrants["chosen"]
@@ -118,13 +126,21 @@ def _entrants(
             f"{engine.name} takes chains, but the plan has a tree. The plan's best chain, of {best}, is decoded "
             f"instead. To plan for it: {run.command('search', '--for', engine.name)}"
         )
-    if engine.takes_trees and entry.batch_size == 1:
-        entrants |= {name: one for name, one in rivals(entry).items() if name == "dynamic"}
     entrants |= {f"chain of {length}": fixed(source, Tree.chain(length)) for length in lengths}
+    entrants |= drafted
     if engine.own_length is not None:
         entrants[OWN_SETTINGS] = Entrant(Tree.chain(engine.own_length), is_own=True)
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
     return {name: _checked(name, entrant, source, engine) for name, entrant in entrants.items()}
+
+
+def _serves_dynamic(plan: Plan, entry: PlanEntry, engine: Engine) -> bool:
+    """Whether the plan was made for the engine, and the engine's dynamic tree is the fastest that it found."""
+    made_for = plan.engine.name if plan.engine else ""
+    figures = entry.dynamic
+    if engine.name.split("-")[0] != made_for or figures is None or figures.topk == 1 or not figures.tokens_per_s:
+        return False
+    return setting_of(plan, entry) == figures.tree
 
 
 def _checked(name: str, entrant: Entrant, source: Source, engine: Engine) -> Entrant:

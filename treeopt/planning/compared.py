@@ -10,7 +10,6 @@ from typing import Any
 from treeopt.growth.drift import Shift
 from treeopt.planning.groups import GroupLoss
 from treeopt.planning.regret import Loss, PlanLoss
-from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Ratio
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.display import Displayed
@@ -18,7 +17,7 @@ from treeopt.records.display import Displayed
 PLAN_ANEW = 3  # exit status
 
 
-def is_lost(loss: Loss, tolerance: float = NEGLIGIBLE) -> bool:
+def is_lost(loss: Loss, tolerance: float) -> bool:
     """Whether more is lost than may be, beyond noise."""
     return loss.interval95[0] > tolerance
 
@@ -65,16 +64,17 @@ class Compared(Displayed):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsCompared(Displayed):
-    """The groups of a run, each with what it loses by sharing a plan."""
+    """The groups of a run, each with what it loses by sharing a plan; ``tolerance`` is the share that it may lose."""
 
     name: str
     groups: tuple[GroupLoss, ...]
+    tolerance: float
     status: int = 0
 
     @property
     def gainers(self) -> tuple[GroupLoss, ...]:
-        """The groups that would gain by a plan of their own, beyond noise and more than next to nothing."""
-        return tuple(group for group in self.groups if is_lost(group.shared))
+        """The groups that would gain by a plan of their own, beyond noise and more than the tolerance."""
+        return tuple(group for group in self.groups if is_lost(group.shared, self.tolerance))
 
     def document(self) -> dict[str, Any]:
         """What ``treeopt compare --json`` says."""

@@ -144,7 +144,7 @@ class Benchmark(Drawn):
 
     @property
     def judged(self) -> str:
-        """The contender that is judged: the plan's tree, or in another runtime the chain that stands for it."""
+        """The contender that is judged: the plan's tree, or in another runtime what stands for it."""
         names = [contender.name for contender in self.contenders]
         return names[1] if self.engine and "chosen" not in names and len(names) > 1 else "chosen"
 

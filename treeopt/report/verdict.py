@@ -33,13 +33,13 @@ ADVICE = ": serve the model without it"
 def label(bench: Benchmark, name: str) -> str:
     """What a contender is called in tables. Other runtimes have other contenders, so that files may take more names."""
     if name == bench.judged != "chosen":
-        return f"{name}, for the plan's tree"
+        return f"{name}, chosen by treeopt" if name == "dynamic" else f"{name}, for the plan's tree"
     return (IN_ENGINE if bench.engine else CONTENDERS).get(name, name)
 
 
 def subject(bench: Benchmark) -> str:
     """What is judged, as sentences begin with it."""
-    return "The chosen tree" if bench.judged == "chosen" else f"The {bench.judged}"
+    return {"chosen": "The chosen tree", "dynamic": "The dynamic tree"}.get(bench.judged, f"The {bench.judged}")
 
 
 def doubt(speedup: Ratio) -> str:
