@@ -67,7 +67,7 @@ def _(result: GroupsCompared) -> str:
     most = max(result.groups, key=lambda group: group.shared.interval95[0])
     if not result.gainers:
         return (
-            "One plan is enough: no group is shown to gain more than 0.5 % by a plan of its own. The most is "
+            f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The most is "
             f"{per_cent(most.shared)} % ({most.group}, batch size {most.batch_size})."
         )
     said = ", ".join(
