@@ -18,6 +18,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import ENGINES, RunDirectory, maker
+from treeopt.records.served import speculates
 from treeopt.records.trace import RankTrace
 from treeopt.report.wording import count
 
@@ -155,8 +156,7 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
         if why := wanting(file.name):
             return why, maker(file.name)
     exports = [row for name, row in rows.items() if name.startswith(f"{run.export.name}/")]
-    speculates = any(entry.size > 1 for entry in plan.entries)
-    if speculates and (not exports or any(row.state == STALE for row in exports)):
+    if speculates(plan) and (not exports or any(row.state == STALE for row in exports)):
         planned = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else "ENGINE"
         stale = [row.name for row in exports if row.state == STALE]
         engine = stale[0].split("/")[1] if stale else planned
