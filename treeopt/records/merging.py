@@ -63,6 +63,10 @@ class Source:
     skipped: int
     share: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.share is not None and not self.share > 0:
+            raise InvalidInput(f"a share of the traffic must be above 0, but is {self.share:g}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Merged:
