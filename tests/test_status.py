@@ -129,6 +129,8 @@ def test_a_stopped_measurement_is_continued(run):
     )
     assert following(run) == ["profile"]
     assert "same options" in status(run).why
+    run.partial("drafters").mkdir()
+    assert following(run) == ["run"]
 
 
 def test_benchmarks_of_another_runtime_are_made_again_by_it(run, own_demo_run, tmp_path):

@@ -125,7 +125,8 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
     for row in rows.values():
         if row.state == DAMAGED:
             return f"{row.name} cannot be read. Delete it, and make it again.", maker(row.name)
-    for name in ("run", "calibrate", "probe", "profile", "verify", "bench", *(run.bench_in(e).stem for e in ENGINES)):
+    measured = ("calibrate", "probe", "profile", "verify", "bench", *(run.bench_in(e).stem for e in ENGINES))
+    for name in ("drafters", "run", *measured):
         if f"{name}.partial" in rows:
             words = maker(name)
             return f"{' '.join(words)} was stopped. The same command, with the same options, continues.", words
