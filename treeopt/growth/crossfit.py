@@ -97,7 +97,7 @@ class Ground:
         states, product, accepted = tally.states, [], []
         for f, other in enumerate(others):
             own, members = tally.of_part(f), other.members_of(other.sizes)
-            hits = np.array([own.of_head(head, tally.paths.top)[0] for head in range(self._trace.num_heads)])
+            hits = np.array([own.of_head(head)[0] for head in range(self._trace.num_heads)])
             share = hits[:, :-1] / np.maximum(hits[:, -1:], 1)
             product.append(own.states * (members @ product_values(share, other.paths)))
             accepted.append(members @ np.append(0, own.frequencies(other.paths[1:])))
