@@ -205,6 +205,12 @@ class RankTrace(Answers):
         has_step[self.starts[1:] - 1] = False
         return read_only(has_step, np.bool_)
 
+    @cached_property
+    def texts(self) -> list[list[int]]:
+        """The tokens of each sequence; a trace that was collected has them."""
+        assert self.tokens is not None
+        return [text.tolist() for text in np.split(self.tokens, self.starts[1:-1])]
+
     def select(self, sequences: IntArray) -> RankTrace:
         """The trace of some of the sequences, in the given order."""
         states = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
