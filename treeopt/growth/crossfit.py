@@ -74,7 +74,7 @@ class Ground:
             trace, clusters, fold = self._trace, self._trace.clusters, fold_numbers(self._trace)
             count = int(fold.max()) + 1
             parts = np.tile(fold, (1 + count, 1))  # of all answers, and of those without each fold
-            conversations = [int(clusters.max()) + 1]
+            conversations = [trace.num_conversations]
             for left_out in range(count):
                 kept = fold != left_out
                 parts[1 + left_out, ~kept] = -1

@@ -131,7 +131,7 @@ def strengths_of(trace: RankTrace, top: int, max_depth: int | None = None) -> St
     """
     part = fold_numbers(trace)
     tally = of_trace(trace, Paths.of_ranks(trace.ranks[:, :max_depth], top), part[None])[0]
-    return fitted_strengths(tally, 1 + int(trace.clusters.max()))[-1]
+    return fitted_strengths(tally, trace.num_conversations)[-1]
 
 
 def fitted_strengths(tally: Tally, conversations: int) -> list[Strengths]:

@@ -90,14 +90,13 @@ def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, 
         raise InvalidInput("--sample draws conversations of a trace, but a calibration has none: leave --sample out.")
     if conversations < 1:
         raise InvalidInput(f"--sample must be at least 1, but got {conversations}.")
-    clusters = record.clusters
-    count = int(clusters.max()) + 1
+    count = record.num_conversations
     if conversations >= count:
         return record, None
     drawn = np.zeros(count, dtype=bool)
     drawn[np.random.default_rng(SEED).choice(count, conversations, replace=False)] = True
     sample = Sample(conversations=conversations, of=count, seed=SEED)
-    return record.select(np.flatnonzero(drawn[clusters])), sample
+    return record.select(np.flatnonzero(drawn[record.clusters])), sample
 
 
 def find_latencies(

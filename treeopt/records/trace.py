@@ -62,12 +62,16 @@ class Answers(Drawn):
     def num_sequences(self) -> int:
         return len(self.starts) - 1
 
-    @property
+    @cached_property
     def clusters(self) -> IntArray:
         """(S,) number of the conversation of each sequence, 0 ... C-1."""
         if self.cluster is None:
             return np.arange(self.num_sequences)
         return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def num_conversations(self) -> int:
+        return int(self.clusters.max()) + 1
 
     @property
     def group_names(self) -> list[str]:
@@ -253,7 +257,7 @@ class RankTrace(Answers):
             parts = [getattr(trace, name) for trace in traces]
             if all(part is not None for part in parts):
                 arrays[name] = np.concatenate(parts)
-        sizes = [0, *np.cumsum([1 + trace.clusters.max() for trace in traces])]
+        sizes = [0, *np.cumsum([trace.num_conversations for trace in traces])]
         arrays["cluster"] = np.concatenate(
             [trace.clusters + first for trace, first in zip(traces, sizes, strict=False)]
         )
