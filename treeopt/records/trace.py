@@ -272,8 +272,6 @@ class RankTrace(Answers):
     def save(self, path: str | Path) -> None:
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
-        if self.weight is None:
-            arrays["weight"] = np.ones(self.num_sequences, np.float32)
         arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
         npz.write(path, {n: a for n, a in arrays.items() if a is not None})
 
