@@ -218,6 +218,9 @@ class RankTrace(Answers):
     def select(self, sequences: IntArray) -> RankTrace:
         """The trace of some of the sequences, in the given order."""
         states = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
+        meta, hashes = self.meta, self.meta.get("prompt_sha256")
+        if hashes is not None:
+            meta = {**meta, "prompt_sha256": [hashes[s] for s in sequences.tolist()]}
         arrays = {name: getattr(self, name) for name in (*PER_STATE, *PER_SEQUENCE)}
         return RankTrace(
             ranks=self.ranks[states],
@@ -227,7 +230,7 @@ class RankTrace(Answers):
                 for name, array in arrays.items()
                 if array is not None
             },
-            meta=self.meta,
+            meta=meta,
         )
 
     def repeated(self) -> RankTrace:
