@@ -74,8 +74,6 @@ def sweep(
     asked, others = (turn_prompts(half, trace) for half, trace in zip(halves, traces, strict=True))
     greedy_tree = grow(traces[0], Limits(size, shape=SHAPE), objective="replay").tree(size)
     prompts, of = [prompt.tokens for prompt in others], [prompt.cluster for prompt in others]
-    assert traces[1].tokens is not None
-    greedy_texts = [text.tolist() for text in np.split(traces[1].tokens, traces[1].starts[1:-1])]
 
     def measured(tree: Tree, rule: Typical) -> list[Row]:
         return decode(target, drafter, prompts, tree, batch_size=batch_size, stop=stop, acceptance=rule)
@@ -94,7 +92,7 @@ def sweep(
             predicted.append((rates.replayed, rates.stderr))
             policy = grow_coverage(probe, Limits(size, shape=SHAPE)).tree(size)
         rows = measured(policy, rule)
-        quality = measure_quality(target, prompts, [row.tokens for row in rows], greedy_texts, conversations=of)
+        quality = measure_quality(target, prompts, [row.tokens for row in rows], traces[1].texts, conversations=of)
         yield {
             "epsilon": epsilon,
             "predicted": predicted,

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +73,7 @@ def test_verify_needs_what_it_decodes_with(line, tmp_path):
 def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):
     """Decoded for real, in float64, on the trace's own prompts, with a tree of the user's; on three of them."""
     trace = RankTrace.load(line / "trace.npz").select(np.arange(3))
-    replace(trace, meta={**trace.meta, "prompt_sha256": trace.meta["prompt_sha256"][:3]}).save(line / "trace.npz")
+    trace.save(line / "trace.npz")
     tree = tmp_path / "mine.json"
     tree.write_text("[[0], [1], [0, 0], [0, 2], [0, 0, 0], [3]]")
     document = json.loads(

@@ -190,6 +190,14 @@ def test_a_shard_that_contradicts_itself_is_refused(record):
         merge([("a", good), ("b", bad)])
 
 
+@pytest.mark.parametrize("share", [0.0, -1.0])
+def test_a_share_of_nothing_is_refused(share):
+    merged = merge([("x", ONE), ("y", OTHER)], [1, 3])
+    damaged = with_meta(merged, merged=[{**merged.meta["merged"][0], "share": share}, merged.meta["merged"][1]])
+    with pytest.raises(InvalidInput, match=r"b is not as it should be at merged\.0: .*above 0"):
+        merge([("a", calibration(6, 1)[2]), ("b", damaged)], [1, 1])
+
+
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "١/٣"])
 def test_a_shard_is_one_of_as_many_as_there_are(text):
     with pytest.raises(InvalidInput, match="--shard must be i/n"):

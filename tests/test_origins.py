@@ -241,6 +241,12 @@ def test_an_acceptance_rule_that_cannot_be_is_refused_by_its_key(key, value):
         check_origins({"acceptance": {**record, key: value}}, "plan.json")
 
 
+@pytest.mark.parametrize("answers", [3, [], {"given": "no"}])
+def test_what_is_said_of_given_answers_has_its_types(answers):
+    with pytest.raises(InvalidInput, match=r"trace\.npz .* at answers"):
+        check_origins({"answers": answers}, "trace.npz")
+
+
 def test_every_rule_that_records_have_is_known():
     (names,) = (get_args(kind) for kind in get_args(get_type_hints(Acceptance)["rule"]) if get_args(kind))
     assert set(names) == set(RULES.values())

@@ -14,6 +14,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory, maker
+from treeopt.records.served import speculates
 from treeopt.report.status import status
 
 from .conftest import treeopt
@@ -128,6 +129,8 @@ def test_a_stopped_measurement_is_continued(run):
     )
     assert following(run) == ["profile"]
     assert "same options" in status(run).why
+    run.partial("drafters").mkdir()
+    assert following(run) == ["run"]
 
 
 def test_benchmarks_of_another_runtime_are_made_again_by_it(run, own_demo_run, tmp_path):
@@ -146,8 +149,7 @@ def test_benchmarks_of_another_runtime_are_made_again_by_it(run, own_demo_run, t
         replace(bench, inputs=inputs).save(own.bench_of(size))
     replace(bench, inputs=inputs, provenance={"engine": engine}).save(own.bench_in("transformers"))
     assert row(own, "bench-transformers.json").holds.endswith("; by transformers 5.0")
-    speculates = any(entry.size > 1 for entry in own.read_plan().entries)
-    assert following(own)[0] == ("export" if speculates else "report")
+    assert following(own)[0] == ("export" if speculates(own.read_plan()) else "report")
     replace(bench, inputs={"plan.json": "0" * 64}).save(own.bench_in("transformers"))
     assert following(own) == ["bench", "--engine", "transformers"]
     assert "bench-transformers.json is stale" in status(own).why

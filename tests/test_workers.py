@@ -176,6 +176,8 @@ def test_without_ray_the_one_command_that_gets_it_is_told(tmp_path, monkeypatch)
 
 
 def test_a_session_that_is_loaded_here_and_rules_of_one_process_are_refused(here, tmp_path):
+    with pytest.raises(InvalidInput, match=r"at least 1, .* but got 0"), pipeline.cluster_of("ray", workers=0):
+        pass
     with pytest.raises(InvalidInput, match="pass its name"), pipeline.cluster_of("ray") as cluster:
         pipeline.session_of(None, object(), {}, cluster=cluster)
     options = ("--engine", "ray", "--acceptance", "typical", "--run", tmp_path / "run")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from treeopt.errors import InvalidInput
@@ -71,8 +72,11 @@ def folder_name(name: str) -> str:
 def distinct(names: Sequence[str]) -> list[str]:
     """The names, with a number behind those that came before.
 
-    >>> distinct(["medusa", "hydra", "medusa"])
-    ['medusa', 'hydra', 'medusa-2']
+    >>> distinct(["medusa", "hydra", "medusa", "medusa-2"])
+    ['medusa', 'hydra', 'medusa-2', 'medusa-2-2']
     """
-    before = [names[:i].count(name) for i, name in enumerate(names)]
-    return [f"{name}-{n + 1}" if n else name for name, n in zip(names, before, strict=True)]
+    found: list[str] = []
+    for name in names:
+        numbered = (name if n == 1 else f"{name}-{n}" for n in count(1))
+        found.append(next(one for one in numbered if one not in found))
+    return found

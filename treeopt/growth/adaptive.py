@@ -204,8 +204,7 @@ def _alike(rule: Rule, trace: RankTrace, promised: Floats, accepted: NDArray[np.
         np.array(rule.rows)[chosen[states]],
     )
     of = trace.clusters[sequence]
-    count = int(trace.clusters.max()) + 1
-    return Taken(*(np.bincount(of, each, minlength=count).astype(float) for each in values))
+    return Taken(*(np.bincount(of, each, minlength=trace.num_conversations).astype(float) for each in values))
 
 
 def _together(rule: Rule, trace: RankTrace, promised: Floats, accepted: NDArray[np.uint8], batch_size: int) -> Taken:
@@ -213,7 +212,7 @@ def _together(rule: Rule, trace: RankTrace, promised: Floats, accepted: NDArray[
     starts, last = trace.starts[:-1], trace.starts[1:] - 1
     waiting = [s for s in range(trace.num_sequences) if starts[s] < last[s]][::-1]
     clusters, rows = trace.clusters, np.array(rule.rows)
-    taken = np.zeros((4, int(clusters.max()) + 1))
+    taken = np.zeros((4, trace.num_conversations))
     at, of = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     while waiting or len(at):
         while waiting and len(at) < batch_size:

@@ -74,7 +74,7 @@ class Ground:
             trace, clusters, fold = self._trace, self._trace.clusters, fold_numbers(self._trace)
             count = int(fold.max()) + 1
             parts = np.tile(fold, (1 + count, 1))  # of all answers, and of those without each fold
-            conversations = [int(clusters.max()) + 1]
+            conversations = [trace.num_conversations]
             for left_out in range(count):
                 kept = fold != left_out
                 parts[1 + left_out, ~kept] = -1
@@ -97,7 +97,7 @@ class Ground:
         states, product, accepted = tally.states, [], []
         for f, other in enumerate(others):
             own, members = tally.of_part(f), other.members_of(other.sizes)
-            hits = np.array([own.of_head(head, tally.paths.top)[0] for head in range(self._trace.num_heads)])
+            hits = np.array([own.of_head(head)[0] for head in range(self._trace.num_heads)])
             share = hits[:, :-1] / np.maximum(hits[:, -1:], 1)
             product.append(own.states * (members @ product_values(share, other.paths)))
             accepted.append(members @ np.append(0, own.frequencies(other.paths[1:])))

@@ -194,13 +194,12 @@ def _pooled(record: Answers, passed: NDArray[np.generic], tried: NDArray[np.gene
     A conversation's pull on a ratio p of sums is (passed - p tried) / sum of tried, and on a product of ratios the
     product times the sum of its pulls over the ratios.
     """
-    clusters = record.clusters
-    n = int(clusters.max()) + 1
+    n = record.num_conversations
     if n < 2:
         raise OutOfRange(
             "Each source must have at least 2 conversations, since noise is told by how they differ, but one source has 1."
         )
-    hits, trials = (_sums(clusters, counts, n) for counts in (passed, tried))
+    hits, trials = (_sums(record.clusters, counts, n) for counts in (passed, tried))
     total = np.maximum(trials.sum(0), 1.0)
     shares = hits.sum(0) / total
     pulls = (hits - shares * trials) / total  # (C, D)

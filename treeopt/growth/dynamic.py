@@ -76,9 +76,8 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> DynamicRates
 
 def _by_conversation(trace: RankTrace, of_sequences: IntArray) -> IntArray:
     """(n, C) sums over the turns of every conversation of (n, S) numbers."""
-    clusters = trace.clusters
-    found = np.zeros((len(of_sequences), int(clusters.max()) + 1), dtype=np.int64)
-    np.add.at(found.T, clusters, of_sequences.T)
+    found = np.zeros((len(of_sequences), trace.num_conversations), dtype=np.int64)
+    np.add.at(found.T, trace.clusters, of_sequences.T)
     return found
 
 

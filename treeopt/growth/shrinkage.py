@@ -64,7 +64,7 @@ class PathCounts:
     def __init__(self, tally: Tally, strengths: Strengths = NONE, depth: int | None = None) -> None:
         self._tally, self.strengths = tally.whole, strengths
         self.top, self.depth = tally.paths.top, tally.paths.depth if depth is None else depth
-        heads = [self._tally.of_head(d, self.top)[0] for d in range(self.depth)]
+        heads = [self._tally.of_head(d)[0] for d in range(self.depth)]
         self.marginals = np.array([mixed(head, 0.0, np.zeros(self.top)) for head in heads])
         self._node: dict[Choice, int | None] = {(): 0}  # its number in the trie; None where it never came
         self._counts: dict[Choice, IntArray] = {}
@@ -119,12 +119,9 @@ def mixed(counts: NDArray[Any], strength: float, above: Chances) -> Chances:
     >>> mixed(np.array([3, 1, 4]), 4.0, np.array([0.25, 0.25])).tolist()
     [0.5, 0.25]
     """
-    trials = counts[..., -1:]
     if np.isinf(strength):
         return np.broadcast_to(above, (*counts.shape[:-1], above.shape[-1]))
-    some = trials + strength > 0
-    found: Chances = np.where(some, (counts[..., :-1] + strength * above) / np.where(some, trials + strength, 1), above)
-    return found
+    return _share(counts[..., :-1], counts[..., -1:], strength, above)
 
 
 def strengths_of(trace: RankTrace, top: int, max_depth: int | None = None) -> Strengths:
@@ -134,7 +131,7 @@ def strengths_of(trace: RankTrace, top: int, max_depth: int | None = None) -> St
     """
     part = fold_numbers(trace)
     tally = of_trace(trace, Paths.of_ranks(trace.ranks[:, :max_depth], top), part[None])[0]
-    return fitted_strengths(tally, 1 + int(trace.clusters.max()))[-1]
+    return fitted_strengths(tally, trace.num_conversations)[-1]
 
 
 def fitted_strengths(tally: Tally, conversations: int) -> list[Strengths]:
@@ -159,7 +156,7 @@ class Fit:
     def __init__(self, tally: Tally, grid: Sequence[float]) -> None:
         self._tally, self._grid, self._top = tally, grid, tally.paths.top
         self._scores: dict[tuple[float, ...], float] = {}
-        self._after = [tally.of_head(0, self._top)[:, None], *map(tally.after, range(1, tally.paths.depth))]
+        self._after = [tally.of_head(0)[:, None], *map(tally.after, range(1, tally.paths.depth))]
         self._paths = {d: _Behind(tally, d) for d in range(2, tally.paths.depth)}
 
     def strengths(self, depth: int) -> Strengths:
@@ -188,7 +185,7 @@ class Fit:
     def _counts(self, d: int, level: int) -> IntArray:
         """(F, contexts, R+1) counts of each part, of the marginal (0) and the levels behind it."""
         if level == 0:
-            return self._tally.of_head(d, self._top)[:, None]
+            return self._tally.of_head(d)[:, None]
         return self._after[d].sum(1, keepdims=True) if level == 1 else self._after[d]
 
     def _above(self, d: int, chosen: Sequence[float]) -> Chances:
@@ -227,7 +224,7 @@ class _Behind:
 
 
 def _share(counts: IntArray, trials: IntArray, strength: float, above: Chances) -> Chances:
-    """Chances of single ranks, as `mixed` has them of all."""
+    """Chances of ranks by their counts and trials: see the top."""
     some = trials + strength > 0
     found: Chances = np.where(some, (counts + strength * above) / np.where(some, trials + strength, 1), above)
     return found

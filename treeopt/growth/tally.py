@@ -85,8 +85,9 @@ class Tally:
             found.append(self.nodes[d] - without)
         return found
 
-    def of_head(self, head: int, top: int) -> IntArray:
-        """(F, top + 1) how often each rank came at a head, and last how many trials there were."""
+    def of_head(self, head: int) -> IntArray:
+        """(F, R + 1) how often each rank came at a head, and last how many trials there were."""
+        top = self.paths.top
         hits = np.zeros((len(self.heads), top + 1), dtype=np.int64)
         known = min(top, self.heads.shape[2] - 1)
         hits[:, :known], hits[:, top] = self.heads[:, head, :known], self.heads[:, head, -1]

@@ -110,7 +110,7 @@ class Walk:
         self.states = int(lengths.sum())
         self.part = part[sequence].astype(np.int32)
         self.conversation = trace.clusters[sequence].astype(np.int32)
-        self.conversations = int(trace.clusters.max()) + 1
+        self.conversations = trace.num_conversations
         self._goes_on = np.flatnonzero(sequence[1:] == sequence[:-1])  # segments that another one follows
         order, shorter = np.argsort(-lengths, kind="stable"), narrow(shorter, len(shorter))
         self.blocks: list[Block] = []

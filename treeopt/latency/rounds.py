@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.latency.paired import median_latency, paired_latency
-from treeopt.records.profile import LEVEL, StepTiming
+from treeopt.records.profile import StepTiming
 from treeopt.trees.dynamic import AdaptiveTree, AnyTree, DynamicTree
 from treeopt.trees.tree import Tree
 
@@ -169,7 +169,7 @@ def timings(
             round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
             parts_ms=parts
             and {part: tuple(ms for point in points for ms in point["parts_ms"][part]) for part in parts},
-            expanding=tuple(drafted.expanding()) if f"{LEVEL}0" in (parts or {}) else None,
+            expanding=tuple(drafted.expanding()) if "draft 0" in (parts or {}) else None,
             topk=drafted.topk if isinstance(drafted, DynamicTree) else None,
             adaptive=isinstance(tree, AdaptiveTree) or None,
         )

@@ -61,7 +61,7 @@ def bench(
     check_rule(measured, rule, "the run's calibration holds", command=run.command("calibrate", "--overwrite"))
     check_rule(plan.acceptance, rule, "the plan holds", command=run.command("search"))
     of_probe = plan.objective == COVERAGE
-    source = run.read_probe() if of_probe else trace
+    source = (probe or run.read_probe()) if of_probe else trace
     for said in stale_plan(run, plan):
         note(said)
     settle_threads(run, session)

@@ -120,7 +120,7 @@ def _check_typical(is_typical: bool, session: Session) -> None:
 def summary(trace: RankTrace, provenance: dict[str, Any]) -> Calibration:
     """The counts of a trace, with what each group's conversations reach."""
     calibration = Calibration.from_trace(trace, provenance=provenance)
-    if trace.group_names and trace.clusters.max() > 0:
+    if trace.group_names and trace.num_conversations > 1:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
         for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}

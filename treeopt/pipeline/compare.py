@@ -24,7 +24,7 @@ from treeopt.planning.groups import least_bad
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_planned
+from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_planned, read_timed
 from treeopt.records.load import Result, load_result
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
@@ -220,10 +220,7 @@ def _side_of_result(name: str, result: Result, folder: RunDirectory | None = Non
         return Side(name, result)
     if folder is None:
         return Side(name, None, result)
-    is_its_own = folder.profile.name in result.inputs and not changed(
-        folder, {folder.profile.name: result.inputs[folder.profile.name]}, or_gone=True
-    )
-    return Side(name, read_grown_on(folder, result.inputs), result, folder.read_profile() if is_its_own else None)
+    return Side(name, read_grown_on(folder, result.inputs), result, read_timed(folder, result.inputs))
 
 
 def _latencies(given: LatencyProfile | str | Path) -> LatencyProfile:

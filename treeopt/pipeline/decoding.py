@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.latency.rounds import busy, processor_share
@@ -214,8 +212,6 @@ def _quality(
     """What the target thinks of every contender's texts, and how far they are from the plain ones."""
     from treeopt.runtime.measure.quality import measure_quality
 
-    assert reference.tokens is not None
-    plain = [answer.tolist() for answer in np.split(reference.tokens, reference.starts[1:-1])]
     found = {}
     with progress("Judging the texts", None):
         for name in contenders:
@@ -225,7 +221,7 @@ def _quality(
                 session.target,
                 [prompts[i].tokens for i in texts],
                 list(texts.values()),
-                [plain[i] for i in texts],
+                [reference.texts[i] for i in texts],
                 conversations=[prompts[i].cluster for i in texts],
                 batch_size=batch_size,
             )

@@ -20,7 +20,7 @@ from treeopt.records.inputs import stale_plan
 from treeopt.records.plan import Plan
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.served import setting_of
+from treeopt.records.served import speculates
 from treeopt.report.dynamic_table import settings_for
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import written_for
@@ -144,11 +144,6 @@ def _clear(folder: Path, kept: Collection[str]) -> None:
             _write(part, Written(files={}, command=""))
             if not any(part.iterdir()):
                 part.rmdir()
-
-
-def speculates(plan: Plan) -> bool:
-    """Whether a plan has a tree at any batch size, fixed or dynamic."""
-    return not all(e.size == 1 and not (e.dynamic and setting_of(plan, e)) for e in plan.entries)
 
 
 def export_all(run: RunDirectory, plan: Plan) -> list[str]:

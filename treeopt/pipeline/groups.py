@@ -43,11 +43,14 @@ def searched_for_groups(
     source = source_of(record)
     if not source.is_exact:
         raise InvalidInput(f"--for-groups {mode} needs a trace with groups, but got a {source.kind}.")
-    trace = cast(RankTrace, source.answers)
     if mode == "own":
-        _write_own(run, Grouped.of(trace), latencies, request)
+        if run.is_held:
+            raise InvalidInput(
+                "--for-groups own writes to the run directory: search that of the trace, not the trace alone."
+            )
+        _write_own(run, Grouped.of(cast(RankTrace, record)), latencies, request)
         return shared
-    plan, found = plan_for_groups(trace, latencies, request, shared)
+    plan, found = plan_for_groups(cast(RankTrace, source.answers), latencies, request, shared)
     entries = []
     for entry in plan.entries:
         here = [one for one in found.losses if one.batch_size == entry.batch_size]

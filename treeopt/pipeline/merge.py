@@ -57,8 +57,7 @@ def _made_now() -> dict[str, str]:
 
 def _told(trace: RankTrace) -> list[str]:
     """What was merged, and what is missing."""
-    conversations = 1 + int(trace.clusters.max())
-    told = [f"Merged {conversations:,} conversations, {int(trace.has_step.sum()):,} states."]
+    told = [f"Merged {trace.num_conversations:,} conversations, {int(trace.has_step.sum()):,} states."]
     if shard := trace.meta.get("shard"):
         here = {part["block"] for part in shard["blocks"]}
         missing = [place + 1 for place in range(shard["num_blocks"]) if place not in here]

@@ -10,7 +10,7 @@ from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.engine_bench import bench_in
-from treeopt.pipeline.export import export, export_all, speculates
+from treeopt.pipeline.export import export, export_all
 from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.engine import profile_in
 from treeopt.pipeline.profile.outcome import check_can_join
@@ -21,6 +21,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
 from treeopt.records.pools import RANKS_ALONE, USUAL
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.served import speculates
 from treeopt.report import figures
 from treeopt.report.page import write_report
 from treeopt.report.terminal import progress

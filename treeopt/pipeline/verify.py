@@ -78,7 +78,7 @@ def _proof(
     """The fastest of the finalists by real decoding, and its speed measured afresh on other prompts.
 
     What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
-    Neither half of the prompts was calibrated on.
+    Neither half of the prompts was planned with.
     """
     from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations
     from treeopt.runtime.measure.bench import Entrant

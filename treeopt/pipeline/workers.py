@@ -38,25 +38,24 @@ SEEN_S = 60  # that a shared disk takes at most to show a block that another hos
 @contextmanager
 def cluster_of(engine: str | None, **options: Any) -> Iterator[Cluster | None]:
     """The workers that --engine, --workers, --gpus-per-worker, --address and --journal ask for; None without --engine."""
-    given = [name for name, value in options.items() if value is not None]
+    given = {name: value for name, value in options.items() if value is not None}
     if engine is None:
         if given:
             raise InvalidInput(
-                f"--{given[0].replace('_', '-')} says how --engine ray works: add that, or leave it out."
+                f"--{next(iter(given)).replace('_', '-')} says how --engine ray works: add that, or leave it out."
             )
         yield None
         return
     if engine != ENGINE:
         raise InvalidInput(f"--engine must be {ENGINE} here, but got {engine!r}.")
-    number, gpus = options.get("workers") or 1, options.get("gpus_per_worker") or 0
+    number, gpus = given.get("workers", 1), given.get("gpus_per_worker", 0)
     if number < 1 or not 0 <= gpus < float("inf") or (gpus > 1 and gpus % 1):
         raise InvalidInput(
             f"--workers must be at least 1, and --gpus-per-worker a share of one or a whole number, but got {number} and {gpus}."
         )
-    journal = options.get("journal")
-    if journal is not None:
+    if (journal := given.get("journal")) is not None:
         opened(journal)
-    with Cluster(Workers(number, gpus, options.get("address"), journal)) as cluster:
+    with Cluster(Workers(number, gpus, given.get("address"), journal)) as cluster:
         yield cluster
 
 

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut
+from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray
 
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
@@ -82,6 +84,16 @@ class Candidates:
             ms_draws=part(self.ms_draws),
             ms_stderr=part(self.ms_stderr),
         )
+
+
+def families_of(source: Source, limits: Limits, objective: str, *, timed: bool) -> list[HeldOut]:
+    """The trees of depth limits 1, 2, ..., and what they reach on answers that they were not grown on.
+
+    timed : whether there are latencies; without them the deepest limit is all that is looked at
+    """
+    objective, deepest = objective_for(source, objective), limits.depth(source.num_heads)
+    depths = range(1 if timed else deepest, deepest + 1)
+    return [source.crossfit(replace(limits, max_depth=depth), objective) for depth in depths]
 
 
 def candidates_of(families: Sequence[HeldOut], batch_size: int, costs: StepCosts | None) -> Candidates:

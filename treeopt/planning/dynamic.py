@@ -49,7 +49,7 @@ def dynamic_rivals(
     """
     trace, wanted = source.pooled, request.dynamic
     nothing: list[Rivals] = [(None, None) for _ in options]
-    if trace is None or trace.clusters.max() < 1 or profile is None or not profile.dynamic or wanted is None:
+    if trace is None or trace.num_conversations < 2 or profile is None or not profile.dynamic or wanted is None:
         return nothing
     levels = min(wanted.levels, limits.max_depth or wanted.levels)
     rates = dynamic_rates(trace, replace(wanted, levels=levels, rows=min(wanted.rows, limits.budget)))
@@ -199,7 +199,7 @@ class Rivalry:
         trace, b = self._some, self.fixed.batch_size
         trees = [DynamicTree(levels, topk, n) for n in rows]
         cost_ms = self.costs.adaptive_ms(trees)
-        taken = np.zeros((4, int(trace.clusters.max()) + 1))  # of every conversation, by the rule of the others
+        taken = np.zeros((4, trace.num_conversations))  # of every conversation, by the rule of the others
         for train, judged in folds(trace):
             rule = fit_rule(trace.select(train), rows, levels, topk, cost_ms, batch_size=b)
             found = rule.walk(trace.select(judged), batch_size=b)

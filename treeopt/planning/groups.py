@@ -53,8 +53,7 @@ class MixedTrace(RankTrace):
         """Every sequence as often as it counts, still of its one conversation."""
         assert self.times is not None
         plain = {f.name: getattr(self, f.name) for f in fields(RankTrace)}
-        whole = RankTrace(**{**plain, "cluster": self.clusters, "pool_places": None, "pool_scores": None})
-        return whole.select(np.repeat(np.arange(self.num_sequences), self.times))
+        return RankTrace(**{**plain, "weight": self.times, "pool_places": None, "pool_scores": None}).repeated()
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.heldout import HeldOut
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import candidates_of, common
+from treeopt.planning.candidates import candidates_of, common, families_of
 from treeopt.planning.dynamic import dynamic_rivals
 from treeopt.planning.entries import best_of, entry_of, mixture_of
 from treeopt.planning.request import PlanRequest
@@ -54,7 +53,7 @@ def plan_trees(
     source = source_of(record)
     costs = _step_costs(source, profile, request)
     limits = _useful(request.limits, source, costs)
-    families = _grown(source, request, limits, timed=bool(costs))
+    families = families_of(source, limits, request.objective, timed=bool(costs))
     options = [candidates_of(families, batch_size, costs.get(batch_size)) for batch_size in request.sizes]
     mix, total = request.mix, None
     errors: list[float] = []
@@ -98,7 +97,7 @@ def _unlimited(
 ) -> list[TreeFigures | None]:
     """What the best tree of every batch size reaches without the limits; None where there are none."""
     wide = _useful(request.unconstrained(), source, costs)
-    families = _grown(source, request, wide, timed=bool(costs)) if wide != limits else []
+    families = families_of(source, wide, request.objective, timed=bool(costs)) if wide != limits else []
     return [best_of(candidates_of(families, size, costs.get(size))) if families else None for size in request.sizes]
 
 
@@ -136,13 +135,3 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
         )
     most = max((c.reach[0] for c in costs.values()), default=limits.budget) + 1
     return replace(limits, max_depth=limits.depth(source.num_heads), budget=min(limits.budget, max(most, LEAST_GROWN)))
-
-
-def _grown(source: Source, request: PlanRequest, limits: Limits, *, timed: bool) -> list[HeldOut]:
-    """The trees of depth limits 1, 2, ..., and what they reach on answers that they were not grown on.
-
-    timed : whether there are latencies; without them the deepest limit is all that is looked at
-    """
-    objective, deepest = objective_for(source, request.objective), limits.depth(source.num_heads)
-    depths = range(1 if timed else deepest, deepest + 1)
-    return [source.crossfit(replace(limits, max_depth=depth), objective) for depth in depths]

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut
-from treeopt.growth.source import Source, objective_for, source_of
+from treeopt.growth.source import Source, source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import Candidates, candidates_of
+from treeopt.planning.candidates import Candidates, candidates_of, families_of
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies
@@ -164,10 +164,8 @@ def costs_of(profile: LatencyProfile | None, entry: PlanEntry, source: Source) -
 
 def options_of(source: Source, limits: Limits, costs: StepCosts | None, batch_size: int, objective: str) -> Candidates:
     """All trees that could be chosen for a source at a batch size."""
-    objective, deepest = objective_for(source, objective), limits.depth(source.num_heads)
     most = limits.budget if costs is None else min(limits.budget, max(costs.reach[0], 2))
-    depths = range(1, deepest + 1) if costs else [deepest]
-    families = [source.crossfit(replace(limits, budget=most, max_depth=depth), objective) for depth in depths]
+    families = families_of(source, replace(limits, budget=most), objective, timed=costs is not None)
     return candidates_of(families, batch_size, costs)
 
 

@@ -58,11 +58,7 @@ class Interval95:
 
     def check(self) -> None:
         """Raise InvalidInput for ends that are not above 0, or not in order."""
-        for name, ends in vars(self).items():
-            if ends is None:
-                continue
-            if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
-                raise InvalidInput(f"interval95.{name} must be two ends above 0, the lower one first, but is {ends}.")
+        check_ends(**{f"interval95.{name}": ends for name, ends in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +79,8 @@ class TreeFigures:
         """Raise InvalidInput where the figures contradict one another."""
         within(1, size=self.size)
         within(min(self.size - 1, 1), self.size - 1, depth=self.depth)
-        check_speed(self.size, self.tokens_per_step, None, self.tokens_per_s, batch_size)
+        step_ms = vars(self).get("step_ms")  # of the kinds that have one
+        check_speed(self.size, self.tokens_per_step, step_ms, self.tokens_per_s, batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +92,6 @@ class BestChain(TreeFigures):
     def check(self, batch_size: int) -> None:
         super().check(batch_size)
         agree("size", self.size, self.depth + 1, "a chain of that depth and its root")
-        check_speed(self.size, self.tokens_per_step, self.step_ms, self.tokens_per_s, batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +103,6 @@ class CurvePoint(TreeFigures):
 
     def check(self, batch_size: int) -> None:
         super().check(batch_size)
-        check_speed(self.size, self.tokens_per_step, self.step_ms, self.tokens_per_s, batch_size)
         within(0, tokens_per_s_stderr=self.tokens_per_s_stderr)
 
 
@@ -139,11 +134,8 @@ class DynamicFigures(TreeFigures):
         within(0, tokens_per_step_stderr=self.tokens_per_step_stderr, speedup_stderr=self.speedup_stderr)
         within(0, speedup=self.speedup, over_fixed=self.over_fixed)
         within(1, self.tree.levels + 1, tokens_per_step=self.tokens_per_step)
-        check_speed(self.size, self.tokens_per_step, self.step_ms, self.tokens_per_s, batch_size)
         within(-inf, 1, **{f"elsewhere.{size}": loss for size, loss in self.elsewhere.items()})
-        ends = self.over_fixed95
-        if ends is not None and (len(ends) != 2 or not 0 < ends[0] <= ends[1]):
-            raise InvalidInput(f"over_fixed95 must be two ends above 0, the lower one first, but is {ends[:3]}.")
+        check_ends(over_fixed95=self.over_fixed95)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +302,13 @@ class GroupFigures:
             whole = speedup, tokens_per_step
             follows = self.tokens_per_step * whole[0] / whole[1]
             agree("speedup", self.speedup, follows, "as much as its tokens_per_step", self.tokens_per_step, *whole)
+
+
+def check_ends(**intervals: list[float] | None) -> None:
+    """Raise InvalidInput for an interval whose ends are not above 0, or not in order."""
+    for name, ends in intervals.items():
+        if ends is not None and (len(ends) != 2 or not 0 < ends[0] <= ends[1]):
+            raise InvalidInput(f"{name} must be two ends above 0, the lower one first, but is {ends[:3]}.")
 
 
 def check_speed(

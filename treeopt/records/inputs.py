@@ -90,14 +90,13 @@ def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, 
         raise InvalidInput("--sample draws conversations of a trace, but a calibration has none: leave --sample out.")
     if conversations < 1:
         raise InvalidInput(f"--sample must be at least 1, but got {conversations}.")
-    clusters = record.clusters
-    count = int(clusters.max()) + 1
+    count = record.num_conversations
     if conversations >= count:
         return record, None
     drawn = np.zeros(count, dtype=bool)
     drawn[np.random.default_rng(SEED).choice(count, conversations, replace=False)] = True
     sample = Sample(conversations=conversations, of=count, seed=SEED)
-    return record.select(np.flatnonzero(drawn[clusters])), sample
+    return record.select(np.flatnonzero(drawn[record.clusters])), sample
 
 
 def find_latencies(
@@ -147,20 +146,22 @@ def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
 
 def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:
     """Where the plan's latencies were timed, "in vllm", if not where the benchmark was decoded; else empty."""
-    timed: Mapping[str, Any] = {}
-    if run.profile.name in plan.inputs and not changed(
-        run, {run.profile.name: plan.inputs[run.profile.name]}, or_gone=True
-    ):
-        timed = run.read_profile().info.get("provenance") or {}
+    profile = read_timed(run, plan.inputs)
+    timed: Mapping[str, Any] = {} if profile is None else profile.info.get("provenance") or {}
     return elsewhere(plan.runtime or {}, timed, bench.provenance or {})
+
+
+def read_timed(run: RunDirectory, inputs: Mapping[str, str]) -> LatencyProfile | None:
+    """The run's profile, where it is the one that a result with these inputs was made from."""
+    name = run.profile.name
+    return run.read_profile() if name in inputs and not changed(run, {name: inputs[name]}, or_gone=True) else None
 
 
 def not_a_check(where: str, engine: str = "") -> str:
     """What a benchmark is worth where latencies were timed elsewhere, in a sentence."""
     return (
         f"The plan's latencies and speedups are of steps timed {where}, but the benchmark was decoded by "
-        f"{engine or 'treeopt'} here: "
-        "its speedups do not check the predicted ones. Its tokens per step do."
+        f"{engine or 'treeopt'} here: its speedups do not check the predicted ones. Its tokens per step do."
     )
 
 

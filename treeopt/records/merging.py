@@ -63,6 +63,10 @@ class Source:
     skipped: int
     share: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.share is not None and not self.share > 0:
+            raise InvalidInput(f"a share of the traffic must be above 0, but is {self.share:g}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Merged:
@@ -275,12 +279,8 @@ def _source_of(trace: RankTrace) -> Source:
 def _shares(sources: Sequence[Source], pieces: Sequence[RankTrace]) -> list[float]:
     """What each source counts among those of one run: its share, or its conversations."""
     known = [source.share for source in sources]
-    sizes = [_conversations(piece) for piece in pieces]
+    sizes = [piece.num_conversations for piece in pieces]
     return [size / sum(sizes) if share is None else share for share, size in zip(known, sizes, strict=True)]
-
-
-def _conversations(trace: RankTrace) -> int:
-    return 1 + int(trace.clusters.max())
 
 
 def _check_distinct(parts: Sequence[tuple[Source, RankTrace, str]]) -> None:
@@ -309,7 +309,7 @@ def _weights(shares: Sequence[float], pieces: Sequence[RankTrace]) -> NDArray[np
 
     Of a calibration whose conversations count r times each on average, the i-th counts floor((i + 1) r) - floor(i r) times.
     """
-    ratios = [Fraction(share) / _conversations(piece) for share, piece in zip(shares, pieces, strict=True)]
+    ratios = [Fraction(share) / piece.num_conversations for share, piece in zip(shares, pieces, strict=True)]
     least = min(ratios)
     if max(ratios) > MOST_REPEATED * least:
         raise InvalidInput(
@@ -318,7 +318,7 @@ def _weights(shares: Sequence[float], pieces: Sequence[RankTrace]) -> NDArray[np
         )
     found = []
     for ratio, piece in zip(ratios, pieces, strict=True):
-        ends = [math.floor(i * ratio / least) for i in range(_conversations(piece) + 1)]
+        ends = [math.floor(i * ratio / least) for i in range(piece.num_conversations + 1)]
         found.append(np.diff(ends)[piece.clusters])
     return np.concatenate(found).astype(np.float32)
 

@@ -75,11 +75,20 @@ class Provenance(TypedDict, total=False):
     engine: Runtime | None
 
 
+class Answered(TypedDict, total=False):
+    """Whether answers came with the prompts, at which temperature, and whether figures for greedy decoding are estimates."""
+
+    given: bool | None
+    temperature: float | None
+    is_estimate: bool | None
+
+
 class Origins(TypedDict, total=False):
     """Keys that records share. ``source`` holds the options of a trace, and says of a calibration who measured it."""
 
     drafter: Drafter | None
     acceptance: Acceptance | None
+    answers: Answered | None
     provenance: Provenance | None
     source: str | dict[str, str | bool | int | float | None] | None
 

@@ -30,7 +30,6 @@ from treeopt.records.origins import Runtime, check_origins
 from treeopt.trees.dynamic import MOST_TOPK
 
 LAST_DIGIT = 1e-5  # of what the file says of its precision
-LEVEL = "draft "  # in parts_ms: "draft 0", "draft 1", ... are the levels
 
 Setting = tuple[int, int]  # batch_size, context_tokens
 
@@ -100,32 +99,6 @@ class StepTiming:
         return found
 
 
-@dataclass(frozen=True)
-class DraftTiming:
-    """Samples of drafting the children of so many nodes of one depth: a record of ``draft`` in ``profile.json``."""
-
-    batch_size: int
-    level: int
-    expanding_nodes: int
-    ms: tuple[float, ...]
-    context_tokens: int | None = None  # None: whatever the context
-    round: tuple[int, ...] | None = None  # the round in which each sample was taken
-
-    def __post_init__(self) -> None:
-        if not self.ms or not all(np.isfinite(ms) and ms >= 0 for ms in self.ms):
-            raise InvalidInput(f"draft ms must be samples of at least 0 ms, but got {self.ms[:3]}.")
-        if self.batch_size < 1 or self.level < 0 or self.expanding_nodes < 1:
-            raise InvalidInput(
-                "A draft timing needs batch_size >= 1, level >= 0 and expanding_nodes >= 1, but got "
-                f"{self.batch_size}, {self.level}, {self.expanding_nodes}."
-            )
-        if self.level == 0 and self.expanding_nodes != 1:
-            raise InvalidInput(
-                f"On level 0 of a draft timing only the root expands, but the timing says {self.expanding_nodes} nodes."
-            )
-        _check_rounds(self.round, self.ms)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Precision:
     """How well latencies are known: halves of 95 % intervals as shares, what was wanted and the widest."""
@@ -193,11 +166,8 @@ class LatencyProfile(Drawn):
     autoregressive: tuple[StepTiming, ...]
     runtime: Runtime = field(default_factory=Runtime)
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
-    draft: tuple[DraftTiming, ...] = ()  # by default what the points' parts say
 
     def __post_init__(self) -> None:
-        if not self.draft:
-            object.__setattr__(self, "draft", draft_timings(self.points))
         if not self.autoregressive:
             raise InvalidInput("A profile must have at least one autoregressive timing.")
         known = set(self.settings)
@@ -246,7 +216,6 @@ class LatencyProfile(Drawn):
                 {k: v for k, v in _without_unknown(asdict(p)).items() if k not in ("size", "depth")}
                 for p in self.autoregressive
             ],
-            **({"draft": [_without_unknown(asdict(d)) for d in self.draft]} if self.draft else {}),
             "runtime": self.runtime,
             **self.info,
         }
@@ -261,7 +230,7 @@ class LatencyProfile(Drawn):
         alone = document["autoregressive"]
         alone = alone if isinstance(alone, list) else [alone]
         plain = [{"size": 1, "depth": 0, **p} if isinstance(p, dict) else p for p in alone]
-        rest = ("schema", "points", "autoregressive", "draft", "runtime")
+        rest = ("schema", "points", "autoregressive", "draft", "runtime")  # "draft" is of earlier files
         info = {k: v for k, v in document.items() if k not in rest}
         profile = storage.typed(cls, {**document, "autoregressive": plain, "info": info}, path)
         profile.check(path)
@@ -320,52 +289,3 @@ def _check_expanding(expanding: Sequence[int], size: float, depth: int) -> None:
             f"expanding must say for each of {depth} levels how many nodes have children. It must begin with "
             f"1, the root, and its sum must be below the size, {size:g}, but it is {list(expanding)}."
         )
-
-
-def draft_timings(points: Sequence[StepTiming]) -> tuple[DraftTiming, ...]:
-    """What the timings of trees say of each level, by their parts "draft 0", "draft 1", ...; levels alike pooled.
-
-    Timings that do not tell the levels apart, or not which nodes of the tree expand, say nothing. Where the parts of
-    a timing take longer than its step, its levels are shorter by that share.
-    """
-    found: dict[tuple[int, int, int, int], list[tuple[float, int | None]]] = {}
-    for point in points:
-        share = _scale(point)
-        for part, samples in (point.parts_ms or {}).items():
-            number = part.removeprefix(LEVEL)
-            if (
-                point.expanding is None
-                or number == part
-                or not number.isdecimal()
-                or len(point.expanding) <= int(number)
-            ):
-                continue
-            level, rounds = int(number), sorted(set(point.round or ()))
-            known = len(rounds) == len(samples)  # one of each round
-            key = (point.batch_size, point.context_tokens, level, point.expanding[level])
-            found.setdefault(key, []).extend(
-                zip((share * ms for ms in samples), rounds if known else [None] * len(samples), strict=True)
-            )
-    return tuple(
-        DraftTiming(
-            batch_size,
-            level,
-            nodes,
-            tuple(ms for ms, _ in samples),
-            context,
-            tuple(n for _, n in samples if n is not None) if all(n is not None for _, n in samples) else None,
-        )
-        for (batch_size, context, level, nodes), samples in sorted(found.items())
-    )
-
-
-def _scale(point: StepTiming) -> float:
-    """What the parts of a timing are multiplied by so that they take no longer together than its steps; 1 at most.
-
-    Parts are timed with a synchronisation after each. They are compared with the steps of their round.
-    """
-    steps, together = list(point.by_round().values()), 0.0
-    for samples in filter(None, (point.parts_ms or {}).values()):
-        known = steps if len(steps) == len(samples) else [median(point.step_ms)] * len(samples)
-        together += median(ms / step for ms, step in zip(samples, known, strict=True))
-    return min(1 / together, 1.0) if together > 0 else 1.0

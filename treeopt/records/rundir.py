@@ -22,7 +22,14 @@ from treeopt.records.trace import RankTrace
 T = TypeVar("T")
 ENGINES = ("transformers", "openvino", "openvino-int8")  # other runtimes that decode here
 BENCH = re.compile(rf"bench(?:-({'|'.join(ENGINES)}))?(?:-batch-size-(\d+))?", re.ASCII)
-MAKERS = {"calibration": "calibrate", "trace": "calibrate", "probe": "calibrate", "plan": "search", "verify": "search"}
+MAKERS = {
+    "calibration": "calibrate",
+    "trace": "calibrate",
+    "probe": "calibrate",
+    "plan": "search",
+    "verify": "search",
+    "drafters": "run",
+}
 
 
 def maker(name: str) -> list[str]:

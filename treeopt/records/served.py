@@ -29,6 +29,11 @@ def setting_of(plan: Plan, entry: PlanEntry) -> DynamicTree | None:
     return tree if ours > plain else None
 
 
+def speculates(plan: Plan) -> bool:
+    """Whether a plan has a tree at any batch size, fixed or dynamic."""
+    return any(e.size > 1 or (e.dynamic is not None and setting_of(plan, e) is not None) for e in plan.entries)
+
+
 def losses_of(plan: Plan, entry: PlanEntry) -> dict[int, float]:
     """Batch size -> share of the throughput that an entry's setting loses there against that one's own, where known."""
     setting, own = setting_of(plan, entry), entry.dynamic

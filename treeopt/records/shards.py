@@ -71,12 +71,6 @@ class ShardRecord:
     num_blocks: int
     blocks: tuple[Part, ...]
 
-    @property
-    def missing(self) -> list[int]:
-        """Places of the blocks that are not here."""
-        here = {part.block for part in self.blocks}
-        return [place for place in range(self.num_blocks) if place not in here]
-
 
 def digest(hashes: Iterable[str]) -> str:
     """One digest of the prompts with these hashes, in this order."""

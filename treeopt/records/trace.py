@@ -62,12 +62,16 @@ class Answers(Drawn):
     def num_sequences(self) -> int:
         return len(self.starts) - 1
 
-    @property
+    @cached_property
     def clusters(self) -> IntArray:
         """(S,) number of the conversation of each sequence, 0 ... C-1."""
         if self.cluster is None:
             return np.arange(self.num_sequences)
         return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def num_conversations(self) -> int:
+        return int(self.clusters.max()) + 1
 
     @property
     def group_names(self) -> list[str]:
@@ -205,9 +209,18 @@ class RankTrace(Answers):
         has_step[self.starts[1:] - 1] = False
         return read_only(has_step, np.bool_)
 
+    @cached_property
+    def texts(self) -> list[list[int]]:
+        """The tokens of each sequence; a trace that was collected has them."""
+        assert self.tokens is not None
+        return [text.tolist() for text in np.split(self.tokens, self.starts[1:-1])]
+
     def select(self, sequences: IntArray) -> RankTrace:
         """The trace of some of the sequences, in the given order."""
         states = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
+        meta, hashes = self.meta, self.meta.get("prompt_sha256")
+        if hashes is not None:
+            meta = {**meta, "prompt_sha256": [hashes[s] for s in sequences.tolist()]}
         arrays = {name: getattr(self, name) for name in (*PER_STATE, *PER_SEQUENCE)}
         return RankTrace(
             ranks=self.ranks[states],
@@ -217,7 +230,7 @@ class RankTrace(Answers):
                 for name, array in arrays.items()
                 if array is not None
             },
-            meta=self.meta,
+            meta=meta,
         )
 
     def repeated(self) -> RankTrace:
@@ -247,7 +260,7 @@ class RankTrace(Answers):
             parts = [getattr(trace, name) for trace in traces]
             if all(part is not None for part in parts):
                 arrays[name] = np.concatenate(parts)
-        sizes = [0, *np.cumsum([1 + trace.clusters.max() for trace in traces])]
+        sizes = [0, *np.cumsum([trace.num_conversations for trace in traces])]
         arrays["cluster"] = np.concatenate(
             [trace.clusters + first for trace, first in zip(traces, sizes, strict=False)]
         )
@@ -262,8 +275,6 @@ class RankTrace(Answers):
     def save(self, path: str | Path) -> None:
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
-        if self.weight is None:
-            arrays["weight"] = np.ones(self.num_sequences, np.float32)
         arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
         npz.write(path, {n: a for n, a in arrays.items() if a is not None})
 

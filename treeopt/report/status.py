@@ -18,6 +18,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import ENGINES, RunDirectory, maker
+from treeopt.records.served import speculates
 from treeopt.records.trace import RankTrace
 from treeopt.report.wording import count
 
@@ -124,7 +125,8 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
     for row in rows.values():
         if row.state == DAMAGED:
             return f"{row.name} cannot be read. Delete it, and make it again.", maker(row.name)
-    for name in ("run", "calibrate", "probe", "profile", "verify", "bench", *(run.bench_in(e).stem for e in ENGINES)):
+    measured = ("calibrate", "probe", "profile", "verify", "bench", *(run.bench_in(e).stem for e in ENGINES))
+    for name in ("drafters", "run", *measured):
         if f"{name}.partial" in rows:
             words = maker(name)
             return f"{' '.join(words)} was stopped. The same command, with the same options, continues.", words
@@ -155,8 +157,7 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
         if why := wanting(file.name):
             return why, maker(file.name)
     exports = [row for name, row in rows.items() if name.startswith(f"{run.export.name}/")]
-    speculates = any(entry.size > 1 for entry in plan.entries)
-    if speculates and (not exports or any(row.state == STALE for row in exports)):
+    if speculates(plan) and (not exports or any(row.state == STALE for row in exports)):
         planned = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else "ENGINE"
         stale = [row.name for row in exports if row.state == STALE]
         engine = stale[0].split("/")[1] if stale else planned

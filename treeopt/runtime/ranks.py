@@ -28,9 +28,14 @@ def count() -> int:
 
 
 def join() -> None:
-    """Become one of the ranks that the environment names, as torchrun sets it."""
+    """Become one of the ranks that the environment names, as torchrun sets it. Raises InvalidInput for too few GPUs."""
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        place, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if place >= there:
+            raise InvalidInput(
+                f"--tensor-parallel needs a GPU for each process of a machine, but this one has {there}."
+            )
+        torch.cuda.set_device(place)
     distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // count()))

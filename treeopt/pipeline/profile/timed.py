@@ -195,7 +195,7 @@ class Stages:
     def second(self, source: Source) -> None:
         """Stage two: at every setting the trees that a plan on stage one would choose between."""
         record, answers = source.record, source.answers
-        if answers is not None and answers.clusters.max() < 1:  # one conversation: nothing to hold out
+        if answers is not None and answers.num_conversations < 2:  # one conversation: nothing to hold out
             record = source.calibration or record
         from treeopt.runtime import clock
 

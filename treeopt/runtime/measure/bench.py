@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -221,12 +220,6 @@ class Contest:
         if self.reference.tokens is None or self.reference.num_sequences != len(self.prompts):
             raise InvalidInput("The benchmark's reference must be the trace of its own prompts, with tokens.")
 
-    @cached_property
-    def answers(self) -> list[list[int]]:
-        """The plain answer to each prompt."""
-        assert self.reference.tokens is not None
-        return [answer.tolist() for answer in np.split(self.reference.tokens, self.reference.starts[1:-1])]
-
     def result(self, visits: Sequence[Visit], entrants: Mapping[str, Entrant]) -> Benchmark:
         """The benchmark of all visits."""
         return Benchmark(
@@ -298,7 +291,7 @@ class Contest:
 
     def _sequence(self, row: dict[str, Any], replayed_steps: int | None) -> Answer:
         """One answer beside the plain one to the same prompt."""
-        prompt, ours, theirs = self.prompts[row["id"]], row["tokens"], self.answers[row["id"]]
+        prompt, ours, theirs = self.prompts[row["id"]], row["tokens"], self.reference.texts[row["id"]]
         at = gap = None
         if ours != theirs:
             pairs = itertools.zip_longest(ours, theirs)

@@ -172,14 +172,12 @@ class Prompt:
 
 def turn_prompts(prompts: PromptSet, trace: RankTrace) -> list[Prompt]:
     """The prompt of every sequence of a trace, with the trace's own answers to the turns before it."""
-    assert trace.tokens is not None, "a trace that was collected has tokens"
     known = {conversation.sha256: conversation for conversation in prompts.conversations}
-    answers = [answer.tolist() for answer in np.split(trace.tokens, trace.starts[1:-1])]
     found = []
     for s, (sha256, cluster) in enumerate(zip(trace.meta["prompt_sha256"], trace.clusters, strict=True)):
         conversation = known[sha256]
         first = int(np.searchsorted(trace.clusters, cluster))
-        tokens = prompts.next_prompt(conversation, answers[first:s])
+        tokens = prompts.next_prompt(conversation, trace.texts[first:s])
         found.append(Prompt(tokens, sha256, conversation.group, int(cluster)))
     return found
 
