@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -311,7 +312,7 @@ def test_a_shard_that_was_killed_and_continued_is_the_same_bytes(tmp_path):
     process = start(tmp_path, *options, "--shard", "1/2", "--run", "part-1")
     partial = tmp_path / "part-1" / "calibrate.partial"
     while process.poll() is None and not list(partial.glob("0*.sha256")):
-        pass
+        time.sleep(0.005)
     process.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
     process.communicate(timeout=60)
     finish(tmp_path, *options, "--shard", "1/2", "--run", "part-1")

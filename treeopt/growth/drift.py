@@ -163,6 +163,8 @@ def _(record: RankTrace, measure: str, depth: int) -> Reach:
 def _(record: Probe, measure: str, depth: int) -> Reach:
     nodes = set(record.tree.paths)
     depth = next((d for d in range(depth) if (0,) * (d + 1) not in nodes), depth)
+    if not depth:
+        raise OutOfRange("Survival needs the likeliest first guess, but the probe's tree does not have it.")
     paths = Tree.chain(depth).paths
     tokens = tokens_of_trees(record, paths, np.tri(depth + 1, dtype=bool))  # (D+1, S)
     passed = np.diff(tokens, axis=0).T

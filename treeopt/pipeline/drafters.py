@@ -58,16 +58,16 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
 
 
 def _check_same(names: Sequence[str], origins: Sequence[Mapping[str, Any]], runtimes: Sequence[Any]) -> None:
-    for name, origin, runtime in zip(names[1:], origins[1:], runtimes[1:], strict=True):
-        known = [key for key in SAME if None not in (origin[key], origins[0][key])]
-        differs = differing({key: origins[0][key] for key in known}, {key: origin[key] for key in known})
-        ours, theirs = ((one or {}).get("name") for one in (runtimes[0], runtime))
-        differs += differing({"runtime": ours}, {"runtime": theirs}) if None not in (ours, theirs) else []
-        if differs:
-            raise InvalidInput(
-                f"Drafters are compared for one model on one machine, but {names[0]} (there) and {name} (here) differ in "
-                f"{', '.join(differs)}."
-            )
+    """Raise InvalidInput where two runs differ in what both are known to be of."""
+    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
+    for name, origin, runtime in zip(names, origins, runtimes, strict=True):
+        for key, value in {**origin, "runtime": (runtime or {}).get("name")}.items():
+            first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
+            if differs := differing({key: there}, {key: value}):
+                raise InvalidInput(
+                    f"Drafters are compared for one model on one machine, but {first} (there) and {name} (here) differ in "
+                    f"{', '.join(differs)}."
+                )
 
 
 def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:

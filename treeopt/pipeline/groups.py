@@ -72,6 +72,7 @@ def _write_own(run: RunDirectory, groups: Grouped, latencies: LatencyProfile | N
         plan = plan_trees(part, latencies, request)
         with own.writing():
             own.replace_accuracies(Calibration.from_trace(part), part)
+            own.profile.unlink(missing_ok=True)  # of a search before
             if latencies is not None:
                 latencies.save(own.profile)
             files = (own.trace, own.profile) if latencies is not None else (own.trace,)

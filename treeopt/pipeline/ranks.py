@@ -41,15 +41,18 @@ def launch(count: int) -> int:
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, "-m", "treeopt.cli", *sys.argv[1:]]
-    started = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(count)
-    ]
+    started: list[subprocess.Popen[bytes]] = []
     try:
+        for rank in range(count):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            started.append(subprocess.Popen(command, env={**os.environ, **shared, **own}))
         while None in (codes := [process.poll() for process in started]) and not any(codes):
             time.sleep(0.05)
     except KeyboardInterrupt:
         pass  # in a terminal the ranks have it too
+    except OSError:  # there is no room for a process more
+        _end(started, at_once=True)
+        raise
     code = min((found for process in started if (found := process.poll())), default=0)  # a signal before what it led to
     _end(started)
     killed = [rank for rank, process in enumerate(started, 1) if process.returncode == code < 0]
@@ -62,9 +65,9 @@ def launch(count: int) -> int:
     return started[0].returncode or code
 
 
-def _end(started: list[subprocess.Popen[bytes]]) -> None:
+def _end(started: list[subprocess.Popen[bytes]], at_once: bool = False) -> None:
     """Let all end by themselves, then ask them to, then end them."""
-    for last_word in (None, subprocess.Popen.terminate, subprocess.Popen.kill):
+    for last_word in (None, subprocess.Popen.terminate, subprocess.Popen.kill)[at_once:]:
         for process in started:
             if last_word and process.poll() is None:
                 last_word(process)

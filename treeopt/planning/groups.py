@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -141,6 +142,19 @@ class Minimax:
     losses: list[GroupLoss]
 
 
+class Tried(NamedTuple):
+    """Trees grown on a mix, and of each batch size the (n, G) loss of every group with every candidate."""
+
+    record: MixedTrace
+    options: list[Candidates]
+    worst: list[Floats]
+
+    @property
+    def badness(self) -> float:
+        """What the worst group loses with the least bad tree, on average over batch sizes."""
+        return float(np.mean([losses.max(1).min() for losses in self.worst]))
+
+
 def least_bad(plan: Plan, trace: RankTrace, profile: LatencyProfile | None) -> Minimax:
     """What groups lose with the best tree for all and with the least bad one; within the limits of the shared ``plan``."""
     groups, limits = Grouped.of(trace), plan.limits(Limits())
@@ -161,19 +175,19 @@ def least_bad(plan: Plan, trace: RankTrace, profile: LatencyProfile | None) -> M
         record = groups.mix(weights)
         found = options(source_of(record))
         worst = [_worst(one, groups, [row[b] for row in own]) for b, one in enumerate(found)]
-        tried.append((float(np.mean([w.max(1).min() for w in worst])), record, found, worst))
+        tried.append(Tried(record, found, worst))
         weights = _heavier(weights, tokens, worst) if number else tokens.max() / tokens
-    shared, best = tried[0], min(tried, key=lambda one: one[0])
+    shared, best, whole = tried[0], min(tried, key=lambda one: one.badness), source_of(trace)
     take, losses = {}, []
     for b, entry in enumerate(plan.entries):
-        i = int(best[3][b].max(1).argmin())
-        take[entry.batch_size] = best[2][b].key(i)
-        of_shared = best_of(shared[2][b], source_of(trace))
-        of_best = best_of(best[2][b], source_of(trace), _least_bad(best[2][b], groups, [row[b] for row in own]))
+        i = int(best.worst[b].max(1).argmin())
+        take[entry.batch_size] = best.options[b].key(i)
+        of_shared = best_of(shared.options[b], whole)
+        of_best = best_of(best.options[b], whole, _least_bad(best.options[b], groups, [row[b] for row in own]))
         losses += [
             _loss(entry, groups, g, chosen[g][b], own[g][b], (of_shared, of_best)) for g in range(len(groups.names))
         ]
-    return Minimax(best[1], take, losses)
+    return Minimax(best.record, take, losses)
 
 
 def _loss(
