@@ -137,7 +137,8 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
         if name == "plain":
             continue
         measured, speedup = result.overhead(name), result.speedup(name)
-        expected = None if planned is None else planned / overheads[name]
+        cost = overheads[name] if overheads[name] == overheads[name] else None
+        expected = None if planned is None or cost is None else planned / cost
         replayed = "–" if c.replayed_tokens_per_step is None else f"{c.replayed_tokens_per_step:.3f}"
         title = name if said(entrant.tree) in name else f"{name} ({said(entrant.tree)})"
         cells = (
@@ -147,7 +148,7 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
             f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}"
             + (f" (stopped after {c.compared})" if c.stopped_after else ""),
             "–" if planned is None else f"{100 * (planned / c.tokens_per_step - 1):+.1f}",
-            f"{overheads[name]:.2f}",
+            "–" if cost is None else f"{cost:.2f}",
             measured,
             "–" if expected is None else f"{expected:.2f}",
             speedup,
