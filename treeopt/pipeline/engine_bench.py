@@ -136,8 +136,8 @@ def _entrants(
 
 def _serves_dynamic(plan: Plan, entry: PlanEntry, engine: Engine) -> bool:
     """Whether the plan was made for the engine, and the engine's dynamic tree is the fastest that it found."""
-    made_for = plan.engine.name if plan.engine else ""
-    figures = entry.dynamic
+    planned = plan.constraint.engine if plan.constraint else None
+    made_for, figures = planned.name if planned else "", entry.dynamic
     if engine.name.split("-")[0] != made_for or figures is None or figures.topk == 1 or not figures.tokens_per_s:
         return False
     return setting_of(plan, entry) == figures.tree
