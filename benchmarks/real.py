@@ -117,16 +117,19 @@ def rate(trace: RankTrace, tree: AnyTree) -> Predicted:
     return Predicted() if lengths is None else Predicted(replayed=replay_lengths(trace, lengths).tokens_per_step)
 
 
-def costs(profile: LatencyProfile, batch_size: int, trees: Mapping[str, AnyTree | None]) -> dict[str, float]:
+def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, AnyTree | None]) -> dict[str, float]:
     """Step latency over a plain step's, by the profile; NaN where it knows none."""
-    plain = StepCosts(profile, batch_size)
+    plain = StepCosts(profile, entry.batch_size)
     dynamic, found = DynamicCosts.of(plain, profile), {}
     for name, tree in trees.items():
         if tree is None or isinstance(tree, Tree):
             size, depth = (1, 0) if tree is None else (len(tree), tree.depth)
             found[name] = float(plain.ms([size], [depth])[0]) / plain.plain.ms
+        elif isinstance(tree, DynamicTree):
+            found[name] = float(dynamic.ms([tree])[0]) / plain.plain.ms
         else:
-            found[name] = float(dynamic.ms([tree.most])[0]) / plain.plain.ms
+            assert entry.adaptive is not None
+            found[name] = (entry.adaptive.step_ms or float("nan")) / plain.plain.ms
     return found
 
 
@@ -206,7 +209,7 @@ def main() -> None:
         f"\nSmolLM2-135M, {asked.drafter}, {case.name}{version}, batch size {asked.batch_size}, one thread, {cpu()}.\n"
     )
     print(f"| {TITLE} |\n|" + "---|" * (1 + TITLE.count("|")))
-    overheads = costs(profile, asked.batch_size, {name: one.tree for name, one in entrants.items()})
+    overheads = costs(profile, plan.entry(asked.batch_size), {name: one.tree for name, one in entrants.items()})
     print("\n".join(lines(result, entrants, overheads)), flush=True)
 
 
