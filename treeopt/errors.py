@@ -31,3 +31,14 @@ def quoted(value: object, most: int = 80) -> str:
     """
     text = ascii(value)
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """What another library's error says, as part of a sentence: its first line, printable, without a full stop.
+
+    >>> first_line(ImportError("Install s3fs to access S3.\\nDetails"))
+    'Install s3fs to access S3'
+    """
+    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    line = str(said).splitlines()[0].rstrip(".")
+    return "".join(c if c.isprintable() else "?" for c in line[:most])

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, first_line
 from treeopt.files import storage
 from treeopt.files.journal import Journal
 from treeopt.files.writing import atomic_writer
@@ -123,13 +123,3 @@ def shown(url: str) -> str:
     'ftp://host/folder'
     """
     return re.sub(r"//[^/@]*@", "//", url)
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in one line, without a full stop.
-
-    >>> first_line(ImportError("Install s3fs to access S3\\nDetails"))
-    'Install s3fs to access S3'
-    """
-    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return str(said).splitlines()[0].rstrip(".")

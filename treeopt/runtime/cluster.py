@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from treeopt import __version__, errors
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line
 
 MOST_DEATHS = 3  # of workers over one block, before the block itself is taken for the reason
 ANSWER_S = 10  # that a cluster has to answer a connection
@@ -99,9 +99,9 @@ class Cluster:
             try:
                 ray.init(**options)
             except Exception as error:  # it raises plain ones
-                what = f"{one_line(error)}. A cluster with a token needs it here, and RAY_AUTH_MODE=token in the environment"
+                what = f"{first_line(error)}. A cluster with a token needs it here, and RAY_AUTH_MODE=token in the environment"
                 if address == "local":
-                    what = f"A cluster of this machine cannot be started: {one_line(error)}"
+                    what = f"A cluster of this machine cannot be started: {first_line(error)}"
                 raise InvalidInput(f"{what}.") from None
             finally:
                 if handler is not None and signal.getsignal(signal.SIGTERM) != handler:
@@ -187,7 +187,7 @@ def attempt(gpus: float, version: str, function: Callable[..., Any], *arguments:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}, line {frame.lineno}"
         kind = "TreeoptError"
-        said = f"A worker on {host} failed: {type(error).__name__}: {one_line(error)} ({place})."
+        said = f"A worker on {host} failed: {type(error).__name__}: {first_line(error)} ({place})."
     return None, kind, said.encode("utf-8", "backslashreplace").decode()
 
 
@@ -201,16 +201,11 @@ def died(error: Exception) -> TreeoptError:
     """In words, what Ray says of workers that ended without a word, or of code that they do not have."""
     cause = getattr(error, "cause", None)
     detail = EXIT.search(str(error))
-    said = one_line(cause or error) if detail is None or cause else detail[1].split(". ")[0].rstrip(".")
+    said = first_line(cause or error) if detail is None or cause else detail[1].split(". ")[0].rstrip(".")
     return TreeoptError(
         f"A worker ended {MOST_DEATHS + 1} times over the same block, or could not begin: {said}. Where memory is short, "
         "ask for fewer --workers or a smaller --batch-size. What was finished is kept, and the same command continues."
     )
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of what an error says, or its name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def has_token() -> bool:
@@ -234,7 +229,7 @@ def check_address(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise InvalidInput(
             f"--address must be that of a running cluster, but nothing answers at {address}: "
-            f"{getattr(error, 'strerror', None) or one_line(error)}. Start one with: ray start --head"
+            f"{first_line(error)}. Start one with: ray start --head"
         ) from None
 
 

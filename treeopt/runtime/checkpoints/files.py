@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treeopt.errors import InvalidInput, TreeoptError, quoted
+from treeopt.errors import InvalidInput, TreeoptError, first_line, quoted
 from treeopt.files.bounds import check_stored
 from treeopt.files.places import find_local
 from treeopt.runtime.folder import check_header, read_object
@@ -100,9 +100,8 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(path_or_id, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the client raises errors of several libraries, none of them its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput(
-            f"{MUST}, but {path_or_id} is none of these here, and as a hub id it cannot be downloaded: {reason}"
+            f"{MUST}, but {path_or_id} is none of these here, and as a hub id it cannot be downloaded: {first_line(error)}."
         ) from None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, first_line
 from treeopt.files.shipped import LAYOUTS
 from treeopt.files.writing import atomic_writer, replacing, write_text
 from treeopt.runtime.checkpoints.checks import Heads
@@ -291,7 +291,7 @@ def by_libraries(file: Path) -> Iterator[None]:
     except Exception as error:
         if "os error" not in str(error):  # as Rust calls the system's
             raise
-        raise InvalidInput(f"{file} cannot be written: {str(error).strip().splitlines()[0]}.") from None
+        raise InvalidInput(f"{file} cannot be written: {first_line(error)}.") from None
 
 
 def _write_config(folder: Path, config: dict[str, Any]) -> Path:

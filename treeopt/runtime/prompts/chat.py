@@ -17,8 +17,7 @@ from datetime import datetime
 from types import FrameType
 from typing import Any
 
-from treeopt.errors import InvalidInput
-from treeopt.runtime.prompts.files import first_line
+from treeopt.errors import InvalidInput, first_line
 from treeopt.runtime.target import Target
 
 Tokens = tuple[int, ...]

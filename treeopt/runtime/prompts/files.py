@@ -20,7 +20,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, first_line
 from treeopt.files.places import find_local
 from treeopt.files.storage import sha256_of
 
@@ -29,7 +29,6 @@ MOST_UNPACKED_BYTES = 2**28  # of a .gz file
 MOST_DOCUMENT_BYTES, MOST_LINE_BYTES = 2**27, 2**24  # of a .json file, which is read whole; of a line of the others
 MOST_RATIO, SMALL_BYTES = 100, 2**24  # of what unpacks: how many times its size, unless that is little
 FEWEST_BATCH_ROWS, SMALL_ROWS = 8, 2**16
-MOST_REASON_CHARS = 200  # of another library's message
 MOST_PARQUET_ROWS, MOST_PARQUET_BYTES = 10**7, 2**32  # by the file's own account of itself
 BATCH_ROWS = 1024  # of a table, read at once
 WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
@@ -313,7 +312,8 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
     except InvalidInput:
         raise
     except UNREADABLE as error:
-        raise InvalidInput(f"{refused}: {first_line(error)}.") from None
+        cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None  # says nothing itself
+        raise InvalidInput(f"{refused}: {first_line(cause or error)}.") from None
     name, digest = f"{name} ({split})" if split else name, hashlib.sha256()
 
     def found() -> Iterator[Found]:
@@ -351,14 +351,6 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
     except ValueError:  # an integer of thousands of digits
         raise ValueError("it has a number that is too long") from None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of a library's error, as part of a sentence."""
-    if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
-        error = error.__cause__
-    line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return "".join(c if c.isprintable() else "?" for c in line[:MOST_REASON_CHARS])
 
 
 def kind_of(value: Any) -> str:
