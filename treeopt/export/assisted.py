@@ -149,8 +149,9 @@ transformers_lookup = Library(
     "transformers", TRANSFORMERS, {"ngram": Way(LOOKUP, {"max_matching_ngram_size": chains.LOOKED_UP})}
 )
 ROUNDING = (
-    "A CPU with bfloat16 decodes in it, and texts may then differ from those of the model alone; with "
-    'INFERENCE_PRECISION_HINT="f32" as an argument of LLMPipeline they are the same.'
+    "A CPU with bfloat16 decodes in it, and with weights of 8 bits activations are rounded to 8 bits: texts may then differ "
+    'from those of the model alone. With INFERENCE_PRECISION_HINT="f32" and DYNAMIC_QUANTIZATION_GROUP_SIZE="0" as arguments '
+    "of LLMPipeline they are the same."
 )
 IR = "MODEL and DRAFTER are folders that optimum-cli export openvino wrote, with the same tokenizer."
 openvino_draft = Library("OpenVINO GenAI", OPENVINO, {"draft-model": DRAFT, "eagle3": DRAFT}, (IR, ROUNDING))

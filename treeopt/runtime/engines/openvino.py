@@ -34,8 +34,9 @@ from treeopt.trees.tree import Tree
 DRAFTERS = ("draft-model", "eagle3", "ngram")
 NAMES: Mapping[str, str] = {"openvino": "fp32", "openvino-int8": "int8"}  # engine to the format of the target's weights
 OWN_LENGTH = 5  # guesses that `LLMPipeline.generate` asks for where nobody says how many
-# Rounding decides which token is likelier, so all that can be computed in float32 is.
-EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
+# Rounding decides which token is likelier, so all that can be computed in float32 is. With weights of 8 bits the engine else
+# rounds activations to 8 bits as well, and a chain or a tree changes more than half of the texts.
+EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 MOST_TOKENS = 2**20  # of a pass: no prompt is read in parts, and no request waits for others
 LOOKUP = (
     f"OpenVINO GenAI copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The drafter "
