@@ -108,6 +108,28 @@ def test_held_out_steps_are_those_of_replay(monkeypatch):
             assert family.gains.tolist() == other.gains.tolist()
 
 
+def test_memory_that_was_never_written_decides_nothing(monkeypatch):
+    """Neither what is found nor how much is asked for: 10^8 states asked for 43 GB once."""
+    trace, limits, largest = runs_trace(5, 30, 3, turns=True), Limits(12, max_depth=3, max_rank=3), []
+
+    class Dirty:
+        def __getattr__(self, name):
+            return getattr(np, name)
+
+        def empty(self, shape, dtype):
+            return np.full(shape, np.iinfo(dtype).max, dtype)
+
+        def zeros(self, shape, dtype):
+            largest.append(np.prod(shape))
+            return np.zeros(shape, dtype)
+
+    clean = grow_replay(trace, limits)
+    monkeypatch.setattr(walk_module, "np", Dirty())
+    dirty = grow_replay(trace, limits)
+    assert (dirty.paths, dirty.gains.tolist()) == (clean.paths, clean.gains.tolist())
+    assert max(largest) < 10 * len(trace.ranks)
+
+
 def test_a_tree_that_depends_on_the_order_of_segments_is_none():
     """Conversations in another order have the same trees: segments know nothing of what stands beside them."""
     trace = runs_trace(4, 20, 3, turns=False)

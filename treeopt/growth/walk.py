@@ -220,7 +220,7 @@ class Walk:
             steps = to_go[(t + 1) * n :].take(then)
             np.subtract(steps, to_go[(t + 2) * n :].take(then), out=ahead[row])
             np.add(steps, 1, out=to_go[row])
-        visits, segment = _forwards(jump, ends, n)
+        visits, segment = _forwards(jump, ends, n, self.paths.depth)
         of = path.take(visits)
         last = np.flatnonzero(visits // n + jump.take(visits) + 1 >= lengths.take(segment))
         leaving = np.zeros(n, dtype=np.int32)
@@ -234,12 +234,13 @@ class Walk:
         return Visited(counts, inside, to_go[:n], leaving, to_go[:n] - to_go[n : 2 * n])
 
 
-def _forwards(jump: NDArray[np.uint16], ends: IntArray, n: int) -> tuple[IntArray, IntArray]:
+def _forwards(jump: NDArray[np.uint16], ends: IntArray, n: int, depth: int) -> tuple[IntArray, IntArray]:
     """The states that decoding visits from the first row on, and the segment of each.
 
-    jump : guesses accepted at each state of n segments, row by row, ``ends`` of them in each row
+    jump : guesses accepted at each state of n segments, at most ``depth``; row by row, ``ends`` of them in each row and
+        after these anything
     """
-    seen = np.zeros(len(jump) + n * (1 + int(jump.max(initial=0))), dtype=bool)
+    seen = np.zeros(len(jump) + n * (1 + depth), dtype=bool)
     seen[:n] = True
     segments, counts = [], []
     for t, k in enumerate(ends[:-1].tolist()):
