@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import treeopt
 from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.decoding import held_out_conversations
-from treeopt.pipeline.session import resolve
+from treeopt.pipeline.session import open_session, resolve
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.acceptance.open import open_acceptance
@@ -179,3 +180,21 @@ def test_a_million_rows_are_not_held(tmp_path, kind):
     n, kilobytes = map(int, said.split())
     assert n == 1000
     assert kilobytes < 50_000
+
+
+def test_as_many_are_drawn_as_are_calibrated_on_and_bench_finds_the_rest(tmp_path, monkeypatch):
+    """A file is drawn from; who asks for more than is held by default gets them, and a third as many beside them."""
+    for module in ("treeopt.pipeline.session", "treeopt.runtime.session"):
+        monkeypatch.setattr(f"{module}.MOST_DRAWN", 8)
+    prompts, run = tmp_path / "prompts.jsonl", RunDirectory(tmp_path / "run")
+    prompts.write_text("".join(f'{{"prompt": "question {i}"}}\n' for i in range(40)))
+    trace = treeopt.calibrate(
+        num_prompts=15, max_new_tokens=8, run=run.path, drafter="ngram", prompts=prompts, threads=1
+    )
+    assert (trace.num_sequences, trace.meta["source"]["drawn"]) == (15, 20)
+    later = open_session(resolve(run, {}))
+    left = held_out_conversations(run, later, trace, 100)
+    assert len({one.sha256 for one in later.prompts.conversations}) == 20
+    assert {one.sha256 for one in left}.isdisjoint(trace.meta["prompt_sha256"])
+    assert len(left) == 5
+    assert "drawn" not in resolve(run, {"model": "other"}, num_prompts=6)

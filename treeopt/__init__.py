@@ -135,7 +135,9 @@ def calibrate(
     directory, part = RunDirectory.of(run), WHOLE if shard is None else Shard.of(shard)
     on = {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address, "journal": journal}
     with directory.writing(), pipeline.cluster_of(engine, **on) as cluster:
-        session = pipeline.session_of(directory, model, options, overwrite=overwrite, cluster=cluster)
+        session = pipeline.session_of(
+            directory, model, options, overwrite=overwrite, num_prompts=num_prompts, cluster=cluster
+        )
         pipeline.calibrate(
             directory,
             replace(session, shard=part),

@@ -61,7 +61,7 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, engine: str | 
             as_json,
         )
         return
-    source = pipeline.resolve(run, source, overwrite=options["overwrite"])
+    source = pipeline.resolve(run, source, overwrite=options["overwrite"], num_prompts=options["num_prompts"])
     wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"), engine=engine)
     plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), wanted, **options)
     if as_json:

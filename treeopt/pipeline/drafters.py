@@ -146,7 +146,9 @@ def run_drafters(
             continue
         note(f"Drafter {number + 1} of {len(runs)}: {drafter}, in {own.path}")
         with own.writing():
-            given = resolve(own, {**source, "drafter": drafter}, overwrite=options["overwrite"])
+            given = resolve(
+                own, {**source, "drafter": drafter}, overwrite=options["overwrite"], num_prompts=options["num_prompts"]
+            )
             run_line(own, open_session(given), wanted, **line)
         done.append({"drafter": drafter})
     found = compare_drafters(runs)

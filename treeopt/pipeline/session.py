@@ -14,6 +14,7 @@ from treeopt.files.places import located
 from treeopt.pipeline.threads import recorded_threads
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
+from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
@@ -56,12 +57,15 @@ class ModelOptions(RuleOptions, total=False):
 RULE_OPTIONS = frozenset(RuleOptions.__annotations__)
 
 
-def resolve(run: RunDirectory, source: dict[str, Any], *, overwrite: bool = False) -> dict[str, Any]:
+def resolve(
+    run: RunDirectory, source: dict[str, Any], *, overwrite: bool = False, num_prompts: int = 0
+) -> dict[str, Any]:
     """The given model options on top of those that the run was calibrated with; paths are whole.
 
     Whether to trust a model's own code is asked anew every time.
 
-    overwrite : whether the trace will be replaced: one that cannot be read is then as none
+    overwrite   : whether the trace will be replaced: one that cannot be read is then as none
+    num_prompts : to calibrate on; where they are many, more conversations are drawn, which later commands draw again
     """
     earlier: dict[str, Any] = {}
     try:
@@ -71,12 +75,14 @@ def resolve(run: RunDirectory, source: dict[str, Any], *, overwrite: bool = Fals
             raise
         note(f"{error} It is replaced, and nothing is taken from it.")
     source = located_source(source, earlier.get("model", demo.NAME))
+    if (drawn := -(-4 * num_prompts // 3)) > MOST_DRAWN:  # a quarter is left for bench
+        source["drawn"] = drawn
     asked = source.get("model", earlier.get("model"))
     if asked != earlier.get("model") and asked != located(
         str(earlier.get("model"))
     ):  # once it was kept as it was given
         return source
-    kinds = {"model": str, **get_type_hints(ModelOptions)}
+    kinds = {"model": str, "drawn": int, **get_type_hints(ModelOptions)}
     del kinds["trust_remote_code"]
     known = {
         name: value
@@ -112,11 +118,13 @@ def session_of(
     options: ModelOptions,
     *,
     overwrite: bool = False,
+    num_prompts: int = 0,
     cluster: Cluster | None = None,
 ) -> Session:
     """A loaded session as it is, or the session of a model and its options on top of those of the run.
 
-    cluster : whose workers load it; here it is an outline then
+    num_prompts : see `resolve`
+    cluster     : whose workers load it; here it is an outline then
     """
     if strange := sorted(options.keys() - ModelOptions.__annotations__.keys()):
         raise TypeError(f"unexpected keyword argument {strange[0]!r}")
@@ -128,7 +136,7 @@ def session_of(
         return model
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     source = {"model": str(model), **given} if model is not None else given
-    source = resolve(run, source, overwrite=overwrite)
+    source = resolve(run, source, overwrite=overwrite, num_prompts=num_prompts)
     return open_session(source) if cluster is None else open_by_workers(run, source, cluster)
 
 

@@ -19,7 +19,7 @@ from treeopt.runtime.cluster import Cluster
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.prompts.order import Order
+from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.settings import DEMO, SessionSettings
 from treeopt.runtime.stop import StopRule
@@ -120,7 +120,7 @@ def open_session(settings: SessionSettings = DEMO, prompts: PromptSet | None = N
             responses=settings.responses,
             chat_template=settings.chat_template,
             split=settings.split,
-            order=Order(settings.order_seed),
+            order=Order(settings.order_seed, settings.drawn or MOST_DRAWN),
         )
     return Session(
         target,

@@ -22,6 +22,7 @@ from treeopt.runtime.target import Target
 
 MOST_GROUPS = 64
 MOST_REASONS = 3  # shown where no prompt is left
+TOKENISED_AT_ONCE = 1024  # texts: a tokenizer's own notes on them take several times their memory
 MOST_SKIPPED = 1000  # listed of the rows that give no prompt
 AS_THEY_STAND = Order()
 SLOT_CHARS = 1000  # the demo cuts one prompt per so many characters of a module
@@ -181,7 +182,9 @@ def _tokenised(
     """The conversations with the tokens of their first prompts, and those that cannot be asked."""
     found: list[Conversation] = []
     skipped: list[Skipped] = []
-    firsts = chat.first_prompts([draft.messages for draft in drafts])
+    firsts: list[Tokens | InvalidInput] = []
+    for begin in range(0, len(drafts), TOKENISED_AT_ONCE):
+        firsts += chat.first_prompts([draft.messages for draft in drafts[begin : begin + TOKENISED_AT_ONCE]])
     for draft, first in zip(drafts, firsts, strict=True):
         if isinstance(first, InvalidInput):
             skipped.append(Skipped(draft.row, str(first)))
