@@ -273,12 +273,5 @@ def _is_ours(path: str | Path) -> bool:
 
 
 def _have_other_drafters(runs: Sequence[RunDirectory]) -> bool:
-    known = [_drafter_of(run) for run in runs]
+    known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
     return not all(same_drafter(known[0], other) for other in known[1:])
-
-
-def _drafter_of(run: RunDirectory) -> Mapping[str, Any]:
-    """What the plan says, which is read sooner than a trace."""
-    if run.plan.exists():
-        return run.read_plan().drafter or {}
-    return read_planned(run)[1].meta.get("drafter") or {}
