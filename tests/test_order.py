@@ -198,3 +198,5 @@ def test_as_many_are_drawn_as_are_calibrated_on_and_bench_finds_the_rest(tmp_pat
     assert {one.sha256 for one in left}.isdisjoint(trace.meta["prompt_sha256"])
     assert len(left) == 5
     assert "drawn" not in resolve(run, {"model": "other"}, num_prompts=6)
+    damaged = {**resolve(run, {}), "drawn": -1}
+    assert len(open_session(damaged).prompts.conversations) == 8

@@ -120,7 +120,7 @@ def open_session(settings: SessionSettings = DEMO, prompts: PromptSet | None = N
             responses=settings.responses,
             chat_template=settings.chat_template,
             split=settings.split,
-            order=Order(settings.order_seed, settings.drawn or MOST_DRAWN),
+            order=Order(settings.order_seed, max(settings.drawn, MOST_DRAWN)),
         )
     return Session(
         target,

@@ -15,7 +15,7 @@ class SessionSettings:
     """The settings of `open_session`, by the names of the commands' options; None is the option's default.
 
     model, revision, dtype, device, device_map, trust_remote_code : see `load_target`; "demo" is the embedded model
-    drawn : conversations of the prompts that are held, by default `order.MOST_DRAWN`
+    drawn : conversations of the prompts that are held, `order.MOST_DRAWN` at least
     threads : that a processor computes with; None leaves them as they are
     drafter, draft_depth : see `open_drafter`
     prompts, column, group_by, responses, split, chat_template : see `load_prompts`; "demo", the default with the demo
@@ -42,7 +42,7 @@ class SessionSettings:
     split: str | None = None
     chat_template: bool = True
     in_order: bool = False
-    drawn: int | None = None
+    drawn: int = 0
     threads: int | None = None
     draft_depth: int | None = None
     acceptance: str | None = None
