@@ -6,6 +6,7 @@ the transformers model with its own cache; bare heads are their matrix products 
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import tempfile
@@ -24,7 +25,6 @@ from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.measure.ranks import collect_trace
-from treeopt.runtime.measure.steps import step_parts
 from treeopt.runtime.prompts.sets import Conversation
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.settings import SessionSettings
@@ -124,8 +124,11 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     def besides(tree: Tree) -> float:
         """All of a step but the target's pass."""
         ours(tree)
-        parts = step_parts(decoder, tree)
-        return (sum(parts.values()) - parts["target"]) / 1e3
+        decoder.parts = [("", time.perf_counter())]
+        decoder.step(tree)
+        marks, decoder.parts = decoder.parts, None
+        parts = {part: now - before for (_, before), (part, now) in itertools.pairwise(marks)}
+        return sum(parts.values()) - parts["target"]
 
     for rows, tree in trees.items():
         ms = interleaved({"besides": lambda t=tree: besides(t), "plain": lambda: ours(None)})
@@ -191,11 +194,11 @@ def speedups(session: Session) -> dict[int, Tree]:
     run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-benchmark-"))
     pipeline.calibrate(run, session, num_prompts=192, max_new_tokens=128)
     pipeline.profile(run, session, batch_sizes=(1,), time_limit_s=60)
-    entry = pipeline.search(run, pipeline.SearchOptions(batch_sizes=(1,))).entries[0]
+    chosen = pipeline.search(run, batch_sizes=(1,)).entries[0].chosen
     result = pipeline.bench(run, session, num_prompts=32, rounds=3)
     print(
-        f"chosen: {entry.size} rows, depth {entry.depth}; {entry.tokens_per_step:.3f} tokens per step predicted, "
-        f"{result.contender('chosen').tokens_per_step:.3f} measured; speedup {entry.speedup:.2f} predicted"
+        f"chosen: {chosen.size} rows, depth {chosen.depth}; {chosen.tokens_per_step:.3f} tokens per step predicted, "
+        f"{result.contender('chosen').tokens_per_step:.3f} measured; speedup {chosen.speedup:.2f} predicted"
     )
     for baseline, bar in (("plain", "bar 1.25"), ("mc_sim_7b_63", "bar 1.15"), ("chain", ""), ("budget", "")):
         ratio = result.speedup("chosen", baseline)

@@ -1,9 +1,9 @@
-"""Fixed, dynamic and adaptive trees, predicted and measured, on the demo model.
+"""Fixed and dynamic trees, predicted and measured, on the demo model.
 
 `python benchmarks/dynamic.py FOLDER [--drafter NAME,...] [--batch-size N,...]`
 
 The runs are kept in the folder, and a killed benchmark goes on there. Tokens per step are predicted from the calibration's
-prompts and measured on others; an adaptive tree's rows at batch sizes above 1 depend on who decodes beside it.
+prompts and measured on others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
-from treeopt.pipeline.bench import held_out, plain_and_chosen, rivals
+from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.decoding import Decoding, decode
+from treeopt.pipeline.entrants import plain_and_chosen, rivals
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import PlanEntry
 from treeopt.records.pools import RANKS_ALONE, USUAL
@@ -53,28 +54,20 @@ def recorded(run: RunDirectory, session: Session) -> None:
 def lines(drafter: str, entry: PlanEntry, result: Benchmark) -> list[str]:
     """A row for each kind of tree."""
     found, names = [], {c.name for c in result.contenders}
-    kinds = {
-        "fixed": (entry, "chosen"),
-        "dynamic": (entry.dynamic, "dynamic"),
-        "adaptive": (entry.adaptive, "adaptive"),
-    }
-    for kind, (figures, name) in kinds.items():
-        if figures is None or name not in names or entry.step_ms is None or entry.speedup is None:
+    for name, figure in {"chosen": entry.chosen, "dynamic": entry.others.get("dynamic")}.items():
+        if figure is None or name not in names or figure.overhead is None:
             continue
-        c, plain_ms = result.contender(name), entry.step_ms * entry.speedup / entry.tokens_per_step
-        setting = f"–/–/{entry.size}" if figures is entry else rivals(entry)[name].tree.name
-        off = 100 * (figures.tokens_per_step / c.tokens_per_step - 1)
-        over = "1" if figures is entry else f"{figures.over_fixed:.2f}"
+        c = result.contender(name)
         cells = (
-            *(drafter, entry.batch_size, kind, setting),
-            f"{figures.tokens_per_step:.3f} ± {figures.tokens_per_step_stderr or 0:.3f}",
-            f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}" + (" (stopped)" if c.stopped_after else ""),
-            f"{off:+.1f}",
-            f"{figures.step_ms / plain_ms:.2f}",
+            *(drafter, entry.batch_size, figure.draft.kind, figure.draft.name),
+            f"{figure.tokens_per_step:.3f} ± {figure.stderr.tokens_per_step or 0:.3f}",
+            f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}" + (" (stopped)" if c.stopped else ""),
+            f"{100 * (figure.tokens_per_step / c.tokens_per_step - 1):+.1f}",
+            f"{figure.overhead:.2f}",
             result.overhead(name),
-            f"{figures.speedup:.2f}",
+            f"{figure.speedup:.2f}",
             result.speedup(name),
-            over,
+            f"{figure.rate / entry.chosen.rate:.2f}",
             result.speedup(name, "chosen"),
         )
         found.append("| " + " | ".join(map(str, cells)) + " |")
@@ -96,7 +89,7 @@ def main() -> None:
         recorded(run, session)
         if not run.profile.exists():
             pipeline.profile(run, session, batch_sizes=batch_sizes, time_limit_s=SECONDS * len(batch_sizes))
-        plan, trace = pipeline.search(run, pipeline.SearchOptions(batch_sizes=batch_sizes)), run.read_trace()
+        plan, trace = pipeline.search(run, batch_sizes=batch_sizes), run.read_trace()
         print(f"| {TITLE} |\n|" + "---|" * (1 + TITLE.count("|")))
         for entry in plan.entries:
             decoding = Decoding(

@@ -17,15 +17,16 @@ from typing import Any
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
 from treeopt.growth.source import TraceSource
-from treeopt.pipeline import demo_dtype, open_session
+from treeopt.pipeline import open_session
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.training.recipe import KINDS, Recipe
 from treeopt.trees.shapes import Limits
 
 BATCH_SIZES = (1, 2, 4, 8)
-HEADS = 4
+HEADS, DTYPE = 4, "float32"
 SIZES = (8, 16, 32, 64)
 
 
@@ -39,7 +40,7 @@ def train(work: Path, steps: int, num_prompts: int) -> None:
 
 def source_of(work: Path, kind: str) -> dict[str, Any]:
     """What the heads of a kind are used with: Medusa-2's checkpoint is a model of its own."""
-    dtype = demo_dtype()
+    dtype = DTYPE
     if kind == "medusa-2":
         return {"model": str(work / kind), "prompts": "demo", "dtype": dtype}
     return {"drafter": str(work / kind), "dtype": dtype}
@@ -54,7 +55,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
             pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=128)
         if not run.profile.exists():
             pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=time_limit_s)
-        plan = pipeline.search(run, pipeline.SearchOptions(batch_sizes=BATCH_SIZES))
+        plan = pipeline.search(run, batch_sizes=BATCH_SIZES)
         calibration, profile, trace = run.read_calibration(), run.read_profile(), run.read_trace()
         by_depth = [
             plan_trees(trace, profile, PlanRequest(Limits(max_depth=depth), batch_sizes=(1,))).entries[0]
@@ -66,18 +67,17 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
             file = run.bench_of(entry.batch_size)
             if not file.exists():
                 pipeline.bench(run, session, batch_size=entry.batch_size)
-            result = json.loads(file.read_text(encoding="utf-8"))
-            chosen = next(c for c in result["contenders"] if c["name"] == "chosen")
-            plain = next(c for c in result["contenders"] if c["name"] == "plain")
+            result = Benchmark.load(file)
+            chosen, plain = result.contender("chosen"), result.contender("plain")
             measured.append(
                 {
                     "batch_size": entry.batch_size,
-                    "size": entry.size,
-                    "depth": entry.depth,
-                    "tokens_per_step": chosen["tokens_per_step"],
-                    "predicted": entry.tokens_per_step,
-                    "tokens_per_s": chosen["tokens_per_s"],
-                    "plain_tokens_per_s": plain["tokens_per_s"],
+                    "size": chosen.size,
+                    "depth": chosen.depth,
+                    "tokens_per_step": chosen.tokens_per_step,
+                    "predicted": entry.chosen.tokens_per_step,
+                    "tokens_per_s": chosen.tokens_per_s,
+                    "plain_tokens_per_s": plain.tokens_per_s,
                 }
             )
     training = json.loads((work / kind / "training" / "training.json").read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
         "base_nats_per_token": [training["held_out"][when]["base_nats_per_token"] for when in ("before", "after")],
         "tokens_per_step_at": [at_sizes.rates(size).replayed for size in SIZES],
         "measured": measured,
-        "speedup_by_heads": [entry.speedup for entry in by_depth],
+        "speedup_by_heads": [entry.chosen.speedup for entry in by_depth],
     }
 
 
@@ -150,7 +150,7 @@ def main() -> None:
     for kind in KINDS:
         rows.append(compare(options.work, kind, options.time_limit, options.calibrate_on))
         (options.work / "heads.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    print(f"Demo model, {demo_dtype()}, {cpu()}.\n\n{tables(rows)}")
+    print(f"Demo model, {DTYPE}, {cpu()}.\n\n{tables(rows)}")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ product (52 heads, 128 wide), Table 8 a linear layer (up, gate or down, 6656 x 1
 
 from __future__ import annotations
 
-from treeopt.latency.devices import DEVICES, Device
-from treeopt.latency.model_shape import SHAPES
+from treeopt.latency.hardware import DEVICES, SHAPES, Device
 from treeopt.latency.roofline import EFFICIENCY, Efficiency, Operator, attention_product, linear, operator_us
 
 SOURCE = "Medusa (arXiv 2401.10774), Tables 6-8"

@@ -21,10 +21,8 @@ import numpy as np
 from traffic import step_profile, traffic
 
 from treeopt.files.provenance import cpu
-from treeopt.growth.adaptive import fit_rule
-from treeopt.growth.dynamic import dynamic_rates
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
-from treeopt.growth.replay import replay_trees
+from treeopt.growth.replay import dynamic_rates, replay_trees
 from treeopt.records.pools import NO_PLACE, columns_of, score_counts
 from treeopt.records.trace import RankTrace
 from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, pool_size
@@ -78,7 +76,7 @@ def with_pools(trace: RankTrace, topks: tuple[int, ...] = (1, 2, 4, 8)) -> RankT
 
 
 def dynamic(trace: RankTrace) -> None:
-    """All settings of dynamic trees, and one adaptive rule."""
+    """All settings of dynamic trees."""
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
     rates = dynamic_rates(trace)
@@ -88,9 +86,6 @@ def dynamic(trace: RankTrace) -> None:
     print(
         f"replay of {len(rates.trees)} dynamic settings, 10^6 states: {took:.1f} s, at most {more:.1f} GiB more (bar 20 s)"
     )
-    rows, cost_ms = [2, 4, 8, 16, 32, 64], np.array([5.0, 5.2, 5.7, 6.5, 8.0, 12.0])
-    ms = milliseconds(lambda: fit_rule(trace, rows, 6, 4, cost_ms, batch_size=1), 1)
-    print(f"the rule of an adaptive tree of 6 levels, topk 4, on 10^6 states: {ms / 1e3:.1f} s")
 
 
 def at_scale(states: int, folder: Path, sample: int | None) -> None:

@@ -19,13 +19,13 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.session import open_session
 from treeopt.runtime.settings import SessionSettings
-from treeopt.trees.tree import Tree
+from treeopt.trees.draft import Draft
 
 BATCH_SIZES = (1, 4)
 CALIBRATION, HELD_OUT, SECONDS = 640, 120, 150
 
 
-def predicted_overhead(profile: LatencyProfile, batch_size: int, tree: Tree) -> float | None:
+def predicted_overhead(profile: LatencyProfile, batch_size: int, tree: Draft) -> float | None:
     """Latency of a step with the tree over a plain one, by the profile; None where it does not say."""
     costs = StepCosts(profile, batch_size)
     step = costs.step(len(tree), tree.depth)
@@ -38,7 +38,7 @@ def main() -> None:
     run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-predictions-"))
     pipeline.calibrate(run, session, num_prompts=CALIBRATION, max_new_tokens=128)
     pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=SECONDS)
-    plan = pipeline.search(run, pipeline.SearchOptions(batch_sizes=BATCH_SIZES))
+    plan = pipeline.search(run, batch_sizes=BATCH_SIZES)
     print(f"Demo model, {dtype}, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, {cpu()}.\n")
     print(
         "| batch | contender | rows | product | joint | replay | measured | difference % | in standard errors "
@@ -57,7 +57,7 @@ def main() -> None:
             difference = 100 * (predicted / c.tokens_per_step - 1)
             in_errors = (predicted - c.tokens_per_step) / float(np.hypot(error, c.stderr))
             ratio = bench.overhead(c.name)
-            expected = predicted_overhead(run.read_profile(), entry.batch_size, Tree.from_choices(c.medusa_choices))
+            expected = predicted_overhead(run.read_profile(), entry.batch_size, c.draft)
             off = None if ratio is None or expected is None else 100 * (expected / ratio.value - 1)
             differences.append(abs(difference))
             errors.append(abs(in_errors))

@@ -17,12 +17,12 @@ import torch
 
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
-from treeopt.growth.dynamic import lengths_with
-from treeopt.growth.replay import replay_lengths
+from treeopt.growth.replay import replay, tells
 from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
-from treeopt.pipeline.bench import held_out, plain_and_chosen, rivals
+from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.decoding import Decoding, decode
+from treeopt.pipeline.entrants import Entrant, plain_and_chosen, rivals
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.contender import Predicted
 from treeopt.records.plan import PlanEntry
@@ -30,11 +30,12 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.verdict import PUBLISHED
-from treeopt.runtime.engines import Engine, open_engine
-from treeopt.runtime.measure.bench import Entrant
+from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.settings import SessionSettings
-from treeopt.trees.dynamic import AnyTree, DynamicTree
+from treeopt.runtime.stepper import Stepper
+from treeopt.trees.draft import Draft
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
@@ -54,7 +55,7 @@ class Case:
 
     run: RunDirectory
     session: Session
-    engine: Engine | None
+    engine: Stepper | None
     batch_size: int
 
     @property
@@ -74,12 +75,11 @@ class Case:
             if not place.exists():
                 place.hardlink_to(file)
         sizes = {"batch_sizes": (self.batch_size,), "time_limit_s": SECONDS}
-        if not own.profile.exists() and self.engine is not None:
-            pipeline.profile_in(own, self.session, self.engine.name, budget=32, **sizes)
-        elif not own.profile.exists():
-            pipeline.profile(own, self.session, **sizes)
+        if not own.profile.exists():
+            engine = {} if self.engine is None else {"engine": self.engine.name, "budget": 32}
+            pipeline.profile(own, self.session, **engine, **sizes)
         planned_for = None if self.engine is None else "openvino"
-        pipeline.search(own, pipeline.SearchOptions(batch_sizes=(self.batch_size,), engine=planned_for))
+        pipeline.search(own, batch_sizes=(self.batch_size,), engine=planned_for)
         return own
 
     def entrants(self, entry: PlanEntry, trace: RankTrace) -> dict[str, Entrant]:
@@ -93,43 +93,30 @@ class Case:
             found["defaults"] = Entrant(
                 Tree.chain(self.engine.own_length), rate(trace, Tree.chain(self.engine.own_length))
             )
-        tried: list[AnyTree] = [Tree.chain(n) for n in CHAINS]
+        tried: list[Draft] = [Tree.chain(n) for n in CHAINS]
         tried += [DynamicTree(*setting) for setting in TREES] if self.takes_trees else []
-        known = {one.tree for one in found.values()}
+        known = {one.draft for one in found.values()}
         for tree in tried:
             if tree not in known:
-                found[said(tree)] = Entrant(tree, rate(trace, tree))
+                found[tree.name] = Entrant(tree, rate(trace, tree))
         return found
 
 
-def said(tree: AnyTree | None) -> str:
-    """A setting in words: rows, or levels/topk/rows."""
-    if tree is None:
-        return "1"
-    if not isinstance(tree, Tree):
-        return tree.name
-    return f"chain of {tree.depth}" if tree.depth + 1 == len(tree) else f"tree of {len(tree)}"
-
-
-def rate(trace: RankTrace, tree: AnyTree) -> Predicted:
+def rate(trace: RankTrace, tree: Draft) -> Predicted:
     """Tokens per step on the calibration's prompts."""
-    lengths = lengths_with(trace, tree)
-    return Predicted() if lengths is None else Predicted(replayed=replay_lengths(trace, lengths).tokens_per_step)
+    return Predicted(replayed=replay(trace, tree).tokens_per_step) if tells(trace, tree) else Predicted()
 
 
-def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, AnyTree | None]) -> dict[str, float]:
+def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, Draft]) -> dict[str, float]:
     """Step latency over a plain step's, by the profile; NaN where it knows none."""
     plain = StepCosts(profile, entry.batch_size)
     dynamic, found = DynamicCosts.of(plain, profile), {}
     for name, tree in trees.items():
-        if tree is None or isinstance(tree, Tree):
-            size, depth = (1, 0) if tree is None else (len(tree), tree.depth)
+        if tree.topk is None:
+            size, depth = len(tree), tree.depth
             found[name] = float(plain.ms([size], [depth])[0]) / plain.plain.ms
-        elif isinstance(tree, DynamicTree):
-            found[name] = float(dynamic.ms([tree])[0]) / plain.plain.ms
         else:
-            assert entry.adaptive is not None
-            found[name] = (entry.adaptive.step_ms or float("nan")) / plain.plain.ms
+            found[name] = float(dynamic.ms([tree])[0]) / plain.plain.ms
     return found
 
 
@@ -143,13 +130,13 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
         cost = overheads[name] if overheads[name] == overheads[name] else None
         expected = None if planned is None or cost is None else planned / cost
         replayed = "–" if c.replayed_tokens_per_step is None else f"{c.replayed_tokens_per_step:.3f}"
-        title = name if said(entrant.tree) in name else f"{name} ({said(entrant.tree)})"
+        setting = entrant.draft.name
+        title = name if setting in name else f"{name} ({setting})"
         cells = (
             title,
             "–" if planned is None else f"{planned:.3f}",
             replayed,
-            f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}"
-            + (f" (stopped after {c.compared})" if c.stopped_after else ""),
+            f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}" + (f" (stopped after {c.compared})" if c.stopped else ""),
             "–" if planned is None else f"{100 * (planned / c.tokens_per_step - 1):+.1f}",
             "–" if cost is None else f"{cost:.2f}",
             measured,
@@ -187,8 +174,7 @@ def main() -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     if not run.trace.exists():
         pipeline.calibrate(run, session, num_prompts=CALIBRATION, max_new_tokens=TOKENS)
-    stop = session.setup(TOKENS).stop
-    engine = None if asked.engine is None else open_engine(asked.engine, session.target, session.drafter, stop, print)
+    engine = None if asked.engine is None else open_stepper(asked.engine, session.setup(TOKENS), print)
     case = Case(run, session, engine, asked.batch_size)
     own, trace = case.measured(), run.read_trace()
     plan, profile = own.read_plan(), own.read_profile()
@@ -209,7 +195,7 @@ def main() -> None:
         f"\nSmolLM2-135M, {asked.drafter}, {case.name}{version}, batch size {asked.batch_size}, one thread, {cpu()}.\n"
     )
     print(f"| {TITLE} |\n|" + "---|" * (1 + TITLE.count("|")))
-    overheads = costs(profile, plan.entry(asked.batch_size), {name: one.tree for name, one in entrants.items()})
+    overheads = costs(profile, plan.entry(asked.batch_size), {name: one.draft for name, one in entrants.items()})
     print("\n".join(lines(result, entrants, overheads)), flush=True)
 
 

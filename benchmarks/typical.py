@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from treeopt.files.provenance import cpu
-from treeopt.growth.coverage import COVERAGE, grow_coverage, probe_tree
 from treeopt.growth.objectives import grow
+from treeopt.growth.probed import COVERAGE, grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.runtime.acceptance.typical import Typical
-from treeopt.runtime.decode import Row, decode
+from treeopt.runtime.decode import AnswerRow, decode
 from treeopt.runtime.measure.probe import collect_probe
 from treeopt.runtime.measure.quality import measure_quality
 from treeopt.runtime.measure.ranks import collect_trace, turn_prompts
@@ -46,7 +46,7 @@ COLUMNS = (
 )
 
 
-def tokens_per_step(rows: Sequence[Row], conversations: Sequence[int]) -> tuple[float, float]:
+def tokens_per_step(rows: Sequence[AnswerRow], conversations: Sequence[int]) -> tuple[float, float]:
     """Measured, and its standard error."""
     which = np.unique(conversations, return_inverse=True)[1]
     tokens = np.bincount(which, [len(row.tokens) - 1 for row in rows])
@@ -75,7 +75,7 @@ def sweep(
     greedy_tree = grow(traces[0], Limits(size, shape=SHAPE), objective="replay").tree(size)
     prompts, of = [prompt.tokens for prompt in others], [prompt.cluster for prompt in others]
 
-    def measured(tree: Tree, rule: Typical) -> list[Row]:
+    def measured(tree: Tree, rule: Typical) -> list[AnswerRow]:
         return decode(target, drafter, prompts, tree, batch_size=batch_size, stop=stop, acceptance=rule)
 
     for epsilon in epsilons:
@@ -98,7 +98,8 @@ def sweep(
             "predicted": predicted,
             "greedy_tree": tokens_per_step(measured(greedy_tree, rule), of),
             "probed_tree": tokens_per_step(rows, of),
-            **quality,
+            **vars(quality),
+            "difference_nats_per_token": quality.difference_nats_per_token,
         }
 
 

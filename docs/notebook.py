@@ -48,7 +48,7 @@ plan
 plan.plot("throughput")
 
 # %%
-plan[4].tree.medusa_choices
+plan[4].tree.choices
 
 # %% [markdown]
 # A published tree beside it, on the same trace.
@@ -70,5 +70,5 @@ result.plot("contenders")
 # The configuration of the engine that you deploy on; an engine of one tree is told for which batch size.
 
 # %%
-if plan[1].size > 1:
+if plan[1].speculates:
     print(plan.export("medusa", f"{RUN}/medusa", batch_size=1).files)

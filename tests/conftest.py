@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from treeopt.cli import cli
-from treeopt.importing import read_measurement
+from treeopt.engines.imports import read_measurement
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.prompts.chat import ChatFormat

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from treeopt.records.trace import MISS, NO_TRIAL, End
-from treeopt.runtime.drafters.protocol import Answer, TreeTensors
+from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, tiny_model
@@ -218,7 +218,7 @@ def check_ranks(heads, slow, *, seed: int, top_k: int = 20) -> None:
     for prompt, n, end in [(4, 6, End.EOS), (1, 9, End.LIMIT), (11, 1, End.LIMIT), (2, 2, End.EOS), (6, 4, End.LIMIT)]:
         text = Text(model, rng, prompt + n, heads)
         first = 0 if heads.reads_prompt else prompt - 1
-        answers.append(Answer(text.tokens[:prompt], text.tokens[prompt:], end, text.hidden[first : prompt + n - 1]))
+        answers.append(GivenText(text.tokens[:prompt], text.tokens[prompt:], end, text.hidden[first : prompt + n - 1]))
         table = np.zeros((n, heads.num_heads), dtype=np.int16)
         for t in range(n):
             for k in range(1, heads.num_heads + 1):

@@ -1,4 +1,4 @@
-"""Growth state by state, as it was before states were counted by their paths: the oracle of tests/test_scale.py.
+"""Growth state by state, from its definitions: the oracle of tests/test_scale.py.
 
 P states · K heads · R ranks told apart · F parts of the states, for cross-validation
 """
@@ -6,17 +6,18 @@ P states · K heads · R ranks told apart · F parts of the states, for cross-va
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.growth.growing import SAVINGS, _addable
 from treeopt.growth.heldout import HeldOut
-from treeopt.growth.shrinkage import IMPOSSIBLE, LEVELS, NONE, STRENGTHS, Chances, Strengths, mixed
+from treeopt.growth.objectives import SAVINGS, _addable, _saved
+from treeopt.growth.shrinkage import LEVELS, NONE, STRENGTHS, Chances, Strengths, _log_likelihood, _others, mixed
 from treeopt.growth.source import AnswersSource, TraceSource
-from treeopt.growth.worth import DIGITS, Value, Worth
-from treeopt.records.trace import MISS, NO_TRIAL, RankTrace, fold_numbers
+from treeopt.growth.worth import frequencies
+from treeopt.records.trace import NO_TRIAL, RankTrace, fold_numbers
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, IntArray, TreeFamily
 
@@ -35,7 +36,7 @@ class SlowSource(TraceSource):
 
 
 class PathCounts:
-    """Chances of every rank after the paths that were opened, from counts over states.
+    """Chances of every rank after a path, from counts over states.
 
     ranks     : (P, K) of the states to count
     top       : ranks 0 ... top-1 are told apart; all else is a miss
@@ -43,27 +44,25 @@ class PathCounts:
     """
 
     def __init__(self, ranks: NDArray[np.int16], top: int, strengths: Strengths = NONE) -> None:
-        self.top, self.strengths = top, strengths
+        self._ranks, self.top, self.strengths = ranks, top, strengths
+        self.states, self.depth = ranks.shape
         self.marginals = np.array([mixed(count(column, top), 0.0, np.zeros(top)) for column in ranks.T])
-        self._states: dict[Choice, NDArray[np.int16]] = {(): ranks}
-        self._counts: dict[Choice, IntArray] = {}
         self._above: list[Chances] = [self.marginals[:1]]  # of every depth: (R, R) by the rank before
-        for d in range(1, ranks.shape[1]):
+        for d in range(1, self.depth):
             ranks = ranks[(ranks[:, d - 1] >= 0) & (ranks[:, d - 1] < top)]
             after = count_after(ranks[:, d - 1], ranks[:, d], top)
             depth = mixed(after.sum(0), strengths.depth, self.marginals[d])
             self._above.append(mixed(after, strengths.previous, depth))
 
     def open(self, path: Choice, rank: int) -> None:
-        """Count what follows a child of an opened path."""
-        states = self._states[path]
-        self._states[(*path, rank)] = states[states[:, len(path)] == rank]
+        """Nothing has to be done before a path is counted."""
+
+    def _behind(self, path: Choice) -> NDArray[np.int16]:
+        return self._ranks[(self._ranks[:, : len(path)] == np.array(path, dtype=np.int16)).all(1)]
 
     def counts(self, path: Choice) -> IntArray:
         """(R+1,) how often each rank followed the path, and last how many trials there were."""
-        if path not in self._counts:
-            self._counts[path] = count(self._states[path][:, len(path)], self.top)
-        return self._counts[path]
+        return count(self._behind(path)[:, len(path)], self.top)
 
     def chances(self, path: Choice) -> Chances:
         """(R,) chances of the next rank, given a trial. Up to depth 1 `previous` is the path itself."""
@@ -73,7 +72,7 @@ class PathCounts:
 
     def trial_share(self, path: Choice) -> float:
         """Share of the states after the path that have something to guess; 1 for a path never seen."""
-        states = len(self._states[path])
+        states = len(self._behind(path))
         return float(self.counts(path)[-1] / states) if states else 1.0
 
 
@@ -164,176 +163,61 @@ def _tables(ranks: NDArray[np.int16], part: IntArray, top: int, depth: int) -> l
     ]
 
 
-def _others(counts: IntArray) -> IntArray:
-    """Counts of all parts but each."""
-    others: IntArray = counts.sum(0) - counts
-    return others
-
-
-def _log_likelihood(counts: IntArray, chances: Chances) -> float:
-    """Of (F, contexts, R+1) counts under (F, contexts, R) chances; nothing is thought quite impossible."""
-    misses = counts[..., -1] - counts[..., :-1].sum(-1)
-    miss = np.maximum(1 - chances.sum(-1), IMPOSSIBLE)
-    return float((counts[..., :-1] * np.log(np.maximum(chances, IMPOSSIBLE))).sum() + (misses * np.log(miss)).sum())
-
-
-def frequencies(ranks: NDArray[np.int16], top: int, strengths: Strengths) -> Worth:
-    """Values of paths: how many states begin with them, and the product of marginals where that is equal.
-
-    ranks : (P, D) of the states · top : ranks 0 ... top-1 are told apart · strengths : see `shrinkage`
-    """
-    paths = PathCounts(ranks, top, strengths)
-
-    def children(path: Choice, value: Value) -> list[Value]:
-        if len(path) == ranks.shape[1]:
-            return []
-        if path:
-            paths.open(path[:-1], path[-1])
-        reached = round(value[0] * paths.trial_share(path), DIGITS)
-        counts = np.round(reached * paths.chances(path), DIGITS)
-        return list(zip(counts.tolist(), (value[1] * paths.marginals[len(path)]).tolist(), strict=True))
-
-    return Worth(children, (len(ranks), 1.0))
-
-
-class Walk:
-    """Greedy decoding of every sequence of a trace with a tree that begins as a lone root.
-
-    node    : (P,) deepest accepted node at each state
-    depth   : (P,) its depth, the guesses accepted there
-    wanted  : (P,) rank of the guess that would be accepted next; ``top`` for none of ours, ``top`` + 1
-              where there is nothing to guess
-    visited : (P,) whether a step is taken at the state
-    to_go   : (P,) steps from the state to the end of its sequence, 0 at its last state
-    """
-
-    def __init__(self, trace: RankTrace, max_depth: int, top: int) -> None:
-        ranks = trace.ranks[:, :max_depth].astype(np.int16)
-        ranks[(ranks == MISS) | (ranks >= top)] = top
-        ranks[ranks == NO_TRIAL] = top + 1
-        none = np.full((len(ranks), 1), top + 1, dtype=np.int16)
-        self.ranks = np.hstack([ranks, none])  # (P, D+1)
-        self.top, self.starts = top, trace.starts
-        self.sequence = np.repeat(np.arange(trace.num_sequences), trace.lengths)
-        self.last = (trace.starts[1:] - 1)[self.sequence]  # (P,) last state of the state's sequence
-        self.node = np.zeros(len(ranks), dtype=np.int64)  # deepest accepted node
-        self.depth = np.zeros(len(ranks), dtype=np.int64)  # its depth: accepted guesses
-        self.wanted = self.ranks[:, 0].copy()  # rank of the guess that would be accepted next
-        self.visited = trace.has_step.copy()
-        self.to_go = self.last - np.arange(len(ranks))
-
-    def steps(self) -> int:
-        return int(self.to_go[self.starts[:-1]].sum())
-
-    def ends(self, nodes: int, strength: float) -> tuple[IntArray, NDArray[np.float64]]:
-        """(nodes, R+2) how many visited states end at each node by the rank they wanted, and
-        (nodes,) what one more accepted guess saves at them on average [steps].
-
-        One more guess at state t, where a were accepted, saves to_go[t+1+a] - to_go[t+2+a]. ``strength``
-        states of the mean over all nodes are mixed into that of each.
-        """
-        t, width = np.flatnonzero(self.visited), self.top + 2
-        node, wanted = self.node[t], self.wanted[t]
-        counts = np.bincount(node * width + wanted, minlength=nodes * width).reshape(nodes, width)
-        following, last = t + 1 + self.depth[t], self.last[t]
-        saved = self.to_go[np.minimum(following, last)] - self.to_go[np.minimum(following + 1, last)]
-        saved[wanted == self.top + 1] = 0
-        tried = counts[:, : self.top + 1].sum(1)
-        mean = saved.sum() / max(tried.sum(), 1)
-        total = np.bincount(node, weights=saved, minlength=nodes)
-        return counts, (total + strength * mean) / np.maximum(tried + strength, 1e-9)
-
-    def add(self, parent: int, rank: int, node: int) -> None:
-        """Add child ``rank`` of ``parent`` as ``node`` and decode the sequences it changes again."""
-        changed = np.flatnonzero((self.node == parent) & (self.wanted == rank))
-        self.node[changed] = node
-        self.depth[changed] += 1
-        self.wanted[changed] = self.ranks[changed, self.depth[changed]]
-        sequences = np.unique(self.sequence[changed])
-        begins, ends = self.starts[sequences], self.starts[sequences + 1] - 1
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            self.visited[begin:end] = False
-        order = np.argsort(begins - ends, kind="stable")  # longest first, all backwards at once
-        t, lengths = ends[order], (ends - begins)[order]
-        for back in range(1, int(lengths.max(initial=0)) + 1):
-            t = t[: np.searchsorted(-lengths, -back, side="right")] - 1
-            self.to_go[t] = 1 + self.to_go[np.minimum(t + 1 + self.depth[t], self.last[t])]
-        t = self.starts[sequences]
-        while len(t := t[t < self.last[t]]):
-            self.visited[t] = True
-            t = np.minimum(t + 1 + self.depth[t], self.last[t])
+def visits(trace: RankTrace, depth: int, top: int, paths: list[Choice]) -> tuple[int, list[tuple[int, int, int]]]:
+    """Steps of all sequences with a tree, and of every visited state its last accepted node, the rank that it wanted next
+    (``top`` for none of ours, ``top`` + 1 where there is nothing to guess), and the steps that one more guess saves."""
+    index, steps, found = {path: i for i, path in enumerate(paths)}, 0, []
+    for begin, end in pairwise(trace.starts.tolist()):
+        rows, accepted, last = trace.ranks[begin:end, :depth].tolist(), [], end - begin - 1
+        for row in rows:
+            path: Choice = ()
+            while len(path) < len(row) and (*path, row[len(path)]) in index:
+                path = (*path, row[len(path)])
+            accepted.append(path)
+        to_go = [0] * (last + 1)
+        for t in range(last - 1, -1, -1):
+            to_go[t] = 1 + to_go[min(t + 1 + len(accepted[t]), last)]
+        steps, t = steps + to_go[0], 0
+        while t < last:
+            path, then = accepted[t], t + 1 + len(accepted[t])
+            rank = rows[t][len(path)] if len(path) < len(rows[t]) else NO_TRIAL
+            wanted = top + 1 if rank == NO_TRIAL else rank if 0 <= rank < top else top
+            saved = to_go[min(then, last)] - to_go[min(then + 1, last)]
+            found.append((index[path], wanted, saved if wanted <= top else 0))
+            t = min(then, last)
+    return steps, found
 
 
 def grow_joint(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE) -> TreeFamily:
-    """The trees that maximise tokens of a step averaged over all states of the trace.
-
-    Without ``strengths`` plain counts, and the trees are optimal for every size; paths that are equally
-    frequent (never seen, for one) go by the product of marginals. With them rare paths are shrunk
-    towards common ones (`treeopt.growth.shrinkage`), which is better on answers not seen.
-    Time O(P x K + budget x ranks), memory O(P x K).
-    """
+    """As `treeopt.growth.objectives.grow_joint`."""
     ranks = trace.ranks[trace.has_step][:, : limits.max_depth]
-    worth = frequencies(ranks, min(limits.num_ranks, trace.top_k), strengths)
-    return worth.best(limits.budget, limits.shape)
+    known: Any = PathCounts(ranks, min(limits.num_ranks, trace.top_k), strengths)
+    return frequencies(known).best(limits.budget, limits.shape)
 
 
 def grow_replay(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE) -> TreeFamily:
-    """Trees grown node by node, each saving the most steps at the states visited with the tree so far.
-
-    How often a child is accepted there is counted, and with ``strengths`` mixed with its chance over all
-    states; what an accepted guess saves is a mean over its parent (`Walk.ends`). Where nothing would be
-    saved, nodes are added as `grow_joint` would. Nested by construction; the best trees of every
-    size are not nested in general, so this is a heuristic (a test bounds its loss against brute force).
-    Time O(budget x P) at most, memory O(P x K).
-    """
+    """As `treeopt.growth.objectives.grow_replay`, each tree decoded anew from the first state to the last."""
     depth, top = limits.depth(trace.num_heads), min(limits.num_ranks, trace.top_k)
-    ranks = trace.ranks[trace.has_step][:, :depth]
-    joint, _ = frequencies(ranks, top, strengths).best_first(limits.budget, limits.shape)
-    walk = Walk(trace, depth, top)
-    known = PathCounts(ranks, top, strengths)
+    known: Any = PathCounts(trace.ranks[trace.has_step][:, :depth], top, strengths)
+    joint, _ = frequencies(known).best_first(limits.budget, limits.shape)
     paths: list[Choice] = [()]
-    index: dict[Choice, int] = {(): 0}
-    parents, above = [0], [known.chances(())]  # of every node its parent, its children's chances
-    tokens, steps = int((trace.lengths - 1).sum()), [walk.steps()]
+    steps, found = visits(trace, depth, top, paths)
+    curve = [steps]
     while len(paths) < len(joint):
-        saved = _saved(walk, paths, parents, np.array(above), strengths.path)
+        index = {path: i for i, path in enumerate(paths)}
+        parents = [index[path[:-1]] for path in paths]
+        above = np.array([known.chances(path) if len(path) < depth else np.zeros(top) for path in paths])
+        counts, total = np.zeros((len(paths), top + 2), dtype=np.int64), np.zeros(len(paths))
+        for node, wanted, saves in found:
+            counts[node, wanted] += 1
+            total[node] += saves
+        tried, strength = counts[:, : top + 1].sum(1), SAVINGS * strengths.path
+        saving = (total + strength * (total.sum() / max(tried.sum(), 1))) / np.maximum(tried + strength, 1e-9)
+        saved = _saved(counts, saving, paths, parents, above, strengths.path)
         saved[~_addable(index, parents, top, limits.shape)] = -1.0
         parent, rank = divmod(int(saved.argmax()), top)
-        path = (*paths[parent], rank)
-        if saved.max() <= 0:
-            path = next(p for p in joint if p not in index)
-            parent, rank = index[path[:-1]], path[-1]
-        index[path] = len(paths)
-        walk.add(parent, rank, len(paths))
-        known.open(paths[parent], rank)
-        paths.append(path)
-        parents.append(parent)
-        above.append(known.chances(path) if len(path) < depth else np.zeros(top))
-        steps.append(walk.steps())
-    curve = tokens / np.maximum(steps, 1)
-    return TreeFamily(tuple(paths), np.diff(curve, prepend=0.0))
-
-
-def _saved(
-    walk: Walk, paths: list[Choice], parents: list[int], above: NDArray[np.float64], strength: float
-) -> NDArray[np.float64]:
-    """(nodes, R) steps that each child of each node would save at the states now visited.
-
-    above : (nodes, R)  chances of the children over all states, mixed in as ``strength`` states
-    """
-    counts, saving = walk.ends(len(paths), SAVINGS * strength)
-    top = walk.top
-    reached = counts.sum(1)  # visited states at which each node is accepted, its descendants' too
-    for node in range(len(paths) - 1, 0, -1):
-        counts[parents[node], paths[node][-1]] = reached[node]
-        reached[parents[node]] += reached[node]
-    tried = counts[:, : top + 1].sum(1)
-    chances = mixed(np.column_stack([counts[:, :top], tried]), strength, above)
-    share = np.where(reached > 0, tried / np.maximum(reached, 1), 1.0)
-    expected = np.zeros(len(paths))  # the same as reached, by the mixed chances
-    expected[0] = reached[0]
-    for node in range(1, len(paths)):
-        parent = parents[node]
-        expected[node] = expected[parent] * share[parent] * chances[parent, paths[node][-1]]
-    found: NDArray[np.float64] = (expected * share * saving)[:, None] * chances
-    return found
+        paths.append((*paths[parent], rank) if saved.max() > 0 else next(p for p in joint if p not in index))
+        steps, found = visits(trace, depth, top, paths)
+        curve.append(steps)
+    tokens = int((trace.lengths - 1).sum())
+    return TreeFamily(tuple(paths), np.diff(tokens / np.maximum(curve, 1), prepend=0.0))

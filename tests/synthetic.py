@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+
+from treeopt.errors import InvalidInput
 
 D, F, V, KV, VT, INNER = 16, 24, 40, 8, 12, 8
 Tensors = dict[str, torch.Tensor]
@@ -264,3 +267,43 @@ def synthetic(name: str) -> Path:
     folder = Path(_kept.name) / name
     write_checkpoint(name, folder)
     return folder
+
+
+def read_file(file: Path) -> Tensors:
+    return load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
+
+
+def write_file(tensors: Tensors, file: Path) -> None:
+    save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    document = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
+
+
+def check_damage(
+    load: Callable[[], object],
+    file: Path,
+    tensors: Tensors,
+    may_lack: Callable[[str], bool],
+    number: Iterator[int],
+    every: int,
+    names: Sequence[str] = (),
+) -> None:
+    """Every tensor renamed, dropped, reshaped or of other numbers is refused by its name; one of ``every`` changes is made."""
+    for name in names or tensors:
+        tensor = tensors[name]
+        rest = {key: value for key, value in tensors.items() if key != name}
+        wrong, flat, whole = torch.cat([tensor, tensor[:1]]), tensor.flatten()[:0], tensor.to(torch.int8)
+        nan = torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor.to(torch.int16)
+        renamed = {name + "x": tensor}, {"x": tensor}
+        for change in ({}, *renamed, {name: wrong}, {name: flat}, {name: nan}, {name: whole}):
+            if next(number) % every:
+                continue
+            write_file(rest | change, file)
+            if not change and may_lack(name):
+                continue
+            with pytest.raises(InvalidInput, match=r"^(?!.*\n).*\.$") as caught:
+                load()
+            assert name in str(caught.value) or any(repr(odd) in str(caught.value) for odd in change), (name, change)

@@ -1,21 +1,22 @@
 """The Python API gives what the commands give, shows itself in a notebook, and is light to import."""
 
-import inspect
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import click
 import pytest
 
 import treeopt
-from treeopt import pipeline
-from treeopt.pipeline.search import SearchOptions
+from treeopt.cli import cli
+from treeopt.files.parameters import parameters_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.report.calibration_table import calibration_table
+from treeopt.report.tables import calibration_table
 from treeopt.report.terminal import out
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
@@ -70,7 +71,7 @@ def test_a_search_on_files_on_records_and_by_the_command_is_one_plan(run, tmp_pa
 
 def test_a_profile_goes_with_a_named_calibration_or_the_run_s(run):
     profile = treeopt.load(run / "profile.json")
-    assert treeopt.search("vicuna-7b-medusa1", profile, budget=8)[1].step_ms is not None
+    assert treeopt.search("vicuna-7b-medusa1", profile, budget=8)[1].chosen.step_ms is not None
     assert set(treeopt.search(profile=profile, run=run, budget=8).inputs) == {"trace.npz", "profile.json"}
 
 
@@ -78,7 +79,7 @@ def test_a_plan_is_asked_by_batch_size(run):
     plan = treeopt.search(run=run, budget=12, batch_sizes=(1, 2))
     assert plan[2] is plan.entry(2)
     assert [entry.batch_size for entry in plan] == [1, 2]
-    assert plan[1].tree.medusa_choices == plan[1].medusa_choices
+    assert plan[1].tree == plan[1].draft
     with pytest.raises(treeopt.OutOfRange, match="batch sizes 1, 2, but 3"):
         plan[3]
 
@@ -86,7 +87,7 @@ def test_a_plan_is_asked_by_batch_size(run):
 def test_bench_decodes_with_the_plan_that_it_gets(run, session):
     plan = treeopt.search(run=run, budget=8, batch_sizes=(1,))
     result = treeopt.bench(plan, session, run=run, num_prompts=2, max_new_tokens=8, rounds=1)
-    assert result.contender("chosen").medusa_choices == plan[1].medusa_choices
+    assert result.contender("chosen").draft == plan[1].draft
     assert Plan.load(run / "plan.json").document() == plan.document()
     assert result.document() == treeopt.load(run / "bench.json").document()
     assert "Real decoding" in result._repr_html_()
@@ -170,23 +171,93 @@ def test_load_reads_every_file_of_a_run_and_refuses_others(run, tmp_path):
         treeopt.load(tmp_path / "other.json")
 
 
-def test_defaults_are_the_same_wherever_they_are_written():
-    """The commands read them from these functions; where a step has a default of its own, it is that one."""
-    other = {"ranks": "top_k", "profile": "profile_path"}
-    for name in ("calibrate", "profile", "search", "bench"):
-        step = dict(inspect.signature(getattr(pipeline, name)).parameters)
-        step |= inspect.signature(SearchOptions).parameters if name == "search" else {}
-        for parameter in inspect.signature(getattr(treeopt, name)).parameters.values():
-            inner = step.get(other.get(parameter.name, parameter.name))
-            if inner is not None and inspect.Parameter.empty not in (inner.default, parameter.default):
-                assert inner.default == parameter.default, (name, parameter.name)
+COMMANDS = {  # of functions of the package, and what each makes of them
+    "calibrate": treeopt.calibrate,
+    "profile": treeopt.profile,
+    "search": treeopt.search,
+    "bench": treeopt.bench,
+    "compare": treeopt.compare,
+    "score": treeopt.score,
+}
 
 
-def test_model_options_are_those_of_the_commands():
-    from treeopt.cli.options import FLAGS, MODEL_OPTIONS, RULE_OPTIONS
-    from treeopt.pipeline.session import ModelOptions
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_is_declared_by_a_parameter(name):
+    """With its default, its text and a check: a parameter that is added is an option at once."""
+    options = {p.name: p for p in cli.commands[name].params}
+    known = parameters_of(COMMANDS[name])
+    given = {"first", "others", "plan", "options"}  # arguments, and what only a script has
+    assert known.keys() - given <= options.keys()
+    for parameter in known.values():
+        option = options.get(parameter.name)
+        if (
+            not isinstance(option, click.Option)
+            or parameter.name == "run"
+            or option.flag_value is False
+            or option.multiple
+        ):
+            continue
+        assert re.match(r"\w*", option.help)[0].lower() == re.match(r"\w*", parameter.text)[0].lower()
+        shown = option.get_default(click.Context(cli.commands[name]))
+        assert option.type_cast_value(click.Context(cli.commands[name]), shown) in (
+            parameter.default or None,
+            parameter.default,
+        )
 
-    assert {"model", *ModelOptions.__annotations__} == {*MODEL_OPTIONS, *RULE_OPTIONS, *FLAGS}
+
+def test_every_option_of_every_command_is_declared():
+    """By a function's parameter: none is written by hand, so all have a text."""
+    for command_ in cli.commands.values():
+        for option in (p for p in command_.params if isinstance(p, click.Option)):
+            assert option.help, (command_.name, option.name)
+            assert option.name == "as_json" or option.is_flag or option.type.name, option.name
+
+
+WRONG = [
+    (treeopt.calibrate, {"num_prompts": 0}, "num_prompts must be at least 1, but got 0"),
+    (treeopt.calibrate, {"topks": (2, 11)}, "topks must be at most 10, but got 11"),
+    (treeopt.profile, {"precision": 0}, "precision must be above 0, but got 0"),
+    (treeopt.profile, {"batch_size": 0}, "batch_sizes must be at least 1, but got 0"),
+    (treeopt.search, {"batch_size": 1, "batch_sizes": [1]}, "are one: leave one out"),
+    (treeopt.search, {"max_depth": 2.5}, "max_depth must be a whole number, but got 2.5"),
+    (treeopt.bench, {"batch_sizes": [1, 2]}, r"batch_size must be one number here, but got \[1, 2\]"),
+    (treeopt.calibrate, {"engine": "spark"}, "engine must be one of ray, but got 'spark'"),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "words"), WRONG, ids=lambda value: getattr(value, "__name__", None))
+def test_an_error_names_the_parameter(function, given, words):
+    with pytest.raises(treeopt.InvalidInput, match=words):
+        function(**given)
+
+
+def test_a_commands_error_names_the_option(tmp_path):
+    run = ("--run", tmp_path / "run")
+    for words, code, said in [
+        (("calibrate", "--num-prompts", "0"), 2, "'--num-prompts': must be at least 1, but got 0"),
+        (("profile", "--batch-size", "0"), 2, "'--batch-size': must be at least 1, but got 0"),
+        (
+            ("search", "--method", "eagle", "--calibration", "vicuna-7b-medusa1"),
+            1,
+            "--method belongs to an engine: name the --for",
+        ),
+        (("calibrate", "--acceptance", "typical", "--temperature", "0"), 1, "use --acceptance greedy"),
+    ]:
+        assert said in command(*words, *run, code=code)
+    with pytest.raises(treeopt.InvalidInput, match="method belongs to an engine: name the engine"):
+        treeopt.search("vicuna-7b-medusa1", method="eagle")
+
+
+def test_one_batch_size_is_said_either_way(run):
+    trace, profile = treeopt.load(run / "trace.npz"), treeopt.load(run / "profile.json")
+    plans = [treeopt.search(trace, profile, budget=8, **one) for one in ({"batch_size": 2}, {"batch_sizes": [2]})]
+    assert plans[0][2].tree == plans[1][2].tree
+    assert [entry.batch_size for plan in plans for entry in plan] == [2, 2]
+    losses = [
+        treeopt.compare(trace, trace, profile=profile, budget=8, **one).losses
+        for one in ({"batch_size": 2}, {"batch_sizes": [2]})
+    ]
+    assert [loss.batch_size for found in losses for loss in found] == [2, 2]
 
 
 def test_importing_is_light_and_every_name_is_there():

@@ -15,25 +15,29 @@ from transformers import GenerationConfig
 
 import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.pipeline.decoding import Contest
+from treeopt.pipeline.entrants import Entrant
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.pools import Counts
-from treeopt.records.rundir import ENGINES, RunDirectory
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import End, RankTrace
-from treeopt.report import bench_table
+from treeopt.report.bench_table import bench_tables, closing
 from treeopt.report.verdict import measured
 from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.engines import Pass, open_engine
+from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.engines.transformers import Transformers
-from treeopt.runtime.measure.bench import Contest, Entrant, ask_engine
+from treeopt.runtime.measure.bench import BlockVisit
 from treeopt.runtime.measure.ranks import Prompt, rank_answers
+from treeopt.runtime.stepper import decode_block
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, random_prompts, tiny_model, treeopt
+from .test_stepper import Recorded
 
 CSV = "batch_size,size,depth,step_ms\n1,1,0,2.0\n1,2,1,2.1\n1,3,2,2.2\n1,4,3,2.3\n1,8,2,2.4\n2,1,0,2.0\n2,4,3,2.5\n"
 STOP = StopRule(frozenset({3, 5}), 22)
@@ -123,7 +127,7 @@ def oracle(target: Target, drafter, prompt: list[int], length: int) -> list[list
 def test_every_pass_is_the_slow_oracles(own_target, kind):
     """With settings in the checkpoints that would change guesses and texts, and prompts that nearly fill the context."""
     drafter = DRAFTERS[kind](own_target)
-    engine = open_engine("transformers", own_target, drafter, STOP)
+    engine = open_stepper("transformers", Setup(own_target, drafter, STOP))
     configs = [
         own_target.model.generation_config.to_dict(),
         drafter.kind == "draft-model" and drafter.model.model.generation_config.to_dict(),
@@ -196,41 +200,11 @@ def test_guesses_that_are_split_again_may_be_more_than_were_told():
     """The benchmark is of the longest chain that was accepted; it is not refused when all is decoded."""
     reference = RankTrace(np.zeros((7, 4), int), np.array([0, 7]), np.arange(6, 13), meta={"top_k": 1})
     contest = Contest(Target(tiny_model()), [Prompt((1,), "a", "", 0)], reference, 1)
-    visits = [{"round": 0, "prompts": [0], "runs": {}}]
-    for name, passes in {"plain": [[n] for n in range(6, 13)], "chain of 1": [[6], [7, 8, 9, 10], [11, 12]]}.items():
-        visits[0]["runs"][name] = ask_engine(Recorded(passes), Tree.chain(1), STOP, [(0, [1])])
-    entrants = {"plain": Entrant(None), "chain of 1": Entrant(Tree.chain(1), is_replayable=False)}
-    bench = contest.result(visits, entrants)
-    bench.check("bench")
+    said = {"plain": [[n] for n in range(6, 13)], "chain of 1": [[6], [7, 8, 9, 10], [11, 12]]}
+    runs = {name: decode_block(Recorded(passes), Tree.chain(1), [(0, [1])], STOP) for name, passes in said.items()}
+    entrants = {"plain": Entrant(), "chain of 1": Entrant(Tree.chain(1), is_replayable=False)}
+    bench = contest.result([BlockVisit(round=0, prompts=[0], runs=runs)], entrants)
     assert [contender.size for contender in bench.contenders] == [1, 4]
-
-
-class Recorded:
-    """An engine that says what it is told to."""
-
-    def __init__(self, passes):
-        self.passes = passes
-
-    def answer(self, prompts, tree, rows=1):
-        for n, tokens in enumerate(self.passes):
-            yield Pass({0: tokens}, 1.0 if n else 0.5, reads_prompt=n == 0)
-
-
-def test_the_first_pass_is_no_step_and_what_is_behind_the_end_is_cut():
-    run = ask_engine(Recorded([[7, 8], [9], [10, 3, 11], [12]]), Tree.chain(4), STOP, [(5, [1])])
-    assert run["rows"] == [{"id": 5, "tokens": [7, 8, 9, 10, 3], "prefilled": 2, "accepted": [0, 1]}]
-    assert (run["tokens"], run["steps"], run["passes"], run["prefill_s"], run["decode_s"]) == (3, 2, 3, 0.5, 2.0)
-    run = ask_engine(Recorded([[7, 3]]), Tree.chain(4), STOP, [(0, [1])])
-    assert (run["tokens"], run["steps"], run["decode_s"]) == (0, 0, 0.0)
-
-
-def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):
-    with pytest.raises(
-        Unsupported, match=r"early-exit, ngram, but this drafter is medusa\. It runs in treeopt itself, medusa, "
-    ):
-        open_engine("transformers", target, heads, STOP)
-    with pytest.raises(Unsupported, match=f"must be one of {', '.join(ENGINES)}, but got 'vlm'"):
-        open_engine("vlm", target, heads, STOP)
 
 
 def test_what_the_library_raises_is_a_sentence_and_leaves_the_model_as_it_was(monkeypatch):
@@ -273,7 +247,10 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
     assert result == Benchmark.load(tmp_path / "run" / "bench-transformers.json")
     assert not (tmp_path / "run" / "bench.json").exists()
     plan, chosen = json.loads((run / "plan.json").read_text())["entries"][0], result.contender("chosen")
-    assert (chosen.medusa_choices, chosen.predicted.replayed) == (plan["medusa_choices"], plan["tokens_per_step"])
+    assert (chosen.draft.record, chosen.predicted.replayed) == (
+        plan["chosen"]["draft"],
+        plan["chosen"]["tokens_per_step"],
+    )
     assert chosen.size > 1
     is_lookup = result.provenance["drafter"]["kind"] == "ngram"
     assert ("earliest place" in capsys.readouterr().err) == is_lookup
@@ -284,7 +261,7 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
         for answer in contender.sequences:
             assert answer.replayed_steps == (answer.steps if known else None)
     assert ("defaults" in {c.name for c in result.contenders}) != is_lookup
-    assert ("≤21" in [row[1] for row in bench_table.contender_rows(result)]) != is_lookup
+    assert ("≤21" in [row[1] for row in bench_tables(result)[0].rows]) != is_lookup
     if not is_lookup:
         assert any(a.prefilled > 1 for a in chosen.sequences)
         assert any(chosen.accepted[1:])
@@ -297,11 +274,11 @@ def test_an_interrupted_benchmark_goes_on_behind_its_last_block(bench, tmp_path,
     whole = bench()
     answer, asked = Transformers.answer, []
 
-    def killed(self, prompts, tree, rows=1):
+    def killed(self, prompts, draft, rows=1):
         asked.append(prompts)
         if len(asked) == 3 * len(whole.contenders):  # at the end of the second block, behind one to warm up
             raise KeyboardInterrupt
-        return answer(self, prompts, tree, rows)
+        return answer(self, prompts, draft, rows)
 
     with monkeypatch.context() as patch:
         patch.setattr(Transformers, "answer", killed)
@@ -318,11 +295,11 @@ def test_an_interrupted_benchmark_goes_on_behind_its_last_block(bench, tmp_path,
 @pytest.mark.parametrize("run", ["draft"], indirect=True)
 def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys):
     folder = tmp_path / "run"
-    with pytest.raises(Unsupported, match="one sequence at a time, but got --batch-size 4"):
+    with pytest.raises(Unsupported, match="one sequence at a time, but got batch_size=4"):
         bench(batch_size=4)
-    with pytest.raises(InvalidInput, match="held-out prompts, but got --prompts trace"):
-        bench(prompts="trace")
-    with pytest.raises(Unsupported, match="decodes greedily, but the plan is for --acceptance sample"):
+    with pytest.raises(InvalidInput, match="held-out prompts, but got prompts='trace'"):
+        bench(prompts="trace", num_prompts=None)
+    with pytest.raises(Unsupported, match="decodes greedily, but the plan is for acceptance='sample'"):
         api.bench(None, replace(session, acceptance=Sampling(temperature=0.7)), run=folder, engine="transformers")
     for name, choices in {"fork": [[0], [1]], "second": [[1]], "turn": [[0], [0, 1]]}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(choices))
@@ -336,17 +313,17 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
         bench()
     treeopt("search", "--budget", 4, "--shape", "any", "--run", folder)
     entry = RunDirectory(folder).read_plan().entry(1)
-    assert entry.size > entry.tree.depth + 1
+    assert entry.chosen.draft.kind == "tree"
     (tmp_path / "long.json").write_text(json.dumps(Tree.chain(7).choices))
-    capsys.readouterr()
+    best, _ = entry.best("chain"), capsys.readouterr()
     result = bench(trees=[tmp_path / "long.json"])
-    assert f"The plan's best chain, of {entry.best_chain.depth}, is decoded instead" in capsys.readouterr().err
+    assert f"The plan's best chain, of {entry.best('chain').draft.depth}, is decoded instead" in capsys.readouterr().err
     assert [c.name for c in result.contenders][:2] == ["plain", result.judged]
-    assert result.judged == f"chain of {entry.best_chain.depth}"
-    assert result.contender(result.judged).size == entry.best_chain.size
-    assert bench_table.contender_rows(result)[1][0] == f"{result.judged}, for the plan's tree"
+    assert result.judged == f"chain of {entry.best('chain').draft.depth}"
+    assert result.contender(result.judged).size == best.size
+    assert bench_tables(result)[0].rows[1][0] == f"{result.judged}, for the plan's tree"
     assert f"The {result.judged} (" in measured(result)
-    assert bench_table.closing(entry, result) == ""
+    assert closing(entry, result) == ""
     assert "chosen by treeopt" not in treeopt("report", "--run", folder) + (folder / "report.html").read_text()
     assert (result.contender("long").size, result.contender("long").predicted.joint) == (8, None)
 

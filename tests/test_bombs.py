@@ -1,6 +1,7 @@
-"""Bombs at the command line: exit 1 in one sentence, within 10 seconds of work and 2 GB, whatever the file says it is.
+"""Small files that would take hours or gigabytes, in every format: each is refused at once, in a sentence.
 
-Each command is a process of its own, whose time and memory the system counts (``pytest -m slow tests/test_bombs.py``).
+Here every bomb is given to its reader. On demand (``pytest -m slow tests/test_bombs.py``) each is given to the command that
+reads it, with larger ones: exit 1 within 10 seconds of work and 2 GB, which the system counts for a process of its own.
 """
 
 import gzip
@@ -10,143 +11,287 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from treeopt import demo
+from treeopt.engines.diagnosis import diagnose
+from treeopt.engines.imports import read_measurement
+from treeopt.errors import InvalidInput
+from treeopt.files import npz
+from treeopt.files.bounds import MOST_NESTED, MOST_ROWS, limit_rows, loads, parse_yaml
+from treeopt.files.storage import load_json, to_json
+from treeopt.pipeline.trees import import_tree, read_tree
+from treeopt.records.load import load_result
+from treeopt.runtime.drafters.open import open_drafter
+from treeopt.runtime.prompts import chat
+from treeopt.runtime.prompts.sets import load_prompts
+from treeopt.runtime.random_weights import random_target
+from treeopt.runtime.target import eos_ids, load_target
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import MOST_DEPTH, MOST_NODES, Tree
 
-from .test_bounds import JSON, LAUGHS, LOGS, NPZ, TREES, archive
+from .prompt_files import PLAIN
 
-pytestmark = pytest.mark.slow
 SECONDS, MEGABYTES = 10, 2000
-SIZES = {"rows": 10**7, "kilobytes": 1000}
+MEGABYTE, DEEP = 2**20, 100_000
+HEADER = np.lib.format.magic(1, 0)
 
 
-def tree_of(name):
-    return lambda folder: (folder / "x.txt").write_text(TREES[name])
+def member(shape: str, kind: str = "<i8", zeros: int = 0) -> bytes:
+    """An array's header, which may say more than there is, and so many bytes of it."""
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return HEADER + len(text).to_bytes(2, "little") + text.encode() + bytes(zeros)
 
 
-def npz_of(name):
-    return lambda folder: archive(folder / "x.npz", NPZ[name])
+def archive(path, members: dict[str, bytes]):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
 
 
-def json_of(name):
-    return lambda folder: (folder / "x.json").write_text(JSON[name][0])
+SMALL = {
+    "ranks.npy": member("(2, 1)", zeros=8) + (-2).to_bytes(8, "little", signed=True),
+    "starts.npy": member("(2,)", zeros=8) + (2).to_bytes(8, "little"),
+}
+NPZ = {
+    "zeros that unpack to a gigabyte": {**SMALL, "ranks.npy": member(f"({2**27}, 1)", zeros=2**20)},
+    "a header that says a petabyte": {**SMALL, "ranks.npy": member(f"({2**47}, 1)")},
+    "a long text": {**SMALL, "meta.npy": member("()", f"<U{2**28}")},
+    "a negative length": {**SMALL, "ranks.npy": member(f"(-1, {2**40})"), "tokens.npy": member(f"({2**40},)")},
+    "a header that is long itself": {**SMALL, "ranks.npy": np.lib.format.magic(2, 0) + b"\xff\xff\xff\x7f"},
+    "a header that is nested": {**SMALL, "ranks.npy": member("(" * 3000 + ")" * 3000)},
+    "members that are no arrays": {"ranks.npy": b"hello", "starts.npy": b""},
+    "no member's name": {"ranks": b"hello", "starts": b""},
+    "many members": {**SMALL, **{f"{i}.npy": b"" for i in range(3000)}},
+    "meta that is nested": {**SMALL, "meta.npy": member("()", "<U8000", 0) + ("[" * 8000).encode("utf-32-le")},
+    "meta that is bytes": {**SMALL, "meta.npy": member("()", "|S2") + b"{}"},
+    "meta that is no character": {**SMALL, "meta.npy": member("()", "<U1") + b"\xff\xff\xff\xff"},
+}
+JSON = {
+    "nested lists": ("[" * DEEP + "]" * DEEP, "100 deep"),
+    "nested objects": ('{"a":' * DEEP + "1" + "}" * DEEP, "100 deep"),
+    "nested, and cut off": ("[" * DEEP, "100 deep"),
+    "just too deep": ("[" * (MOST_NESTED + 1) + "]" * (MOST_NESTED + 1), "100 deep"),
+    "more digits than Python reads": (f"[{'1' * 5000}]", "64 bits"),
+    "a number beyond 64 bits": (f"[{2**63}]", "64 bits"),
+    "infinity by its exponent": ("[1e999]", "finite"),
+    "infinity by its name": ("[-Infinity]", "finite"),
+    "half a character": ('["\\ud800"]', "surrogate"),
+    "millions of values": ("[" + "0," * 2**23 + "0]", "values and lines"),
+}
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+YAML = {"laughs": LAUGHS, "deep YAML": "[" * 5000 + "]" * 5000, "long YAML": "- [0]\n" * 30_000}
+SPACES = " " * 200_000
+TREES = {
+    **YAML,
+    "a choice of 20,000 ranks": f"[[{'0, ' * 20_000}0]]",
+    "999 guesses in a row": '{"num_speculative_tokens": 999}',
+    "999 guesses in a row, as a flag": "--speculative-num-steps 999",
+    "30,000 choices": json.dumps([[i] for i in range(30_000)]),
+    "30,000 nodes of Neuron": json.dumps({str(i): [str(i + 1)] for i in range(30_000)}),
+    "30,000 paths in braces": ",".join(f"{{{i}}}" for i in range(30_000)),
+    "a number of 5,000 digits": f"[[{'1' * 5000}]]",
+    "5,000 digits in braces": f"{{{'1' * 5000}}}",
+    "5,000 digits in YAML": f"- [{'1' * 5000}]",
+    "a long file": "[" + " " * 2**21 + "]",
+    "words": "w" * 200_000,
+    "words and colons": "a:," * 60_000,
+    "open arguments": "--medusa-choices=" * 12_000,
+    "a key and spaces": f'key: "medusa_choices"{SPACES}value',
+    "a brace and spaces": f"{{{SPACES}x",
+    "nested calls": "f(" * 50_000,
+    "signs": "-" * 50_000 + "1",
+}
+LOGS = {
+    "vllm-metrics": "SpecDecoding metrics: Mean acceptance length: 1, Accepted: " * 20_000,
+    "llama-cpp": "statistics a: #gen drafts = 1, #acc drafts = " * 20_000,
+    "csv": "head," + "x" * 200_000 + "\n0,1\n",
+    "acceptance": "[" + "0," * 100_000 + "0]",
+    "recall": json.dumps({f"head_{i}": {"recall@1": 0.5} for i in range(9000)}),
+    "ranks": json.dumps({"ranks": [[0] * 30_000] * 2}),
+    "tensorrt-llm": "specDecodingStats" + "(" * 100_000,
+    "vllm-requests": json.dumps([[]] * (MOST_ROWS + 1)),
+}
 
 
-def log_of(kind):
-    return lambda folder: (folder / "x.txt").write_text(LOGS[kind])
+def packed_tensors(path):
+    """Zeros that torch never packs, packed."""
+    stored = path.with_name("stored.pt")
+    torch.save({"0.0.linear.weight": torch.zeros(MEGABYTE)}, stored)
+    with zipfile.ZipFile(stored) as file:
+        archive(path, {name: file.read(name) for name in file.namelist()})
 
 
-def long_trace(folder):
-    """A real trace of zeros, as long as an archive may be: the commands that read it must get by."""
-    ranks = np.zeros((2**21 - 2**12, 1), np.int16)
-    ranks[2**12 - 1 :: 2**12] = -2
-    np.savez_compressed(folder / "x.npz", ranks=ranks, starts=np.arange(0, len(ranks) + 1, 2**12))
+def model_with(file, change):
+    def write(path):
+        shutil.copytree(demo.MODEL, path)
+        known = json.loads((path / "config.json").read_text())
+        text = json.dumps({**known, **change}) if isinstance(change, dict) else change
+        (path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return write
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+SMALL_BATCH = ("--num-prompts", "2", "--max-new-tokens", "4")
+MODEL = ("calibrate", "--model", "x", "--drafter", "ngram", "--prompts", "p.jsonl", *SMALL_BATCH)
+PROMPTS = ("calibrate", "--model", "demo", *SMALL_BATCH, "--prompts")
+# Name: the command that reads the file x, the file's ending, what is in it or who writes it
+BOMBS = {
+    **{f"trace: {name}": (("search", "--calibration"), ".npz", content) for name, content in NPZ.items()},
+    **{f"JSON: {name}": (("search", "--calibration"), ".json", text) for name, (text, _) in JSON.items()},
+    **{f"tree: {name}": (("import-tree",), ".txt", text) for name, text in TREES.items()},
+    **{f"import: {kind}": (("import", "--from", kind), ".txt", text) for kind, text in LOGS.items()},
+    "import: many series": (
+        ("import",),
+        ".txt",
+        "".join(map('vllm:spec_decode_num_drafts_total{{engine="{}"}} 1.0\n'.format, range(20_000))),
+    ),
+    "import: packed tensors": (("import",), ".pt", packed_tensors),
+    "drafter: packed tensors": (("calibrate", *SMALL_BATCH, "--drafter"), ".pt", packed_tensors),
+    "model: a billion layers": (MODEL, "", model_with("config.json", {"num_hidden_layers": 10**9})),
+    "model: a trillion tokens": (MODEL, "", model_with("config.json", {"vocab_size": 10**12})),
+    "model: a header of an exabyte": (MODEL, "", model_with("model.safetensors", (2**60).to_bytes(8, "little"))),
+    "model: nested config": (MODEL, "", model_with("tokenizer_config.json", "[" * 10**6)),
+    "model: a template without an end": (MODEL, "", model_with("chat_template.jinja", ENDLESS)),
+    "model: a template that writes a book": (MODEL, "", model_with("chat_template.jinja", "{{ 'a' * 10000000 }}")),
+}
+
+
+def put(content, path):
+    if callable(content):
+        content(path)
+    elif isinstance(content, dict):
+        archive(path, content)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def use_model(path, rows):
+    found = load_target(str(path))
+    load_prompts(found, str(rows))
+
+
+def readers(command, path, rows):
+    """What reads the file for a command."""
+    if command[0] == "search":
+        return [load_result, load_json, read_tree, read_measurement][: 1 if path.suffix == ".npz" else 4]
+    if command[0] == "import":
+        kind = command[2] if len(command) > 1 else None
+        return [lambda path: read_measurement(path, kind), read_measurement]
+    if command[0] == "import-tree":
+        return [read_tree, import_tree]
+    if command[-1] == "--drafter":
+        return [lambda path: open_drafter(str(path), load_target(str(demo.MODEL)))]
+    return [lambda path: use_model(path, rows)]
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_by_its_readers(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.2)
+    command, ending, content = BOMBS[name]
+    rows, path = tmp_path / "p.jsonl", tmp_path / f"x{ending}"
+    rows.write_text('{"prompt": "a"}\n')
+    put(content, path)
+    for read in readers(command, path, rows):
+        with pytest.raises(InvalidInput) as refused:
+            read(path)
+        assert len(str(refused.value)) < 1000
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_json_says_which_bound_it_breaks(name, tmp_path):
+    text, said = JSON[name]
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(InvalidInput, match=said):
+        load_json(tmp_path / "x.json")
+    np.savez(tmp_path / "t.npz", ranks=[[0]], starts=[0, 1], meta=np.array(text[: 2**20]))
+    with pytest.raises(InvalidInput):
+        load_result(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("name", YAML)
+def test_yaml_is_read_within_bounds(name):
+    with pytest.raises(ValueError, match="YAML may"):
+        parse_yaml(YAML[name])
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.npz", "x.jsonl", "x.txt"])
+def test_what_is_no_file_is_not_waited_for(name, tmp_path):
+    """A pipe that nobody writes to, under every name that a reader takes."""
+    os.mkfifo(tmp_path / name)
+    for read in (load_result, read_measurement, read_tree, lambda path: load_prompts(PLAIN, str(path))):
+        with pytest.raises(InvalidInput):
+            read(tmp_path / name)
 
 
 def parquet_of(rows, value):
-    def write(folder):
+    def write(path):
         import pyarrow as pa
         from pyarrow import parquet
 
         column = pa.nulls(rows, pa.string())
         if value is not None:
             column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value]))
-        parquet.write_table(pa.table({"prompt": column}), folder / "x.parquet", compression="zstd")
+        parquet.write_table(pa.table({"prompt": column}), path, compression="zstd")
 
     return write
 
 
-def packed_tensors(folder):
-    torch.save({"0.0.linear.weight": torch.zeros(2**26)}, folder / "stored.pt")
-    with zipfile.ZipFile(folder / "stored.pt") as stored:
-        members = {name: stored.read(name) for name in stored.namelist()}
-    archive(folder / "x.pt", members)
-    (folder / "stored.pt").unlink()
+def long_trace(path):
+    """A real trace of zeros, as long as an archive may be: the commands that read it must get by."""
+    ranks = np.zeros((2**21 - 2**12, 1), np.int16)
+    ranks[2**12 - 1 :: 2**12] = -2
+    np.savez_compressed(path, ranks=ranks, starts=np.arange(0, len(ranks) + 1, 2**12))
 
 
-def model_with(file, text):
-    def write(folder):
-        shutil.copytree(demo.MODEL, folder / "model")
-        if file == "config.json":
-            text_of = json.dumps({**json.loads((folder / "model/config.json").read_text()), **text})
-            (folder / "model/config.json").write_text(text_of)
-        elif isinstance(text, bytes):
-            (folder / "model" / file).write_bytes(text)
-        else:
-            (folder / "model" / file).write_text(text)
-
-    return write
-
-
-SEARCH = ("search", "--calibration", "x.npz")
-TREE, SCORE = ("import-tree", "x.txt"), ("score", "x.txt", "--calibration", "vicuna-7b-medusa1")
-DEMO = ("calibrate", "--model", "demo", "--num-prompts", "2", "--max-new-tokens", "4", "--prompts")
-MODEL = ("calibrate", "--model", "model", "--drafter", "ngram", "--num-prompts", "2", "--max-new-tokens", "4")
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-ROW = '{"prompt": "a"}\n'
-BOMBS = {
-    **{f"trace: {name}": (SEARCH, npz_of(name)) for name in NPZ},
-    "trace: as long as may be": (SEARCH, long_trace),
-    **{f"calibration: {name}": (("search", "--calibration", "x.json"), json_of(name)) for name in JSON},
-    **{f"tree: {name}": (TREE, tree_of(name)) for name in TREES},
-    "tree: laughs": (SCORE, lambda folder: (folder / "x.txt").write_text(LAUGHS)),
-    **{f"import: {kind}": (("import", "x.txt", "--from", kind), log_of(kind)) for kind in LOGS},
-    "import: a hundred MB in a line": (
-        ("import", "x.txt"),
-        lambda folder: (folder / "x.txt").write_text("a" * (2**27 - 1)),
-    ),
-    "import: more than is read": (("import", "x.txt"), lambda folder: (folder / "x.txt").write_text("a" * (2**27 + 1))),
-    "import: lists": (("import", "x.txt"), lambda folder: (folder / "x.txt").write_text("[" + "[]," * 2**22 + "[]]")),
-    "import: lines": (("import", "x.txt"), lambda folder: (folder / "x.txt").write_text("[]\n" * 2**21)),
-    "import: a million series": (
-        ("import", "x.txt"),
-        lambda folder: (folder / "x.txt").write_text('vllm:spec_decode_num_drafts_total{e="1"} 1.0\n' * 10**6),
-    ),
-    "import: packed tensors": (("import", "x.pt"), packed_tensors),
+# Files of hundreds of megabytes, or that unpack to them; made when they are needed.
+LARGE = {
+    "trace: as long as may be": (("search", "--calibration"), ".npz", long_trace),
+    "import: a hundred MB in a line": (("import",), ".txt", lambda path: path.write_text("a" * (2**27 - 1))),
+    "import: more than is read": (("import",), ".txt", lambda path: path.write_text("a" * (2**27 + 1))),
+    "import: lists": (("import",), ".txt", lambda path: path.write_text("[" + "[]," * 2**22 + "[]]")),
+    "import: lines": (("import",), ".txt", lambda path: path.write_text("[]\n" * 2**21)),
     "latencies: a million rows": (
-        ("profile", "--from-csv", "x.csv"),
-        lambda folder: (folder / "x.csv").write_text("batch_size,size,step_ms\n" + "1,1,2.0\n" * 10**6),
+        ("profile", "--from-csv"),
+        ".csv",
+        lambda path: path.write_text("batch_size,size,step_ms\n" + "1,1,2.0\n" * 10**6),
     ),
-    "prompts: blank lines": (
-        (*DEMO, "x.jsonl.gz"),
-        lambda folder: (folder / "x.jsonl.gz").write_bytes(gzip.compress(b"\n" * 2**28)),
-    ),
+    "prompts: blank lines": (PROMPTS, ".jsonl.gz", lambda path: path.write_bytes(gzip.compress(b"\n" * 2**28))),
     "prompts: ten million rows": (
-        (*DEMO, "x.jsonl.gz"),
-        lambda folder: (folder / "x.jsonl.gz").write_bytes(gzip.compress(ROW.encode() * SIZES["rows"])),
+        PROMPTS,
+        ".jsonl.gz",
+        lambda path: path.write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 10**7)),
     ),
-    "prompts: one line": ((*DEMO, "x.txt"), lambda folder: (folder / "x.txt").write_text("a" * 2**28)),
-    "prompts: one text": ((*DEMO, "x.json"), lambda folder: (folder / "x.json").write_text('["' + "a" * 2**27 + '"]')),
-    "prompts: one cell": ((*DEMO, "x.csv"), lambda folder: (folder / "x.csv").write_text('prompt\n"' + "a" * 2**27)),
-    "prompts: a value in every row": ((*DEMO, "x.parquet"), parquet_of(20_000, "x" * 2**20)),
-    "prompts: nulls": ((*DEMO, "x.parquet"), parquet_of(10**7, None)),
-    "drafter: packed tensors": ((*DEMO[:-1], "--drafter", "x.pt"), packed_tensors),
-    "model: a billion layers": (MODEL, model_with("config.json", {"num_hidden_layers": 10**9})),
-    "model: a trillion tokens": (MODEL, model_with("config.json", {"vocab_size": 10**12})),
-    "model: a header of an exabyte": (MODEL, model_with("model.safetensors", (2**60).to_bytes(8, "little"))),
-    "model: nested config": (MODEL, model_with("tokenizer_config.json", "[" * 10**6)),
-    "model: a template without an end": ((*MODEL, "--prompts", "p.jsonl"), model_with("chat_template.jinja", ENDLESS)),
-    "model: a template that writes a book": (
-        (*MODEL, "--prompts", "p.jsonl"),
-        model_with("chat_template.jinja", "{{ 'a' * 10000000 }}"),
-    ),
+    "prompts: one line": (PROMPTS, ".txt", lambda path: path.write_text("a" * 2**28)),
+    "prompts: one text": (PROMPTS, ".json", lambda path: path.write_text('["' + "a" * 2**27 + '"]')),
+    "prompts: one cell": (PROMPTS, ".csv", lambda path: path.write_text('prompt\n"' + "a" * 2**27)),
+    "prompts: a value in every row": (PROMPTS, ".parquet", parquet_of(20_000, "x" * 2**20)),
+    "prompts: nulls": (PROMPTS, ".parquet", parquet_of(10**7, None)),
 }
 HARMLESS = ("trace: as long as may be",)  # may be read, within the bounds
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_bombs_are_defused(name, tmp_path):
-    command, write = BOMBS[name]
-    write(tmp_path)
-    (tmp_path / "p.jsonl").write_text(ROW)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*BOMBS, *LARGE])
+def test_a_bomb_is_defused_at_the_command_line(name, tmp_path):
+    command, ending, content = {**BOMBS, **LARGE}[name]
+    put(content, tmp_path / f"x{ending}")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    words = [*command, *([f"x{ending}"] if ending else []), *(["--run", "run"] * (command[0] != "import-tree"))]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with (tmp_path / "said").open("wb") as said:
-        words = [sys.executable, "-m", "treeopt.cli", *command, *(["--run", "run"] * (command[0] != "import-tree"))]
-        process = subprocess.Popen(words, cwd=tmp_path, stdout=said, stderr=said, env=environment)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "treeopt.cli", *words], cwd=tmp_path, stdout=said, stderr=said, env=environment
+        )
         _, status, used = os.wait4(process.pid, 0)
     text = (tmp_path / "said").read_text(errors="replace")
     assert "Traceback" not in text, text[-2000:]
@@ -154,3 +299,88 @@ def test_bombs_are_defused(name, tmp_path):
     assert text.count("\n") <= 3 or name in HARMLESS, text[-2000:]
     assert used.ru_maxrss / 1024 < MEGABYTES
     assert used.ru_utime + used.ru_stime < SECONDS + 8, "eight of them for starting torch on a busy machine"
+
+
+# At the bounds, and just beyond
+
+
+def test_json_at_the_bounds_is_read():
+    assert loads("[" * MOST_NESTED + "]" * MOST_NESTED)
+    assert loads(f"[{2**63 - 1}, -1e308, null]") == [2**63 - 1, -1e308, None]
+    assert loads("null") is None
+    assert loads('["\\ud83d\\ude00"]') == ["\U0001f600"]  # two halves are a character
+
+
+def test_arrays_that_nobody_asked_for_are_not_read(tmp_path):
+    path = archive(tmp_path / "t.npz", {**SMALL, "other.npy": member(f"({2**40},)"), "note.txt": b"hello"})
+    assert load_result(path).num_heads == 1
+    assert npz.names(path) == {"ranks", "starts", "other"}
+
+
+def test_the_largest_tree_is_read_and_diagnosed():
+    comb = [[rank] + [0] * depth for rank in range(256) for depth in range(16)]
+    found = diagnose(json.dumps(comb, separators=(",", ":")))
+    assert (len(found.tree), found.tree.depth) == (MOST_NODES + 1, 16)
+    for larger in (lambda: Tree.from_choices([*comb, [256]]), lambda: Tree.dense([10**9])):
+        with pytest.raises(InvalidInput, match="nodes"):
+            larger()
+    with pytest.raises(InvalidInput, match="256 deep"):
+        Tree.chain(MOST_DEPTH + 1)
+
+
+@pytest.mark.parametrize("limit", [{"budget": MOST_NODES + 1}, {"max_depth": 257}, {"max_rank": 32768}])
+def test_limits_are_those_of_trees(limit):
+    with pytest.raises(InvalidInput, match="must be at most"):
+        Limits(**limit)
+
+
+def test_texts_in_lists_stay_as_they_are():
+    document = {"a [ b ]": ["[  1,  2 ]", [1, 2.5, None], []], "n": np.array([[1, 2]]), 3: {}, "t": [True]}
+    read = json.loads(to_json(document))
+    assert read == {"a [ b ]": ["[  1,  2 ]", [1, 2.5, None], []], "n": [[1, 2]], "3": {}, "t": [True]}
+    assert "\n    [1, 2.5, null],\n" in to_json(document)
+
+
+def test_rows_are_counted_as_they_are_read():
+    assert len(list(limit_rows(range(MOST_ROWS), "x"))) == MOST_ROWS
+    with pytest.raises(InvalidInput, match="131,072 rows"):
+        list(limit_rows(range(MOST_ROWS + 1), "x"))
+
+
+def test_tensors_are_not_taken_more_often_than_fits(tmp_path):
+    torch.save([torch.zeros(1000, 1000, dtype=torch.bool)] * 100, tmp_path / "hits.pt")
+    with pytest.raises(InvalidInput, match="256 MiB"):
+        read_measurement(tmp_path / "hits.pt")
+
+
+def model_that_says(folder, **changes):
+    model_with("config.json", changes)(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 10**9}, "may have 1000 layers"),
+        ({"vocab_size": 10**12}, "more than these files can hold"),
+        ({"num_hidden_layers": 40}, "lacks .* of them"),
+        ({"hidden_size": "x"}, "hidden_size"),
+        ({"eos_token_id": [[1]]}, "eos_token_id"),
+    ],
+)
+def test_a_config_of_another_model_is_refused_at_once(tmp_path, changes, said):
+    folder = model_that_says(tmp_path / "copy", **changes)
+    with pytest.raises(InvalidInput, match=said):
+        load_target(folder)
+    if "1000" in said:
+        with pytest.raises(InvalidInput, match=said):
+            random_target(folder, dtype=None, device="cpu", seed=0)
+
+
+def test_numbers_of_configs_may_be_long(tmp_path):
+    assert load_target(model_that_says(tmp_path / "copy", model_max_length=10**30)).num_layers
+
+
+@pytest.mark.parametrize(("said", "ids"), [([2, -1], {2}), (-1, set())])
+def test_an_end_token_of_minus_one_is_none(said, ids):
+    assert eos_ids(SimpleNamespace(config=SimpleNamespace(eos_token_id=said)), None) == ids

@@ -109,6 +109,6 @@ def test_of_several_templates_the_default_is_taken(tmp_path):
 def test_a_template_that_never_ends_is_refused_before_any_prompt(tmp_path, monkeypatch, template, did):
     monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.2)
     bad = target_of(byte_tokenizer(template))
-    with pytest.raises(InvalidInput, match=f"chat template {did} for one word: leave it out with --no-chat-template"):
+    with pytest.raises(InvalidInput, match=f"chat template {did} for one word: leave it out with chat_template=False"):
         load(tmp_path, [{"prompt": "Hi"}], bad)
     assert load(tmp_path, [{"prompt": "Hi"}], bad, chat_template=False).conversations

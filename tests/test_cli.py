@@ -13,8 +13,11 @@ import pytest
 from treeopt import demo
 from treeopt.growth.replay import replay
 from treeopt.pipeline import decoding
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
+from treeopt.trees.draft import draft_tree
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke, tiny_model, treeopt
@@ -28,12 +31,18 @@ def line(own_demo_run):
     return own_demo_run
 
 
+def benched(run, *options, batch_size=1):
+    """The contenders of treeopt bench."""
+    treeopt("bench", "--run", run, "--rounds", "1", "--batch-size", batch_size, *options)
+    return Benchmark.load(RunDirectory(run).bench_of(batch_size)).contenders
+
+
 def test_the_line_writes_its_files_and_predicts(line):
     plan = Plan.load(line / "plan.json")
     assert [entry.batch_size for entry in plan.entries] == [1, 2]
     for entry in plan.entries:
-        assert 1 <= entry.size <= 16
-        assert entry.tokens_per_step_stderr is not None
+        assert 1 <= entry.chosen.size <= 16
+        assert entry.chosen.stderr.tokens_per_step is not None
         assert None not in vars(entry.predicted).values()
     provenance = json.loads((line / "profile.json").read_text())["provenance"]
     assert provenance["model"] == "treeopt demo model"
@@ -50,18 +59,16 @@ def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line, monkey
     entry = Plan.load(line / "plan.json").entries[0]
     verified = entry.verified
     assert verified is not None
-    assert (entry.size, entry.depth) == (verified.size, verified.depth)
-    by_speed = {f.size: f.speedup.value for f in verified.finalists}
-    assert entry.size == max(by_speed, key=by_speed.get)
+    best = max(verified.finalists, key=lambda figure: figure.speedup or 0.0)
+    assert entry.chosen.draft == best.draft == verified.afresh.draft
     assert most is None or verified.prompts == most // 2
-    assert verified.afresh.size == entry.size
-    assert verified.afresh.tokens_per_s not in [f.tokens_per_s for f in verified.finalists]
+    assert verified.afresh.tokens_per_s not in [figure.tokens_per_s for figure in verified.finalists]
 
 
 def test_search_for_a_mix_of_loads_gives_one_tree(line, tmp_path):
     document = json.loads(treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1:0.7,2:0.3", "--json"))
     assert document["constraint"]["mix"] == {"1": 0.7, "2": 0.3}
-    assert document["entries"][0]["medusa_choices"] == document["entries"][1]["medusa_choices"]
+    assert document["entries"][0]["chosen"]["draft"] == document["entries"][1]["chosen"]["draft"]
     assert "positive share" in treeopt("search", "--run", line, "--batch-size", "1:0,2:1", code=2)
 
 
@@ -76,54 +83,26 @@ def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):
     trace.save(line / "trace.npz")
     tree = tmp_path / "mine.json"
     tree.write_text("[[0], [1], [0, 0], [0, 2], [0, 0, 0], [3]]")
-    document = json.loads(
-        treeopt(
-            "bench",
-            "--run",
-            line,
-            "--prompts",
-            "trace",
-            "--tree",
-            tree,
-            "--rounds",
-            "1",
-            "--json",
-            "--dtype",
-            "float64",
-        )
+    contenders = benched(line, "--prompts", "trace", "--tree", tree, "--dtype", "float64")
+    assert (
+        {"plain", "chosen", "mc_sim_7b_63", "chain", "budget", "mine"}
+        >= {c.name for c in contenders}
+        >= {"plain", "mine"}
     )
-    names = [c["name"] for c in document["contenders"]]
-    assert names == ["plain", "chosen", "mc_sim_7b_63", "chain", "budget", "mine"]
-    for contender in document["contenders"]:
-        steps = replay(trace, Tree.from_choices(contender["medusa_choices"])).steps
-        assert [s["steps"] for s in contender["sequences"]] == steps.tolist()
-        assert contender["identical"] == contender["compared"] == trace.num_sequences
-        assert contender["passes"] == contender["steps"] + trace.num_sequences  # batch size 1: and prefills
+    for contender in contenders:
+        steps = replay(trace, draft_tree(contender.draft)).steps
+        assert [answer.steps for answer in contender.sequences] == steps.tolist()
+        assert contender.identical == contender.compared == trace.num_sequences
+        assert contender.passes == contender.steps + trace.num_sequences  # batch size 1: and prefills
 
 
 @pytest.mark.long
 def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_path):
     tree = tmp_path / "wide.json"
     tree.write_text(json.dumps([[rank] for rank in range(60)]))
-    document = json.loads(
-        treeopt(
-            "bench",
-            "--run",
-            line,
-            "--tree",
-            tree,
-            "--rounds",
-            "1",
-            "--num-prompts",
-            "2",
-            "--dtype",
-            "float64",
-            "--json",
-        )
-    )
-    wide = document["contenders"][-1]
-    assert wide["predicted_tokens_per_step"] is None
-    assert wide["replayed_steps"] == wide["steps"]
+    wide = benched(line, "--tree", tree, "--num-prompts", "2", "--dtype", "float64")[-1]
+    assert wide.predicted.replayed is None
+    assert wide.replayed_steps == wide.steps
     taken = tmp_path / "plain.json"
     taken.write_text("[[0]]")
     assert "is taken" in treeopt("bench", "--run", line, "--tree", taken, code=1)
@@ -131,7 +110,6 @@ def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_
 
 def test_nobodys_code_is_trusted_because_a_file_says_so(line):
     from treeopt.pipeline.session import resolve
-    from treeopt.records.rundir import RunDirectory
 
     trace = RankTrace.load(line / "trace.npz")
     evil = {"model": "somebody/evil", "drafter": "x", "trust_remote_code": True, "bogus": "1"}
@@ -141,15 +119,12 @@ def test_nobodys_code_is_trusted_because_a_file_says_so(line):
 
 
 def test_bench_holds_its_prompts_out(line):
-    document = json.loads(
-        treeopt("bench", "--run", line, "--num-prompts", "3", "--rounds", "1", "--batch-size", "2", "--json")
-    )
+    contenders = benched(line, "--num-prompts", "3", batch_size=2)
     seen = set(RankTrace.load(line / "trace.npz").meta["prompt_sha256"])
-    for contender in document["contenders"]:
-        assert len(contender["sequences"]) == 3
-        assert not seen & {s["id"] for s in contender["sequences"]}
-        assert contender["batch_size"] == 2
-        assert contender["tokens"] == sum(s["tokens"] - 1 for s in contender["sequences"])
+    for contender in contenders:
+        assert len(contender.sequences) == 3
+        assert not seen & {answer.id for answer in contender.sequences}
+        assert contender.batch_size == 2
 
 
 def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
@@ -162,8 +137,9 @@ def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
     for k in range(ranks.shape[1]):
         column = ranks[keep, k]
         assert calibration["trials"][k] == int((column != -2).sum())
-        assert calibration["hits"][k] == [int((column == r).sum()) for r in range(calibration["top_k"])]
-    nodes = {tuple(p) for p in json.loads((line / "plan.json").read_text())["entries"][0]["medusa_choices"]}
+        assert calibration["hits"][k] == [int((column == r).sum()) for r in range(calibration["shown"]["top_k"])]
+    chosen = json.loads((line / "plan.json").read_text())["entries"][0]["chosen"]["draft"]
+    nodes = {tuple(path) for path in chosen.get("medusa_choices", [])}
     steps = 0
     for begin, end in itertools.pairwise(starts):
         t = begin
@@ -205,7 +181,7 @@ def test_export_and_show(line, tmp_path):
     )  # one sequence at a time, for batch size 1
     assert "rows" in treeopt("show", "--run", run)
     shown = json.loads(treeopt("show", "--run", run, "--batch-size", 2, "--json"))
-    assert shown["medusa_choices"] == Plan.load(run / "plan.json").entry(2).medusa_choices
+    assert shown["medusa_choices"] == Plan.load(run / "plan.json").entry(2).tree.choices
 
 
 @pytest.mark.long
@@ -384,7 +360,7 @@ def test_help_imports_nothing_heavy():
 
 def test_the_core_imports_no_torch():
     code = (
-        "import sys, treeopt.pipeline, treeopt.export, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.shipped\n"
+        "import sys, treeopt.pipeline, treeopt.engines, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.shipped\n"
         "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx'}\n"
         "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.files.writing import discard
-from treeopt.growth.heldout import folds
+from treeopt.growth.heldout import folds, rates_by_group
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration, prefix_states
@@ -246,7 +246,7 @@ def test_groups_add_up_to_the_whole():
     assert (sum(g["hits"] for g in groups.values()) == calibration.hits).all()
     assert (sum(g["trials"] for g in groups.values()) == calibration.trials).all()
     held_out = source_of(trace).crossfit(Limits(6, shape="any"), "joint")
-    rates = held_out.by_group(6, trace)
+    rates = rates_by_group(held_out.steps[5], held_out.tokens, trace)
     even = trace.clusters % 2 == 0
     tokens, steps = (trace.lengths - 1)[even].sum(), held_out.steps[5][::2].sum()
     assert rates["even"][0] == pytest.approx(tokens / steps)
@@ -278,9 +278,9 @@ def test_states_of_a_path_begin_with_it():
 
 
 def test_speedups_of_groups_are_of_their_own_blocks(tmp_path):
-    from .test_mutations import write_bench
+    from .test_damage import save_bench
 
-    write_bench(tmp_path / "b.json")
+    save_bench(tmp_path / "b.json")
     bench = Benchmark.load(tmp_path / "b.json")
     assert bench.groups == ["a"]
     assert bench.tokens_per_step("chosen", "a") == (1.0, 1)

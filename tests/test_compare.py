@@ -14,15 +14,14 @@ from treeopt.growth.drift import SURVIVAL, TOP_1, holm, reach, shifts
 from treeopt.growth.heldout import folds
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
-from treeopt.growth.source import source_of
-from treeopt.planning.compared import Setting, winner
-from treeopt.planning.groups import Grouped, least_bad, mixed
+from treeopt.planning.compared import DrafterFigure, winner
+from treeopt.planning.groups import Grouped, group_losses
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import drawn_accept, plan_losses, tokens_of
 from treeopt.planning.request import PlanRequest
-from treeopt.records.benchmark import Ratio
 from treeopt.records.bootstrap import conversation_draws
 from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.figure import Figure, Intervals
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.shapes import Limits
@@ -150,14 +149,11 @@ def test_a_plan_for_other_traffic_loses_what_can_be_worked_out():
     """One guess: rank 0 is always right in A, rank 1 in B. A's plan takes 12 steps on B, B's own 6."""
     plan = plan_trees(constant([0]), request=PlanRequest(Limits(2)))
     (found,) = plan_losses(replace(plan, constraint=None), constant([1]))
-    assert (found.size, found.tokens_per_step, found.best_tokens_per_step) == (
-        2,
-        1.0,
-        1.0,
-    )  # siblings: rank 0 comes first
+    assert found.reached.size == 2
+    assert found.reached.tokens_per_step == found.best.tokens_per_step == 1.0, "siblings: rank 0 comes first"
     wide = replace(plan, constraint=replace(plan.constraint, shape="any"))
     (found,) = plan_losses(wide, constant([1]))
-    assert (found.best_tokens_per_step, found.loss.share, found.loss.stderr) == (2.0, 0.5, 0.0)
+    assert (found.best.tokens_per_step, found.loss.share, found.loss.stderr) == (2.0, 0.5, 0.0)
     (same,) = plan_losses(wide, constant([0]))
     assert (same.loss.share, same.loss.interval95) == (0.0, (0.0, 0.0))
 
@@ -180,15 +176,16 @@ def test_the_best_is_grown_on_other_conversations_and_chosen_by_others(seed):
         for d, n in keys:
             tree = grow(trace.select(train), Limits(4, d), objective="joint").tree(n)
             steps[d, n][test] = replay(trace.select(test), tree).steps
+    steps |= {("chain", n): replay(trace, Tree.chain(n - 1)).steps for n in (2, 3)}
     spent = 0.0
     for rest, test in folds(trace):
-        best = min(keys, key=lambda key: steps[key][rest].sum() * ms[key[1]])
+        best = min(steps, key=lambda key: steps[key][rest].sum() * ms[key[1]])
         spent += steps[best][test].sum() * ms[best[1]]
     entry = plan.entries[0]
     ours = replay(trace, entry.tree)
-    assert found.loss.share == pytest.approx(1 - spent / (ours.steps.sum() * ms[entry.size]))
+    assert found.loss.share == pytest.approx(1 - spent / (ours.steps.sum() * ms[entry.chosen.size]))
     assert found.loss.interval95[0] <= found.loss.interval95[1]
-    assert found.tokens_per_step == pytest.approx(ours.tokens_per_step)
+    assert found.reached.tokens_per_step == pytest.approx(ours.tokens_per_step)
 
 
 def test_counts_without_conversations_give_a_loss_with_an_interval():
@@ -213,54 +210,33 @@ def test_the_spread_of_drawn_counts_is_the_error_that_an_engine_s_requests_have(
 # Groups.
 
 
-def test_the_least_bad_plan_of_two_groups_by_hand():
-    """3 rows. x: best guesses two deep, 3 tokens a step with (0), (0, 0), but 2 with (0), (1). y: second guess, one deep.
+def test_the_losses_of_two_groups_by_hand():
+    """3 rows. x: best guesses two deep, 3 tokens a step with (0), (0, 0). y: second guess, one deep.
 
-    Grown on all, x counts more and y gets 1 token a step, half of what it could. With (0), (1) x loses a third, y nothing.
+    Grown on all, x counts more and y gets 1 token a step, half of what it could.
     """
     x, y = constant([0, 0], n=55), constant([1, 3], n=20)  # no fold has too few of y
     trace = grouped(x=x, y=y)
     request = PlanRequest(Limits(3, max_rank=1, shape="any"), objective="joint")
     shared = plan_trees(trace, request=request)
-    assert shared.entries[0].medusa_choices == [[0], [0, 0]]
-    found = least_bad(shared, trace, None)
-    losses = {one.group: (one.shared.share, one.minimax.share) for one in found.losses}
-    assert losses["x"] == pytest.approx((0.0, 1 / 3), abs=1e-9)
-    assert losses["y"] == pytest.approx((0.5, 0.0), abs=1e-9)
-    plan = plan_trees(found.record, request=request, take=found.take)
-    assert plan.entries[0].medusa_choices == [[0], [1]]
-    assert plan.entries[0].tokens_per_step == pytest.approx(2.0)  # of the answers as they came
-
-
-@examples(20)
-@given(st.integers(0, 2**32))
-def test_a_mix_grows_on_repeated_answers_and_judges_each_once(seed):
-    rng = np.random.default_rng(seed)
-    trace = random_trace(rng, rng.integers(3, 12, 6), 3, 4)
-    times = rng.integers(1, 4, trace.num_sequences)
-    mix = mixed(trace, times)
-    assert mix.repeated().lengths.tolist() == np.repeat(trace.lengths, times).tolist()
-    assert mix.repeated().clusters.max() == trace.num_sequences - 1
-    part = np.array([1, 0])
-    assert mix.select(part).repeated().num_sequences == times[part].sum()
-    once = mixed(trace, np.ones(trace.num_sequences, dtype=int))
-    ours, theirs = (source_of(one).crossfit(Limits(4), "joint") for one in (once, trace))
-    assert ours.family.paths == theirs.family.paths
-    assert ours.steps.tolist() == theirs.steps.tolist()
+    assert shared.entries[0].tree.medusa_choices == [[0], [0, 0]]
+    losses = {one.group: one.shared.share for one in group_losses(shared, trace, None)}
+    assert losses == pytest.approx({"x": 0.0, "y": 0.5}, abs=1e-9)
 
 
 def test_a_trace_without_groups_has_none_to_compare():
-    with pytest.raises(InvalidInput, match="--group-by"):
+    with pytest.raises(InvalidInput, match="group_by"):
         Grouped.of(constant([0]))
 
 
 # Drafters.
 
 
-def setting(name: str, value: float, low: float | None, high: float | None) -> Setting:
-    ratio = Ratio(value=value, low=low, high=high)
-    return Setting(drafter=name, batch_size=1, size=2, depth=1, medusa_choices=[[0]], setting="", tokens_per_step=1.5,
-                   tokens_per_step_stderr=0.1, step_ms=3.0, speedup=ratio, is_measured=True)  # fmt: skip
+def setting(name: str, value: float, low: float | None, high: float | None) -> DrafterFigure:
+    ends = None if low is None else (low, high)
+    figure = Figure(draft=Tree.chain(1), batch_size=1, tokens_per_step=1.5, step_ms=1.5, plain_ms=value,
+                    interval95=Intervals(speedup=ends))  # fmt: skip
+    return DrafterFigure(drafter=name, figure=figure, setting="", is_measured=True)
 
 
 def test_the_winner_is_the_fastest_and_names_what_it_is_not_told_from():
@@ -350,8 +326,7 @@ def test_results_are_compared_in_python_and_show_themselves():
     assert "One plan" in groups._repr_html_()
 
 
-@pytest.mark.parametrize("mode", ["own", "minimax"])
-def test_groups_get_plans_wherever_their_names_point(files, mode):
+def test_groups_get_plans_wherever_their_names_point(files):
     """A group's folder lies in the run's, whatever the group is called."""
     run = treeopt.RunDirectory(files / "run")
     parts = {"../../x": constant([0, 0], n=60), "$(touch x)": constant([1, 3], n=10), "few": constant([0, 0], n=2)}
@@ -360,15 +335,13 @@ def test_groups_get_plans_wherever_their_names_point(files, mode):
     trace = replace(trace, meta={**trace.meta, "prompt_sha256": hashes})
     run.replace_accuracies(Calibration.from_trace(trace), trace)
     LatencyProfile.load(files / "profile.json").save(run.profile)
-    said = invoke("search", "--run", run.path, "--for-groups", mode, "--max-depth", 2, "--budget", 4, "--batch-size", 1)
-    if mode == "minimax":
-        assert "loses" in said.stderr
+    invoke("search", "--run", run.path, "--for-groups", "own", "--max-depth", 2, "--budget", 4, "--batch-size", 1)
     folders = {path.name for path in (run.path / "groups").glob("*")}
-    assert folders == ({"touch-x", "x"} if mode == "own" else set())
+    assert folders == {"touch-x", "x"}
     for folder in folders:
         own = treeopt.RunDirectory(run.path / "groups" / folder)
         assert set(own.read_plan().inputs) == {"trace.npz", "profile.json"}
         assert own.read_trace().num_sequences in (60, 10)
     assert {path.name for path in files.iterdir()} == {"old.npz", "same.npz", "new.npz", "profile.json", "run"}
-    for words in (("--for-groups", "all"), ("--for-groups", mode, "--calibration", files / "old.npz")):
+    for words in (("--for-groups", "all"), ("--for-groups", "own", "--calibration", files / "old.npz")):
         invoke("search", "--run", run.path, *words, "--budget", 4, code=1)

@@ -34,7 +34,7 @@ def test_a_run_is_as_good_as_itself(demo_run):
     assert "in-sample" in found.stderr
     by_plan = invoke("compare", demo_run / "plan.json", demo_run / "trace.npz", "--batch-size", 2, "--json")
     document = json.loads(by_plan.stdout)
-    assert [one["batch_size"] for one in document["losses"]] == [2]
+    assert [one["reached"]["batch_size"] for one in document["losses"]] == [2]
     assert not document["different"]
 
 
@@ -57,11 +57,11 @@ def test_drafters_have_a_table_and_a_picture(two, tmp_path, monkeypatch):
     assert picture.read_bytes().startswith(b"\x89PNG")
     document = json.loads(invoke("compare", *two, "--json", "--batch-size", 2).stdout)
     entry = Plan.load(two[0] / "plan.json").entry(2)
-    assert [(one["drafter"], one["step_ms"]) for one in document["settings"]] == [
-        ("medusa", entry.step_ms),
-        ("hydra", entry.step_ms),
+    assert [(one["drafter"], one["figure"]["step_ms"]) for one in document["settings"]] == [
+        ("medusa", entry.chosen.step_ms),
+        ("hydra", entry.chosen.step_ms),
     ]
-    assert document["settings"][0]["speedup"]["value"] == entry.speedup
+    assert document["settings"][0]["figure"]["shown"]["speedup"] == entry.chosen.speedup
     assert ".png or .svg" in invoke("compare", *two, "--picture", tmp_path / "x.gif", code=1).stderr
 
 

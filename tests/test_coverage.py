@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.coverage import COVERAGE, grow_coverage
-from treeopt.growth.probed import coverage, guess_counts, independent_tokens, replay_probe, tokens_of_trees
+from treeopt.growth.heldout import rates_by_group
+from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, independent_tokens, tokens_of_trees, useful
+from treeopt.growth.replay import Replay
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -22,6 +23,19 @@ from treeopt.trees.tree import Tree, TreeFamily
 
 from .conftest import trees
 from .test_planner import staircase
+
+
+def replay_probe(probe: Probe, tree: Tree) -> Replay:
+    """Steps and tokens of every sequence with one tree."""
+    tokens = tokens_of_trees(probe, tree.paths, np.ones((1, len(tree)), dtype=bool))[0]
+    return Replay(np.diff(probe.starts), tokens)
+
+
+def coverage(probe: Probe, tree: Tree) -> float:
+    """1 + mean depth of the deepest accepted node, nodes after the end of an answer left out: what growth maximises."""
+    nodes = [i for i, path in enumerate(probe.tree.paths) if path in tree.paths]
+    depths = np.where(useful(probe)[:, nodes], probe.tree.depths[nodes], 0).max(1)
+    return 1 + float(depths.mean()) if len(depths) else 1.0
 
 
 def random_probe(rng, tree, steps, *, ends=0.05, policy=None) -> Probe:
@@ -255,7 +269,7 @@ def test_figures_of_a_probe_are_held_out(probe):
     guesses = source_of(probe).held_out_shares(held_out, 12)
     assert guesses.sum() == pytest.approx(1)
     assert 1 + guesses @ np.arange(len(guesses)) >= rates.replayed
-    groups = held_out.by_group(12, probe)
+    groups = rates_by_group(held_out.steps[11], held_out.tokens[11], probe)
     steps = [np.diff(probe.starts)[probe.group == g].sum() for g in (0, 1)]
     assert sum(n * groups[name][0] for n, name in zip(steps, "ab", strict=True)) == pytest.approx(
         held_out.tokens[11].sum()
@@ -274,13 +288,14 @@ def test_a_plan_can_be_made_of_a_probe(probe):
         for size, rate in zip(held_out.family.sizes, held_out.tokens_per_step, strict=True):
             best = max(best, 1e3 * rate / cost(size))
     assert plan.objective == "coverage"
-    assert entry.tokens_per_s == pytest.approx(best, rel=0.005)
-    assert entry.size % 8 == 0
-    assert entry.predicted.joint is None
-    assert entry.predicted.product > 1
-    assert entry.predicted.steps == len(probe.accepted)
+    assert entry.chosen.tokens_per_s == pytest.approx(best, rel=0.005)
+    assert entry.chosen.size % 8 == 0
+    assert entry.basis.joint is None
+    assert entry.basis.product > 1
+    assert entry.basis.steps == len(probe.accepted)
     chains = [replay_probe(probe, Tree.chain(depth)).tokens_per_step for depth in (1, 2, 3)]
-    assert entry.best_chain.tokens_per_step == pytest.approx(chains[entry.best_chain.depth - 1])
+    chain = entry.best("chain")
+    assert chain.tokens_per_step == pytest.approx(chains[chain.depth - 1])
     assert any("approximate" in warning for warning in entry.warnings)
     assert list(entry.groups) == ["a", "b"]
 

@@ -14,9 +14,9 @@ from treeopt.growth.replay import accepted_counts, replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import follow
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.decode import Decoder, Setup, decode
+from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.medusa import MedusaDraft, count_ranks
-from treeopt.runtime.drafters.protocol import Answer
+from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.measure.ranks import Counts, collect_trace
 from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.stop import StopRule
@@ -117,14 +117,6 @@ class Oracle:
         return MedusaDraft(self)
 
 
-def test_the_context_ends_a_sequence(target, heads):
-    prompt = [1 + i % 30 for i in range(CONTEXT - 10)]
-    stop = StopRule(frozenset(), 50, at_loops=False)
-    (row,) = decode(target, heads, [prompt], Tree.dense([3, 2]), batch_size=1, stop=stop)
-    assert row.end is End.CONTEXT
-    assert len(prompt) + len(row.tokens) == CONTEXT
-
-
 @pytest.mark.parametrize("prompt", [[], [1] * CONTEXT])
 def test_prompts_without_room_are_refused(target, heads, prompt):
     with pytest.raises(InvalidInput, match="1 to 95 tokens"):
@@ -159,7 +151,7 @@ def test_counted_ranks_are_places_among_the_candidates(target, seed, dtype):
 
 def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials(target):
     for end, beyond in ((End.EOS, -1), (End.LIMIT, -2), (End.LOOP, -2), (End.CONTEXT, -2)):
-        answer = Answer([1], [4, 5, 6], end, torch.empty(0))
+        answer = GivenText([1], [4, 5, 6], end, torch.empty(0))
         assert answer.labels(3).tolist() == [[5, 6, beyond], [6, beyond, beyond], [-2, -2, -2]]
 
 
@@ -180,20 +172,6 @@ def test_acceptance_follows_the_targets_choices(tree, seed):
                 break
             node = int(found[0])
         assert last[row] == node
-
-
-def test_the_tree_may_change_from_step_to_step(target, heads):
-    stop = StopRule(frozenset(), 30, at_loops=False)
-    decoder = Decoder(Setup(target, heads, stop), batch_size=2, capacity=40, most_nodes=9)
-    decoder.start(enumerate([[1, 2, 3], [4, 5]]))
-    decoder.refill()
-    for i in range(60):
-        if decoder.is_done:
-            break
-        decoder.step([None, Tree.chain(2), Tree.dense([2, 3])][i % 3])
-    plain = decode(target, None, [[1, 2, 3], [4, 5]], batch_size=1, stop=stop)
-    finished = sorted(decoder.finished, key=lambda row: row.id)
-    assert [row.tokens for row in finished] == [row.tokens for row in plain]
 
 
 @pytest.mark.parametrize("few", [0, 99])

@@ -23,7 +23,7 @@ from treeopt.runtime.drafters.draft_model import (
     load_draft_model,
 )
 from treeopt.runtime.drafters.open import open_drafter
-from treeopt.runtime.drafters.protocol import Answer, TreeTensors
+from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
@@ -156,13 +156,13 @@ def test_guesses_are_those_of_whole_passes(drafter, tree, seed):
     assert all(parts == [f"draft {depth}" for depth in range(tree.depth)] for parts in marks)
 
 
-def answer_of(seed: int, end: End = End.LIMIT, vocab_size: int = VOCABULARY) -> Answer:
+def answer_of(seed: int, end: End = End.LIMIT, vocab_size: int = VOCABULARY) -> GivenText:
     rng = random.Random(seed)
     prompt, tokens = ([rng.randrange(vocab_size) for _ in range(rng.randint(1, 12))] for _ in range(2))
-    return Answer(prompt, tokens, end, torch.zeros(len(tokens), 5))
+    return GivenText(prompt, tokens, end, torch.zeros(len(tokens), 5))
 
 
-def expected_ranks(answers: list[Answer], num_heads: int, top_k: int, ranked: Ranked) -> list[list[list[int]]]:
+def expected_ranks(answers: list[GivenText], num_heads: int, top_k: int, ranked: Ranked) -> list[list[list[int]]]:
     tables = [answer.labels(num_heads).tolist() for answer in answers]
     asked = [
         (i, t, k)
@@ -194,7 +194,7 @@ def test_ranks_are_places_among_the_guesses_of_whole_passes(drafter, seeds, end,
 def test_a_text_beyond_the_context_has_misses_and_no_guesses():
     drafter = DRAFTERS["short context"]()
     known = DRAFTERS["other"]()  # the same weights but for the places
-    answer = Answer([7] * 10, list(range(10, 20)), End.LIMIT, torch.zeros(10, 5))
+    answer = GivenText([7] * 10, list(range(10, 20)), End.LIMIT, torch.zeros(10, 5))
     (ranks,) = drafter.ranks([answer], VOCABULARY)
     # Token i of the answer is guessed after the one at place 10 + i - 1, of 13 places.
     assert [(rank >= 0) for rank in ranks[:, 0].tolist()] == [True] * 3 + [False] * 7
@@ -222,7 +222,7 @@ def test_tokens_beyond_the_targets_are_neither_proposed_nor_counted():
 
 def test_tokens_that_the_draft_lacks_are_misses():
     drafter = DRAFTERS["fewer tokens"]()
-    answer = Answer([1, 2], [5, 33, 6, 36], End.LIMIT, torch.zeros(4, 5))
+    answer = GivenText([1, 2], [5, 33, 6, 36], End.LIMIT, torch.zeros(4, 5))
     (ranks,) = drafter.ranks([answer], VOCABULARY)
     assert (ranks[:3, 0] >= 0).tolist() == [False, True, False]
 

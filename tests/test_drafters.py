@@ -4,6 +4,8 @@ the trace of decoding."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from treeopt.growth.replay import accepted_counts, replay
+from treeopt.growth.replay import accepted_counts, replay, replay_dynamic
+from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
-from treeopt.runtime.decode import Decoder, Row, Setup, decode
+from treeopt.runtime.decode import AnswerRow, Decoder, Setup, decode
+from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
@@ -26,33 +30,37 @@ from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.runtime.drafters.protocol import Answer, Drafter
-from treeopt.runtime.measure.ranks import Counts, collect_trace, write_answers
+from treeopt.runtime.drafters.protocol import Drafter, GivenText
+from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers, write_answers
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, tiny_model, trees
+from .test_mtp import drafting
 
 TEXTS, STEPS = 12, 120  # answers that heads are trained on, and for how long
 NEVER = StopRule(frozenset(), 24, at_loops=False)
 PROMPTS = [[9], [4, 5, 4, 5, 4], *([(i * step) % VOCABULARY for i in range(60)] for step in (13, 22, 25))]
 RULES = [Greedy(), Sampling(0.7, top_p=0.9)]
+EAGLE_3_READS = (0, 3, 1)
+DYNAMIC = [DynamicTree(*numbers) for numbers in ((1, 3, 3), (2, 2, 4), (3, 1, 4), (3, 2, 8), (4, 4, 16), (4, 3, 9))]
 
 
-def answers_of(target: Target, prompts: list[list[int]]) -> list[Answer]:
+def answers_of(target: Target, prompts: list[list[int]]) -> list[GivenText]:
     """The target's answers with all hidden states."""
-    found: list[Answer] = []
+    found: list[GivenText] = []
 
-    def done(row: Row) -> None:
+    def done(row: AnswerRow) -> None:
         hidden = torch.stack([hidden[i] for hidden, i in row.states[: len(row.tokens)]])
         assert row.prompt_states is not None
         assert row.end is not None
-        found.append(Answer(row.prompt, row.tokens, row.end, torch.cat([row.prompt_states, hidden])))
+        found.append(GivenText(row.prompt, row.tokens, row.end, torch.cat([row.prompt_states, hidden])))
 
     reads_prompt: Any = SimpleNamespace(reads_prompt=True)
     write_answers(Setup(target, reads_prompt, NEVER), prompts, batch_size=4, done=done)
-    return [Answer(a.prompt, a.tokens, a.end, a.hidden.clone()) for a in found]
+    return [GivenText(a.prompt, a.tokens, a.end, a.hidden.clone()) for a in found]
 
 
 def trained(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> torch.nn.Module:
@@ -66,7 +74,7 @@ def trained(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> torch.
     return module.eval().requires_grad_(False)
 
 
-def medusa(target: Target, texts: list[Answer]) -> Drafter:
+def medusa(target: Target, texts: list[GivenText]) -> Drafter:
     heads = MedusaHeads.like_lm_head(target.lm_head.weight, HEADS)
     hidden, labels = torch.cat([a.state_hidden for a in texts]), torch.cat([a.labels(HEADS) for a in texts])
 
@@ -77,7 +85,7 @@ def medusa(target: Target, texts: list[Answer]) -> Drafter:
     return trained(heads, loss)
 
 
-def hydra(target: Target, texts: list[Answer], *, prefix: bool = False) -> Drafter:
+def hydra(target: Target, texts: list[GivenText], *, prefix: bool = False) -> Drafter:
     heads = HydraHeads.untrained(
         target.model.get_input_embeddings().weight, target.lm_head.weight, HEADS, like=target.config if prefix else None
     )
@@ -96,7 +104,7 @@ def hydra(target: Target, texts: list[Answer], *, prefix: bool = False) -> Draft
     return trained(heads, loss)
 
 
-def eagle(target: Target, texts: list[Answer]) -> Drafter:
+def eagle(target: Target, texts: list[GivenText]) -> Drafter:
     """Trained on the true states, as the first level reads them, to say the next state and so the next token."""
     heads = EagleHeads(
         layer_config(target.config, target.width),
@@ -124,9 +132,9 @@ def eagle(target: Target, texts: list[Answer]) -> Drafter:
     return trained(heads, loss)
 
 
-def eagle3(target: Target, texts: list[Answer]) -> Drafter:
+def eagle3(target: Target, texts: list[GivenText]) -> Drafter:
     """Trained on the target's states before its layers, as the first level reads them, to say the next token but one."""
-    form = Form(target.width, target.vocab_size, layers=READ["eagle3"])
+    form = Form(target.width, target.vocab_size, layers=EAGLE_3_READS)
     heads = Eagle3Heads(
         layer_config(target.config, target.width),
         form,
@@ -152,7 +160,7 @@ def eagle3(target: Target, texts: list[Answer]) -> Drafter:
     return trained(heads, loss)
 
 
-def draft_model(target: Target, texts: list[Answer]) -> Drafter:
+def draft_model(target: Target, texts: list[GivenText]) -> Drafter:
     """A disturbed copy of the target, which is right about as often as a good draft model."""
     model = tiny_model()
     generator = torch.Generator().manual_seed(1)
@@ -162,25 +170,62 @@ def draft_model(target: Target, texts: list[Answer]) -> Drafter:
     return DraftModel(Target(model), target.vocab_size, num_heads=HEADS)
 
 
-MAKERS: dict[str, Callable[[Target, list[Answer]], Drafter]] = {
-    "medusa": medusa,
-    "hydra": hydra,
-    "eagle": eagle,
-    "eagle3": eagle3,
-    "hydra++": lambda target, texts: hydra(target, texts, prefix=True),
-    "draft-model": draft_model,
-    "early-exit": lambda target, texts: early_exit(target, 2, num_heads=HEADS),
-    "ngram": lambda target, texts: PromptLookup(target.vocab_size, num_heads=HEADS),
+@dataclass(frozen=True)
+class Row:
+    """A drafter under the contract: how one is made that is often right.
+
+    reads : layers of the target at whose inputs it reads; 3 is behind the last one
+    own   : makes a target and the drafter, where the usual target has none of this kind
+    deep  : whether it is right at depth 2 and beyond, too
+    """
+
+    make: Callable[[Target, list[GivenText]], Drafter] | None = None
+    reads: tuple[int, ...] = ()
+    own: Callable[[], tuple[Target, Drafter]] | None = None
+    deep: bool = False
+
+
+CONTRACT = {
+    "medusa": Row(medusa, deep=True),
+    "hydra": Row(hydra, deep=True),
+    "hydra++": Row(partial(hydra, prefix=True)),
+    "eagle": Row(eagle, deep=True),
+    "eagle3": Row(eagle3, EAGLE_3_READS, deep=True),
+    "mtp": Row(own=partial(drafting, "deepseek_v3")),
+    "mtp, eager": Row(own=partial(drafting, "glm4_moe", attention="eager")),
+    "draft-model": Row(draft_model),
+    "early-exit": Row(lambda target, texts: early_exit(target, 2, num_heads=HEADS)),
+    "ngram": Row(lambda target, texts: PromptLookup(target.vocab_size, num_heads=HEADS)),
 }
 
 
-READ = {"eagle3": (0, 3, 1)}  # layers of the target at whose inputs a drafter reads; 3 is behind the last one
+def test_every_kind_is_under_the_contract():
+    assert {name.partition(",")[0] for name in CONTRACT} == set(DRAFTERS)
 
 
-@pytest.fixture(scope="module", params=MAKERS)
-def drafter(request, target) -> Iterator[Drafter]:
-    target.read_layers(READ.get(request.param, ()))
-    yield MAKERS[request.param](target, answers_of(target, random_prompts(99, most=TEXTS)))
+def test_every_function_that_a_row_names_is_there_and_names_are_not_shared():
+    for kind, row in DRAFTERS.items():
+        for part in ("opens", "recognises", "writes", "begins"):
+            assert not getattr(row, part) or callable(part_of(kind, part))
+        assert bool(row.recognises) == bool(row.writes) == bool(row.layouts)
+        assert bool(row.begins) == bool(row.recipes)
+        assert bool(row.opens) == bool(row.asked)
+        assert row.about
+    for shared in ("layouts", "recipes"):
+        names = [name for row in DRAFTERS.values() for name in getattr(row, shared)]
+        assert len(names) == len(set(names))
+    assert all(kind_of_layout(recipe.layout) in DRAFTERS for recipe in RECIPES.values())
+
+
+@pytest.fixture(scope="module", params=CONTRACT)
+def both(request, target) -> Iterator[tuple[Target, Drafter]]:
+    row = CONTRACT[request.param]
+    if row.own is not None:
+        yield row.own()
+        return
+    target.read_layers(row.reads)
+    assert row.make is not None
+    yield target, row.make(target, answers_of(target, random_prompts(99, most=TEXTS)))
     target.read_layers(())
 
 
@@ -190,7 +235,8 @@ class TestContract:
     @given(
         tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), batch_size=st.integers(1, 4)
     )
-    def test_decoding_with_any_tree_is_plain_decoding(self, target, drafter, rule, tree, seed, limit, batch_size):
+    def test_decoding_with_any_tree_is_plain_decoding(self, both, rule, tree, seed, limit, batch_size):
+        target, drafter = both
         prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=False)
         plain = decode(target, None, prompts, batch_size=1, stop=stop, acceptance=rule)
         ours = decode(target, drafter, prompts, tree, batch_size=batch_size, stop=stop, acceptance=rule)
@@ -198,7 +244,8 @@ class TestContract:
 
     @examples(2)
     @given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), loops=st.booleans())
-    def test_the_teacher_forced_trace_is_that_of_decoding(self, target, drafter, rule, tree, seed, limit, loops):
+    def test_the_teacher_forced_trace_is_that_of_decoding(self, both, rule, tree, seed, limit, loops):
+        target, drafter = both
         prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=loops)
         trace = collect_trace(Setup(target, drafter, stop, rule), asked(prompts), batch_size=3, counts=Counts(10))
         rows = decode(target, drafter, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
@@ -209,9 +256,10 @@ class TestContract:
         assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
 
     @pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.long)], ids=["some", "every"])
-    def test_an_end_token_inside_an_accepted_path_ends_the_text_there(self, target, drafter, rule, most):
+    def test_an_end_token_inside_an_accepted_path_ends_the_text_there(self, both, rule, most):
         """Tokens of some answers are made the end token once: in the suite two a text that are in the middle of
         accepted paths, else every token."""
+        target, drafter = both
         tree, inside = Tree.dense([6, 2, 1]), 0
         rows = decode(target, drafter, PROMPTS, tree, batch_size=1, stop=NEVER, acceptance=rule)
         for row in rows:
@@ -226,7 +274,8 @@ class TestContract:
                 inside += first not in emitted
         assert inside > 0
 
-    def test_the_tree_may_change_from_step_to_step(self, target, drafter, rule):
+    def test_the_tree_may_change_from_step_to_step(self, both, rule):
+        target, drafter = both
         prompts = PROMPTS
         decoder = Decoder(Setup(target, drafter, NEVER, rule), batch_size=3, capacity=90, most_nodes=9)
         decoder.start(enumerate(prompts))
@@ -239,7 +288,8 @@ class TestContract:
         finished = sorted(decoder.finished, key=lambda row: row.id)
         assert [row.tokens for row in finished] == [row.tokens for row in plain]
 
-    def test_the_context_ends_a_sequence(self, target, drafter, rule):
+    def test_the_context_ends_a_sequence(self, both, rule):
+        target, drafter = both
         prompt = [1 + i % 30 for i in range(CONTEXT - 10)]
         stop = StopRule(frozenset(), 50, at_loops=False)
         (row,) = decode(target, drafter, [prompt], Tree.dense([3, 2]), batch_size=1, stop=stop, acceptance=rule)
@@ -247,11 +297,29 @@ class TestContract:
         assert row.end is End.CONTEXT
         assert row.tokens == plain.tokens
 
+    def test_dynamic_trees_decode_the_plain_text_and_are_replayed(self, both, rule):
+        (target, drafter), accepted = both, 0
+        if not drafter.has_probabilities:
+            return
+        setup, prompts = Setup(target, drafter, StopRule(target.eos_ids, 30), rule), random_prompts(5)
+        plain = decode(target, None, prompts, batch_size=3, stop=setup.stop, acceptance=rule)
+        counts = Counts(top_k=4, levels=4, topks=(1, 2, 3, 4))
+        trace = rank_answers(setup, prompts, [row.tokens for row in plain], batch_size=4, counts=counts)
+        for tree in DYNAMIC:
+            rows = decode(target, drafter, prompts, tree, batch_size=2, stop=setup.stop, acceptance=rule)
+            assert [row.tokens for row in rows] == [row.tokens for row in plain]
+            replayed = replay_dynamic(trace, tree.levels, tree.topk, [tree.rows])[0]
+            assert replayed.tolist() == [row.steps for row in rows], tree
+            accepted += sum(sum(row.accepted) for row in rows)
+        assert accepted > 0
 
-def test_trained_guesses_are_accepted(target, drafter):
-    """Else the contract is about nothing: of 100 steps at least 5 accept a guess, of heads at depth 2 and beyond."""
+
+def test_trained_guesses_are_accepted(both, request):
+    """Else the contract is about nothing: of 100 steps at least 5 accept a guess, some at depth 2 and beyond."""
+    target, drafter = both
     rows = decode(target, drafter, random_prompts(99), Tree.dense([4, 2, 1]), batch_size=2, stop=NEVER)
     accepted = [a for row in rows for a in row.accepted]
     assert np.mean(np.array(accepted) > 0) > 0.05
-    if drafter.kind in ("medusa", "hydra", "eagle", "eagle3"):
+    assert drafter.kind == request.node.callspec.params["both"].partition(",")[0]
+    if CONTRACT[request.node.callspec.params["both"]].deep:
         assert max(accepted) >= 2

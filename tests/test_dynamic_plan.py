@@ -1,7 +1,6 @@
-"""What plans and benchmarks say of dynamic and adaptive trees: kept by their files, and refused where it contradicts itself."""
+"""Dynamic trees among the candidates of a plan: as files have them, what they cost, and which is chosen."""
 
-import copy
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,186 +8,69 @@ import pytest
 from treeopt.errors import InvalidInput
 from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
-from treeopt.records.benchmark import Benchmark
-from treeopt.records.plan import Plan
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
+from treeopt.planning.select import NEGLIGIBLE
+from treeopt.records.plan import Plan, is_setting
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.records.trace import RankTrace
+from treeopt.trees.draft import Draft, TreeSize, draft_of
+from treeopt.trees.dynamic import MOST_ROWS, DynamicTree, pool_size
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Tree
 
-from .test_records import BENCH, FULL_CONTENDER, FULL_ENTRY, PLAN
+from .conftest import random_trace
+from .test_dynamic import slow_lengths, slow_replay, with_pools
+from .test_figures import some_profile
 
-DYNAMIC = {
-    "size": 8,
-    "depth": 3,
-    "tokens_per_step": 2.2,
-    "tokens_per_s": 1600.0,
-    "topk": 4,
-    "tokens_per_step_stderr": 0.02,
-    "step_ms": 5.5,
-    "speedup": 1.6,
-    "speedup_stderr": 0.03,
-    "over_fixed": 1.05,
-    "over_fixed95": [1.02, 1.09],
-}
-ADAPTIVE = DYNAMIC | {
-    "rows": [4, 6, 8],
-    "mean_rows": 5.3,
-    "intercepts": [0.1, 0.0, -0.2],
-    "slopes": [0.9, 1.0, 1.1],
-    "cost_ms": [5.0, 5.4, 6.0],
-    "tokens_per_ms": 1.6,
-}
-KINDS = {"dynamic": DYNAMIC, "adaptive": ADAPTIVE}
+# Drafts, as files have them.
+
+DRAFTS = (Tree.chain(0), Tree.chain(3), Tree.dense([2, 2]), DynamicTree(3, 4, 8), TreeSize(16, 3))
 
 
-def planned(**kinds):
-    return PLAN | {"entries": [FULL_ENTRY | kinds]}
+@pytest.mark.parametrize("draft", DRAFTS, ids=lambda draft: draft.name)
+def test_a_draft_of_any_kind_keeps_the_protocol_and_comes_back_from_its_record(draft):
+    assert isinstance(draft, Draft)
+    assert draft_of(draft.record) == draft_of(draft) == draft
+    assert (draft.rows, len(draft.expanding())) == (len(draft), draft.depth)
+    assert draft.cache_rows >= draft.rows > draft.depth
+    assert draft.kind in ("plain", "chain", "tree", "dynamic")
+    assert (draft.topk is not None) == (draft.kind == "dynamic")
+    assert len({one.name for one in DRAFTS}) == len(DRAFTS)
 
 
-def loaded(kind, tmp_path, document):
-    file = tmp_path / "file.json"
-    file.write_text(json.dumps(document))
-    return kind.load(file)
-
-
-@pytest.mark.parametrize("kinds", [{}, {"dynamic": DYNAMIC}, {"adaptive": ADAPTIVE}, KINDS], ids=str)
-def test_a_plan_says_just_what_was_loaded(tmp_path, kinds):
-    plan = loaded(Plan, tmp_path, planned(**kinds))
-    plan.save(tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text()) == planned(**kinds)
-    assert Plan.load(tmp_path / "again.json") == plan
-    entry = plan[4]
-    assert (entry.dynamic is None, entry.adaptive is None) == ("dynamic" not in kinds, "adaptive" not in kinds)
-    if entry.dynamic:
-        assert entry.dynamic.tree == DynamicTree(3, 4, 8)
-    if entry.adaptive:
-        tree = entry.adaptive.adaptive
-        assert (tree.most, tree.choices, tree.depth, len(tree)) == (DynamicTree(3, 4, 8), (4, 6, 8), 3, 8)
-        assert (tree.intercepts, tree.slopes) == ((0.1, 0.0, -0.2), (0.9, 1.0, 1.1))
-        assert (tree.cost_ms, tree.tokens_per_ms) == ((5.0, 5.4, 6.0), 1.6)
-
-
-def test_figures_without_a_latency_need_only_the_tree_and_its_rate(tmp_path):
-    few = {key: DYNAMIC[key] for key in ("size", "depth", "tokens_per_step", "topk")}
-    assert loaded(Plan, tmp_path, planned(dynamic=few))[4].dynamic.rate == 2.2
-
-
-OF_BOTH = {
-    "more rows than the pool": ({"size": 38, "topk": 4}, "must be 2 to 37, but got 38"),
-    "more rows than any tree": ({"size": 65, "topk": 10}, "must be 2 to 64, but got 65"),
-    "endless rows": ({"size": 10**18}, "rows of a dynamic tree"),
-    "one row": ({"size": 1}, "depth must be"),
-    "no rows": ({"size": -3}, "size must be at least 1"),
-    "more levels than rows": ({"depth": 8}, "depth must be from 1 to 7"),
-    "more levels than any tree": ({"depth": 9, "size": 20}, "levels of a dynamic tree must be 1 to 8, but got 9"),
-    "no topk": ({"topk": 0}, "topk of a dynamic tree must be 1 to 10, but got 0"),
-    "more topk than any tree": ({"topk": 11}, "topk of a dynamic tree must be 1 to 10, but got 11"),
-    "a topk with a point": ({"topk": 4.0}, "topk"),
-    "a topk of text": ({"topk": "$(x)"}, "topk"),
-    "more tokens than levels": ({"tokens_per_step": 4.1, "tokens_per_s": None, "step_ms": None}, "from 1 to 4"),
-    "less than a token": ({"tokens_per_step": 0.9, "tokens_per_s": None}, "tokens_per_step must be from 1"),
-    "another speed": ({"tokens_per_s": 1700.0}, "tokens_per_s must be 1600"),
-    "another latency": ({"step_ms": 6.5}, "tokens_per_s must be"),
-    "no time": ({"step_ms": 0.0}, "step_ms must be above 0"),
-    "an error below 0": ({"tokens_per_step_stderr": -0.1}, "tokens_per_step_stderr must be at least 0"),
-    "another error below 0": ({"speedup_stderr": -0.1}, "speedup_stderr must be at least 0"),
-    "a speedup below 0": ({"speedup": -1.6}, "speedup must be at least 0"),
-    "a ratio below 0": ({"over_fixed": -1.05}, "over_fixed must be at least 0"),
-    "an interval that falls": ({"over_fixed95": [1.09, 1.02]}, "the lower one first"),
-    "an interval from 0": ({"over_fixed95": [0.0, 1.02]}, "two ends above 0"),
-    "an interval of one end": ({"over_fixed95": [1.02]}, "two ends above 0"),
-    "an interval of three": ({"over_fixed95": [1.0, 1.1, 1.2]}, "two ends above 0"),
-    "an empty interval": ({"over_fixed95": []}, "two ends above 0"),
-}
-OF_ADAPTIVE = {
-    "no rows to choose from": ({"rows": []}, "rows must rise from 2 or more to the size, 8"),
-    "falling rows": ({"rows": [6, 4, 8]}, "rows must rise"),
-    "the same rows twice": ({"rows": [4, 4, 8]}, "rows must rise"),
-    "a lone root": ({"rows": [1, 4, 8]}, "rows must rise from 2"),
-    "rows below none": ({"rows": [-4, 6, 8]}, "rows must rise from 2"),
-    "rows up to another size": ({"rows": [4, 6, 7]}, "to the size, 8"),
-    "rows of another length": ({"rows": [4, 8]}, "cost_ms must be above 0 and one for each"),
-    "costs of another length": ({"cost_ms": [5.0, 5.4]}, "cost_ms must be above 0 and one for each"),
-    "no costs": ({"cost_ms": []}, "cost_ms must be above 0 and one for each"),
-    "a cost of nothing": ({"cost_ms": [0.0, 5.4, 6.0]}, "cost_ms must be above 0"),
-    "a cost below nothing": ({"cost_ms": [5.0, -5.4, 6.0]}, "cost_ms must be above 0"),
-    "an intercept too few": ({"intercepts": [0.1, 0.2]}, "one for each level"),
-    "a slope too many": ({"slopes": [1.0] * 4}, "one for each level"),
-    "fewer levels": ({"depth": 2, "tokens_per_step": 2.2}, "one for each level"),
-    "a rate of nothing": ({"tokens_per_ms": 0.0}, "tokens_per_ms above 0"),
-    "fewer rows than the least": ({"mean_rows": 3.9}, "mean_rows must be from 4 to 8"),
-    "more rows than the most": ({"mean_rows": 8.1}, "mean_rows must be from 4 to 8"),
-    "a missing rule": ({"slopes": None}, "slopes"),
-}
-WRONG = [(kind, name, change) for kind in KINDS for name, change in OF_BOTH.items()]
-WRONG += [("adaptive", name, change) for name, change in OF_ADAPTIVE.items()]
-
-
-@pytest.mark.parametrize(("kind", "name", "change"), WRONG, ids=lambda part: part if isinstance(part, str) else "")
-def test_figures_that_contradict_one_another_are_refused(tmp_path, kind, name, change):
-    fields, message = change
-    with pytest.raises(InvalidInput, match=message) as refused:
-        loaded(Plan, tmp_path, planned(**{kind: KINDS[kind] | fields}))
-    assert f"entries.0.{kind}" in str(refused.value)
-    assert len(str(refused.value)) < 400
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_figure_that_must_be_is_missed_by_its_name(tmp_path, kind):
-    needed = {"size", "depth", "tokens_per_step", "topk"}
-    needed |= set(ADAPTIVE) - set(DYNAMIC) if kind == "adaptive" else set()
-    for name in needed:
-        figures = {key: value for key, value in KINDS[kind].items() if key != name}
-        with pytest.raises(InvalidInput, match=f"entries.0.{kind}.{name}: Field required"):
-            loaded(Plan, tmp_path, planned(**{kind: figures}))
-
-
-def benched(size=8, choices=(), **dynamic):
-    contender = copy.deepcopy(FULL_CONTENDER) | {"size": size, "medusa_choices": list(choices)}
-    return BENCH | {"contenders": [contender | {"dynamic": {"levels": 3, "topk": 4, "rows": []} | dynamic}]}
-
-
-@pytest.mark.parametrize("rows", [[], [4, 6, 8]], ids=["dynamic", "adaptive"])
-def test_a_benchmark_says_just_what_was_loaded(tmp_path, rows):
-    bench = loaded(Benchmark, tmp_path, benched(rows=rows))
-    bench.save(tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text()) == benched(rows=rows)
-    assert bench.contenders[0].depth == 3
-    assert bench.contenders[0].dynamic.rows == rows
-    bench = loaded(Benchmark, tmp_path, BENCH)
-    assert bench.contenders[0].dynamic is None
+DYNAMIC = {"levels": 3, "topk": 4, "rows": 8}
 
 
 @pytest.mark.parametrize(
-    ("document", "message"),
+    ("record", "message"),
     [
-        (benched(levels=9), "levels of a dynamic tree must be 1 to 8"),
-        (benched(levels=0), "levels of a dynamic tree must be 1 to 8"),
-        (benched(topk=11), "topk of a dynamic tree must be 1 to 10"),
-        (benched(topk="$(x)"), "topk"),
-        (benched(size=38), "must be 2 to 37, but got 38"),
-        (benched(size=1), "must be 2 to 37, but got 1"),
-        (benched(rows=[4, 6]), "to the size, 8"),
-        (benched(rows=[6, 4, 8]), "rows must rise"),
-        (benched(rows=[0, 8]), "rows must rise from 2"),
-        (benched(choices=[[0]]), "medusa_choices must be empty"),
+        (DYNAMIC | {"rows": 38}, "must be 2 to 37, but got 38"),
+        (DYNAMIC | {"rows": 65, "topk": 10}, "must be 2 to 64, but got 65"),
+        (DYNAMIC | {"rows": 1}, "must be 2 to 37, but got 1"),
+        (DYNAMIC | {"levels": 9}, "levels of a dynamic tree must be 1 to 8, but got 9"),
+        (DYNAMIC | {"topk": 0}, "topk of a dynamic tree must be 1 to 10, but got 0"),
+        (DYNAMIC | {"topk": 4.0}, "topk of a draft must be a whole number"),
+        (DYNAMIC | {"topk": True}, "topk of a draft must be a whole number"),
+        (DYNAMIC | {"rows": "$(x)"}, "rows of a draft must be a whole number"),
+        ({"rows": 4, "depth": 4}, "1 <= depth < rows"),
+        ({"rows": 0, "depth": 0}, "rows >= 1"),
+        ({"medusa_choices": [[0, 0]]}, "lacks"),
+        ({"medusa_choices": "[[0]]"}, "medusa_choices of a draft must be a list"),
+        ({"levels": 3}, "A draft must have medusa_choices"),
+        ([[0]], "A draft must be an object"),
+        (None, "A draft must be an object"),
     ],
 )
-def test_a_contender_that_no_tree_fits_is_refused(tmp_path, document, message):
-    with pytest.raises(InvalidInput, match=rf"contenders.0.*{message}"):
-        loaded(Benchmark, tmp_path, document)
-
-
-def test_a_contender_emits_no_more_than_its_levels_allow(tmp_path):
-    document = benched(size=5, levels=1)
-    document["contenders"][0] |= {"tokens": 21, "tokens_per_step": 2.1}
-    with pytest.raises(InvalidInput, match="tokens must be from 10 to 20, but is 21"):
-        loaded(Benchmark, tmp_path, document)
+def test_a_record_of_no_draft_is_refused(record, message):
+    with pytest.raises(InvalidInput, match=message):
+        draft_of(record)
 
 
 # Latencies
 
 
-def profile(extra_ms, contexts=(100,)) -> LatencyProfile:
+def timings(extra_ms, contexts=(100,)) -> LatencyProfile:
     """Steps of 2 ms + 0.1 a row, plain ones of 2; dynamic trees of 12 rows take so much more."""
     points, plain = [], []
     for context in contexts:
@@ -201,7 +83,7 @@ def profile(extra_ms, contexts=(100,)) -> LatencyProfile:
 
 
 def test_dynamic_steps_cost_the_line_through_those_that_were_timed():
-    timed = profile({(2, 2): 0.5, (2, 6): 1.3, (8, 4): 0.9})
+    timed = timings({(2, 2): 0.5, (2, 6): 1.3, (8, 4): 0.9})
     costs = DynamicCosts.of(StepCosts(timed, 2), timed)
     trees = [DynamicTree(*numbers) for numbers in ((2, 2, 7), (4, 2, 12), (5, 2, 7), (3, 8, 40), (5, 8, 12), (3, 4, 9))]
     line = [0.5, 0.9, 1.1, 0.9, 0.9, np.nan]
@@ -214,7 +96,7 @@ def test_dynamic_steps_cost_the_line_through_those_that_were_timed():
 
 
 def test_a_drafter_that_reads_the_levels_above_again_pays_for_their_nodes():
-    timed = profile({(2, 2): 0.5, (2, 6): 1.3, (8, 2): 0.9, (8, 6): 4.1})  # 0.2 and 0.8 ms a level: 0.1 ms a node
+    timed = timings({(2, 2): 0.5, (2, 6): 1.3, (8, 2): 0.9, (8, 6): 4.1})  # 0.2 and 0.8 ms a level: 0.1 ms a node
     once, again = (DynamicCosts.of(StepCosts(timed, 2), timed, redrafts=redrafts) for redrafts in (False, True))
     timed_with_chains = np.polyfit([1, 2, 8], [0.0, 0.2, 0.8], 1)[0]
     for levels in range(1, 7):
@@ -224,17 +106,127 @@ def test_a_drafter_that_reads_the_levels_above_again_pays_for_their_nodes():
             assert again.extra_ms(tree) - once.extra_ms(tree) == pytest.approx(nodes * timed_with_chains, abs=1e-12)
 
 
-def test_choosing_costs_what_it_was_timed_to_and_more_rows_never_cost_less():
-    timed = profile({(2, 2): 0.5, (2, 6): 1.3})
-    chose = [
-        StepTiming(2, p.context_tokens, p.size, p.depth, (p.step_ms[0] + 0.25,) * 9, topk=2, adaptive=True)
-        for p in timed.dynamic
-        if p.depth == 6
+# Plans.
+
+LEVELS, TOPKS, BATCH_SIZES, BUDGET = 3, (1, 2, 4), (1, 4), 16
+
+
+@pytest.fixture(scope="module")
+def trace() -> RankTrace:
+    rng = np.random.default_rng(2)
+    lengths = rng.integers(20, 50, 16)
+    pools = with_pools(rng, lengths.tolist(), LEVELS, TOPKS, turns=2)
+    ranks = random_trace(rng, lengths, 3, 6)
+    return replace(pools, ranks=ranks.ranks, end=ranks.end, meta={**pools.meta, **ranks.meta})
+
+
+@pytest.fixture(scope="module")
+def profile() -> LatencyProfile:
+    fixed = some_profile(BATCH_SIZES, largest=16)
+    extra = {(2, 2): 0.1, (2, 3): 0.3, (4, 2): 0.2, (4, 3): 0.5}
+    plain = {p.batch_size: p for p in fixed.autoregressive}
+    points = [
+        StepTiming(b, 512, 8, levels, tuple(ms + 0.6 + 0.02 * b + more for ms in plain[b].step_ms), topk=topk)
+        for b in BATCH_SIZES
+        for (topk, levels), more in extra.items()
     ]
-    with_choice = LatencyProfile((*timed.points, *chose), timed.autoregressive)
-    assert with_choice.dynamic == timed.dynamic
-    costs = DynamicCosts.of(StepCosts(with_choice, 2), with_choice)
-    trees = [DynamicTree(6, 2, rows) for rows in (12, 16, 20)]
-    np.testing.assert_allclose(costs.adaptive_ms(trees), costs.ms(trees) + 0.25)
-    backwards = costs.adaptive_ms(trees[::-1])  # as if fewer rows cost more
-    np.testing.assert_allclose(backwards, np.full(3, costs.ms(trees).mean() + 0.25))
+    return LatencyProfile((*fixed.points, *points), fixed.autoregressive)
+
+
+@pytest.fixture(scope="module")
+def plan(trace, profile) -> Plan:
+    return plan_trees(trace, profile, PlanRequest(Limits(BUDGET), batch_sizes=BATCH_SIZES))
+
+
+def costs(profile, batch_size) -> DynamicCosts:
+    return DynamicCosts.of(StepCosts(profile, batch_size, 512), profile)
+
+
+def tokens_per_step(trace, tree) -> float:
+    steps = slow_replay(trace, slow_lengths(trace, tree.levels, tree.topk, tree.rows))
+    return (trace.lengths - 1).sum() / sum(map(len, steps))
+
+
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+def test_the_dynamic_tree_of_a_plan_is_among_the_fastest_of_all_settings(trace, profile, plan, batch_size):
+    found, of = plan[batch_size].best("dynamic"), costs(profile, batch_size)
+    trees = [
+        DynamicTree(levels, topk, rows)
+        for topk in TOPKS[1:]
+        for levels in range(1, LEVELS + 1)
+        for rows in range(max(levels + 1, 2), min(pool_size(levels, topk) + 1, MOST_ROWS, BUDGET) + 1)
+    ]
+    rates, ms = np.array([tokens_per_step(trace, tree) for tree in trees]), of.ms(trees)
+    i = trees.index(found.draft)
+    assert found.tokens_per_step == pytest.approx(rates[i])
+    assert found.step_ms == pytest.approx(ms[i])
+    throughput = 1e3 * batch_size * rates / ms
+    assert found.tokens_per_s == pytest.approx(throughput[i])
+    best = np.nanargmax(throughput)
+    assert i == best or (found.size < trees[best].rows and throughput[i] > 0.95 * throughput[best])
+
+
+def test_it_is_compared_with_the_fixed_tree_and_with_plain_decoding(tmp_path, profile, plan):
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").entries == plan.entries
+    for entry in plan:
+        found, chosen = entry.best("dynamic"), entry.chosen
+        assert found.plain_ms == pytest.approx(StepCosts(profile, entry.batch_size, 512).plain.ms)
+        assert found.over(chosen).value == pytest.approx(found.tokens_per_s / chosen.tokens_per_s)
+        if found is not chosen:
+            low, high = found.interval95.over_chosen
+            assert low < found.tokens_per_s / chosen.tokens_per_s < high
+        assert found.size <= BUDGET
+
+
+def test_a_plan_without_pools_or_without_timings_of_dynamic_trees_has_none(trace, profile):
+    bare = RankTrace(trace.ranks, trace.starts, end=trace.end)
+    for record, timed in ((bare, profile), (trace, LatencyProfile(tuple(profile.fixed), profile.autoregressive))):
+        assert plan_trees(record, timed, PlanRequest(Limits(4), batch_sizes=(1,)))[1].best("dynamic") is None
+
+
+def dearer(profile: LatencyProfile, *, fixed: float = 0.0, dynamic: float = 0.0) -> LatencyProfile:
+    """The profile with steps of fixed and of dynamic trees that take so many milliseconds more."""
+    points = [
+        replace(p, step_ms=tuple(ms + (fixed if p.topk is None else dynamic) for ms in p.step_ms))
+        for p in profile.points
+        if p.size > 1
+    ]
+    return LatencyProfile(tuple(points), profile.autoregressive)
+
+
+@pytest.mark.parametrize(("fixed", "dynamic"), [(0.0, 0.0), (2.0, 0.0), (0.0, 2.0), (900.0, 0.0), (900.0, 900.0)])
+def test_the_chosen_draft_is_the_best_of_all_kinds_and_never_slower_than_plain(trace, profile, fixed, dynamic):
+    """One table: within what is negligible nothing beside the chosen draft is faster, unless it is tied with it."""
+    request = PlanRequest(Limits(BUDGET), batch_sizes=BATCH_SIZES)
+    plan = plan_trees(trace, dearer(profile, fixed=fixed, dynamic=dynamic), request)
+    for entry in plan:
+        kinds = {"tree", "chain", "dynamic"} - {entry.chosen.draft.kind}
+        assert entry.others.keys() <= kinds
+        assert entry.best("dynamic") is not None
+        assert entry.best("chain").draft.kind == "chain"
+        fastest = max([entry.chosen, entry.plain, *entry.others.values()], key=lambda figure: figure.rate)
+        assert entry.chosen.rate >= (1 - NEGLIGIBLE) * fastest.rate
+        for takes in (lambda draft: draft.kind == "dynamic", lambda draft: draft.kind == "chain"):
+            serving = entry.serving(takes)
+            assert serving.speedup >= min(1.0, entry.chosen.speedup)
+            assert serving.draft.kind == "plain" or takes(serving.draft)
+    assert plan.speculates is any(entry.chosen.size > 1 for entry in plan)
+    if fixed == dynamic == 900.0:
+        assert not plan.speculates
+        for entry in plan:
+            assert (entry.chosen.draft.kind, entry.setting, len(entry.tree)) == ("plain", None, 1)
+            assert entry.serving(is_setting) is entry.chosen
+    elif fixed == 900.0:
+        assert {entry.chosen.draft.kind for entry in plan} <= {"dynamic", "plain"}
+
+
+def test_an_engine_of_chains_gets_the_best_chain_or_plain_decoding(plan):
+    for entry in plan:
+        chain, found = entry.best("chain"), entry.serving(lambda draft: draft.kind == "chain")
+        assert found == (chain if chain.speedup > 1 else entry.plain)
+        slow = replace(entry, others={"chain": replace(chain, step_ms=1e3 * chain.step_ms)}, chosen=entry.best("tree"))
+        if entry.chosen.draft.kind == "tree":
+            assert slow.serving(lambda draft: draft.kind == "chain").draft.kind == "plain"
+            with pytest.raises(InvalidInput, match="no draft of that kind"):
+                replace(slow, others={}).serving(lambda draft: draft.kind == "chain")

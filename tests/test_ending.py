@@ -14,15 +14,15 @@ from tests.test_report import make_run
 from treeopt.cli import cli
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
-from treeopt.report.ending import ending
 from treeopt.report.page import write_report
+from treeopt.report.verdict import ending
 
 
 def told(speeds, *, engines=("vllm", "sglang"), is_demo=False, run="r", blocks=6):
     """The ending of a run whose chosen trees are so many times as fast as plain decoding; None: not to speculate."""
     plan = some_plan(tuple(range(1, 1 + len(speeds))))
     entries = [
-        replace(entry, size=1, depth=0, medusa_choices=[]) if speed is None else entry
+        replace(entry, chosen=entry.plain) if speed is None else entry
         for entry, speed in zip(plan.entries, speeds, strict=True)
     ]
     benches = []
@@ -38,10 +38,10 @@ def told(speeds, *, engines=("vllm", "sglang"), is_demo=False, run="r", blocks=6
     [
         ([1.5], "decodes 1.50 (1.50 to 1.50) times as fast as plain decoding.", "export --to vllm"),
         ([0.8], "decodes 0.80 (0.80 to 0.80) times as fast as plain decoding, so not speculating is best.", "report"),
-        ([1.0], "which does not show a gain.", "bench --num-prompts 18"),
+        ([1.0], "which does not show a gain.", "bench --num-prompts 12"),
         ([None], "no tree is predicted to beat plain decoding, so not speculating is the plan.", "report"),
         ([0.8, 1.5], "at batch size 2 a tree of", "export --to vllm"),
-        ([0.8, 1.0], "at batch size 1 a tree of", "bench --num-prompts 18 --batch-size 2"),
+        ([0.8, 1.0], "at batch size 1 a tree of", "bench --num-prompts 12 --batch-size 2"),
     ],
 )
 def test_what_was_found_and_what_to_do_next_whatever_it_is(speeds, found, command):
@@ -58,7 +58,7 @@ def test_few_prompts_and_no_engine_are_said_right():
     assert following.startswith("treeopt bench --num-prompts ")
     assert told([1.5], engines=())[1] == "treeopt report --run r"
     plan, bench = some_plan((1,)), some_bench()
-    untimed = tuple(replace(c, blocks=[], tokens_per_s=None) for c in bench.contenders)
+    untimed = tuple(replace(c, blocks=[]) for c in bench.contenders)
     said, following = ending(RunDirectory("r"), plan, [replace(bench, contenders=untimed)], ["vllm"], is_demo=False)
     assert "nothing was timed" in said
     assert "bench --num-prompts" in following
@@ -83,7 +83,7 @@ def test_the_next_command_is_one_that_the_command_line_takes(name, monkeypatch):
         assert words[-1] == str(RunDirectory(name).path)
         command = cli.commands[words[0]]
         asked = command.make_context(words[0], words[1:])
-        assert asked.params["folder"] == words[-1]
+        assert asked.params["run"] == words[-1]
     result = click.testing.CliRunner().invoke(cli, [*shlex.split(told([1.5], is_demo=True)[1])[1:], "--help"])
     assert result.exit_code == 0
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from treeopt.engines.imports import read_measurement
+from treeopt.engines.measured.survival import MIXED, UNSURE, Summed, group_of
+from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
-from treeopt.export.table import ENGINES
 from treeopt.growth.source import source_of
-from treeopt.importing import read_measurement
-from treeopt.importing.drafters import DRAFTERS
-from treeopt.importing.survival import MIXED, UNSURE, Summed, group_of
+from treeopt.records.drafters import COUNTED
 from treeopt.trees.tree import Tree
 
 from .engine_files import bench, exposition, lines, llama_request, meta_info, response, trtllm_choice, vllm_line
@@ -57,7 +57,7 @@ def test_lengths_that_may_hide_half_of_survival_are_refused_with_the_way_out(imp
     """500 to 833 of 1,000 drafts had a third guess: depth 3 may survive .5 or as much as depth 2."""
     text, way = HALF_SHORT[name]
     with pytest.raises(
-        InvalidInput, match=r"depth 3 may be anything from 0\.5[01] to 0\.80.*--drafter ngram, suffix"
+        InvalidInput, match=r"depth 3 may be anything from 0\.5[01] to 0\.80.*drafter`?: ngram, suffix"
     ) as error:
         imported(text)
     assert way in str(error.value)
@@ -153,7 +153,7 @@ def test_recorded_ends_are_misses_too(tmp_path):
 
 def test_every_drafter_that_an_engine_runs_can_be_named():
     assert {kind for engine in ENGINES.values() for method in engine.methods for kind in method.drafters} <= set(
-        DRAFTERS
+        COUNTED
     )
 
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from treeopt.engines.llama_cpp import CUMULATIVE
+from treeopt.engines.measured.exposition import six_digits
+from treeopt.engines.measured.printed import CUT
 from treeopt.errors import InvalidInput
-from treeopt.importing.exposition import six_digits
-from treeopt.importing.llama_cpp import CUMULATIVE
-from treeopt.importing.printed import CUT
 
 from .engine_files import DRAFTS, REACHED, SURVIVAL, lines, llama_metrics, llama_pair, llama_process, llama_request
 

@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.engine_rows import READERS
+from treeopt.engines.plans import batch_sizes_to_export, export_plan
+from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput
-from treeopt.export.chains import flags
-from treeopt.export.engine import COMMANDS, Request
-from treeopt.export.table import ENGINES
-from treeopt.export.write import export_plan, export_request, loads_of, method_of
 from treeopt.pipeline import export, search
 from treeopt.pipeline.export import export_to
-from treeopt.pipeline.search import SearchOptions
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -65,41 +63,42 @@ def run(tmp_path):
     return found
 
 
-def what_is_read(way, folder: Path):
-    return way.parse({file.name: file.read_text() for file in folder.iterdir() if file.name != ".written"})
+def what_is_read(engine, way, folder: Path):
+    files = {file.name: file.read_text() for file in folder.iterdir() if file.name != ".written"}
+    return READERS[engine, way.name](files)
 
 
 @named(WAYS)
 def test_what_search_plans_for_an_engine_is_what_its_export_holds(run, engine, way, drafter):
     measured(drafter).save(run.calibration)
-    plan = search(run, SearchOptions(budget=16, engine=engine, method=way.name))
+    plan = search(run, budget=16, engine=engine, method=way.name)
     sizes = [entry.batch_size for entry in plan.entries]
     assert sizes == ([1] if way.max_batch_size == 1 else list(SIZES))
-    assert plan.entries[0].size > 1
+    assert plan.entries[0].chosen.size > 1
     paths, written = export(run, engine)
     assert paths
     assert not any("this plan is for batch size" in note for note in written.notes)
     for folder in {path.parent for path in paths}:
-        read = what_is_read(way, folder)
+        read = what_is_read(engine, way, folder)
         if folder.name.startswith("batch-size-"):
             entry = plan.entry(int(folder.name.removeprefix("batch-size-")))
-            assert read == (entry.tree if isinstance(read, Tree) else ((1, None, entry.depth),))
+            assert read == (entry.tree if isinstance(read, Tree) else ((1, None, entry.chosen.depth),))
         elif isinstance(read, Tree):
             assert [read] == [entry.tree for entry in plan.entries]
         else:
             found = [next(length for first, last, length in read if first <= size <= (last or size)) for size in sizes]
-            assert found == [entry.depth for entry in plan.entries]
+            assert found == [entry.chosen.depth for entry in plan.entries]
 
 
 @named([row for row in WAYS if row[1].max_batch_size == 1])
 def test_batch_sizes_that_an_engine_does_not_decode_are_refused_if_asked_for(run, engine, way, drafter):
     measured(drafter).save(run.calibration)
     for asked in ([1, 4], {1: 0.5, 64: 0.5}):
-        with pytest.raises(InvalidInput, match="--batch-size must be at most 1 for"):
-            search(run, SearchOptions(batch_sizes=asked, engine=engine, method=way.name))
+        with pytest.raises(InvalidInput, match="batch_size must be at most 1 for"):
+            search(run, batch_sizes=asked, engine=engine, method=way.name)
     timed((4, 64)).save(run.profile)
     with pytest.raises(InvalidInput, match="treeopt profile --batch-size 1"):
-        search(run, SearchOptions(engine=engine, method=way.name))
+        search(run, engine=engine, method=way.name)
 
 
 class TestPlansForEveryEngine:
@@ -112,12 +111,12 @@ class TestPlansForEveryEngine:
     def test_a_shared_schedule_does_not_hide_the_plan_of_batch_size_1(self, tmp_path):
         plan = self.plan()
         plan = replace(plan, schedule=(BatchRange(first=1, last=None, entry=2),))
-        assert (plan.entries[0].depth, plan.entries[2].depth) == (3, 0)
+        assert (plan.entries[0].chosen.depth, plan.entries[2].chosen.depth) == (3, 0)
         way = method_of("transformers", "draft-model")
-        assert loads_of(plan, way) == [1]
-        assert way.parse(export_plan(plan, "transformers").files) == ((1, None, 3),)
+        assert batch_sizes_to_export(plan, way) == [1]
+        assert READERS["transformers", way.name](export_plan(plan, "transformers").files) == ((1, None, 3),)
         _, written = export_to(tmp_path, plan, "transformers")
-        assert what_is_read(way, tmp_path / "batch-size-1") == ((1, None, 3),)
+        assert what_is_read("transformers", way, tmp_path / "batch-size-1") == ((1, None, 3),)
         assert any("nothing was written for batch size 4, 64" in note for note in written.notes)
 
     def test_one_chain_for_all_is_no_cause_for_alarm(self, tmp_path):
@@ -139,57 +138,9 @@ class TestPlansForEveryEngine:
             assert line.rstrip("'").endswith(f"/batch-size-{size}")
 
 
-def chain(engine, drafter, length=3, **options):
-    return export_request(Request(lengths=((1, None, length),), num_heads=8, drafter=drafter, **options), engine)
-
-
-@pytest.mark.parametrize("length", [0, 3])
-def test_llama_cpp_decodes_4_sequences_at_once_unless_told_otherwise(length):
-    for size in (1, 4):
-        assert "--parallel" not in flags(chain("llama-cpp", "mtp", length, batch_size=size).files)
-    given = flags(chain("llama-cpp", "mtp", length, batch_size=5).files)
-    assert given["--parallel"] == "5"
-    assert "--kv-unified" in given  # else every sequence gets a fifth of the context
-
-
-@pytest.mark.parametrize("drafter", ["eagle3", "draft-model", "dflash", "dspark"])
-def test_sglang_decodes_48_sequences_at_once_and_that_is_said(drafter):
-    assert not any("at once" in note for note in chain("sglang", drafter, batch_size=48).notes)
-    assert any("--max-running-requests 64" in note for note in chain("sglang", drafter, batch_size=64).notes)
-
-
-@pytest.mark.parametrize("removed", ["size-n", "size-m", "min-hits"])
-def test_llama_cpp_ends_with_an_error_for_the_old_options_of_n_grams(removed):
-    text = f"llama-server --spec-type ngram-simple --spec-ngram-{removed} 3"
-    with pytest.raises(InvalidInput, match=f"no --spec-ngram-{removed} any more"):
-        method_of("llama-cpp").parse({COMMANDS: text})
-
-
-@named([row for row in WAYS if row[1].shape == "chain"])
-def test_drafters_of_blocks_must_have_learned_the_length_and_that_is_said(engine, way, drafter):
-    request = Request(lengths=((1, None, 3),), num_heads=8, drafter=drafter)
-    said = [note for note in export_request(request, engine, method=way.name).notes if "blocks" in note]
-    assert len(said) == (drafter in ("dflash", "dspark"))
-    assert all("guess 3 tokens or more" in note for note in said)
-    none = export_request(replace(request, lengths=((1, None, 0),)), engine, method=way.name)
-    assert not any("blocks" in note for note in none.notes)
-
-
-def test_vllm_wants_vocabularies_of_one_size_and_that_is_said():
-    assert any("vocabularies of MODEL and DRAFTER" in note for note in chain("vllm", "draft-model").notes)
-    assert not any("vocabularies" in note for note in chain("vllm", "eagle3").notes)
-
-
-def test_sglang_samples_with_dflash():
-    record = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
-    assert chain("sglang", "dflash", acceptance=record).command == chain("sglang", "dflash").command
-    with pytest.raises(InvalidInput, match="accepts by the rule greedy"):
-        chain("sglang", "dspark", acceptance=record)
-
-
 def test_vllm_gets_a_length_of_suffix_decoding_for_each_batch_size(run):
     measured("suffix").save(run.calibration)
-    search(run, SearchOptions(engine="vllm"))
+    search(run, engine="vllm")
     export(run, "vllm")
     config = json.loads((run.export / "vllm" / "batch-size-1" / "speculative_config.json").read_text())
     assert config == {"method": "suffix", "num_speculative_tokens": 3}

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treeopt.engines.imports import read_measurement
+from treeopt.engines.measured.printed import Printed
+from treeopt.engines.measured.survival import CHAIN, MIXED, OPTIMISTIC, Drafts, chain_histogram
 from treeopt.errors import InvalidInput
-from treeopt.importing import read_measurement
-from treeopt.importing.drafters import DRAFTERS
-from treeopt.importing.printed import Printed
-from treeopt.importing.survival import CHAIN, MIXED, OPTIMISTIC, Drafts, chain_histogram
 from treeopt.pipeline.importing import import_file
 from treeopt.records.calibration import Calibration
+from treeopt.records.drafters import COUNTED
 from treeopt.records.rundir import RunDirectory
 
 from .conftest import invoke
@@ -180,10 +180,10 @@ def test_the_drafter_is_as_the_user_says(tmp_path):
     table.write_text("head,rank,hits,trials\n0,0,5,9\n")
     run = RunDirectory(tmp_path / "run")
     assert import_file(run, file).meta["drafter"] is None
-    for kind in DRAFTERS:
+    for kind in COUNTED:
         for path in (file, table):
             assert import_file(run, path, drafter=kind, overwrite=True).meta["drafter"] == {"kind": kind}
-    with pytest.raises(InvalidInput, match="--drafter must be one of"):
+    with pytest.raises(InvalidInput, match="drafter must be one of"):
         import_file(run, file, drafter="psychic", overwrite=True)
 
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from treeopt.engines.sglang import UNKNOWN_LENGTHS
 from treeopt.errors import InvalidInput
-from treeopt.importing.sglang import ADAPTIVE
 
 from .engine_files import ALIASES, OLDER, SURVIVAL, iteration, lines, meta_info, trtllm, trtllm_choice
 
@@ -56,7 +56,7 @@ def test_what_sglang_says_of_a_request_twice_is_counted_once(imported):
 
 
 def test_sglang_does_not_record_lengths_and_that_is_said(imported):
-    assert ADAPTIVE in imported({"meta_info": meta_info()})[1]
+    assert UNKNOWN_LENGTHS in imported({"meta_info": meta_info()})[1]
 
 
 def test_the_depth_of_trees_is_no_survival_of_a_chain(imported):

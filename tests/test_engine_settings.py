@@ -6,23 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan, planned_trees
 from treeopt.errors import InvalidInput
-from treeopt.export.write import export_plan, loads_of, planned_trees, way_of
-from treeopt.growth.dynamic import dynamic_rates
-from treeopt.growth.replay import replay
+from treeopt.growth.replay import dynamic_rates, replay
 from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import export, search
 from treeopt.pipeline.export import export_to
-from treeopt.pipeline.search import SearchOptions
+from treeopt.records.figure import fastest
 from treeopt.records.plan import Plan
 from treeopt.records.pools import columns_of, score_counts
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.served import losses_of, setting_of
 from treeopt.records.trace import RankTrace
-from treeopt.report.dynamic_table import settings, settings_for
-from treeopt.report.plan_table import plan_table
+from treeopt.report.plan_table import one_server, plan_table
+from treeopt.trees.draft import dynamic_form
 from treeopt.trees.dynamic import DynamicLimits, DynamicTree, pool_size
 from treeopt.trees.tree import Tree
 
@@ -89,7 +87,7 @@ def run(tmp_path):
 
 
 def planned(run, engine=None, **options) -> Plan:
-    return search(run, SearchOptions(budget=12, engine=engine, **options))
+    return search(run, budget=12, engine=engine, **options)
 
 
 def rates_of(batch_size, within=WITHIN):
@@ -119,58 +117,51 @@ def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits
     limits = DynamicLimits(rows=12, within_levels=of_tensorrt, redrafts=of_tensorrt, chains=True)
     assert [entry.batch_size for entry in plan] == list(SIZES)
     assert planned_trees(plan).dynamic
-    own = {}
+    own, chosen = {}, {}
     for entry in plan:
         speed, plain = rates_of(entry.batch_size, limits)
-        found = entry.dynamic
-        assert found.tokens_per_s == pytest.approx(speed[found.tree])
-        assert found.tokens_per_s >= 0.994 * np.nanmax(list(speed.values()))
+        found = fastest([figure for figure in (entry.chosen, *entry.others.values()) if figure.size > 1])
+        tree = chosen[entry.batch_size] = dynamic_form(found.draft)
+        assert found.tokens_per_s == pytest.approx(speed[tree])
+        assert not entry.speculates or found.tokens_per_s >= 0.994 * np.nanmax(list(speed.values()))
         assert found.speedup == pytest.approx(found.tokens_per_s / plain)
         own[entry.batch_size] = max(found.tokens_per_s, plain)
-        assert setting_of(plan, entry) == (found.tree if found.tokens_per_s > plain else None)
-        assert entry.adaptive is None
+        assert entry.setting == (tree if found.tokens_per_s > plain else None)
     for entry in plan:
-        tree = entry.dynamic.tree
-        wanted = {size: 1 - rates_of(size, limits)[0][tree] / own[size] for size in SIZES}
-        assert entry.dynamic.elsewhere == pytest.approx(wanted)
-    assert [setting_of(plan, entry) is None for entry in plan] == [False, False, True]
-    assert plan[1].dynamic.topk > 1
-    assert plan[1].dynamic.size > plan[4].dynamic.size
+        if entry.speculates:
+            tree = chosen[entry.batch_size]
+            wanted = {s: 1 - rates_of(s, limits)[0][tree] / own[s] for s in SIZES if s != entry.batch_size}
+            assert {s: loss for s, loss in plan.losses(entry).items() if s in wanted} == pytest.approx(wanted)
+    assert [entry.setting is None for entry in plan] == [False, False, True]
+    assert plan[1].setting.topk > 1
+    assert plan[1].chosen.size > plan[4].chosen.size
     if engine == "tensorrt-llm":
-        assert all(e.dynamic.size - 1 <= e.dynamic.topk * e.dynamic.depth for e in plan)
-    run_again = Plan.load(run.plan)
-    assert run_again == plan
+        assert all(tree.rows - 1 <= tree.topk * tree.levels for tree in chosen.values())
+    assert replace(Plan.load(run.plan), runtime=plan.runtime) == plan
 
 
 def test_a_chain_is_written_where_trees_cost_too_much(run):
     timed(dynamic=6.0).save(run.profile)
     plan = planned(run, "sglang")
-    assert plan[1].dynamic.topk == 1
-    assert setting_of(plan, plan[1]) == DynamicTree(plan[1].dynamic.depth, 1, plan[1].dynamic.depth + 1)
+    assert plan[1].setting == DynamicTree(plan[1].chosen.depth, 1, plan[1].chosen.depth + 1)
     assert "--speculative-eagle-topk 1" in export_plan(plan, "sglang", batch_size=1).command
-    general = planned(run)  # its dynamic tree is no chain, but its best chain is known
-    assert general[1].dynamic.topk > 1
-    assert setting_of(general, general[1]) == DynamicTree(general[1].best_chain.depth, 1, general[1].best_chain.size)
-    assert losses_of(general, general[1]) == {}
+    general = planned(run)  # its best chain is known beside the tree
+    chain = general[1].best("chain")
+    assert general[1].setting == DynamicTree(chain.depth, 1, chain.size)
 
 
 def test_what_search_says_of_one_server(run):
     plan = planned(run, "sglang")
-    said, text = settings(plan), shown(plan_table(plan))
-    for entry in plan:
-        words = entry.dynamic.tree.name if setting_of(plan, entry) else "do not speculate"
-        assert f"{entry.batch_size}: {words}" in said
-    shared = min(plan, key=lambda e: max(losses_of(plan, e).values()))
+    said, text = one_server(plan), shown(plan_table(plan))
+    shared = min(plan, key=lambda e: max(plan.losses(e).values(), default=1))
     lost = ", ".join(
-        f"{max(loss, 0):.1%} at {size}" for size, loss in losses_of(plan, shared).items() if size != shared.batch_size
+        f"{max(loss, 0):.1%} at {size}" for size, loss in plan.losses(shared).items() if size != shared.batch_size
     )
-    assert f"One server for all: that of {shared.batch_size}." in said
-    assert f"own setting it loses {lost}." in said
+    assert said.startswith(f"One server for all gets that of batch size {shared.batch_size}.")
+    assert f"own tree it loses {lost}." in said
     assert said in text
-    assert "The best chain for each batch size" in text
-    assert "Schedule by batch size" not in text
-    assert settings(planned(run)) == settings(planned(run, "vllm")) == ""
-    assert all(entry.dynamic is None for entry in planned(run, "vllm"))
+    assert one_server(planned(run)) == one_server(planned(run, "vllm")) == one_server(planned(run, "fastrl")) == ""
+    assert all(entry.best("dynamic") is None for entry in planned(run, "vllm"))
 
 
 def test_every_batch_size_gets_its_own_files_and_what_they_lose_is_said(run):
@@ -179,13 +170,13 @@ def test_every_batch_size_gets_its_own_files_and_what_they_lose_is_said(run):
     assert {path.parent.name for path in paths} == {f"batch-size-{size}" for size in SIZES}
     for entry in plan:
         command = (run.export / "sglang" / f"batch-size-{entry.batch_size}" / "commands.sh").read_text()
-        tree = setting_of(plan, entry)
+        tree = entry.setting
         numbers = [
             int(n) for n in re.findall(r"--speculative-(?:num-steps|eagle-topk|num-draft-tokens) (\d+)", command)
         ]
         assert numbers == ([tree.levels, tree.topk, tree.rows] if tree else [])
     notes = " ".join(written.notes)
-    assert "Do not speculate at batch size 64: the best dynamic tree there, " in notes
+    assert "Batch size 64: No tree pays here" in notes
     assert "For one server take that of --batch-size " in notes
     _, one = export(run, "sglang", batch_size=4)
     assert any(note.startswith("Written for batch size 4 (") and "it loses" in note for note in one.notes)
@@ -194,7 +185,7 @@ def test_every_batch_size_gets_its_own_files_and_what_they_lose_is_said(run):
 def test_a_mix_of_loads_gets_the_fastest_setting_over_it(run):
     shares = {1: 0.9, 4: 0.1}
     plan = planned(run, "sglang", batch_sizes=shares)
-    (tree,) = {setting_of(plan, entry) for entry in plan}
+    (tree,) = {entry.setting for entry in plan}
     speeds = [rates_of(size)[0] for size in shares]
     total = {
         one: sum(shares[size] * speed[one] for size, speed in zip(shares, speeds, strict=True)) for one in speeds[0]
@@ -202,20 +193,18 @@ def test_a_mix_of_loads_gets_the_fastest_setting_over_it(run):
     assert total[tree] >= 0.994 * np.nanmax(list(total.values()))
     _, written = export(run, "sglang")
     assert any("Written for the mix of batch sizes (90% of the time at 1, 10%" in note for note in written.notes)
-    assert f"sglang gets levels/topk/rows {tree.name}. Against each batch size's own setting it loses" in settings(plan)
     alone = planned(run, "sglang", batch_sizes=(4,))
-    assert tree not in (None, setting_of(alone, alone[4]))
-    assert alone[4].dynamic.elsewhere == {}
+    assert tree not in (None, alone[4].setting)
     off = planned(run, "sglang", batch_sizes={64: 0.9, 4: 0.1})
-    assert {setting_of(off, entry) for entry in off} == {None}
-    assert settings_for(off, [None])[0].startswith("Do not speculate over the mix")
+    assert {entry.setting for entry in off} == {None}
+    assert export(run, "sglang")[1].notes[0].startswith("No tree pays over the mix")
 
 
 def test_fastrl_gets_every_range_of_batch_sizes(run):
     plan = planned(run, "fastrl")
-    assert loads_of(plan, way_of(plan, "fastrl")) == [None]
+    assert batch_sizes_to_export(plan, method_for_plan(plan, "fastrl")) == [None]
     written = export_plan(plan, "fastrl")
-    one, two = (plan[size].dynamic.tree for size in SIZES[:2])
+    one, two = (plan[size].setting for size in SIZES[:2])
     assert written.command.endswith(
         f"{one.levels}_{one.topk}_{one.rows},{two.levels}_{two.topk}_{two.rows} --speculative-mab-bs-threshold 1,4 "
         "--apdative-speculative-batch-size-threshold 63"
@@ -234,9 +223,8 @@ class TestWithoutDynamicTrees:
             ):
                 planned(run, engine, method=method)
         plan = planned(run)
-        with pytest.raises(InvalidInput, match=r"no dynamic tree for batch size 1: .*calibrate --topk 2,4,8"):
-            export_plan(plan, "sglang", batch_size=1, method="dynamic-tree")
-        assert way_of(plan, "sglang").name == "adaptive"
+        assert "--speculative-eagle-topk 1" in export_plan(plan, "sglang", batch_size=1, method="dynamic-tree").command
+        assert method_for_plan(plan, "sglang").name == "adaptive"
 
     def test_without_timings_it_is_chains(self, run):
         timed(dynamic=None).save(run.profile)
@@ -247,7 +235,7 @@ class TestWithoutDynamicTrees:
     def test_a_method_that_is_named_stays(self, run):
         plan = planned(run, "sglang", method="adaptive")
         assert plan.constraint.engine.method == "adaptive"
-        assert all(entry.dynamic is None for entry in plan)
+        assert all(entry.best("dynamic") is None for entry in plan)
         assert not planned_trees(plan)
 
     def test_openvino_decodes_trees_one_by_one_and_gets_chains_for_more(self, run):
@@ -263,13 +251,13 @@ class TestWithoutDynamicTrees:
 
 
 def test_a_plan_for_no_engine_goes_to_both_kinds(run, tmp_path):
-    assert way_of(planned(run, shape="chain"), "sglang").name == "adaptive"  # chains were asked for
+    assert method_for_plan(planned(run, shape="chain"), "sglang").name == "adaptive"  # chains were asked for
     plan = planned(run)
-    assert way_of(plan, "sglang").name == "dynamic-tree"
+    assert method_for_plan(plan, "sglang").name == "dynamic-tree"
     _, written = export_to(tmp_path, plan, "sglang", batch_size=1)
-    assert plan[1].dynamic.tree.name in " ".join(written.notes)
+    assert plan[1].setting.name in " ".join(written.notes)
     with pytest.raises(InvalidInput, match="takes chains only"):
         export_to(tmp_path, plan, "vllm")
-    wide = replace(plan[1], dynamic=replace(plan[1].dynamic, depth=2, topk=4, size=16), best_chain=None)
+    wide = replace(plan[1], chosen=replace(plan[1].chosen, draft=DynamicTree(2, 4, 16), tokens_per_step=2.0), others={})
     with pytest.raises(InvalidInput, match="tensorrt-llm takes up to 8 levels, and 9 rows of 2 levels with topk 4"):
         export_plan(replace(plan, entries=(wide,), schedule=[]), "tensorrt-llm")

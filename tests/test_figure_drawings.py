@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from xml.etree import ElementTree
 
 import numpy as np
@@ -21,19 +22,12 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
 from treeopt.report import figures
 from treeopt.report.figures import style
-from treeopt.report.figures.accuracy import (
-    accuracy_data,
-    draw_accuracy,
-    draw_groups,
-    draw_positions,
-    groups_data,
-    positions_data,
-)
-from treeopt.report.figures.bench import accepted_data, contenders_data, draw_accepted, draw_contenders
-from treeopt.report.figures.kinds import draw_kinds, kinds_data
-from treeopt.report.figures.latency import draw_latency, draw_parts, latency_data, parts_data
-from treeopt.report.figures.pareto import draw_pareto, pareto_data
-from treeopt.report.figures.planning import draw_sizes, draw_throughput, sizes_data, throughput_data
+from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
+from treeopt.report.figures.batches import kinds_chart, pareto_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart
+from treeopt.report.figures.chart import draw
+from treeopt.report.figures.latency import latency_chart, parts_chart
+from treeopt.report.figures.planning import sizes_chart, throughput_chart
 from treeopt.report.figures.tree import draw_tree, tree_data
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
@@ -81,48 +75,31 @@ def drawings():
     yield "tree-published", lambda: draw_tree(tree_data(published_tree(), long_trace(5)))
     for heads in (1, 2, 8):
         calibration = Calibration.from_trace(long_trace(heads))
-        yield f"accuracy-{heads}", lambda c=calibration: draw_accuracy(accuracy_data(c))
-        yield (f"positions-{heads}", lambda h=heads: draw_positions(positions_data(long_trace(h))))
+        yield f"accuracy-{heads}", lambda c=calibration: draw(accuracy_chart(c))
+        yield (f"positions-{heads}", lambda h=heads: draw(positions_chart(long_trace(h))))
         for n in (1, 3, 13):
             groups = some_groups(heads, NAMES[-n:])
-            yield f"groups-{heads}-{n}", lambda g=groups: draw_groups(groups_data(g))
+            yield f"groups-{heads}-{n}", lambda g=groups: draw(groups_chart(g))
     for heads, budget in ((2, 8), (4, 32)):
-        yield (f"sizes-{heads}", lambda h=heads, b=budget: draw_sizes(sizes_data(long_trace(h), Limits(b))))
+        yield (f"sizes-{heads}", lambda h=heads, b=budget: draw(sizes_chart(long_trace(h), Limits(b))))
     for batch_sizes in ((1,), (1, 2, 4, 8, 16, 32)):
         profile = some_profile(batch_sizes, largest=256)
         name = f"{len(batch_sizes)}"
-        yield f"latency-{name}", lambda p=profile: draw_latency(latency_data(p))
-        yield f"parts-{name}", lambda p=profile: draw_parts(parts_data(p))
-        yield (
-            f"throughput-{name}",
-            lambda p=profile, b=batch_sizes: draw_throughput(
-                throughput_data(plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b)))
-            ),
+        yield f"latency-{name}", lambda p=profile: draw(latency_chart(p))
+        yield f"parts-{name}", lambda p=profile: draw(parts_chart(p))
+        plan = cache(
+            lambda p=profile, b=batch_sizes: plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b))
         )
-        yield (
-            f"kinds-{name}",
-            lambda p=profile, b=batch_sizes: draw_kinds(
-                kinds_data(
-                    with_dynamic(plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b))),
-                    {8: some_bench(batch_size=8)},
-                )
-            ),
-        )
+        yield f"throughput-{name}", lambda p=plan: draw(throughput_chart(p()))
+        benches = {8: some_bench(batch_size=8)}
+        yield f"kinds-{name}", lambda p=plan, b=benches: draw(kinds_chart(with_dynamic(p()), b))
         if len(batch_sizes) > 1:
-            yield (
-                f"pareto-{name}",
-                lambda p=profile, b=batch_sizes: draw_pareto(
-                    pareto_data(
-                        plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b)),
-                        {8: some_bench(batch_size=8)},
-                    )
-                ),
-            )
+            yield f"pareto-{name}", lambda p=plan, b=benches: draw(pareto_chart(p(), b))
     for groups in ([""], NAMES[:2], NAMES):
         bench = some_bench(groups)
-        yield f"contenders-{len(groups)}", lambda b=bench: draw_contenders(contenders_data(b))
+        yield f"contenders-{len(groups)}", lambda b=bench: draw(contenders_chart(b))
     few = some_bench(blocks=1)
-    yield "contenders-few", lambda: draw_contenders(contenders_data(few))
+    yield "contenders-few", lambda: draw(contenders_chart(few))
     for name, hits in (
         ("nothing", np.zeros((1, 1), int)),
         ("never", np.zeros((5, 10), int)),
@@ -130,17 +107,17 @@ def drawings():
         ("chain", np.full((5, 1), 3)),
     ):
         some = Calibration(hits, np.full(len(hits), 5), meta={"acceptance": {"rule": "rejection"}})
-        yield f"accuracy-{name}", lambda c=some: draw_accuracy(accuracy_data(c))
+        yield f"accuracy-{name}", lambda c=some: draw(accuracy_chart(c))
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
-    yield "sizes-probe", lambda: draw_sizes(sizes_data(probe, Limits(8)))
+    yield "sizes-probe", lambda: draw(sizes_chart(probe, Limits(8)))
     alone = LatencyProfile((), some_profile((1,)).autoregressive)
-    yield "latency-plain", lambda: draw_latency(latency_data(alone))
+    yield "latency-plain", lambda: draw(latency_chart(alone))
     two = some_profile((1, 4))
     moved = tuple(replace(p, context_tokens=4096) for p in (*two.points, *two.autoregressive))
     both = LatencyProfile((*two.points, *moved[:-2]), (*two.autoregressive, *moved[-2:]), two.runtime)
-    yield "latency-contexts", lambda: draw_latency(latency_data(both))
-    yield "parts-contexts", lambda: draw_parts(parts_data(both))
-    yield "accepted", lambda: draw_accepted(accepted_data(few))
+    yield "latency-contexts", lambda: draw(latency_chart(both))
+    yield "parts-contexts", lambda: draw(parts_chart(both))
+    yield "accepted", lambda: draw(accepted_chart(few))
 
 
 @pytest.mark.parametrize(("name", "make"), list(drawings()), ids=lambda value: value if isinstance(value, str) else "")
@@ -151,7 +128,7 @@ def test_no_label_overlaps_another_or_is_cut_off(name, make):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_and_depths_are_whole_numbers(ranks):
     hits = np.full((1, ranks), 2)
-    drawing = draw_accuracy(accuracy_data(Calibration(hits, np.array([9]))))
+    drawing = draw(accuracy_chart(Calibration(hits, np.array([9]))))
     for axes in drawing.axes:
         low, high = axes.get_xlim()
         ticks = [float(tick) for tick in axes.get_xticks() if low <= tick <= high]
@@ -161,7 +138,7 @@ def test_ranks_and_depths_are_whole_numbers(ranks):
 
 def test_shares_of_0_stand_at_the_edge_of_a_logarithmic_axis():
     hits = np.array([[4, 0, 1], [0, 0, 2]])
-    drawing = draw_accuracy(accuracy_data(Calibration(hits, np.array([9, 9]))))
+    drawing = draw(accuracy_chart(Calibration(hits, np.array([9, 9]))))
     at_edge = [line for line in drawing.axes[0].lines if line.get_transform() != drawing.axes[0].transData]
     assert sum(len(line.get_xdata()) for line in at_edge) == (hits == 0).sum()
     assert "lower edge" in drawing.get_supxlabel()
@@ -180,7 +157,7 @@ def test_the_overlap_check_sees_overlaps():
 def test_any_small_trace_can_be_drawn(trace, tree):
     draw_tree(tree_data(tree, trace))
     if trace.has_step.any():
-        assert overlaps(draw_positions(positions_data(trace))) == []
+        assert overlaps(draw(positions_chart(trace))) == []
 
 
 def test_the_same_figure_is_the_same_file_with_text_and_ids():
@@ -212,9 +189,10 @@ def test_drawing_leaves_matplotlib_as_it_was():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "import matplotlib; before = dict(matplotlib.rcParams.copy())\n"
         "from treeopt.records.calibration import Calibration; import numpy as np\n"
-        "from treeopt.report.figures.accuracy import accuracy_data, draw_accuracy\n"
+        "from treeopt.report.figures.accuracy import accuracy_chart\n"
+        "from treeopt.report.figures.chart import draw\n"
         "from treeopt.report.figures.style import to_bytes\n"
-        "to_bytes(draw_accuracy(accuracy_data(Calibration(np.array([[3, 1]]), np.array([9])))), 'svg')\n"
+        "to_bytes(draw(accuracy_chart(Calibration(np.array([[3, 1]]), np.array([9])))), 'svg')\n"
         "assert dict(matplotlib.rcParams.copy()) == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

@@ -12,35 +12,35 @@ import pytest
 from hypothesis import given
 
 from tests.conftest import random_trace, traces, trees
-from tests.test_coverage import random_probe
+from tests.test_coverage import random_probe, replay_probe
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.coverage import COVERAGE
 from treeopt.growth.objectives import grow
-from treeopt.growth.probed import replay_probe
+from treeopt.growth.probed import COVERAGE
 from treeopt.growth.replay import replay
 from treeopt.growth.source import source_of
+from treeopt.planning.compared import DrafterFigure, DraftersCompared
 from treeopt.planning.comparison import dense_widths
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.contender import Answer, Block, Contender
-from treeopt.records.expected import AdaptiveFigures, DynamicFigures
+from treeopt.records.contender import Answer, Block, Contender, Predicted
+from treeopt.records.figure import Intervals
 from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
-from treeopt.report.figures import style
-from treeopt.report.figures.accuracy import accuracy_data, groups_data, positions_data
-from treeopt.report.figures.bench import accepted_data, contenders_data
-from treeopt.report.figures.kinds import Mark, kinds_data
-from treeopt.report.figures.latency import latency_data, parts_data
-from treeopt.report.figures.pareto import pareto_data
-from treeopt.report.figures.planning import sizes_data, throughput_data
+from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
+from treeopt.report.figures.batches import drafters_chart, kinds_chart, pareto_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart
+from treeopt.report.figures.chart import Z95, wilson
+from treeopt.report.figures.latency import latency_chart, parts_chart
+from treeopt.report.figures.planning import bands, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import columns, tree_data
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -109,23 +109,26 @@ def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchma
             for i in range(blocks)
             for r in range(2)
         ]
+        answers = [
+            Answer(
+                id=str(p), steps=b.steps, tokens=1 + b.tokens, identical=p > 0, group=b.group, replayed_steps=b.steps
+            )
+            for b in timed
+            if b.round == 0
+            for p in b.prompts
+        ]
+        answers[0] = replace(answers[0], first_difference=2, logit_gap=0.01)
         return Contender(
             name=name,
             batch_size=batch_size,
-            size=len(tree),
-            medusa_choices=tree.choices,
-            steps=100,
+            draft=tree,
+            sequences=answers,
+            blocks=timed,
             passes=105,
-            tokens=round(100 * rate),
-            tokens_per_step=rate,
-            tokens_per_s=sum(b.tokens for b in timed) / sum(b.decode_s for b in timed),
-            identical=9,
-            compared=9,
-            predicted_tokens_per_step=rate * 1.03,
+            predicted=Predicted(replayed=min(rate * 1.03, 1 + tree.depth)),
             accepted=accepted,
             replayed_accepted=[40, 40, 20],
             predicted_accepted=[0.5, 0.25, 0.25],
-            blocks=timed,
         )
 
     found = [
@@ -134,31 +137,7 @@ def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchma
         contender("mc_sim_7b_63", published_tree(), 0.8, [30, 30, 30, 10]),
         contender("a tree with a name as long as a file's may be", Tree.chain(3), 1.3, [40, 40, 20]),
     ]
-    return Benchmark(contenders=tuple(found), dtype="bfloat16", rounds=2, prompts="held out")
-
-
-def with_answers(contender: Contender) -> Contender:
-    """With the answers that its blocks are of, the first of them unlike the plain one."""
-    answers = [
-        Answer(id=str(p), steps=block.steps, tokens=1 + block.tokens, identical=p > 0, group=block.group)
-        for block in contender.blocks
-        if block.round == 0
-        for p in block.prompts
-    ]
-    answers[0] = replace(answers[0], first_difference=2, logit_gap=0.01)
-    steps, tokens = sum(a.steps for a in answers), sum(a.tokens - 1 for a in answers)
-    most, rest = divmod(tokens - steps, steps)
-    return replace(
-        contender,
-        steps=steps,
-        passes=steps,
-        tokens=tokens,
-        tokens_per_step=tokens / steps,
-        identical=len(answers) - 1,
-        compared=len(answers),
-        accepted=[0] * most + [steps - rest, rest],
-        sequences=answers,
-    )
+    return Benchmark(contenders=tuple(found), dtype="bfloat16", prompts="held out")
 
 
 def some_groups(heads: int, names) -> dict:
@@ -184,7 +163,7 @@ def test_wilson_is_scipys():
 
     for hits, trials in [(0, 7), (3, 9), (40, 40), (1, 5000)]:
         want = binomtest(hits, trials).proportion_ci(method="wilson")
-        got = style.wilson(hits, trials)
+        got = wilson(hits, trials)
         assert np.allclose([got.low, got.high], [want.low, want.high], atol=1e-9)
 
 
@@ -252,13 +231,13 @@ def test_the_layout_is_tidy(tree):
 
 def test_accuracy_counts_single_and_cumulative():
     trace = long_trace(3)
-    data = accuracy_data(Calibration.from_trace(trace), ranks=4)
+    left, right = accuracy_chart(Calibration.from_trace(trace), ranks=4).panels[0]
     ranks = trace.ranks[trace.has_step]
     for head, rank in itertools.product(range(3), range(4)):
         column = ranks[:, head][ranks[:, head] != -2]
-        assert data.single.value[head, rank] == pytest.approx((column == rank).mean())
-        inside = (column >= 0) & (column <= rank)
-        assert data.cumulative.value[head, rank] == pytest.approx(inside.mean())
+        single = next(one.y for one in left.series if one.look["color"] == right[str(head + 1)].look["color"])
+        assert single[rank] == pytest.approx((column == rank).mean())
+        assert right[str(head + 1)].y[rank] == pytest.approx(((column >= 0) & (column <= rank)).mean())
 
 
 @pytest.mark.parametrize(
@@ -272,57 +251,53 @@ def test_accuracy_counts_single_and_cumulative():
     ],
 )
 def test_only_heads_are_called_heads(info, guesser, right):
-    calibration = Calibration(np.array([[60], [40]]), np.array([100, 100]), meta=info)
-    words = accuracy_data(calibration).words
-    assert words.guesser == guesser
-    assert right in words.right
-    groups = {"a": {"hits": [[3]], "trials": [10]}}
-    assert groups_data(groups, info).words == words
-    data = tree_data(Tree.chain(1), calibration)
-    assert data.guesser == ("depth" if "drafter" not in info else guesser)
+    calibration = Calibration(np.array([[60, 9], [40, 9]]), np.array([100, 100]), meta=info)
     trace = replace(long_trace(2), meta={**long_trace(2).meta, **info})
-    assert positions_data(trace).words == words
+    groups = groups_chart({"a": {"hits": [[3]], "trials": [10]}}, info)
+    for chart in (accuracy_chart(calibration), groups, positions_chart(trace)):
+        assert chart.legend == guesser
+        assert right in chart.title
+    assert tree_data(Tree.chain(1), calibration).guesser == ("depth" if "drafter" not in info else guesser)
 
 
 def test_captions_name_the_rule():
     trace = long_trace(2)
     trace = replace(trace, meta={**trace.meta, "acceptance": {"rule": "sample-then-match", "temperature": 0.7}})
-    data = [tree_data(Tree.chain(1), trace), positions_data(trace)]
-    data += [sizes_data(trace, Limits(4)), accuracy_data(Calibration.from_trace(trace))]
-    for each in data:
-        assert "--acceptance sample --temperature 0.7" in each.caption
+    data = [tree_data(Tree.chain(1), trace), positions_chart(trace)]
+    data += [sizes_chart(trace, Limits(4)), accuracy_chart(Calibration.from_trace(trace))]
+    assert all("--acceptance sample --temperature 0.7" in each.caption for each in data)
 
 
 def test_groups_go_by_the_accuracy_of_head_1():
     groups = {"a": {"hits": [[3], [1]], "trials": [10, 10]}, "b": {"hits": [[9], [2]], "trials": [10, 20]}}
-    data = groups_data(groups)
-    assert data.names == ("b", "a")
-    assert data.top1.value.tolist() == [[0.9, 0.1], [0.3, 0.1]]
-    assert data.tokens_per_step is None
+    ((panel,),) = groups_chart(groups).panels  # none of tokens per step, which are not known
+    assert panel.rows == ["b (0)", "a (0)"]
+    assert [panel[depth].x.tolist() for depth in ("1", "2")] == [[0.9, 0.3], [0.1, 0.1]]
     with pytest.raises(InvalidInput, match="hits and trials"):
-        groups_data({"a": {"hits": [[3]]}})
+        groups_chart({"a": {"hits": [[3]]}})
 
 
 @given(traces())
 def test_positions_are_counted_once(trace):
     if not trace.has_step.any():
         with pytest.raises(OutOfRange, match="at least 2 tokens"):
-            positions_data(trace)
+            positions_chart(trace)
         return
-    data = positions_data(trace, buckets=3)
-    hits, trials = np.zeros_like(data.trials), np.zeros_like(data.trials)
+    panel = positions_chart(trace, buckets=3)[0]
+    starts = [0, *(np.array(panel.breaks) + 0.5)]
+    hits, trials = np.zeros((trace.num_heads, len(starts))), np.zeros((trace.num_heads, len(starts)))
     for start, stop in itertools.pairwise(trace.starts.tolist()):
         for t in range(start, stop - 1):
-            bucket = max(b for b in range(len(data.edges) - 1) if data.edges[b] <= t - start)
+            bucket = max(b for b, first in enumerate(starts) if first <= t - start)
             hits[:, bucket] += trace.ranks[t] == 0
             trials[:, bucket] += trace.ranks[t] != -2
-    assert data.trials.tolist() == trials.tolist()
-    assert np.nan_to_num(data.top1.value * trials).round().astype(int).tolist() == hits.tolist()
+    shares = np.stack([one.y for one in panel.series])
+    assert np.nan_to_num(shares) == pytest.approx(hits / np.maximum(trials, 1))
 
 
 def test_buckets_have_about_equally_many_states():
     trace = random_trace(np.random.default_rng(0), [101] * 10, 2, 5)
-    assert np.diff(positions_data(trace, buckets=4).edges).tolist() == [25] * 4
+    assert positions_chart(trace, buckets=4)[0].breaks == [24.5, 49.5, 74.5]
 
 
 def test_dense_widths_are_all_within_the_budget():
@@ -339,17 +314,18 @@ def test_dense_widths_are_all_within_the_budget():
 
 def test_sizes_are_cross_fitted_and_dense_trees_replayed():
     trace = long_trace(3)
-    data = sizes_data(trace, Limits(12), most_dense=15)
+    panel = sizes_chart(trace, Limits(12), most_dense=15)[0]
     limits = Limits(12, max_depth=3)
-    for objective, curve in data.curves.items():
+    for objective in source_of(trace).objectives:
         want = source_of(trace).crossfit(limits, objective).tokens_per_step
-        assert curve.value == pytest.approx(want)
-        assert (curve.low <= curve.value).all()
-        assert (curve.value <= curve.high).all()
-    assert len(data.others.dense) == 15 < data.others.n_dense
-    for widths, size, rate in data.others.dense:
-        assert size == len(Tree.dense(widths)) <= 12
-        assert rate == replay(trace, Tree.dense(widths)).tokens_per_step
+        assert panel[f"grown: {objective}"].y == pytest.approx(want)
+    (area,) = [one for one in panel.series if one.kind == "area"]
+    assert (area.ends[0] <= area.y).all()
+    assert (area.y <= area.ends[1]).all()
+    (dense,) = [one for one in panel.series if one.label.startswith("dense trees\n(15 of ")]
+    by_widths = {(len(Tree.dense(w)), replay(trace, Tree.dense(w)).tokens_per_step) for w in dense_widths(12, 3, 10)}
+    assert len(dense.x) == 15
+    assert set(zip(dense.x, dense.y, strict=True)) <= by_widths
 
 
 def test_sizes_of_a_probe_are_those_of_its_steps():
@@ -357,52 +333,49 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
     rng, policy = np.random.default_rng(3), Tree.chain(2)
     probe = random_probe(rng, Tree.dense([3, 2]), 400, policy=policy)
     probe = replace(probe, meta={**probe.meta, "acceptance": {"rule": "typical", "temperature": 0.7}})
-    data = sizes_data(probe, Limits(8), objective="coverage")
-    (curve,) = data.curves.values()
-    want = (
-        source_of(probe).crossfit(Limits(8, max_depth=2, max_rank=9, shape="sibling-closed"), COVERAGE).tokens_per_step
-    )
-    assert curve.value == pytest.approx(want)
-    assert data.objective in data.curves
-    assert "--acceptance typical" in data.caption
-    dense = {widths: rate for widths, _, rate in data.others.dense}
-    assert set(dense) == {(1,), (2,), (3,), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1)}
-    for widths, rate in dense.items():
-        assert rate == pytest.approx(replay_probe(probe, Tree.dense(widths)).tokens_per_step)
-    assert {name: rate for name, _, rate in data.others.fixed} == pytest.approx(
-        {f"chain of {d}": replay_probe(probe, Tree.chain(d)).tokens_per_step for d in (1, 2)}
-    )
+    chart = sizes_chart(probe, Limits(8), objective="coverage")
+    (curve,) = [one for one in chart[0].series if one.label.startswith("grown")]
+    limits = Limits(8, max_depth=2, max_rank=9, shape="sibling-closed")
+    assert curve.y == pytest.approx(source_of(probe).crossfit(limits, COVERAGE).tokens_per_step)
+    assert "--acceptance typical" in chart.caption
+    widths = [(1,), (2,), (3,), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]
+    dense = sorted((len(Tree.dense(w)), replay_probe(probe, Tree.dense(w)).tokens_per_step) for w in widths)
+    found = sorted(zip(chart[0]["dense trees"].x, chart[0]["dense trees"].y, strict=True))
+    assert np.array(found) == pytest.approx(np.array(dense))
+    chains = [replay_probe(probe, Tree.chain(d)).tokens_per_step for d in (1, 2)]
+    assert chart[0]["chains of top-1"].y == pytest.approx(chains)
 
 
 def test_throughput_is_the_plans():
     plan = some_plan((1, 4))
-    data = throughput_data(plan)
-    for entry, curve in zip(plan.entries, data.curves, strict=True):
-        assert curve.at(entry.size) == pytest.approx(entry.tokens_per_s)
-        assert curve.plain == pytest.approx(entry.tokens_per_s / entry.speedup)
-        assert {curve.chosen, *curve.tied} == set(entry.tied_sizes)
+    left, right = throughput_chart(plan).panels[0]
+    for entry in plan.entries:
+        size, chosen = str(entry.batch_size), entry.chosen
+        assert chosen.tokens_per_s in [float(one.y[0]) for one in left.series if one.look.get("marker") == "*"]
+        assert max(right[size].y) == pytest.approx(max(p.tokens_per_s for p in entry.curve) / entry.plain.tokens_per_s)
     with pytest.raises(OutOfRange, match="treeopt profile"):
-        throughput_data(plan_trees(long_trace(3), request=PlanRequest(Limits(8))))
+        throughput_chart(plan_trees(long_trace(3), request=PlanRequest(Limits(8))))
+
+
+def test_tied_sizes_are_bands_to_the_middle_of_the_next_ones():
+    sizes, rates = np.array([1.0, 2, 4, 8, 16]), np.array([1.0, 3, 5, 4, 2])
+    (one,) = bands(sizes, rates, [4, 8])
+    assert one[0] == pytest.approx([2**1.5, 4, 8, 2**3.5])
+    assert one[1] == pytest.approx([4, 5, 4, 3])
+    assert [len(x) for x, _ in bands(sizes, rates, [1, 16])] == [2, 2]
+    assert bands(sizes, rates, [4]) == []
 
 
 def test_latency_is_the_median_at_the_deepest_tree():
     points = [StepTiming(2, 9, 8, d, tuple(ms)) for d, ms in ((1, (4.0, 4, 5)), (3, (6.0, 8, 9)))]
     profile = LatencyProfile(tuple(points), (StepTiming(2, 9, 1, 0, (2.0, 2, 2)),))
-    (curve,) = latency_data(profile).curves
-    assert (curve.sizes.tolist(), curve.depths.tolist(), curve.ms.value.tolist()) == ([8], [3], [8.0])
-    assert curve.others == ((8, 1, 4.0),)
-    assert curve.overhead.value.tolist() == [4.0]
+    left, right = latency_chart(profile).panels[0]
+    line, _, shallow = left.series
+    assert ([*line.x], [*line.y], [*shallow.x], [*shallow.y]) == ([8], [8.0], [8], [4.0])
+    assert right["batch size 2"].y.tolist() == [4.0]
+    assert right["depth 1"].label
     half = 1.96 * 1.2533 * 1.4826 / np.sqrt(3)  # the median absolute deviation is 1
-    assert curve.ms.high - curve.ms.value == pytest.approx(half, rel=1e-3)
-
-
-def test_parts_add_up_where_they_vary_together():
-    data = parts_data(some_profile((1, 8)))
-    for panel in data.panels:
-        assert list(panel.ms) == ["draft", "target", "verify", "commit"]
-        assert sum(panel.ms.values()) == pytest.approx(panel.total)
-    with pytest.raises(OutOfRange, match="treeopt profile"):
-        parts_data(some_profile((1,), parts=False))
+    assert line.ends[1] - line.y == pytest.approx(half, rel=1e-3)
 
 
 def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
@@ -413,96 +386,112 @@ def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
         for (size, depth), ms in times.items()
     ]
     profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
-    (curve,) = latency_data(profile).curves
-    assert curve.sizes.tolist() == [2, 3, 9, 16]
-    assert curve.depths.tolist() == [1, 2, 2, 2]
-    assert curve.others == ((11, 1, 9.0),)
-    (panel,) = parts_data(profile).panels
-    assert (panel.sizes.tolist(), panel.depth) == ([2, 3, 9, 16], 2)
+    line, _, shallow = latency_chart(profile)[0].series
+    assert (line.x, shallow.x, shallow.y) == ([2, 3, 9, 16], [11], [9.0])
+    assert parts_chart(profile)[0]["whole step"].x.tolist() == [2, 3, 9, 16]
 
 
-def test_parts_and_the_rest_are_the_whole_step():
-    profile = some_profile((1,))
-    short = [
-        replace(p, parts_ms={name: tuple(0.8 * t for t in ms) for name, ms in (p.parts_ms or {}).items()})
+@pytest.mark.parametrize(("share", "rest"), [(1.0, None), (0.8, 0.2), (1.5, None)])
+def test_parts_and_the_rest_are_the_whole_step_and_never_more(share, rest):
+    profile = some_profile((1, 8))
+    scaled = [
+        replace(p, parts_ms={name: tuple(share * t for t in ms) for name, ms in (p.parts_ms or {}).items()})
         for p in profile.points
     ]
-    for panel in parts_data(LatencyProfile(tuple(short), profile.autoregressive)).panels:
-        assert sum(panel.ms.values()) == pytest.approx(panel.total)
-        assert panel.ms["the rest"] == pytest.approx(0.2 * panel.total, rel=0.01)
+    for panel in parts_chart(LatencyProfile(tuple(scaled), profile.autoregressive)).panels[0]:
+        parts = {one.label: one.y for one in panel.series if one.kind == "area"}
+        assert list(parts)[-4:] == ["commit", "verify", "target", "draft"]
+        total = panel["whole step"].y
+        assert sum(parts.values()) == pytest.approx(total)
+        assert ("the rest" in parts) == (rest is not None)
+        assert rest is None or parts["the rest"] == pytest.approx(rest * total, rel=0.01)
+    with pytest.raises(OutOfRange, match="treeopt profile"):
+        parts_chart(some_profile((1,), parts=False))
 
 
 def test_a_pareto_picture_has_the_plan_plain_decoding_and_what_was_measured():
     plan, bench = some_plan((1, 4)), some_bench(batch_size=4)
-    data = pareto_data(plan, {4: bench})
-    trees, plain = data.rates["the plan's trees"], data.rates["plain decoding"]
-    assert trees.batch_sizes.tolist() == [1, 4]
-    assert trees.total.tolist() == [e.tokens_per_s for e in plan.entries]
-    assert trees.per_user.tolist() == [plan[1].tokens_per_s, plan[4].tokens_per_s / 4]
-    assert plain.total == pytest.approx([e.curve[0].tokens_per_s for e in plan.entries])
-    measured = data.rates["the plan's trees, measured"]
-    assert (measured.batch_sizes.tolist(), measured.total.tolist()) == ([4], [bench.contender("chosen").tokens_per_s])
-    assert data.rates["plain decoding, measured"].total.tolist() == [bench.contender("plain").tokens_per_s]
+    panel = pareto_chart(plan, {4: bench})[0]
+    trees, plain = panel["the plan's trees"], panel["plain decoding"]
+    rates = [entry.chosen.tokens_per_s for entry in plan.entries]
+    assert (trees.notes, trees.y.tolist(), trees.x.tolist()) == (["1", "4"], rates, [rates[0], rates[1] / 4])
+    assert plain.y == pytest.approx([e.curve[0].tokens_per_s for e in plan.entries])
+    assert panel["the plan's trees, measured"].y == pytest.approx([bench.contender("chosen").tokens_per_s])
+    assert panel["plain decoding, measured"].y == pytest.approx([bench.contender("plain").tokens_per_s])
     with pytest.raises(OutOfRange, match="at least two batch sizes"):
-        pareto_data(some_plan((1,)))
+        pareto_chart(some_plan((1,)))
 
 
 def with_dynamic(plan: Plan) -> Plan:
-    """The plan with a dynamic and an adaptive tree, the second at its last batch size alone."""
-    figures = {"size": 8, "depth": 3, "topk": 4, "tokens_per_step": 2.2, "speedup": 1.6, "speedup_stderr": 0.03}
-    rule = {"intercepts": [0.0] * 3, "slopes": [1.0] * 3, "cost_ms": [5.0, 6.0], "tokens_per_ms": 1.0}
-    adaptive = AdaptiveFigures(**figures, rows=[4, 8], mean_rows=5.0, **rule)
-    entries = [replace(entry, dynamic=DynamicFigures(**figures)) for entry in plan.entries]
-    return replace(plan, entries=(*entries[:-1], replace(entries[-1], adaptive=adaptive)))
+    """The plan with a dynamic tree beside each of its own."""
+    entries = []
+    for entry in plan.entries:
+        dynamic = replace(
+            entry.chosen,
+            draft=DynamicTree(3, 4, 8),
+            tokens_per_step=2.2,
+            step_ms=2.2 * (entry.chosen.plain_ms or 1) / 1.6,
+        )
+        dynamic = replace(dynamic, interval95=Intervals(speedup=(1.5, 1.7)))
+        entries.append(replace(entry, others={**entry.others, "dynamic": dynamic}))
+    return replace(plan, entries=tuple(entries))
 
 
 def test_a_picture_of_kinds_has_what_the_plan_says_of_each_and_what_was_measured():
     plan, bench = with_dynamic(some_plan((1, 4))), some_bench(batch_size=4)
-    data = kinds_data(plan, {4: bench})
-    assert data.batch_sizes == (1, 4)
-    assert [mark.label for mark in data.speedups["fixed"]] == [str(entry.size) for entry in plan.entries]
-    assert data.speedups["dynamic"] == (Mark(1.6, 0.03 * 1.959964, "3/4/8"),) * 2
-    assert data.speedups["adaptive"] == (None, Mark(1.6, 0.03 * 1.959964, "3/4/4-8"))
-    assert data.tokens_per_step["dynamic"][0].value == 2.2
-    assert data.measured["fixed"][0] is data.measured["dynamic"][1] is None
+    chosen = replace(bench.contender("chosen"), draft=plan.entries[1].draft)
+    bench = replace(bench, contenders=(bench.contenders[0], chosen))
+    left, right = kinds_chart(plan, {4: bench}).panels[0]
+    assert left.scale == ["1", "4"]
+    (dynamic,) = [one for one in left.series if "3/4/8" in one.notes]
+    assert (dynamic.y, dynamic.ends.tolist()) == (pytest.approx([1.6, 1.6]), [[1.5, 1.5], [1.7, 1.7]])
+    assert right["dynamic"].y == [2.2, 2.2]
+    (measured,) = [one for one in left.series if one.look.get("fillstyle") == "full" and len(one.y)]
     ratio = bench.speedup("chosen")
-    assert data.measured["fixed"][1] == Mark(ratio.value, (ratio.high - ratio.low) / 2)
+    assert (measured.y, measured.ends.tolist()) == ([ratio.value], [[ratio.low], [ratio.high]])
     with pytest.raises(OutOfRange, match="no dynamic trees"):
-        kinds_data(some_plan((1,)))
+        kinds_chart(some_plan((1,)))
 
 
-def test_parts_never_exceed_the_whole_step():
-    long = {"draft": (8.0, 8.0), "target": (4.0, 4.0)}
-    short = {"draft": (1.0, 1.0), "target": (4.0, 4.0)}
-    points = [StepTiming(1, 9, size, 1, (6.0, 6.0), parts_ms=parts) for size, parts in ((4, long), (8, short))]
-    profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
-    (panel,) = parts_data(profile).panels
-    assert panel.ms["draft"].tolist() == [4.0, 1.0]
-    assert panel.ms["target"].tolist() == [2.0, 4.0]
+def test_drafters_stand_beside_each_other_at_every_batch_size():
+    bench = some_bench(batch_size=4)
+    predicted = some_plan((1,)).entries[0].chosen
+    settings = [
+        DrafterFigure(drafter="heads", figure=bench.figure("chosen"), setting="", is_measured=True),
+        DrafterFigure(drafter="ngram", figure=predicted, setting="", is_measured=False),
+    ]
+    left, right = drafters_chart(DraftersCompared(settings=tuple(settings), about="a model")).panels[0]
+    assert left.scale == ["1", "4"]
+    assert right["heads"].y == [bench.figure("chosen").tokens_per_step]
+    error = Z95 * (predicted.stderr.tokens_per_step or 0.0)
+    ends = predicted.interval95.tokens_per_step or (
+        predicted.tokens_per_step - error,
+        predicted.tokens_per_step + error,
+    )
+    assert right["ngram"].ends[:, 0].tolist() == pytest.approx(list(ends))
 
 
 def test_accepted_shares_are_counts_over_steps():
-    data = accepted_data(some_bench())
-    assert data.shares["measured"].value.tolist() == [0.5, 0.3, 0.2]
-    assert data.means == pytest.approx({"measured": 0.7, "replayed": 0.8, "predicted": 0.75})
-
-
-def test_an_older_benchmark_leaves_series_out():
+    panel = accepted_chart(some_bench())[0]
+    assert {one.label.replace("\n", " "): one.y.tolist() for one in panel.series} == {
+        "predicted (0.75 a step)": [0.5, 0.25, 0.25],
+        "replayed (0.80 a step)": [0.4, 0.4, 0.2],
+        "measured (0.70 a step)": [0.5, 0.3, 0.2],
+    }
     bench = some_bench()
-    older = [replace(c, predicted_accepted=[], replayed_accepted=[]) for c in bench.contenders]
-    assert list(accepted_data(replace(bench, contenders=tuple(older))).shares) == ["measured"]
-    oldest = tuple(replace(c, accepted=[]) for c in older)
+    fewer = [replace(c, predicted_accepted=[], replayed_accepted=[]) for c in bench.contenders]
+    assert len(accepted_chart(replace(bench, contenders=tuple(fewer)))[0].series) == 1
     with pytest.raises(OutOfRange, match="treeopt bench"):
-        accepted_data(replace(bench, contenders=oldest))
+        accepted_chart(replace(bench, contenders=tuple(replace(c, accepted=[]) for c in fewer)))
 
 
 def test_contenders_are_the_benchmarks():
     bench = some_bench(("code", "chat"))
-    data = contenders_data(bench)
-    assert data.speedups[1] == bench.speedup("chosen")
-    assert data.tokens_per_step["measured"] == (1.0, 1.7, 2.2, 1.8)
-    assert data.groups == {g: bench.speedup("chosen", group=g) for g in ("code", "chat")}
-    assert contenders_data(some_bench()).groups == {}
+    (left, right), (below,) = contenders_chart(bench).panels
+    assert left.series[0].x[1] == bench.speedup("chosen").value
+    assert right["measured"].x == [c.tokens_per_step for c in bench.contenders]
+    assert below.series[0].x == [bench.speedup("chosen", group=group).value for group in below.rows]
+    assert len(contenders_chart(some_bench()).panels) == 1
 
 
 # From a run directory
@@ -574,7 +563,7 @@ def test_an_empty_run_says_which_command_makes_each_input(run):
 
 
 def test_a_published_calibration_gives_its_tree_and_accuracy(run):
-    pipeline.search(run, pipeline.SearchOptions(batch_sizes=(1,)), calibration="vicuna-7b-medusa1")
+    pipeline.search(run, batch_sizes=(1,), calibration="vicuna-7b-medusa1")
     files, notes = figures.draw(run, formats=["png"])
     assert [file.stem for file in files] == ["tree", "accuracy"]
     assert len(notes) == len(figures.FIGURES) - 2
@@ -602,4 +591,4 @@ def test_the_svg_of_one_figure_can_go_into_a_page(run):
     text = figures.svg_element(picture.svg, "t-")
     svg = ElementTree.fromstring(text)
     assert text.startswith("<svg")
-    assert "t-node-0" in {element.get("id") for element in svg.iter()} or plan.entry(4).size == 1
+    assert "t-node-0" in {element.get("id") for element in svg.iter()} or not plan.entry(4).speculates

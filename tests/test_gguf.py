@@ -53,7 +53,7 @@ def test_a_gguf_file_is_the_model_that_was_written(file, cache, tmp_path, monkey
 def test_a_cut_file_is_refused_and_leaves_nothing(file, tmp_path, cache, kept):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(InvalidInput, match=r"--model must be a (whole )?GGUF file"):
+    with pytest.raises(InvalidInput, match=r"model must be a (whole )?GGUF file"):
         load_target(str(cut))
     assert not [path for path in (cache / "models").glob("*") if path.is_dir()]
 
@@ -63,7 +63,7 @@ def test_a_header_that_counts_too_far_is_refused(file, tmp_path):
         bad = bytearray(file.read_bytes())
         bad[place : place + 8] = (2**60).to_bytes(8, "little")
         (tmp_path / "bad.gguf").write_bytes(bad)
-        with pytest.raises(InvalidInput, match="--model must be a whole GGUF file"):
+        with pytest.raises(InvalidInput, match="model must be a whole GGUF file"):
             load_target(str(tmp_path / "bad.gguf"))
 
 
@@ -82,7 +82,7 @@ def test_a_draft_model_may_be_a_gguf_file(file, tmp_path):
     ids = torch.tensor([[5, 9, 11, 40]])
     assert torch.equal(theirs.model.model(ids).logits, ours.model.model(ids).logits)
     (tmp_path / "bad.gguf").write_bytes(small.read_bytes()[:500])
-    with pytest.raises(InvalidInput, match="--drafter must be a whole GGUF file"):
+    with pytest.raises(InvalidInput, match="drafter must be a whole GGUF file"):
         open_drafter(str(tmp_path / "bad.gguf"), target)
 
 

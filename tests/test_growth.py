@@ -1,7 +1,8 @@
-"""Growth against brute force, closed forms and published trees."""
+"""Growth within shapes against every tree there is, closed forms and published trees; shapes against their definitions."""
 
 import itertools
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,38 +11,142 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent, grow_joint, grow_replay
-from treeopt.growth.replay import replay
+from treeopt.growth.replay import growth_index, replay, replay_trees
 from treeopt.growth.worth import product_values
-from treeopt.trees.shapes import Limits
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
+from treeopt.trees.published import PUBLISHED_TREES, published_tree
+from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Tree
 
-from .conftest import examples, random_trace, traces
+from .conftest import examples, random_trace, traces, trees
+
+DEPTH, RANKS, MOST = 3, 3, 7
 
 
-def all_trees(size: int, depth: int, ranks: int):
-    """Every tree of a size, by brute force."""
-    seen, layer = set(), {frozenset()}
-    for _ in range(size - 1):
-        bigger = set()
-        for tree in layer:
-            for parent in [(), *tree]:
-                if len(parent) < depth:
-                    bigger |= {tree | {(*parent, r)} for r in range(ranks)} - {tree}
-        layer = bigger
-    seen |= layer
-    return [Tree.from_choices(list(tree)) for tree in seen if len(tree) == size - 1]
+@cache
+def every_tree() -> list[Tree]:
+    """All trees of up to MOST nodes, DEPTH deep and RANKS wide."""
+    layer, found = {((),)}, {((),)}
+    for _ in range(MOST - 1):
+        layer = {
+            tuple(sorted({*nodes, (*path, rank)}))
+            for nodes in layer
+            for path in nodes
+            for rank in range(RANKS)
+            if len(path) < DEPTH and (*path, rank) not in nodes
+        }
+        found |= layer
+    return [Tree.from_choices([path for path in nodes if path]) for nodes in sorted(found)]
 
 
-def expected_over_states(trace, tree) -> float:
-    """Tokens of a step averaged over all states, by walking each of them."""
-    nodes, total = set(tree.paths), 0
-    ranks = trace.ranks[trace.has_step].tolist()
-    for row in ranks:
-        d = 0
-        while d < len(row) and tuple(row[: d + 1]) in nodes:
-            d += 1
-        total += 1 + d
-    return total / len(ranks)
+def best_values(value, shape: str) -> dict[int, float]:
+    """The largest value of a tree of each size, by looking at all."""
+    best: dict[int, float] = {}
+    for tree in every_tree():
+        if SHAPES[shape](tree):
+            best[len(tree)] = max(best.get(len(tree), 0.0), value(tree))
+    return best
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(seed=st.integers(0, 10**6), zeros=st.booleans())
+@examples(6)
+def test_products_are_best_for_every_size(shape, seed, zeros):
+    rng = np.random.default_rng(seed)
+    accept = rng.dirichlet(np.full(RANKS + 1, 0.5), DEPTH)[:, :RANKS]
+    if zeros:
+        accept[rng.random(accept.shape) < 0.3] = 0.0
+    family = grow_independent(accept, Limits(MOST, shape=shape))
+    wanted = best_values(lambda tree: product_values(accept, tree.paths).sum(), shape)
+    compare(family, wanted, shape)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(seed=st.integers(0, 10**6))
+@examples(4)
+def test_frequencies_are_best_for_every_size(shape, seed):
+    trace = random_trace(np.random.default_rng(seed), np.array([9, 14]), heads=DEPTH, ranks=RANKS)
+    states = trace.has_step
+    family = grow_joint(trace, Limits(MOST, max_rank=RANKS - 1, shape=shape))
+
+    def value(tree: Tree) -> float:
+        return 1 + (growth_index(trace.ranks[states], tree.paths) < len(tree)).sum() / states.sum()
+
+    compare(family, best_values(value, shape), shape)
+
+
+def compare(family, wanted: dict[int, float], shape: str) -> None:
+    for size in family.sizes.tolist():
+        tree = family.tree(size)
+        assert SHAPES[shape](tree)
+        assert len(tree) == size
+        assert family.tokens_per_step(size) == pytest.approx(wanted[size], abs=1e-6)
+    best = {size: max(v for s, v in wanted.items() if s <= size) for size in wanted}
+    for size, value in best.items():
+        assert family.tokens_per_step(size) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(trace=traces(sequences=4))
+def test_replay_grows_within_the_shape(shape, trace):
+    family = grow_replay(trace, Limits(9, shape=shape))
+    for size in family.sizes.tolist():
+        assert SHAPES[shape](family.tree(size))
+
+
+def test_shapes_contain_each_other():
+    names = list(SHAPES)
+    for tree in every_tree():
+        kept = [SHAPES[name](tree) for name in names]
+        assert kept == sorted(kept, reverse=True)
+
+
+def test_published_trees_have_their_known_shapes():
+    """Of all eleven: siblings without gaps, likelier siblings expand first, none a chain."""
+    for name in PUBLISHED_TREES:
+        tree = published_tree(name)
+        assert [SHAPES[shape](tree) for shape in SHAPES] == [True, True, True, False]
+
+
+@given(trees(depth=3, ranks=3))
+def test_low_rank_expands_is_counted_per_parent(tree):
+    """The engine keeps how many children of a node expand, and expands that many from rank 0 on."""
+    nodes = set(tree.paths)
+    expands = {p for p in nodes if any(q[:-1] == p for q in nodes if q)}
+    closed = all(set(range(p[-1])) <= {q[-1] for q in nodes if q and q[:-1] == p[:-1]} for p in nodes if p)
+    lowest = all(
+        {q[-1] for q in expands if q and q[:-1] == p} == set(range(sum(1 for q in expands if q and q[:-1] == p)))
+        for p in nodes
+    )
+    assert SHAPES["low-rank-expands"](tree) == (closed and lowest)
+
+
+def test_a_family_that_is_not_nested_replays_tree_by_tree():
+    trace = random_trace(np.random.default_rng(5), np.array([30, 40, 20]), heads=3, ranks=4)
+    family = grow_joint(trace, Limits(30, shape="sibling-closed"))
+    assert not family.nested
+    steps = replay_trees(trace, family.paths, family.members_of(family.sizes))
+    for size, found in zip(family.sizes.tolist(), steps, strict=True):
+        assert (found == replay(trace, family.tree(size)).steps).all()
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(InvalidInput, match="shape must be one of any, sibling-closed"):
+        grow_independent(np.array([[0.5]]), Limits(2, shape="bush"))
+
+
+@pytest.mark.parametrize("objective", ["joint", "replay", "independent"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_plan_from_a_trace_adds_up_in_every_shape(shape, objective):
+    trace = random_trace(np.random.default_rng(8), np.array([40, 25, 30, 35, 28, 50]), heads=3, ranks=4)
+    plan = plan_trees(trace, request=PlanRequest(Limits(16, max_rank=3, shape=shape), objective=objective))
+    (entry,) = plan.entries
+    assert SHAPES[shape](entry.tree)
+    steps = entry.basis.steps
+    assert steps * entry.chosen.tokens_per_step == pytest.approx((trace.lengths - 1).sum())
+    assert len(entry.growth_order) >= entry.tree.rows - 1
+    assert {tuple(path) for path, _ in entry.growth_order[: entry.tree.rows - 1]} == set(entry.tree.paths[1:])
 
 
 @given(st.integers(0, 2**32))
@@ -53,18 +158,6 @@ def test_independent_takes_the_largest_products(seed):
     np.testing.assert_allclose(family.gains[1:], best)
 
 
-@examples(12)
-@given(traces(heads=2, ranks=3, sequences=3, longest=8))
-def test_joint_is_the_best_tree_of_every_size(trace):
-    if not trace.has_step.any() or (trace.ranks[trace.has_step] == -2).all(0).any():
-        return  # nothing to grow from; calibration refuses such a trace
-    family = grow_joint(trace, Limits(5, shape="any"))
-    for size in range(1, len(family) + 1):
-        best = max(expected_over_states(trace, tree) for tree in all_trees(size, 2, 3))
-        assert family.tokens_per_step(size) == pytest.approx(best)
-        assert expected_over_states(trace, family.tree(size)) == pytest.approx(best)
-
-
 @pytest.mark.parametrize("seeds", [8, pytest.param(40, marks=pytest.mark.long)])
 def test_replay_growth_is_close_to_brute_force_at_every_size(seeds):
     losses = []
@@ -72,8 +165,9 @@ def test_replay_growth_is_close_to_brute_force_at_every_size(seeds):
         rng = np.random.default_rng(seed)
         trace = random_trace(rng, rng.integers(20, 40, 5), heads=2, ranks=3)
         family = grow_replay(trace, Limits(5, shape="any"))
+        small = [tree for tree in every_tree() if tree.depth <= 2 and len(tree) <= 5]
         for size in range(2, 6):
-            best = max(replay(trace, tree).tokens_per_step for tree in all_trees(size, 2, 3))
+            best = max(replay(trace, tree).tokens_per_step for tree in small if len(tree) == size)
             losses.append(1 - replay(trace, family.tree(size)).tokens_per_step / best)
     # Nested families cannot all be optimal, and savings are means over a parent; the loss is small.
     assert np.mean(losses) < 0.006

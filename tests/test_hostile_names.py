@@ -18,10 +18,11 @@ from click.testing import CliRunner
 import treeopt as api
 from treeopt import demo
 from treeopt.cli import cli
+from treeopt.engines.base import Request
+from treeopt.engines.plans import export_plan
+from treeopt.engines.registry import ENGINES
+from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.export.engine import Request
-from treeopt.export.table import ENGINES
-from treeopt.export.write import export_plan, export_request
 from treeopt.files.shell import command_line, printable, shell_word
 from treeopt.pipeline.session import resolve
 from treeopt.records.calibration import Calibration
@@ -117,7 +118,7 @@ def test_what_a_file_says_of_its_drafter_is_typed_and_reaches_no_script(tmp_path
     calibration.meta["drafter"] = drafter
     calibration.save(run.calibration)
     profile = {"points": [], "autoregressive": {"batch_size": 1, "context_tokens": 1, "step_ms": [1.0]}}
-    run.profile.write_text(json.dumps({"schema": "treeopt.profile/1", **profile, "provenance": {"drafter": drafter}}))
+    run.profile.write_text(json.dumps({"schema": "treeopt.profile/2", **profile, "provenance": {"drafter": drafter}}))
     if not isinstance(value, int) or isinstance(value, bool):
         for load in (RankTrace.load, Calibration.load, LatencyProfile.load):
             file = {RankTrace: run.trace, Calibration: run.calibration}.get(load.__self__, run.profile)
@@ -158,32 +159,67 @@ def is_a_file_name(name: str) -> bool:
     return "/" not in name and len(name.encode()) < 200 and name not in ("..", "-", "~")
 
 
-LIGHT = (
-    ("search", "--calibration", "vicuna-7b-medusa1", "--budget", 8), ("show",), ("export", "--to", "tensorrt-llm"),
-    ("export", "--to", "$(x)"),
-)  # fmt: skip
-HEAVY = (("search", "--budget", 8), ("score", "mc_sim_7b_63"), ("plot", "groups", "--format", "svg"), ("report",))
+# Every command that takes a name: its words, of which NAME is one, and its exit codes. Where nothing is of that name:
+FEW = ("--num-prompts", 3, "--max-new-tokens", 8)
+MISSING = ((("calibrate", "--model", "NAME-", *FEW, "--run", "RUN"), (1, 2)),
+           (("search", "--calibration", "NAME-", "--run", "RUN"), (1, 2)))  # fmt: skip
+# In a run directory of that name, whose model, drafter, data set, machine and groups have it, too:
+LIGHT = ((("search", "--calibration", "vicuna-7b-medusa1", "--budget", 8), (0,)), (("show",), (0,)),
+         (("export", "--to", "tensorrt-llm"), (0,)), (("export", "--to", "NAME."), (1,)))  # fmt: skip
+HEAVY = tuple((command, (0,)) for command in (("search", "--budget", 8), ("score", "mc_sim_7b_63"), ("status",),
+                                              ("plot", "groups", "--format", "svg"), ("report",)))  # fmt: skip
+# With prompts, a column, groups and heads of that name:
+MODEL = ((("calibrate", "--prompts", "./RUN.jsonl", "--column=NAME", "--group-by", "g", "--drafter", "./RUN-heads", "--overwrite", *FEW), (0,)),
+         (("report",), (0,)), (("import-tree", "./RUN.jsonl"), (1,)))  # fmt: skip
+WORST = "a $(touch x); 'rm'\n\x1b[31m\u202e"
 
 
-@pytest.mark.parametrize("commands", [LIGHT, pytest.param(HEAVY, marks=pytest.mark.long)], ids=["light", "heavy"])
-def test_a_run_of_hostile_names_is_searched_exported_and_reported(tmp_path, monkeypatch, commands):
-    """As the run directory, groups, model, drafter, data set, machine and command: no traceback, nothing outside."""
-    name = "a $(touch x); 'rm'\n\x1b[31m\u202e"
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    make_run(
-        name, text=name, groups=[group[:80] for group in NAMES[: None if commands == HEAVY else 2]], batch_sizes=(1,)
-    )
-    for command in commands:
-        result = CliRunner().invoke(cli, [*map(str, command), "--run", name])
+def attack(name: str, work: Path, commands, groups) -> None:
+    """Run the commands in a new folder: no traceback, nothing that a terminal obeys, no file outside."""
+    mine = name if is_a_file_name(name) else "mine"
+    for words, codes in commands:
+        if commands is not MISSING and not Path(mine).exists():
+            make_run(mine, text=name, groups=groups, batch_sizes=(1,))
+        if words is MODEL[0][0]:
+            shutil.copytree(demo.HEADS, mine + "-heads")
+            rows = [{name: f"def f{i}(x):", "g": f"{name} {i % 2}", "prompt": "x"} for i in range(12)]
+            Path(f"{mine}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command = [str(word).replace("NAME", name).replace("RUN", mine) for word in words]
+        command += ["--run", mine] * ("RUN" not in words and words[0] != "import-tree")
+        result = CliRunner().invoke(cli, command)
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exception)
-        assert result.exit_code == (1 if "$(x)" in command else 0), (command, result.stderr)
-        assert "\x1b" not in result.stderr
-        assert "\u202e" not in result.stderr
-        if command == ("report",):
-            assert "<script>x</script>" not in Path(name, "report.html").read_text()
-    assert [path.name for path in tmp_path.iterdir()] == ["work"]
-    assert [path.name for path in (tmp_path / "work").iterdir()] == [name]
+        assert result.exit_code in codes, (command, result.output, result.stderr)
+        assert "Traceback" not in result.output + result.stderr
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\u2028]", result.stderr), result.stderr
+        if words == ("report",):
+            assert "<script>x</script>" not in Path(mine, "report.html").read_text()
+        if words[:3] == ("export", "--to", "tensorrt-llm"):
+            run_shell(
+                (Path(mine) / "export/tensorrt-llm/commands.sh").read_text(),
+                work.parent.parent / f"shell {work.parent.name}",
+            )
+    there = {mine, mine + "-heads", f"{mine}.jsonl"} if commands is not MISSING else set()
+    assert {path.name for path in work.iterdir()} <= there
+    assert [path.name for path in work.parent.iterdir()] == ["work"]
+
+
+@pytest.mark.parametrize(
+    ("names", "commands"),
+    [
+        ((WORST,), LIGHT),
+        pytest.param((WORST,), HEAVY, marks=pytest.mark.long),
+        pytest.param(NAMES, MISSING, marks=pytest.mark.slow),
+        pytest.param(NAMES, (*LIGHT, *HEAVY[1:3]), marks=pytest.mark.slow),
+        pytest.param(NAMES[::9], MODEL, marks=pytest.mark.slow),
+    ],
+    ids=["light", "heavy", "missing", "runs", "models"],
+)
+def test_hostile_names_in_every_place_are_names(tmp_path, monkeypatch, names, commands):
+    for number, name in enumerate(names):
+        work = tmp_path / str(number) / "work"
+        work.mkdir(parents=True)
+        monkeypatch.chdir(work)
+        attack(name, work, commands, [group[:80] for group in (NAMES if commands is HEAVY else (name, "g"))])
 
 
 def test_an_empty_path_is_refused_not_taken_for_the_current_folder(tmp_path, monkeypatch):
@@ -234,7 +270,7 @@ def test_a_path_is_never_asked_of_a_hub(tmp_path, monkeypatch):
         ".x",
     ):
         for option, load in (("model", load_target), ("drafter", find_checkpoint), ("prompts", prompt_files.read_rows)):
-            with pytest.raises(InvalidInput, match=f"^--{option} must be a f.* does not exist") as error:
+            with pytest.raises(InvalidInput, match=f"^{option} must be a f.* does not exist") as error:
                 load(name)
             assert f"but {os.path.abspath(os.path.expanduser(name))} does" in str(error.value)
     for name in ("x", "owner/name"):
@@ -260,54 +296,3 @@ def test_what_later_commands_load_is_found_from_every_folder(tmp_path, monkeypat
     assert resolve(run, {}) == whole
     (tmp_path / "my" / "hydra").mkdir()  # with another model than the demo it is a folder like others
     assert resolve(run, {"drafter": "hydra"})["drafter"] == f"{tmp_path}/my/hydra"
-
-
-@pytest.mark.slow
-def test_forty_hostile_names_in_every_place(tmp_path, monkeypatch):
-    """Each as the run directory, prompts, their column and groups, the drafter's folder, an engine and a missing model."""
-    monkeypatch.chdir(tmp_path)
-    counts = {"commands": 0}
-
-    def run(*arguments: str, codes: tuple[int, ...]) -> str:
-        counts["commands"] += 1
-        result = CliRunner().invoke(cli, list(arguments))
-        assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
-        assert result.exit_code in codes, (arguments, result.output, result.stderr)
-        assert "Traceback" not in result.output + result.stderr
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\u2028]", result.stderr), result.stderr
-        return result.stdout
-
-    for number, name in enumerate(NAMES):
-        work = tmp_path / str(number) / "work"
-        work.mkdir(parents=True)
-        monkeypatch.chdir(work)
-        quick = ("--num-prompts", "3", "--max-new-tokens", "8", "--run", name if is_a_file_name(name) else "run")
-        for option in ("--model", "--calibration"):
-            command = "search" if option == "--calibration" else "calibrate"
-            run(command, option, f"{name}-", *(quick if command == "calibrate" else quick[-2:]), codes=(1, 2))
-        assert list(work.iterdir()) == []
-        mine = name if is_a_file_name(name) else "mine"
-        make_run(mine, text=name, groups=[name[:80], "g"], batch_sizes=(1,))
-        for command in (*LIGHT[:3], ("score", "mc_sim_7b_63"), ("status",)):
-            run(*map(str, command), "--run", mine, codes=(0,))
-        run("export", "--to", f"{name}.", "--run", mine, codes=(1,))
-        run_shell((Path(mine) / "export/tensorrt-llm/commands.sh").read_text(), work / "shell")
-        if number % 9 == 0:  # with a model, and the whole report
-            shutil.copytree(demo.HEADS, mine + "-heads")
-            rows = [{name: f"def f{i}(x):", "g": f"{name} {i % 2}", "prompt": "x"} for i in range(12)]
-            Path(f"{mine}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            given = (
-                "--prompts",
-                f"./{mine}.jsonl",
-                f"--column={name}",
-                "--group-by",
-                "g",
-                "--drafter",
-                f"./{mine}-heads",
-            )
-            run("calibrate", *given, *quick[:-1], mine, codes=(0,))
-            run("report", "--run", mine, codes=(0,))
-            run("import-tree", f"./{mine}.jsonl", codes=(1,))
-        assert {path.name for path in work.iterdir()} <= {mine, mine + "-heads", f"{mine}.jsonl", "shell"}
-        assert [path.name for path in work.parent.iterdir()] == ["work"]
-    print(f"{len(NAMES)} names, {counts['commands']} commands")

@@ -23,7 +23,7 @@ FLOORS = (
     ("pipeline",),
     ("report",),
     ("planning", "runtime"),
-    ("growth", "latency", "importing", "export"),
+    ("growth", "latency", "engines"),
     ("records",),
     ("trees", "files", "demo"),
     ("errors",),

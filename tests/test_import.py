@@ -9,12 +9,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from treeopt.engines.imports import read_measurement
+from treeopt.engines.measured.medusa_pt import NO_BLOCKS
+from treeopt.engines.measured.rates import CUMULATIVE, PER_RANK
+from treeopt.engines.registry import KINDS
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.growth.replay import replay
-from treeopt.importing import KINDS, read_measurement
-from treeopt.importing.medusa_pt import NO_BLOCKS
-from treeopt.importing.rates import CUMULATIVE, PER_RANK
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.trace import End, RankTrace
@@ -243,8 +244,8 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.json", '{"a": 1}', {}, "looks like none"),
         ("x.json", '{"recall": [[0.5]', {}, "valid JSON"),
         ("x.json", '{"recall": [[NaN]]}', {}, "NaN"),
-        ("x.json", RANKS, {"kind": "eagle"}, "--from must be one of"),
-        ("x.json", RANKS, {"trials": 3}, "--trials does not go with"),
+        ("x.json", RANKS, {"kind": "eagle"}, "kind must be one of"),
+        ("x.json", RANKS, {"trials": 3}, "trials does not go with"),
         ("x.json", RANKS, {"kind": "medusa-pt"}, "one table of hits a head"),
         ("x.json", RANKS, {"kind": "recall", "trials": 1}, 'heads with "recall@1", but holds none'),
         ("x.json", RANKS, {"kind": "csv", "trials": 1}, "CSV"),
@@ -257,8 +258,8 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
         ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
         ("x.pt", ["text"], {}, "plain tensors"),
-        ("x.json", {"recall": [[0.5, 0.6]]}, {}, "pass --trials"),
-        ("x.json", {"recall": [[0.5]], "trials": [9]}, {"trials": 5}, "leave --trials out"),
+        ("x.json", {"recall": [[0.5, 0.6]]}, {}, "pass trials"),
+        ("x.json", {"recall": [[0.5]], "trials": [9]}, {"trials": 5}, "leave trials out"),
         ("x.json", {"recall": [[0.5]], "trials": [0]}, {}, "at least 1"),
         ("x.json", {"recall": [[0.5]], "trials": [5, 5]}, {}, "each of its 1 heads"),
         ("x.json", {"recall": [[0.5], []], "trials": 5}, {}, "as many ranks"),
@@ -270,8 +271,8 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.json", {"head_0": {"recall@1": 0.5, "mean": 0.4}, "trials": 5}, {}, "'mean'"),
         ("x.json", {"head_0": {"recall@2": 0.5}, "trials": 5}, {}, "must have recall@1"),
         ("x.json", {"head_5": {"recall@1": 0.5}, "trials": 5}, {}, "number its heads"),
-        ("x.json", [0.0, 0.5, 0.5], {"trials": 5}, "with --heads"),
-        ("x.json", [0.0, 0.5, 0.5], {"heads": 2}, "pass --trials"),
+        ("x.json", [0.0, 0.5, 0.5], {"trials": 5}, "with heads"),
+        ("x.json", [0.0, 0.5, 0.5], {"heads": 2}, "pass trials"),
         ("x.json", [0.5, 0.3, 0.2], {"heads": 2, "trials": 5}, "unused entry of 0"),
         ("x.json", [0.0, 0.9, 0.5], {"heads": 2, "trials": 5}, "sum to 1.4"),
         ("x.pt", torch.tensor([0.0, float("nan"), 0.5]), {"heads": 2, "trials": 5}, "is not as it should be|0 to 1"),
@@ -294,7 +295,7 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.jsonl", RANKS + '\n{"ranks": [[0]]}', {}, "sequence 2, must have one rank per head"),
         ("x.jsonl", RANKS + "\n{broken", {}, "valid JSON"),
         ("x.jsonl", '{"ranks": [[0, 1], [0, 1], [null, null]]}', {}, "head 2 has a rank for token 4"),
-        ("x.jsonl", '{"ranks": [[0, -3], [null, null]]}', {}, "ranks.0.1: Input should be greater than or equal to -2"),
+        ("x.jsonl", '{"ranks": [[0, -3], [null, null]]}', {}, "ranks.0.1: must be greater than or equal to -2"),
         ("x.jsonl", '{"ranks": [[0, null], [null, null]]}', {}, "head 2 has not"),
         ("x.jsonl", '{"ranks": []}', {}, "one rank per head"),
         ("x.jsonl", '{"ranks": [["a"]]}', {}, "is not as it should be"),
@@ -327,14 +328,14 @@ def test_an_imported_trace_is_searched_by_replay(tmp_path):
     invoke("search", "--run", run, "--budget", "8")
     plan = Plan.load(run / "plan.json")
     assert plan.objective == "replay"
-    assert plan.entries[0].predicted.sequences == 20
+    assert plan.entries[0].basis.sequences == 20
 
 
 def test_imported_accuracies_are_searched_by_products(tmp_path):
     path = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n2,0.4,0.5\n")
     assert "rank 1" in invoke("import", path, "--run", tmp_path / "run", "--trials", "100").stdout
     invoke("search", "--run", tmp_path / "run", "--budget", "3")
-    assert Plan.load(tmp_path / "run" / "plan.json").entries[0].medusa_choices == [[0], [0, 0]]
+    assert Plan.load(tmp_path / "run" / "plan.json").entries[0].tree.choices == [[0], [0, 0]]
 
 
 def test_assumptions_are_said_and_kept(tmp_path):

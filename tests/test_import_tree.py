@@ -8,13 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from treeopt.engines import eagle1, neuron
+from treeopt.engines.base import Request
+from treeopt.engines.diagnosis import diagnose, repair
+from treeopt.engines.registry import ENGINES
+from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput
-from treeopt.export import eagle1, neuron
-from treeopt.export.diagnosis import by_counts, diagnose, repair
-from treeopt.export.engine import Request
-from treeopt.export.table import ENGINES
-from treeopt.export.write import export_request
 from treeopt.pipeline import read_tree
+from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import sibling_closed
@@ -95,7 +96,7 @@ def test_order_and_duplicates_are_repaired_to_the_same_tree(tree, seed):
 
 @given(trees())
 def test_a_list_of_leaves_gets_its_parents(tree):
-    leaves = [list(tree.paths[i]) for i in tree.leaves.tolist()]
+    leaves = [list(path) for path in tree.paths[1:] if path not in {other[:-1] for other in tree.paths}]
     assume(any(len(leaf) > 1 for leaf in leaves))
     found, repaired = repair(leaves)
     assert found == tree
@@ -105,7 +106,7 @@ def test_a_list_of_leaves_gets_its_parents(tree):
 
 @given(trees())
 def test_counts_of_children_keep_a_tree_just_where_its_ranks_have_no_gap(tree):
-    assert (by_counts(tree) == tree) == sibling_closed(tree)
+    assert (neuron.by_counts([], tree) == tree) == sibling_closed(tree)
 
 
 def test_tensorrt_llms_help_text_is_a_list_of_leaves():
@@ -280,21 +281,8 @@ def test_without_output_the_list_is_printed_and_with_json_the_document(tmp_path)
 
 
 def plan_of(*sizes):
-    entries = [
-        PlanEntry(
-            batch_size=n,
-            context_tokens=None,
-            size=n + 1,
-            depth=n,
-            medusa_choices=Tree.chain(n).choices,
-            tokens_per_step=1.0,
-            step_ms=None,
-            tokens_per_s=None,
-            speedup=None,
-        )
-        for n in sizes
-    ]
-    return Plan(entries=tuple(entries))
+    figures = [Figure(draft=Tree.chain(n), batch_size=n, tokens_per_step=1.0) for n in sizes]
+    return Plan(entries=tuple(PlanEntry(batch_size=one.batch_size, chosen=one) for one in figures))
 
 
 def test_of_a_plan_the_tree_of_a_batch_size_is_taken(tmp_path):

@@ -21,14 +21,13 @@ from treeopt.cli import cli
 from treeopt.files import storage, writing
 from treeopt.files.journal import Journal
 from treeopt.files.provenance import Provenance
-from treeopt.pipeline import SearchOptions, search
+from treeopt.pipeline import search
 from treeopt.pipeline.train import writing_heads
 from treeopt.pipeline.training_job import TrainingJob
 from treeopt.records.calibration import Calibration
-from treeopt.records.expected import DecodedAfresh, Verified
 from treeopt.records.inputs import read_accuracies
 from treeopt.records.load import load_result
-from treeopt.records.plan import Plan
+from treeopt.records.plan import Plan, Verified
 from treeopt.records.rundir import RunDirectory
 
 from .conftest import invoke, treeopt
@@ -68,6 +67,7 @@ def prepare(folder: Path, base: Path) -> None:
         "".join(f'{{"ranks": [[0, {i % 3}], [1, null], [null, null]]}}\n' for i in range(9))
     )
     (folder / "table.csv").write_text("head,rank,accuracy\n1,0,0.6\n1,1,0.2\n2,0,0.4\n2,1,0.1\n")
+    (folder / "tree.json").write_text("[[0], [1]]")
     (folder / "treeopt-run" / ".mine.tmp").write_text("mine")
 
 
@@ -224,8 +224,7 @@ def test_what_verify_decoded_is_kept_until_the_plan_is_written(own_demo_run, mon
 
     def proof(run, session, entry, *rest):
         Journal(run.partial("verify"), {}).append({"decoded": 1})
-        afresh = DecodedAfresh(name="x", size=1, tokens_per_step=1.0, tokens_per_s=None, speedup=None, prompts=1)
-        return Verified(size=entry.size, depth=entry.depth, finalists=[], prompts=1, afresh=afresh)
+        return Verified(finalists=[entry.chosen], prompts=1, afresh=entry.chosen)
 
     def killed(*arguments):
         raise Killed
@@ -234,9 +233,9 @@ def test_what_verify_decoded_is_kept_until_the_plan_is_written(own_demo_run, mon
     with monkeypatch.context() as patched:
         patched.setattr(Plan, "save", killed)
         with pytest.raises(Killed):
-            search(run, SearchOptions(budget=8, batch_sizes=[1]), session=session, verify=1)
+            search(run, budget=8, batch_sizes=[1], session=session, verify=1)
     assert run.partial("verify").exists()
-    search(run, SearchOptions(budget=8, batch_sizes=[1]), session=session, verify=1)
+    search(run, budget=8, batch_sizes=[1], session=session, verify=1)
     assert not run.partial("verify").exists()
 
 

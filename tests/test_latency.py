@@ -1,5 +1,6 @@
 """Estimates between measured sizes, against staircases that are known."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -51,15 +52,15 @@ def straight_ms(known: LatencyProfile) -> float:
     return float(low + (high - low) / (larger - 16))
 
 
-@given(st.integers(0, 10**6), st.booleans())
+@given(st.integers(0, 10**6))
 @settings(max_examples=30)
-def test_latencies_asked_for_together_are_those_of_each_alone(seed, measured_only):
+def test_latencies_asked_for_together_are_those_of_each_alone(seed):
     """Against the definition, straight from the points: one batch size, whose staircase goes through all of them."""
     rng = np.random.default_rng(seed)
     measured = {(int(n), int(d)) for n, d in zip(rng.integers(2, 20, 12), rng.integers(1, 5, 12), strict=True) if n > d}
     ms = {key: float(10 + key[1] + rng.random()) for key in measured}
     points = tuple(StepTiming(1, 100, n, d, (ms[n, d],)) for n, d in sorted(measured))
-    costs = StepCosts(LatencyProfile(points, (StepTiming(1, 100, 1, 0, (9.0,)),)), 1, measured_only=measured_only)
+    costs = StepCosts(LatencyProfile(points, (StepTiming(1, 100, 1, 0, (9.0,)),)), 1)
     asked = [(1, 0), *((n, d) for n in range(2, 21) for d in range(1, min(n, 6)))]
     together, stderr_ms = costs.latencies(*zip(*asked, strict=True))
     for (n, d), found, error in zip(asked, together, stderr_ms, strict=True):
@@ -74,13 +75,12 @@ def test_latencies_asked_for_together_are_those_of_each_alone(seed, measured_onl
         depths = sorted({depth for _, depth in measured if depth >= d})
         about = [[(m, depth) for m, at in measured if at == depth] for depth in depths]
         kept = [sizes for sizes in about if min(sizes)[0] <= n <= max(sizes)[0]]
-        kept = [sizes for sizes in kept if n in dict(sizes)] if measured_only else kept
         if kept:
             low, high = max(key for key in kept[0] if key[0] <= n), min(key for key in kept[0] if key[0] >= n)
+            assert costs.is_timed([n], [d])[0] == (low == high)
             assert min(ms[low], ms[high]) - 1e-9 <= found <= max(ms[low], ms[high]) + 1e-9
         else:
             assert n == d + 1  # a chain between two others
-            assert not measured_only
 
 
 def test_between_two_contexts_latencies_are_between_and_only_what_both_know():
@@ -118,11 +118,8 @@ def _sizes(known):
     return found
 
 
-def test_measured_only_knows_no_size_between():
-    known = profile()
-    assert StepCosts(known, 4, 100, measured_only=True).step(16, 4).ms == stairs(64)
-    assert StepCosts(known, 4, 100, measured_only=True).step(17, 4) is None
-    assert StepCosts(known, 4, 100, measured_only=True).step(1, 0).ms == stairs(4)
+def test_a_size_between_two_timed_ones_is_not_timed():
+    assert StepCosts(profile(), 4, 100).is_timed([1, 16, 17], [0, 4, 4]).tolist() == [True, True, False]
 
 
 def test_uncertainty_between_sizes_is_half_of_what_the_estimates_differ_by():
@@ -234,7 +231,7 @@ def test_a_chain_between_two_timed_chains_costs_between_them():
     points = (StepTiming(1, 128, 4, 3, (4.0,)), StepTiming(1, 128, 6, 5, (5.0,)))
     profile = LatencyProfile(points, (StepTiming(1, 128, 1, 0, (3.0,)),))
     assert StepCosts(profile, 1, 128).step(5, 4).ms == pytest.approx(4.5)
-    assert StepCosts(profile, 1, 128, measured_only=True).step(5, 4) is None
+    assert not StepCosts(profile, 1, 128).is_timed([5], [4])[0]
     assert StepCosts(profile, 1, 128).step(5, 3) is None  # a tree of three more nodes is no chain
     assert StepCosts(profile, 1, 128).step(7, 6) is None
 
@@ -247,3 +244,23 @@ def test_speedups_are_no_surer_than_another_time_leaves_them():
     plain, four, nine = costs.draws_ms([1, 4, 9], [0, 2, 2], 4000, np.random.default_rng(0))
     assert (four / plain).std() / (four / plain).mean() == pytest.approx(ANOTHER_TIME, rel=0.1)
     np.testing.assert_allclose(nine / four, 6 / 5)
+
+
+def test_trees_alike_in_size_and_depth_cost_alike_whichever_of_their_nodes_expand():
+    points = tuple(
+        StepTiming(1, 100, 7, 2, (ms,) * 20, round=tuple(range(first, first + 20)), expanding=expanding)
+        for ms, first, expanding in ((11.0, 0, (1, 3)), (7.0, 20, (1, 1)), (8.0, 40, (1, 2)))
+    )
+    plain = StepTiming(1, 100, 1, 0, (2.0,) * 60, round=tuple(range(60)))
+    assert StepCosts(LatencyProfile(points, (plain,)), 1, 100).step(7, 2).ms == pytest.approx(8.0)
+
+
+def test_expanding_nodes_that_no_tree_has_are_refused(tmp_path):
+    path = tmp_path / "profile.json"
+    point = {"batch_size": 1, "context_tokens": 5, "size": 4, "depth": 2, "step_ms": [9.0], "expanding": [1, 1]}
+    plain = {"batch_size": 1, "context_tokens": 5, "step_ms": [2.0]}
+    document = {"schema": "treeopt.profile/2", "points": [point], "autoregressive": [plain]}
+    for bad in ([1], [1, 3], [2, 1], [1, 0], [1, 1, 1]):
+        path.write_text(json.dumps({**document, "points": [{**point, "expanding": bad}]}))
+        with pytest.raises(InvalidInput, match="expanding"):
+            LatencyProfile.load(path)

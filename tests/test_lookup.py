@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from treeopt.records.trace import MISS, NO_TRIAL, End
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.drafters.protocol import Answer, TreeTensors
+from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
 from treeopt.trees.tree import Tree
 
 from .conftest import DATA, VOCABULARY, trees
@@ -82,7 +82,7 @@ def test_ranks_are_places_in_what_would_be_proposed(lookup, seed, letters, end, 
     answers = []
     for _ in range(2):
         prompt, tokens = ([rng.randrange(letters) for _ in range(rng.randint(1, 15))] for _ in range(2))
-        answers.append(Answer(prompt, tokens, end, torch.zeros(0)))
+        answers.append(GivenText(prompt, tokens, end, torch.zeros(0)))
     for answer, ranks in zip(answers, lookup.ranks(answers, top_k), strict=True):
         expected = answer.labels(lookup.num_heads).tolist()
         for t, row in enumerate(expected):
@@ -103,7 +103,7 @@ def test_the_ranks_along_the_text_are_those_of_the_proposal(seed, letters):
     rng = random.Random(seed)
     lookup = PromptLookup(VOCABULARY, num_heads=3, longest=2)
     prompt, tokens = ([rng.randrange(letters) for _ in range(12)] for _ in range(2))
-    (ranks,) = lookup.ranks([Answer(prompt, tokens, End.LIMIT, torch.zeros(0))], 4)
+    (ranks,) = lookup.ranks([GivenText(prompt, tokens, End.LIMIT, torch.zeros(0))], 4)
     tree = Tree.dense([4, 4, 4])
     plan, draft = TreeTensors.of(tree, torch.device("cpu")), lookup.start(1, 0)
     draft.prefill([prompt], torch.zeros(1, 12, 3))
@@ -153,14 +153,14 @@ def test_only_so_many_matches_and_children_are_read():
 
 def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials():
     for end, beyond in ((End.EOS, MISS), (End.LIMIT, NO_TRIAL), (End.CONTEXT, NO_TRIAL), (End.LOOP, NO_TRIAL)):
-        (ranks,) = PromptLookup(9, num_heads=2).ranks([Answer([1, 2, 3], [1, 2, 3], end, torch.zeros(0))], 4)
+        (ranks,) = PromptLookup(9, num_heads=2).ranks([GivenText([1, 2, 3], [1, 2, 3], end, torch.zeros(0))], 4)
         assert ranks.tolist() == [[0, 0], [0, beyond], [NO_TRIAL, NO_TRIAL]]
 
 
 def test_shorter_matches_behind_the_longest_accept_more():
     """Why the trie takes them: top-4 guesses on Shakespeare's letters, with and without."""
     text = list((DATA / "shakespeare.txt").read_bytes())
-    answer = Answer(text[:2000], text[2000:], End.LIMIT, torch.zeros(0))
+    answer = GivenText(text[:2000], text[2000:], End.LIMIT, torch.zeros(0))
     with_shorter, longest_only = (
         int((PromptLookup(256, num_heads=1, shortest=n).ranks([answer], 4)[0] >= 0).sum()) for n in (1, 3)
     )

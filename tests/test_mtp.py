@@ -4,31 +4,25 @@ import json
 import shutil
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth.replay import accepted_counts, replay, replay_dynamic
 from treeopt.records.pools import Counts
 from treeopt.runtime.acceptance.greedy import Greedy
-from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.mtp import MTP, PRE_NORM, MtpHeads, load_mtp
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, load_target
-from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
 
-from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, tiny_model, trees
-from .slow_drafters import check_proposals, check_ranks, in_order
+from .conftest import CONTEXT, HEADS, VOCABULARY, asked, random_prompts, tiny_model
+from .slow_drafters import check_ranks, in_order
 
 KINDS = ["deepseek_v3", "glm4_moe"]
 LAYERS = 2
@@ -101,16 +95,6 @@ def drafting(kind, pre_norm=False, attention="sdpa"):
     return random_heads(kind, pre_norm=pre_norm, attention=attention)
 
 
-@pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
-@pytest.mark.parametrize("kind", KINDS)
-class TestGuesses:
-    def test_every_node_is_guessed_as_for_it_alone(self, kind, pre_norm):
-        check_proposals(drafting(kind, pre_norm)[1], slow_mtp, seed=HEADS)
-
-    def test_ranks_are_those_of_the_slow_way(self, kind, pre_norm):
-        check_ranks(drafting(kind, pre_norm)[1], slow_mtp, seed=0)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_fed_back_changes_all_guesses_but_the_first(kind):
     prompts, stop = random_prompts(3), StopRule(frozenset(), 24, at_loops=False)
@@ -120,49 +104,6 @@ def test_what_is_fed_back_changes_all_guesses_but_the_first(kind):
     )
     assert post.ranks[:, 0].tolist() == pre.ranks[:, 0].tolist()
     assert all((post.ranks[:, k] != pre.ranks[:, k]).any() for k in range(1, HEADS))
-
-
-@pytest.mark.parametrize(
-    ("kind", "attention", "rule"),
-    [
-        ("deepseek_v3", "sdpa", Greedy()),
-        ("glm4_moe", "sdpa", Sampling(0.7, top_p=0.9)),
-        ("glm4_moe", "eager", Greedy()),
-    ],
-    ids=["latent", "sampled", "eager"],
-)
-class TestDecoding:
-    @examples(3)
-    @given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), batch=st.integers(1, 4))
-    def test_any_tree_decodes_the_plain_text(self, kind, attention, rule, tree, seed, limit, batch):
-        target, heads = drafting(kind, attention=attention)
-        prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=False)
-        plain = decode(target, None, prompts, batch_size=1, stop=stop, acceptance=rule)
-        ours = decode(target, heads, prompts, tree, batch_size=batch, stop=stop, acceptance=rule)
-        assert [(row.tokens, row.end) for row in ours] == [(row.tokens, row.end) for row in plain]
-
-    @pytest.mark.parametrize("tree", [Tree.chain(HEADS), Tree.dense([10, 3, 2, 1])], ids=["chain", "tree"])
-    def test_replayed_steps_are_decoded_steps(self, kind, attention, rule, tree):
-        target, heads = drafting(kind, attention=attention)
-        prompts, stop = random_prompts(7), StopRule(target.eos_ids, 30, at_loops=False)
-        trace = collect_trace(Setup(target, heads, stop, rule), asked(prompts), batch_size=3, counts=Counts(10))
-        rows = decode(target, heads, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
-        assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
-        assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
-        accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
-        assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
-        assert len(tree) <= HEADS + 1 or accepted[1:].sum() > 5
-
-    def test_dynamic_trees_decode_the_plain_text_and_are_replayed(self, kind, attention, rule):
-        target, heads = drafting(kind, attention=attention)
-        prompts, stop = random_prompts(5, most=3), StopRule(target.eos_ids, 12, at_loops=False)
-        setup, counts = Setup(target, heads, stop, rule), Counts(top_k=4, levels=HEADS, topks=(1, 4))
-        trace = collect_trace(setup, asked(prompts), batch_size=3, counts=counts)
-        for tree in (DynamicTree(HEADS, 1, 4), DynamicTree(HEADS, 4, 16)):
-            rows = decode(target, heads, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
-            assert [token for row in rows for token in row.tokens] == trace.tokens.tolist()
-            replayed = replay_dynamic(trace, tree.levels, tree.topk, [tree.rows])[0]
-            assert replayed.tolist() == [row.steps for row in rows]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ import pytest
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.shipped import shipped
+from treeopt.files.storage import schema
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
 from treeopt.growth.source import TraceSource, source_of
@@ -78,10 +79,10 @@ def test_a_free_step_takes_the_whole_budget_and_a_dear_one_nothing(trace, object
     free = plan_trees(trace, staircase(lambda rows: 1.0), PlanRequest(Limits(20), objective=objective)).entries[0]
     dear = plan_trees(trace, staircase(lambda rows: float(rows)), PlanRequest(Limits(20), objective=objective))
     best = max(free.curve, key=lambda point: point.tokens_per_step)
-    assert free.tokens_per_step == pytest.approx(best.tokens_per_step)
-    assert dear.entries[0].size == 1
-    assert dear.entries[0].medusa_choices == []
-    assert dear.entries[0].speedup == 1.0
+    assert free.chosen.tokens_per_step == pytest.approx(best.tokens_per_step)
+    assert dear.entries[0].chosen.size == 1
+    assert dear.entries[0].tree.medusa_choices == []
+    assert dear.entries[0].chosen.speedup == 1.0
 
 
 def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
@@ -95,8 +96,8 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
             held_out = source_of(trace).crossfit(Limits(40, max_depth=depth, shape="any"), "replay")
             for size, rate in enumerate(held_out.tokens_per_step, 1):
                 best = max(best, 1e3 * entry.batch_size * rate / cost(entry.batch_size * size))
-        assert entry.tokens_per_s == pytest.approx(best)
-        assert entry.size * entry.batch_size % 8 == 0  # the end of a stair: one node more is not free
+        assert entry.chosen.tokens_per_s == pytest.approx(best)
+        assert entry.chosen.size * entry.batch_size % 8 == 0  # the end of a stair: one node more is not free
     assert [part.entry for part in plan.schedule] == [0, 1]
     assert 1 < plan.schedule[1].first <= 4
 
@@ -113,7 +114,7 @@ def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
     entry = plan.entries[0]
     fastest = max(point.tokens_per_s for point in entry.curve)
     good = [p.size for p in entry.curve if p.tokens_per_s >= (1 - NEGLIGIBLE) * fastest]
-    assert entry.size == min(set(good) & set(entry.tied_sizes)) < max(entry.tied_sizes)
+    assert entry.chosen.size == min(set(good) & set(entry.tied_sizes)) < max(entry.tied_sizes)
     assert len(entry.tied_sizes) > len(good) > 1
 
 
@@ -147,28 +148,28 @@ def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
 
     def over_the_default(batch):  # the whole budget is the published trees' 64 rows
         entry = entries[batch]
-        return entry.tokens_per_s / next(p.tokens_per_s for p in entry.curve if p.size == 64)
+        return entry.chosen.tokens_per_s / next(p.tokens_per_s for p in entry.curve if p.size == 64)
 
-    assert 48 <= entries[1].size <= 64  # flat there
-    assert 16 <= entries[4].size <= 32
+    assert 48 <= entries[1].chosen.size <= 64  # flat there
+    assert 16 <= entries[4].chosen.size <= 32
     assert over_the_default(4) > 1.5
-    assert entries[8].size <= 16
+    assert entries[8].chosen.size <= 16
     default_8 = next(p for p in entries[8].curve if p.size == 64)
     assert default_8.tokens_per_s < 8e3 / cost(8)  # slower than no speculation
-    assert entries[32].size == 1
+    assert entries[32].chosen.size == 1
 
 
 def test_without_a_profile_the_largest_useful_tree_is_taken_and_said(trace):
     entry = plan_trees(trace, request=PlanRequest(Limits(10))).entries[0]
-    assert entry.size <= 10
-    assert entry.step_ms is None
+    assert entry.chosen.size <= 10
+    assert entry.chosen.step_ms is None
     assert "No profile" in entry.warnings[0]
 
 
 def test_nothing_is_extrapolated(trace):
     profile = staircase(lambda rows: 1.0, sizes=range(2, 9))
     entry = plan_trees(trace, profile, PlanRequest(Limits(20))).entries[0]
-    assert entry.size <= 8
+    assert entry.chosen.size <= 8
     assert any("sizes up to 8" in warning for warning in entry.warnings)
     assert StepCosts(profile, 1, 100).step(9, 3) is None
     with pytest.raises(OutOfRange, match="covers batch sizes 1, but 2 was asked"):
@@ -182,7 +183,7 @@ def test_a_budget_beyond_the_profile_costs_nothing(trace, monkeypatch):
     monkeypatch.setattr(TraceSource, "crossfit", lambda s, limits, *a: grown.append(limits) or crossfit(s, limits, *a))
     wide, narrow = (plan_trees(trace, profile, PlanRequest(Limits(budget))) for budget in (4096, 12))
     assert max(limits.budget for limits in grown) == 13
-    assert wide.entries[0].medusa_choices == narrow.entries[0].medusa_choices
+    assert wide.entries[0].tree.medusa_choices == narrow.entries[0].tree.medusa_choices
     assert (wide.constraint.budget, narrow.constraint.budget) == (12, 12)
     (said,) = set(wide.entries[0].warnings) - set(narrow.entries[0].warnings)
     assert "covers sizes up to 12" in said
@@ -206,7 +207,7 @@ def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():
 def test_depths_that_were_not_measured_are_left_out_and_said(trace):
     profile = staircase(lambda rows: 1.0, depths=(1,))
     entry = plan_trees(trace, profile, PlanRequest(Limits(12))).entries[0]
-    assert entry.depth <= 1
+    assert entry.chosen.depth <= 1
     assert any("depths up to 1" in warning for warning in entry.warnings)
 
 
@@ -222,8 +223,8 @@ def test_a_context_is_moved_into_the_measured_range_and_interpolated():
 def test_sequences_without_a_step_have_figures_too():
     trace = random_trace(np.random.default_rng(0), [10, 10, 1, 1, 1, 1, 1, 1], 2, 4)
     entry = plan_trees(trace, request=PlanRequest(Limits(4), objective="joint")).entries[0]
-    assert entry.tokens_per_step_stderr >= 0
-    assert plan_trees(trace, request=PlanRequest(Limits(1))).entries[0].tokens_per_step == 1.0
+    assert entry.chosen.stderr.tokens_per_step >= 0
+    assert plan_trees(trace, request=PlanRequest(Limits(1))).entries[0].chosen.tokens_per_step == 1.0
 
 
 def test_chosen_trees_have_no_gaps_between_siblings(trace):
@@ -234,8 +235,8 @@ def test_chosen_trees_have_no_gaps_between_siblings(trace):
 
 def test_limits_bind(trace):
     entry = plan_trees(trace, request=PlanRequest(Limits(30, max_depth=2, max_rank=1))).entries[0]
-    assert entry.depth <= 2
-    assert max(max(path) for path in entry.medusa_choices) <= 1
+    assert entry.chosen.depth <= 2
+    assert max(max(path) for path in entry.tree.medusa_choices) <= 1
     for name, value in (("budget", 0), ("max_rank", -1), ("max_depth", 0)):
         with pytest.raises(InvalidInput, match="must be at least"):
             Limits(**{name: value})
@@ -248,58 +249,53 @@ def test_a_plan_survives_its_file(trace, tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.entries[1].tree == plan.entries[1].tree
-    assert loaded.entry(2).tokens_per_step == plan.entry(2).tokens_per_step
-    with pytest.raises(OutOfRange, match="--batch-size"):
+    assert loaded.entry(2).chosen.tokens_per_step == plan.entry(2).chosen.tokens_per_step
+    with pytest.raises(OutOfRange, match="batch_size"):
         loaded.entry()
     entry = loaded.entries[0]
-    chosen = [list(path) for path, _ in entry.growth_order[: entry.size - 1]]
-    assert sorted(chosen, key=lambda p: (len(p), p)) == entry.medusa_choices
+    chosen = [list(path) for path, _ in entry.growth_order[: entry.chosen.size - 1]]
+    assert sorted(chosen, key=lambda p: (len(p), p)) == entry.tree.medusa_choices
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"medusa_choices": [[0], [1, 0]], "size": 3}, "lacks"),
-        ({"medusa_choices": [[0], [0]], "size": 3}, "twice"),
-        ({"size": 5}, "size and depth"),
-        ({"medusa_choices": None}, "entries.0.medusa_choices"),
-        ({"tokens_per_step": "x"}, "entries.0.tokens_per_step: Input should be a valid number"),
-        ({"growth_order": [[0]]}, "entries.0.growth_order.0"),
-        ({"growth_order": 3}, "entries.0.growth_order"),
+        ({"draft": {"medusa_choices": [[0], [1, 0]]}}, "lacks"),
+        ({"draft": {"medusa_choices": [[0], [0]]}}, "twice"),
+        ({"draft": {"medusa_choices": None}}, "chosen.draft: medusa_choices"),
+        ({"draft": {"levels": 9, "topk": 1, "rows": 3}}, "levels"),
+        ({"draft": {}}, "must have medusa_choices"),
+        ({"tokens_per_step": "x"}, "chosen.tokens_per_step"),
+        ({"tokens_per_step": 2.5}, "deep at most"),
+        ({"step_ms": 0.0}, "chosen.step_ms"),
+        ({"interval95": {"speedup": [2.0, 1.0]}}, "interval95.speedup"),
     ],
 )
 def test_bad_plans_are_refused_by_rule(tmp_path, change, message):
-    entry = {
+    figure = {
+        "draft": {"medusa_choices": [[0]]},
         "batch_size": 1,
-        "context_tokens": 9,
-        "size": 2,
-        "depth": 1,
-        "medusa_choices": [[0]],
         "tokens_per_step": 1.5,
         "step_ms": 1.0,
-        "tokens_per_s": 1500.0,
-        "speedup": 1.2,
+        "plain_ms": 0.8,
     }
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"schema": "treeopt.plan/1", "entries": [entry], "new key": 1}))
-    assert Plan.load(path).entries[0].tree == Tree.chain(1)
-    path.write_text(json.dumps({"schema": "treeopt.plan/1", "entries": [{**entry, **change}]}))
+
+    def written(**chosen):
+        entries = [{"batch_size": 1, "chosen": {**figure, **chosen, "shown": "of no interest"}}]
+        path.write_text(json.dumps({"schema": schema("plan"), "entries": entries, "new key": 1}))
+        return path
+
+    entry = Plan.load(written()).entries[0]
+    assert (entry.tree, entry.chosen.speedup) == (Tree.chain(1), pytest.approx(1.2))
     with pytest.raises(InvalidInput, match=message):
-        Plan.load(path)
-    del entry["speedup"]
-    path.write_text(json.dumps({"schema": "treeopt.plan/1", "entries": [entry]}))
-    with pytest.raises(InvalidInput, match="speedup: Field required"):
-        Plan.load(path)
+        Plan.load(written(**change))
 
 
-def test_a_plan_made_with_prices_of_expanding_nodes_still_loads(trace, tmp_path):
-    document = plan_trees(trace, staircase(lambda rows: 2.0 + rows / 8)).document()
-    entry = document["entries"][0]
-    entry["draft_cost"] = {"ms": 1.5, "expanding": [1, 2], "gap": 0.01}
-    entry["curve"][-1]["prices"] = [0.0, 0.1]
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(document))
-    assert Plan.load(path).entries[0].tree == Tree.from_choices(entry["medusa_choices"])
+def test_a_plan_of_an_earlier_form_is_refused_with_the_command_that_makes_it_again(tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"schema": "treeopt.plan/1", "entries": []}))
+    with pytest.raises(InvalidInput, match="Make it again with: treeopt search"):
+        Plan.load(tmp_path / "plan.json")
 
 
 def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
@@ -309,12 +305,12 @@ def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
     point = {"batch_size": 1, "context_tokens": 5, "size": 4, "depth": 2, "step_ms": [3.0]}
     plain = {"batch_size": 1, "context_tokens": 5, "step_ms": [2.0]}
     path = tmp_path / "hand.json"
-    document = {"schema": "treeopt.profile/1", "points": [point], "autoregressive": [plain]}
+    document = {"schema": "treeopt.profile/2", "points": [point], "autoregressive": [plain]}
     path.write_text(json.dumps(document))
     assert StepCosts(LatencyProfile.load(path), 1, 5).step(4, 2).ms == 3.0
     for bad, message in (
         ({"step_ms": []}, "positive samples"),
-        ({"step_ms": [-1.0]}, "positive samples"),
+        ({"step_ms": [-1.0]}, "step_ms.0"),
         ({"depth": 4}, "depth < size"),
         ({"size": "x"}, "points.0.size"),
         ({"depth": 0}, "depth < size"),
@@ -325,7 +321,7 @@ def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
             LatencyProfile.load(path)
     del point["depth"]
     path.write_text(json.dumps(document))
-    with pytest.raises(InvalidInput, match="depth: Field required"):
+    with pytest.raises(InvalidInput, match="depth: must be given"):
         LatencyProfile.load(path)
 
 
@@ -338,27 +334,14 @@ def test_speedups_are_paired_by_block():
             for r in range(2)
             for i, slow in enumerate((1.0, 10.0, 3.0, 2.0, 7.0)[:n_blocks])
         ]
-        return Contender(
-            name=name,
-            batch_size=1,
-            size=1,
-            medusa_choices=[],
-            steps=1,
-            passes=1,
-            tokens=1,
-            tokens_per_step=1.0,
-            tokens_per_s=1.0,
-            identical=1,
-            compared=1,
-            blocks=blocks,
-        )
+        return Contender(name=name, batch_size=1, draft=Tree.chain(0), sequences=[], blocks=blocks)
 
-    bench = Benchmark(contenders=(contender("plain", 100, 1.0), contender("chosen", 100, 0.5)), dtype="x", rounds=2)
+    bench = Benchmark(contenders=(contender("plain", 100, 1.0), contender("chosen", 100, 0.5)), dtype="x")
     ratio = bench.speedup("chosen")
     assert ratio.value == pytest.approx(2.0)
     assert ratio.low == pytest.approx(2.0)
     assert bench.speedup("plain").high == pytest.approx(1.0)
     few = (contender("plain", 100, 1.0, 4), contender("chosen", 100, 0.5, 4))
-    assert Benchmark(contenders=few, dtype="x", rounds=2).speedup("chosen").low is None  # no interval of so few
+    assert Benchmark(contenders=few, dtype="x").speedup("chosen").low is None  # no interval of so few
     with pytest.raises(InvalidInput, match="plain, chosen"):
         bench.speedup("other")

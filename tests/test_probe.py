@@ -1,24 +1,21 @@
 """The record of a probing run: its file, what it refuses, and parts of it."""
 
-import contextlib
 import json
-import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 
-from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.growth.coverage import probe_tree
-from treeopt.growth.probed import replay_probe
+from treeopt.errors import InvalidInput
+from treeopt.growth.probed import probe_tree
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import _ARRAYS, PER_SEQUENCE, Probe, is_probe
 from treeopt.trees.shapes import sibling_closed
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
-from .test_coverage import probes, random_probe
+from .test_coverage import probes, random_probe, replay_probe
 
 TREE = Tree.from_choices([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [2], [3], [4]])
 
@@ -117,22 +114,6 @@ def test_bad_files_are_refused_by_rule(tmp_path, probe, changes, message):
     rewrite(path, **changes)
     with pytest.raises(InvalidInput, match=message):
         Probe.load(path)
-
-
-def test_cut_and_damaged_files_are_refused(tmp_path, probe):
-    path, rng = tmp_path / "probe.npz", random.Random(0)
-    probe.save(path)
-    whole = path.read_bytes()
-    for size in (0, 10, len(whole) // 2, len(whole) - 5):
-        path.write_bytes(whole[:size])
-        with pytest.raises(InvalidInput, match="cut off"):
-            Probe.load(path)
-    for _ in range(100):  # a right load or a TreeoptError, nothing else
-        damaged = bytearray(whole)
-        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-        path.write_bytes(damaged)
-        with contextlib.suppress(TreeoptError):
-            Probe.load(path).select(np.arange(1))
 
 
 def test_a_probe_is_told_from_a_trace(tmp_path, probe):

@@ -7,24 +7,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeopt import pipeline
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.latency.rounds import drift, margin_of_error, plan_rounds, timed_trees, timings
+from treeopt.latency.rounds import Visit, Visitor, drift, margin_of_error, plan_rounds, precision_reached, time_rounds
 from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, Setup
-from treeopt.runtime.measure import steps as timing
-from treeopt.runtime.measure.steps import measure_steps, rows_at, step_parts
+from treeopt.runtime.decode import Setup
+from treeopt.runtime.engines.own import Own, rows_at
 from treeopt.runtime.session import Session
+from treeopt.runtime.stepper import StepVisits
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.shapes import Limits
@@ -39,31 +38,28 @@ CALIBRATION = Calibration(np.array([[50, 20, 10], [40, 15, 8], [30, 10, 5], [20,
 # Where it stops: steps whose latencies are known, on a clock of their own.
 
 
-class Clock:
-    """Steps of known latency; a round takes a second."""
+class Clock(Visitor):
+    """Steps of known latency; a visit takes a quarter of a second, a round with one tree a whole one."""
 
-    def __init__(self, monkeypatch, latency):
-        self.now, self.latency, self.visit = 0.0, latency, 0
-        monkeypatch.setattr(timing.Supply, "refill", lambda supply: None)
-        monkeypatch.setattr(timing, "step_parts", lambda decoder, tree: self.end_visit())
-        monkeypatch.setattr(timing, "timed_step", lambda decoder, tree: (self.latency(self, tree), np.zeros(1)))
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+    def __init__(self, latency, trees):
+        super().__init__(trees, 1)
+        self.now, self.turn, self.latency = 0.0, 0, latency
 
-    def end_visit(self):
-        self.visit += 1
-        self.now += 0.25
-        return {"target": 1.0}
+    def warm_up(self):
+        return [1e-3] * (len(self.trees) + 1), 0.0
+
+    def visit(self, place, steps, turn):
+        self.now, self.turn = self.now + 0.25, turn
+        tree = self.trees[place] if place < len(self.trees) else None
+        return Visit(place=place, seconds=0.25, step_ms=[1e3 * self.latency(self, tree) for _ in range(steps[1])])
 
 
 @pytest.fixture
-def measured(monkeypatch, target, heads):
+def measured():
     def run(latency, n_trees=1, **options):
-        Clock(monkeypatch, latency)
-        here = [Tree.chain(d + 1) for d in range(n_trees)]
-        options = {"time_limit_s": 1e9, **options}
-        rounds = measure_steps(Setup(target, heads, NEVER), [[1, 2]], here, batch_size=1, **options)
-        points, plain = timings(rounds, here, 1, context_tokens=9)
-        return rounds, points, plain
+        clock = Clock(latency, [Tree.chain(d + 1) for d in range(n_trees)])
+        found = time_rounds(clock, **{"time_limit_s": 1e9, **options})
+        return found.rounds, *found.timings(9)
 
     return run
 
@@ -81,7 +77,7 @@ def test_rounds_grow_with_the_square_of_the_noise(measured):
     def latency(clock, tree):
         if tree is None:
             return 1e-3
-        return 1e-3 * noise.setdefault(clock.visit, 2 + 2 * 0.04 * rng.standard_normal())
+        return 1e-3 * noise.setdefault(clock.now, 2 + 2 * 0.04 * rng.standard_normal())
 
     rounds, points, plain = measured(latency, n_trees=4)
     assert 20 <= len(rounds) <= 60
@@ -99,39 +95,36 @@ def test_time_ends_it_after_three_rounds_at_least(measured):
     assert len(rounds) == 7  # another one would end after 8 s
 
 
+class Slow(Visitor):
+    """Steps that take a second, more with more rows."""
+
+    def step_s(self, place):
+        return 1 + len(self.trees[place]) / 100 if place < len(self.trees) else 1.0
+
+    def warm_up(self):
+        step_s = [self.step_s(place) for place in range(len(self.trees) + 1)]
+        return step_s, sum(step_s)
+
+    def visit(self, place, steps, turn):
+        return Visit(
+            place=place, seconds=sum(steps) * self.step_s(place), step_ms=[1e3 * self.step_s(place)] * steps[1]
+        )
+
+
 @pytest.mark.parametrize(
     ("limit_s", "sizes", "steps"),
     [(1e4, 20, 10), (410.0, 20, 5), (200.0, 20, 2), (100.0, 9, 2), (40.0, 2, 2), (0.0, 2, 2)],
 )
-def test_a_time_limit_is_kept_or_what_does_not_fit_is_said_before(limit_s, sizes, steps, target, heads, monkeypatch):
-    """A step takes a second on a made clock, more with more rows; of 20 trees those far apart stay."""
-    now = [0.0]
-
-    def step(decoder, tree):
-        now[0] += 1.0 if tree is None else 1 + len(tree) / 100
-        return (1.0 if tree is None else 1 + len(tree) / 100), np.zeros(1)
-
-    monkeypatch.setattr(timing.Supply, "refill", lambda supply: None)
-    monkeypatch.setattr(timing, "timed_step", step)
-    monkeypatch.setattr(timing, "step_parts", lambda decoder, tree: step(decoder, tree) and {"target": 1.0})
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    trees = [Tree.from_choices([[i] for i in range(1 + n)]) for n in range(20)]
-    said = []
-    rounds = measure_steps(
-        Setup(target, heads, NEVER),
-        [[1, 2]],
-        trees,
-        batch_size=1,
-        time_limit_s=limit_s,
-        precision=1e-9 if limit_s < 1e4 else 0.02,
-        progress=said.append,
-    )
-    planned = said[0]
-    kept = timed_trees(rounds, trees)
-    assert (len(kept), sum(planned.visit)) == (sizes, steps)
-    assert {len(tree) for tree in kept} >= {2, 21}
-    assert len(rounds) >= 3
-    assert now[0] <= 1.2 * max(limit_s, rounds[0]["warm_up_s"] + planned.least_s)
+def test_a_time_limit_is_kept_or_what_does_not_fit_is_said_before(limit_s, sizes, steps):
+    """Of 20 trees those far apart stay."""
+    trees, said = [Tree.from_choices([[i] for i in range(1 + n)]) for n in range(20)], []
+    precision = 1e-9 if limit_s < 1e4 else 0.02
+    found = time_rounds(Slow(trees, 1), time_limit_s=limit_s, precision=precision, progress=said.append)
+    assert said[0] == found.planned
+    assert (len(found.trees), sum(found.planned.visit)) == (sizes, steps)
+    assert {len(tree) for tree in found.trees} >= {2, 21}
+    assert len(found.rounds) >= 3
+    assert found.seconds <= 1.2 * max(limit_s, found.planned.warm_up_s + found.planned.least_s)
 
 
 def test_the_least_that_is_timed_encloses_most_sizes():
@@ -219,9 +212,10 @@ def test_what_a_plan_would_choose_between_is_timed_for_itself():
     entry = plan_trees(CALIBRATION, flat_profile(range(5, 33), 4), PlanRequest(Limits(32))).entries[0]
     curve = {point.size: point.depth for point in entry.curve}
     found = rivals(entry, set())
-    assert {entry.size} | ({entry.size - 1, entry.size + 1} & set(curve)) <= {size for size, _ in found}
+    size = entry.chosen.size
+    assert {size} | ({size - 1, size + 1} & set(curve)) <= {size for size, _ in found}
     assert 3 <= len(found) <= 5
-    assert all(depth == curve[size] for size, depth in found if size != entry.size)
+    assert all(depth == curve[s] for s, depth in found if s != size)
     assert rivals(entry, set(found)) == []
 
 
@@ -255,8 +249,8 @@ def test_batch_sizes_are_added_and_measured_again(run, session):
     both = LatencyProfile.load(run.profile)
     assert both.batch_sizes == [1, 2]
     assert [p for p in both.points if p.batch_size == 1] == list(first.points)
-    assert {place["batch_size"] for place in both.info["drift"]} == {1, 2}
-    assert both.info["precision"]["timings"] == len(both.points) + 2
+    assert {of.batch_size for of in both.info["settings"]} == {1, 2}
+    assert precision_reached(both, 0.02).timings == len(both.points) + 2
     pipeline.profile(run, session, batch_sizes=(1,), sizes=(3,), **QUICK)
     again = LatencyProfile.load(run.profile)
     assert {p.size for p in again.points if p.batch_size == 1} == {3}
@@ -266,7 +260,7 @@ def test_batch_sizes_are_added_and_measured_again(run, session):
 def test_another_models_profile_is_not_replaced_unasked(run, session):
     pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), **QUICK)
     other = replace(session, drafter_record={**session.drafter_record, "id": "other"})
-    with pytest.raises(InvalidInput, match=r"they differ in drafter id \(\'.*\' there, \'other\' here\).*--overwrite"):
+    with pytest.raises(InvalidInput, match=r"they differ in drafter id \(\'.*\' there, \'other\' here\).*overwrite"):
         pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), **QUICK)
     assert LatencyProfile.load(run.profile).batch_sizes == [1]
     pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), overwrite=True, **QUICK)
@@ -286,10 +280,11 @@ def test_contexts_are_nominal_and_added(run, session):
 def test_rows_stay_about_the_context(session, context):
     target, heads = session.target, session.drafter
     prompts, stop = rows_at(context, [c.first for c in session.prompts.conversations], target)
-    rounds = measure_steps(Setup(target, heads, stop), prompts, [Tree.dense([2, 2])], batch_size=2, time_limit_s=0.0)
+    visits = StepVisits(Own(Setup(target, heads, stop)), prompts, [Tree.dense([2, 2])], 2)
+    rounds = time_rounds(visits, time_limit_s=0.0).rounds
     half = max(8, context // 16)
     top = min(context + half, CONTEXT)
-    lengths = [length for round_ in rounds for length in round_["lengths"]]
+    lengths = [length for round_ in rounds for visit in round_.visits for length in visit.lengths]
     assert top - 2 * half <= min(lengths)
     assert max(lengths) <= top
     assert len({len(prompt) for prompt in prompts}) > 1 or context == 16
@@ -322,14 +317,14 @@ def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatc
     def dies(journal, document):
         append(journal, document)
         written.append(journal.folder.name)
-        if written.count("batch-size-1-refined") == 2:
+        if written.count("batch-size-1-refined") == 3:  # what is planned, and two rounds
             raise Killed
 
     monkeypatch.setattr(Journal, "append", dies)
     with pytest.raises(Killed):
         pipeline.profile(run, session, batch_sizes=(1,), budget=16, **FIVE)
     assert not run.profile.exists()
-    kept = {name: (run.partial("profile") / name / "000000.json").read_text() for name in set(written)}
+    kept = {name: (run.partial("profile") / name / "000001.json").read_text() for name in set(written)}
     monkeypatch.setattr(Journal, "append", lambda journal, document: (append(journal, document), written.append("+")))
     result = pipeline.profile(run, session, batch_sizes=(1,), budget=16, **FIVE)
     assert written.count("+") == 3  # two of the five rounds were there
@@ -338,38 +333,14 @@ def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatc
     later = [point for point in result.points if min(point.round) == 5]
     assert later
     assert set(result.autoregressive[0].round) == set(range(10))
-    first = json.loads(kept["batch-size-1-refined"])["points"][0]["step_ms"]
-    assert list(later[0].step_ms[:6]) == first
+    visits = json.loads(kept["batch-size-1-refined"])["visits"]
+    assert [ms for v in visits if v["place"] == 0 for ms in v["step_ms"]] == list(later[0].step_ms[:6])
 
 
 def test_the_file_says_how_well_latencies_are_known(run, session, capsys):
     result = pipeline.profile(run, session, batch_sizes=(1,), sizes=(2, 3), precision=1e-9, **QUICK)
-    known = result.info["precision"]
-    assert not known["reached"]
-    assert known["worst"] > known["wanted"]
-    assert "a longer --time-limit helps" in capsys.readouterr().err
-
-
-class Operations(TorchDispatchMode):
-    """A clock that ticks with every operation of torch."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("tree", [None, Tree.dense([2, 2])], ids=["plain", "tree"])
-def test_parts_add_up_to_the_step(session, monkeypatch, tree):
-    setup = Setup(session.target, session.drafter, StopRule(frozenset(), 80, at_loops=False))
-    decoder = Decoder(setup, batch_size=1, capacity=90)
-    decoder.start([(0, [1, 2, 3])])
-    decoder.refill()
-    with Operations() as clock:
-        monkeypatch.setattr("time.perf_counter", lambda: clock.count)
-        parts = step_parts(decoder, tree)
-    assert len(parts) > 1
-    assert sum(parts.values()) == 1e3 * clock.count
+    known = precision_reached(result, result.info["precision"])
+    assert known.missed
+    assert known.worst > known.wanted == 1e-9
+    assert "a longer time_limit_s helps" in capsys.readouterr().err
+    assert json.loads(run.profile.read_text())["shown"]["precision"] == vars(known)

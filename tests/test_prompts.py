@@ -23,7 +23,6 @@ def demo_target():
 
 # What people have
 
-CODE = 'def double{0}(x: int) -> int:\n    """Twice x.\n\n    >>> double{0}(2)\n    4\n    """\n'
 # Rows with the columns of well-known data sets, texts of our own.
 KNOWN = {
     "mt_bench": lambda i: {
@@ -37,25 +36,11 @@ KNOWN = {
         "question": f"Ann’s {i} hens lay 2 eggs each. How many are these?",
         "answer": f"{i} hens lay {i} x 2 = <<{i}*2={2 * i}>>{2 * i} eggs.\n#### {2 * i}",
     },
-    "humaneval": lambda i: {
-        "task_id": f"HumanEval/{i}",
-        "prompt": CODE.format(i),
-        "entry_point": f"double{i}",
-        "canonical_solution": "    return 2 * x\n",
-        "test": f"assert double{i}(1) == 2\n",
-    },
     "dolly_2000": lambda i: {
         "id": i,
         "instruction": f"What is the square of {i}?",
         "input": "" if i % 3 else "A square is a number times itself.",
         "output": f"It is {i * i}.",
-    },
-    "seed_tasks_175": lambda i: {
-        "id": f"seed_task_{i}",
-        "name": f"sort_{i}",
-        "instruction": f"Sort these {i} words.",
-        "input": "" if i % 4 == 0 else "pear apple fig",
-        "output": "apple fig pear",
     },
 }
 
@@ -65,10 +50,7 @@ KNOWN = {
     [
         ("mt_bench", {"group_by": "category"}, 80, 8),
         ("gsm8k_test", {"responses": "answer"}, 130, 1),
-        ("humaneval", {}, 164, 1),
-        ("humaneval", {"responses": "canonical_solution"}, 164, 1),
         ("dolly_2000", {"responses": "output"}, 200, 1),
-        ("seed_tasks_175", {}, 175, 1),
     ],
 )
 def test_known_datasets_load_without_an_option_for_their_column(demo_target, tmp_path, name, options, rows, groups):

@@ -151,7 +151,7 @@ def search_sizes(tmp_path_factory):
         )
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return {entry["batch_size"]: entry["size"] for entry in json.loads(done.stdout)["entries"]}
+        return {entry["batch_size"]: entry["chosen"]["shown"]["size"] for entry in json.loads(done.stdout)["entries"]}
 
     return run
 

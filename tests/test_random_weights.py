@@ -17,8 +17,8 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.compiled import compile_target
 from treeopt.runtime.decode import Decoder, Setup, decode
-from treeopt.runtime.measure.steps import rows_at
-from treeopt.runtime.measure.traffic import bandwidth_floor, weight_bytes
+from treeopt.runtime.engines.own import rows_at
+from treeopt.runtime.memory import bandwidth_floor, weight_bytes
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
@@ -93,7 +93,7 @@ def test_random_weights_are_profiled_and_named(config, tmp_path, capsys):
     assert result.runtime["weights"] == "random weights"
     assert result.info["provenance"]["model"].startswith("random weights of")
     assert result.info["inputs"].keys() == {"calibration.json"}
-    assert result.info["bandwidth_floor"][0]["plain_over_floor"] > 0
+    assert result.info["bandwidth_floor"][0].floor_ms > 0
     assert "Weights: 0.00 GB" in capsys.readouterr().err
 
 
@@ -152,14 +152,14 @@ def test_bytes_of_a_plain_step_leave_out_the_embedding(target, heads):
     assert found["plain_step"] == found["target"] - embedding
     plain = StepTiming(2, 10, 1, 0, (3.0, 3.0))
     floor = bandwidth_floor(target, plain, weights=10**6, gb_per_s=1.0)
-    assert floor["cache_bytes"] == 2 * 3 * 2 * 8 * 8 * 2 * 10  # k and v, layers, heads, width, bytes, rows, tokens
-    assert floor["plain_over_floor"] == pytest.approx(3.0 / (1e3 * (10**6 + 15360) / 1e9))
+    assert floor.cache_bytes == 2 * 3 * 2 * 8 * 8 * 2 * 10  # k and v, layers, heads, width, bytes, rows, tokens
+    assert floor.floor_ms == pytest.approx(1e3 * (10**6 + 15360) / 1e9)
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(Unsupported, match=r"--compile needs a C\+\+ compiler"):
+    with pytest.raises(Unsupported, match=r"compiled needs a C\+\+ compiler"):
         compile_target(Target(tiny_model()))
 
 

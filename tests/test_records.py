@@ -1,17 +1,23 @@
 """What was measured of one drafter, rule or seed does not pass for another; records alone, no model."""
 
+import copy
 import json
-import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
+from treeopt.files.storage import document, schema, to_json, typed
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.profile.outcome import with_earlier
-from treeopt.pipeline.search import check_same_model
+from treeopt.pipeline.search import check_latencies
 from treeopt.pipeline.session import resolve
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.calibration import Calibration
+from treeopt.records.figure import Figure
 from treeopt.records.inputs import changed, inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -19,10 +25,12 @@ from treeopt.records.rules import check_drafter, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.measure.traffic import weight_bytes
+from treeopt.runtime.memory import weight_bytes
 from treeopt.runtime.target import Target
+from treeopt.trees.tree import Tree
 
 from .conftest import tiny_model
+from .test_damage import FILES
 
 MEDUSA = {"kind": "medusa", "id": "heads", "sha256": "a" * 64, "num_heads": 4, "num_layers": 1}
 EXIT = {"kind": "early-exit", "id": "early-exit:1", "sha256": None, "num_heads": 5}
@@ -37,9 +45,7 @@ def run(tmp_path) -> RunDirectory:
 def profile_of(drafter, acceptance=GREEDY, batch_size=1) -> LatencyProfile:
     timings = [StepTiming(batch_size, 100, size, depth, (ms,)) for size, depth, ms in ((2, 1, 3.0), (1, 0, 2.0))]
     provenance = {"model": "m", "drafter": drafter, "acceptance": acceptance}
-    return LatencyProfile(
-        (timings[0],), (timings[1],), {}, {"provenance": provenance, "drift": [], "precision": {"wanted": 0.02}}
-    )
+    return LatencyProfile((timings[0],), (timings[1],), {}, {"provenance": provenance, "precision": 0.02})
 
 
 def trace_of(drafter, acceptance=GREEDY) -> RankTrace:
@@ -48,37 +54,33 @@ def trace_of(drafter, acceptance=GREEDY) -> RankTrace:
 
 
 @pytest.mark.parametrize(
-    ("other", "same"),
+    ("drafter", "other", "same"),
     [
-        ({}, True),
-        ({"sha256": "b" * 64}, False),
-        ({"kind": "hydra"}, False),
-        ({"num_heads": 5}, False),
-        ({"id": "the same by another path"}, True),
-        ({"sha256": None}, True),  # an older record
+        (MEDUSA, {}, True),
+        (MEDUSA, {"sha256": "b" * 64}, False),
+        (MEDUSA, {"kind": "hydra"}, False),
+        (MEDUSA, {"num_heads": 5}, False),
+        (MEDUSA, {"id": "the same by another path"}, True),
+        (MEDUSA, {"sha256": None}, True),  # an older record
+        (EXIT, {}, True),
+        (EXIT, {"id": "early-exit:4"}, False),  # without weights the name tells
+        (EXIT, {"num_heads": 9}, False),
     ],
 )
-def test_drafters_are_told_apart_by_their_weights(other, same):
-    assert same_drafter(MEDUSA, {**MEDUSA, **other}) is same
-    assert same_drafter({**MEDUSA, **other}, MEDUSA) is same
-
-
-def test_drafters_without_weights_are_told_apart_by_name():
-    assert same_drafter(EXIT, dict(EXIT))
-    assert not same_drafter(EXIT, {**EXIT, "id": "early-exit:4"})
-    assert not same_drafter(EXIT, {**EXIT, "num_heads": 9})
+def test_drafters_are_told_apart_by_their_weights(drafter, other, same):
+    assert same_drafter(drafter, {**drafter, **other}) is same_drafter({**drafter, **other}, drafter) is same
 
 
 def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
-    check_same_model(
-        trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run, run.profile
+    check_latencies(
+        trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run, run.profile, (1,)
     )  # trained again: costs alike
     for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, EXIT):
         with pytest.raises(InvalidInput, match="latencies of the drafter that was calibrated, id heads, kind medusa"):
-            check_same_model(trace_of(MEDUSA), profile_of(other), run, run.profile)
+            check_latencies(trace_of(MEDUSA), profile_of(other), run, run.profile, (1,))
     sampled = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
     with pytest.raises(InvalidInput, match=r"treeopt profile --overwrite --run \S+ --acceptance greedy"):
-        check_same_model(trace_of(MEDUSA), profile_of(MEDUSA, sampled), run, run.profile)
+        check_latencies(trace_of(MEDUSA), profile_of(MEDUSA, sampled), run, run.profile, (1,))
 
 
 def test_profiles_of_two_rules_are_not_joined(run):
@@ -166,192 +168,131 @@ def test_a_trace_that_cannot_be_read_stands_in_the_way_of_nothing_that_replaces_
     assert "It is replaced, and nothing is taken from it." in capsys.readouterr().err
 
 
-# Plans and benchmarks, typed to the leaf
+# What stands in files: measured or chosen, typed to the leaf, nothing that follows
 
-TIMED = {"tokens_per_step": 1.9, "tokens_per_s": 1520.0}
-SPEEDUP = {"value": 1.5, "low": 1.4, "high": 1.6}
-ENTRY = {
-    "batch_size": 4,
-    "context_tokens": 136,
-    "size": 3,
-    "depth": 2,
-    "medusa_choices": [[0], [0, 0]],
-    "step_ms": 5.0,
-    "speedup": 1.5,
-    **TIMED,
-}
-FULL_ENTRY = ENTRY | {
-    "tokens_per_step_stderr": 0.01,
-    "step_ms_stderr": 0.02,
-    "tokens_per_s_stderr": 3.0,
-    "speedup_stderr": 0.04,
-    "growth_order": [[[0], 0.6], [[0, 0], 0.3], [[1], 0.1]],
-    "predicted": {
-        "product": 2.0,
-        "joint": None,
-        "replayed": 1.9,
-        "replayed_stderr": 0.01,
-        "sequences": 48,
-        "conversations": 40,
-        "steps": 900,
-    },
-    "interval95": {"tokens_per_step": [1.8, 2.0], "size": [3.0, 4.0]},
-    "tied_sizes": [3, 4],
-    "runner_up": {
-        "size": 4,
-        "depth": 2,
-        "tokens_per_s": 1512.0,
-        "behind": 0.005,
-        "behind_stderr": 0.01,
-        "prompts_to_separate": None,
-    },
-    "accepted": [0.4, 0.3, 0.3],
-    "verified": {
-        "size": 3,
-        "depth": 2,
-        "finalists": [{"name": "3 rows, depth 2", "size": 3, "speedup": SPEEDUP, **TIMED}],
-        "prompts": 24,
-        "afresh": {"name": "3 rows, depth 2", "size": 3, "speedup": None, "prompts": 24, **TIMED},
-    },
-    "best_chain": {"size": 2, "depth": 1, "step_ms": 5.0, **TIMED},
-    "unconstrained": {"size": 5, "depth": 3, **TIMED},
-    "warnings": ["beware"],
-    "groups": {"code": {"tokens_per_step": 2.1, "tokens_per_step_stderr": 0.1, "speedup": None}},
-    "curve": [
-        {"size": 3, "depth": 2, "step_ms": 5.0, "tokens_per_s_stderr": 3.0, **TIMED},
-        {"size": 4, "depth": 2, "step_ms": 5.03, "tokens_per_s_stderr": 3.0, **TIMED, "tokens_per_s": 1512.0},
-    ],
-}
-PLAN = {
-    "schema": "treeopt.plan/1",
-    "entries": [FULL_ENTRY],
-    "objective": "replay",
-    "drafter": EXIT,
-    "acceptance": {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": 50, "seed": 0},
-    "constraint": {
-        "budget": 64,
-        "max_rank": 9,
-        "shape": "sibling-closed",
-        "max_depth": 4,
-        "measured_only": False,
-        "mix": {"4": 1.0},
-        "engine": {"name": "tensorrt-llm", "method": "medusa"},
-    },
-    "runtime": {"name": "treeopt", "version": "0.1.0", "compiled": False},
-    "inputs": {"trace.npz": "0" * 64},
-    "schedule": [{"from": 1, "to": 8, "entry": 0, "loss": 0.01}, {"from": 9, "to": None, "entry": 0, "loss": None}],
-}
-CONTENDER = {
-    "name": "chosen",
-    "batch_size": 4,
-    "size": 2,
-    "medusa_choices": [[0]],
-    "steps": 10,
-    "passes": 11,
-    "tokens": 15,
-    "tokens_per_step": 1.5,
-    "tokens_per_s": None,
-    "identical": 0,
-    "compared": 1,
-}
-FULL_CONTENDER = CONTENDER | {
-    "decode_s": [0.5],
-    "prefill_s": 0.1,
-    "predicted": {"product": 1.6, "joint": 1.5, "replayed": 1.5, "replayed_stderr": None},
-    "predicted_tokens_per_step": 1.5,
-    "replayed_steps": 10,
-    "replayed_tokens_per_step": 1.5,
-    "accepted": [5, 5],
-    "replayed_accepted": [5, 5],
-    "predicted_accepted": [0.5, 0.5],
-    "sequences": [
-        {
-            "id": "a",
-            "steps": 10,
-            "tokens": 16,
-            "identical": False,
-            "replayed_steps": 10,
-            "group": "code",
-            "first_difference": 3,
-            "logit_gap": 0.01,
-        }
-    ],
-    "blocks": [{"round": 0, "prompts": [0], "tokens": 15, "steps": 10, "decode_s": 0.5, "group": "code"}],
-}
-BENCH = {
-    "schema": "treeopt.bench/1",
-    "contenders": [FULL_CONTENDER],
-    "dtype": "float32",
-    "rounds": 1,
-    "prompts": "held out",
-    "inputs": {"plan.json": "0" * 64},
-    "quality": {
-        "chosen": {
-            "log_likelihood_nats_per_token": -0.8,
-            "log_likelihood_nats_per_token_stderr": 0.1,
-            "difference_nats_per_token": -0.1,
-            "difference_nats_per_token_stderr": 0.02,
-            "changed_answers_share": 1.0,
-            "changed_tokens_share": 0.6,
-            "answers": 1,
-            "tokens": 16,
-            "reference_tokens": 15,
-            "reference_log_likelihood_nats_per_token": -0.7,
-            "reference_log_likelihood_nats_per_token_stderr": 0.1,
-        }
-    },
-    "max_new_tokens": 128,
-    "loop_share": 0.0,
-    "skipped": [{"row": 7, "reason": "empty"}],
-    "provenance": {"model": "m", "acceptance": GREEDY},
-}
+KINDS = {"calibration.json": Calibration, "profile.json": LatencyProfile, "plan.json": Plan, "bench.json": Benchmark}
 
 
-@pytest.mark.parametrize(("kind", "document"), [(Plan, PLAN), (Benchmark, BENCH)])
-def test_a_saved_file_says_just_what_was_loaded(tmp_path, kind, document):
-    file = tmp_path / "file.json"
-    file.write_text(json.dumps(document))
+@pytest.fixture(params=KINDS)
+def saved(request, tmp_path):
+    file = tmp_path / request.param
+    FILES[request.param][0](file)
+    return KINDS[request.param], file
+
+
+def leaves(value, path=()):
+    """Places of the numbers in a document, but for what is shown or not ours."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in items:
+        if key not in ("shown", "provenance", "group_names"):
+            yield from leaves(child, (*path, key))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield path
+
+
+def put(whole, path, value):
+    owner = whole
+    for key in path[:-1]:
+        owner = owner[key]
+    owner[path[-1]] = value
+
+
+def test_a_saved_file_says_just_what_was_loaded(saved):
+    kind, file = saved
+    first = file.read_bytes()
     kind.load(file).save(file)
-    assert json.loads(file.read_text()) == document
+    assert file.read_bytes() == first
+
+
+def garbled(value):
+    """The document with other figures under every "shown", and with keys of tomorrow."""
+    if isinstance(value, dict):
+        return {key: {"speedup": 99, "x": [None]} if key == "shown" else garbled(child) for key, child in value.items()}
+    return [garbled(child) for child in value] if isinstance(value, list) else value
+
+
+def test_what_is_shown_is_never_read_back(saved):
+    kind, file = saved
+    before = kind.load(file).document()
+    file.write_text(json.dumps({**garbled(json.loads(file.read_text())), "a key of tomorrow": 1}))
+    after = kind.load(file).document()
+    assert to_json({key: after[key] for key in before}) == to_json(before)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "bench.json"])
+def test_every_number_has_its_type_and_a_damaged_one_is_refused_by_its_place(name, tmp_path):
+    FILES[name][0](tmp_path / name)
+    whole = json.loads((tmp_path / name).read_text())
+    places = {tuple("0" if isinstance(key, int) else key for key in path): path for path in leaves(whole)}
+    assert len(places) > 10
+    for path in places.values():
+        damaged = copy.deepcopy(whole)
+        put(damaged, path, {"no": "number"})
+        (tmp_path / name).write_text(json.dumps(damaged))
+        with pytest.raises(InvalidInput, match=rf"{name} is not as it should be at {path[0]}"):
+            KINDS[name].load(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    ("kind", "document"),
+    ("name", "place", "value", "said"),
     [
-        (Plan, {"schema": "treeopt.plan/1", "entries": [ENTRY]}),
-        (Benchmark, {"schema": "treeopt.bench/1", "contenders": [CONTENDER]}),
+        ("plan.json", ("entries", 0, "batch_size"), 0, "a whole number of at least 1"),
+        ("plan.json", ("entries", 0, "chosen", "tokens_per_step"), 0.5, "a number of at least 1"),
+        ("plan.json", ("entries", 0, "chosen", "tokens_per_step"), 99.0, "more than the draft is deep|one token more"),
+        ("plan.json", ("schedule", 0, "first"), 2, "ranges from 1 on that follow"),
+        ("bench.json", ("contenders", 0, "blocks", 0, "decode_s"), -1.0, "a number of at least 0"),
+        ("profile.json", ("points", 0, "step_ms", 0), 0.0, "step_ms"),
+        ("calibration.json", ("trials", 0), 0, "trials"),
     ],
 )
-def test_a_hand_written_file_needs_only_the_keys_that_must_be(tmp_path, kind, document):
-    file = tmp_path / "file.json"
-    file.write_text(json.dumps({**document, "a key of tomorrow": 1}))
-    first = kind.load(file)
+def test_a_number_out_of_range_is_refused_by_rule(tmp_path, name, place, value, said):
+    FILES[name][0](tmp_path / name)
+    whole = json.loads((tmp_path / name).read_text())
+    put(whole, place, value)
+    (tmp_path / name).write_text(json.dumps(whole))
+    with pytest.raises(InvalidInput, match=said):
+        KINDS[name].load(tmp_path / name)
+
+
+@pytest.mark.parametrize(("kind", "command"), [("plan", "search"), ("bench", "bench")])
+def test_a_file_of_an_earlier_form_names_the_command_that_makes_it_anew(tmp_path, kind, command):
+    (tmp_path / "x.json").write_text(json.dumps({"schema": f"treeopt.{kind}/1"}))
+    with pytest.raises(InvalidInput, match=f"is of an earlier treeopt .* treeopt {command}$"):
+        KINDS[f"{kind}.json"].load(tmp_path / "x.json")
+
+
+HAND_WRITTEN = {
+    "plan.json": {"entries": [{"batch_size": 4, "chosen": {"draft": {"medusa_choices": [[0]]}, "batch_size": 4, "tokens_per_step": 1.5}}]},
+    "bench.json": {"contenders": [{"name": "plain", "batch_size": 1, "draft": {"medusa_choices": []}, "sequences": [], "blocks": []}]},
+    "profile.json": {"points": [], "autoregressive": [{"batch_size": 1, "context_tokens": 0, "step_ms": [2.0]}]},
+    "calibration.json": {"hits": [[5, 2]], "trials": [10]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HAND_WRITTEN)
+def test_a_hand_written_file_needs_only_the_keys_that_must_be(tmp_path, name):
+    """Also after it was saved: an empty list that must be there is written, such as the blocks of what was not timed."""
+    file, kind = tmp_path / name, name.removesuffix(".json")
+    file.write_text(json.dumps({"schema": schema(kind), **HAND_WRITTEN[name]}))
+    first = KINDS[name].load(file)
     first.save(file)
-    assert kind.load(file) == first
-    assert "tomorrow" not in file.read_text()
+    assert to_json(KINDS[name].load(file).document()) == to_json(first.document())
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "place"),
-    [
-        (
-            Plan,
-            {"entries": [{**ENTRY, "curve": [{"size": "x"}]}]},
-            "entries.0.curve.0.size: Input should be a valid int",
-        ),
-        (Plan, {"entries": [{**ENTRY, "predicted": 3}]}, "entries.0.predicted"),
-        (Plan, {"entries": [{**ENTRY, "verified": {}}]}, "entries.0.verified.size: Field required"),
-        (Plan, {"entries": [{**ENTRY, "growth_order": [[[0]]]}]}, "entries.0.growth_order.0.1: Field required"),
-        (Plan, {"drafter": {"num_heads": "four"}}, "drafter.num_heads: Input should be a valid integer"),
-        (Plan, {"constraint": {"mix": [1]}}, "constraint.mix"),
-        (Plan, {"schedule": [3]}, "schedule.0"),
-        (Plan, {"schedule": [{"from": 2, "to": None, "entry": 0}]}, "ranges from 1 on that follow"),
-        (Benchmark, {"contenders": [{**CONTENDER, "predicted": {"joint": "x"}}]}, "contenders.0.predicted.joint"),
-        (Benchmark, {"quality": {"chosen": {"answers": 3}}}, "quality.chosen"),
-    ],
-)
-def test_a_wrong_type_is_refused_by_its_place(tmp_path, kind, change, place):
-    file = tmp_path / "file.json"
-    file.write_text(json.dumps({**(PLAN if kind is Plan else BENCH), **change}))
-    with pytest.raises(InvalidInput, match=f"file.json is not as it should be.*{re.escape(place)}"):
-        kind.load(file)
+@given(st.integers(1, 6), st.integers(1, 64), st.floats(0, 1), st.floats(0.1, 1e3), st.floats(0.1, 1e3))
+def test_what_a_figure_shows_follows_from_its_fields_and_survives_a_file(depth, batch_size, share, step_ms, plain_ms):
+    figure = Figure(
+        draft=Tree.chain(depth),
+        batch_size=batch_size,
+        tokens_per_step=1 + share * depth,
+        step_ms=step_ms,
+        plain_ms=plain_ms,
+    )
+    assert figure.tokens_per_s == pytest.approx(batch_size * figure.tokens_per_step / (step_ms / 1e3))
+    assert figure.speedup == pytest.approx(figure.tokens_per_s / (batch_size / (plain_ms / 1e3)))
+    assert figure.over(figure).value == 1
+    record = document(figure)
+    assert record["shown"]["speedup"] == figure.speedup
+    assert typed(Figure, {**record, "shown": {"speedup": "x"}}, "x.json") == figure
+    assert replace(figure, plain_ms=None).speedup is None
+    assert replace(figure, step_ms=None).rate == figure.tokens_per_step

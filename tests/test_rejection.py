@@ -18,7 +18,7 @@ from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import sequence_key
 from treeopt.runtime.acceptance.open import by_rejection
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
-from treeopt.runtime.acceptance.sampling import Sampling, Stream, gumbel_argmax, stream_states, uniforms
+from treeopt.runtime.acceptance.sampling import NoiseStream, Sampling, gumbel_argmax, stream_states, uniforms
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.protocol import TreeTensors
@@ -130,25 +130,25 @@ def slow_decoding(target, draft, prompt, *, chain, limit, sampling):
 
     text, counts = [*prompt], []
     end = len(prompt) + limit
-    text.append(draw(Stream.TOKEN, probabilities(target, text), len(text)))
+    text.append(draw(NoiseStream.TOKEN, probabilities(target, text), len(text)))
     while len(text) < end:
         guesses, q = [], []
         for _ in range(chain):
             q.append(probabilities(draft, text + guesses))
-            guesses.append(draw(Stream.DRAFT, q[-1], len(text + guesses)))
+            guesses.append(draw(NoiseStream.DRAFT, q[-1], len(text + guesses)))
         n, before = 0, len(text)
         while True:
             p = probabilities(target, text)
             if n == chain:
-                text.append(draw(Stream.TOKEN, p, len(text)))
+                text.append(draw(NoiseStream.TOKEN, p, len(text)))
                 break
             token, place = guesses[n], len(text)
-            if float(uniforms(noise(sampling, Stream.ACCEPT, prompt, place), 1)) < p[token] / q[n][token]:
+            if float(uniforms(noise(sampling, NoiseStream.ACCEPT, prompt, place), 1)) < p[token] / q[n][token]:
                 text.append(token)
                 n += 1
                 continue
             residual = (p - q[n]).clamp_min(0)
-            text.append(draw(Stream.TOKEN, residual / residual.sum(), place))
+            text.append(draw(NoiseStream.TOKEN, residual / residual.sum(), place))
             break
         text = text[:end]
         counts.append(min(n, len(text) - before))

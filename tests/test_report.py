@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from tests.test_bench_table import REJECT, TYPICAL, at_speed, ruled
-from tests.test_figures import long_trace, some_bench, some_profile, with_answers
+from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt import pipeline
 from treeopt.cli import cli
+from treeopt.engines.plans import export_plan
 from treeopt.errors import InvalidInput
-from treeopt.export.write import export_plan
 from treeopt.files.shell import OBEYED
 from treeopt.pipeline import notebook
 from treeopt.planning.planner import plan_trees
@@ -91,8 +91,7 @@ def whole_run(text, batch_sizes, groups) -> tempfile.TemporaryDirectory:
     replace(plan, entries=tuple(warned), inputs=inputs_of(run.trace, run.profile)).save(run.plan)
     for batch_size in batch_sizes:
         bench = some_bench(names, batch_size=batch_size)
-        contenders = [with_answers(contender) for contender in bench.contenders]
-        contenders[-1] = replace(contenders[-1], name=f"mine {text}")
+        contenders = [*bench.contenders[:-1], replace(bench.contenders[-1], name=f"mine {text}")]
         replace(
             bench,
             contenders=tuple(contenders),
@@ -119,7 +118,7 @@ def test_without_a_plan_the_command_that_makes_one_is_named(tmp_path):
 
 def test_a_plan_alone_makes_a_report(tmp_path):
     run = RunDirectory(tmp_path)
-    pipeline.search(run, pipeline.SearchOptions(16, (1,)), calibration="vicuna-7b-medusa1")
+    pipeline.search(run, budget=16, batch_sizes=(1,), calibration="vicuna-7b-medusa1")
     page = write_report(run).read_text()
     assert "lmsys/vicuna-7b-v1.3" in page
     assert "No real decoding was measured" in page
@@ -134,22 +133,15 @@ def test_a_run_with_some_of_its_files_makes_a_report(no_pictures, tmp_path, gone
         for file in tmp_path.glob(f"{name}*"):
             file.unlink()
     page = write_report(run).read_text()
-    assert page.count('class="mark node') == sum(entry.size for entry in run.read_plan().entries)
+    assert page.count('class="mark node') == sum(entry.chosen.size for entry in run.read_plan().entries)
     assert ("Real decoding of" in page) == ("bench" not in gone)
 
 
 def test_do_not_speculate_is_said(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     plan = run.read_plan()
-    plain = plan.entries[0].curve[0]
-    lone = PlanEntry(
-        **{name: getattr(plain, name) for name in ("size", "depth", "tokens_per_step", "step_ms", "tokens_per_s")},
-        batch_size=1,
-        context_tokens=plan.entries[0].context_tokens,
-        medusa_choices=[],
-        speedup=1.0,
-        curve=plan.entries[0].curve,
-    )
+    entry = plan.entries[0]
+    lone = PlanEntry(batch_size=1, context_tokens=entry.context_tokens, chosen=entry.plain, curve=entry.curve)
     Plan(entries=(lone,), drafter=plan.drafter).save(run.plan)
     page = write_report(run).read_text()
     assert "No tree pays here" in page
@@ -226,7 +218,7 @@ def test_what_to_measure_next_is_said_in_the_terminal_and_not_in_the_page(reques
 
 def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
-    pipeline.search(run, pipeline.SearchOptions(8, (1,)))
+    pipeline.search(run, budget=8, batch_sizes=(1,))
     page = html.unescape(write_report(run).read_text())
     origin = page[page.index('id="origin"') :]
     plan = run.read_plan()
@@ -236,9 +228,9 @@ def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_pat
         assert f"{name} sha256 {sha256[:12]}" in origin
     assert sha256 not in page
     before = run.plan.read_bytes()
-    pipeline.search(run, pipeline.SearchOptions(8, (1,)))
+    pipeline.search(run, budget=8, batch_sizes=(1,))
     assert run.plan.read_bytes() == before  # so that its benchmarks are not those of another plan
-    pipeline.search(run, pipeline.SearchOptions(6, (1,)))
+    pipeline.search(run, budget=6, batch_sizes=(1,))
     assert run.plan.read_bytes() != before
 
 
@@ -262,11 +254,11 @@ def test_groups_have_errors_and_their_shares_add_up(no_pictures, tmp_path):
 def test_tied_sizes_are_a_band(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     plan = run.read_plan()
-    replace(plan, entries=(replace(plan.entries[0], tied_sizes=[3, 4, 5, plan.entries[0].size]),)).save(run.plan)
+    replace(plan, entries=(replace(plan.entries[0], tied_sizes=[3, 4, 5, plan.entries[0].chosen.size]),)).save(run.plan)
     page = write_report(run).read_text()
     assert page.count('class="band"') == 2
     assert "shaded: tied sizes" in page
-    replace(plan, entries=(replace(plan.entries[0], tied_sizes=[plan.entries[0].size]),)).save(run.plan)
+    replace(plan, entries=(replace(plan.entries[0], tied_sizes=[plan.entries[0].chosen.size]),)).save(run.plan)
     assert 'class="band"' not in write_report(run).read_text()
 
 
@@ -329,7 +321,7 @@ def test_a_rule_that_changes_the_text_is_named_with_what_it_costs(no_pictures, t
 
 def test_a_greedy_report_compares_texts(no_pictures, tmp_path):
     page = html.unescape(write_report(make_run(tmp_path, batch_sizes=(1,))).read_text())
-    assert "same text as plain" in page
+    assert "<dt>same text</dt>" in page
     assert "logits for the two first tokens that differ are at most 0.01 apart" in page
     assert "judged" not in page
 
@@ -411,14 +403,13 @@ def test_a_node_tells_its_path_share_visits_gain_and_texts(visit, report):
 
 def test_a_size_tells_its_depth_tokens_and_latency(visit, report):
     page = visit(report)
-    entry = json.loads((report.parent / "plan.json").read_text())["entries"][1]
-    point = entry["curve"][6]
-    page.hover(f"#curve-1-size-{point['size']} .hit", force=True)
+    point = Plan.load(report.parent / "plan.json").entries[1].curve[6]
+    page.hover(f"#curve-1-size-{point.size} .hit", force=True)
     said = re.sub(r"\s+", " ", page.locator("#tip").inner_text())
-    assert f"size {point['size']}, depth {point['depth']}" in said
-    assert f"tokens/step {point['tokens_per_step']:.3f}" in said
-    assert f"step ms {point['step_ms']:.3f}" in said
-    assert f"tokens/s {point['tokens_per_s']:,.1f}" in said
+    assert f"size {point.size}, depth {point.depth}" in said
+    assert f"tokens/step {point.tokens_per_step:.3f}" in said
+    assert f"step ms {point.step_ms:.3f}" in said
+    assert f"tokens/s {point.tokens_per_s:,.1f}" in said
 
 
 def test_the_keyboard_reaches_every_node(visit, report):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -17,13 +18,14 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import npz, storage, writing
 from treeopt.files.journal import Journal
 from treeopt.files.writing import discard
-from treeopt.latency.rounds import timings
+from treeopt.latency.rounds import time_rounds
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Decoder, Setup
-from treeopt.runtime.measure.bench import decode_block, decode_contenders
+from treeopt.runtime.decode import Setup
+from treeopt.runtime.engines.own import Own
+from treeopt.runtime.measure.bench import decode_contenders
 from treeopt.runtime.measure.ranks import Prompt
-from treeopt.runtime.measure.steps import measure_steps, step_parts
 from treeopt.runtime.memory import with_less_memory
+from treeopt.runtime.stepper import PLAIN, StepVisits, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
@@ -267,18 +269,19 @@ class KilledJournal(Journal):
 
 
 def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
-    trees, prompts = [Tree.chain(1), Tree.dense([2, 2])], [[1, 2, 3], [4, 5]]
-    setup = Setup(target, heads, StopRule(frozenset(), 20, at_loops=False))
-    options = {"batch_size": 2, "time_limit_s": 0.0}
+    own = Own(Setup(target, heads, StopRule(frozenset(), 20, at_loops=False)))
+    visits = StepVisits(own, [[1, 2, 3], [4, 5]], [Tree.chain(1), Tree.dense([2, 2])], 2)
     folder = tmp_path / "profile.partial"
     with pytest.raises(Killed):
-        measure_steps(setup, prompts, trees, journal=KilledJournal(folder, 2), **options)
+        time_rounds(visits, time_limit_s=0.0, journal=KilledJournal(folder, 3))
     journal = Journal(folder, {})
-    kept = journal.documents()
-    rounds = measure_steps(setup, prompts, trees, journal=journal, **options)
-    assert rounds[:2] == kept
-    assert len(rounds) == len(journal.documents()) == 3  # the fewest
-    points, plain = timings(rounds, trees, 2)
+    _, *kept = journal.documents()  # behind what is planned
+    found = time_rounds(visits, time_limit_s=0.0, journal=journal)
+    assert [asdict(visit) for round_ in found.rounds[:2] for visit in round_.visits] == [
+        visit for block in kept for visit in block["visits"]
+    ]
+    assert len(found.rounds) == len(journal.documents()) - 1 == 3  # the fewest
+    points, plain = found.timings()
     assert [len(p.step_ms) for p in points] == [3, 3]  # the shortest visits
     assert len(plain.step_ms) == 9
     assert {part for p in points for part in p.parts_ms} == {"draft", "target", "verify", "commit"}
@@ -286,24 +289,27 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
 
 
 def test_parts_of_a_step_add_up_to_it(target, heads):
-    decoder = Decoder(Setup(target, heads, StopRule(frozenset(), 50, at_loops=False)), batch_size=1, capacity=60)
-    decoder.start([(0, [1, 2, 3])])
-    decoder.refill()
-    started = time.perf_counter()
-    parts = step_parts(decoder, Tree.dense([3, 2]))
-    assert list(parts) == ["draft", "target", "verify", "commit"]
-    assert 0 < sum(parts.values()) <= 1e3 * (time.perf_counter() - started)
-    assert decoder.parts is None
+    own = Own(Setup(target, heads, StopRule(frozenset(), 50, at_loops=False)))
+    own.prepare([[1, 2, 3]], [Tree.dense([3, 2])], 1)
+    passes = own.answer([[1, 2, 3]], Tree.dense([3, 2]))
+    assert next(passes).reads_prompt
+    own.by_parts = True
+    step = next(passes)
+    assert list(step.parts_ms) == ["draft", "target", "verify", "commit"]
+    assert 0.9e3 * step.seconds < sum(step.parts_ms.values()) <= 1e3 * step.seconds
+    own.by_parts = False
+    assert not next(passes).parts_ms
 
 
 def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, heads):
-    trees = {"plain": None, "tree": Tree.dense([3, 2])}
+    trees = {"plain": PLAIN, "tree": Tree.dense([3, 2])}
     prompts = [Prompt((1 + i, 2, 3), str(i), "", i) for i in range(5)]
     setup, options = Setup(target, heads, StopRule(target.eos_ids, 12)), {"batch_size": 1, "rounds": 2}
-    decoder = Decoder.for_prompts(setup, [prompt.tokens for prompt in prompts], trees.values(), batch_size=1)
+    own = Own(setup)
+    own.prepare([prompt.tokens for prompt in prompts], trees.values(), 1)
 
     def decode(name, asked):
-        return decode_block(decoder, trees[name], asked)
+        return decode_block(own, trees[name], asked, setup.stop)
 
     whole = decode_contenders(decode, prompts, trees, **options)
     folder = tmp_path / "bench.partial"
@@ -312,12 +318,11 @@ def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, he
     journal = Journal(folder, {})
     kept = journal.documents()
     visits = decode_contenders(decode, prompts, trees, journal=journal, **options)
-    assert visits[:7] == kept
+    assert [asdict(visit) for visit in visits[:7]] == kept
     assert len(visits) == len(whole) == 10
     for ours, theirs in zip(visits, whole, strict=True):  # all but the times
-        assert ours["prompts"] == theirs["prompts"]
-        for name in trees:
-            assert ours["runs"][name]["rows"] == theirs["runs"][name]["rows"]
+        assert ours.prompts == theirs.prompts
+        assert all(ours.runs[name].rows == theirs.runs[name].rows for name in trees)
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ def test_another_rule_is_refused_with_the_command(change):
 
 
 def test_a_plan_of_another_rule_than_was_calibrated_since_is_made_anew():
-    with pytest.raises(InvalidInput, match=r"not for --acceptance sample .* Run: treeopt search$"):
+    with pytest.raises(InvalidInput, match=r"not for acceptance='sample' .* Run: treeopt search$"):
         check_rule({"rule": "greedy"}, SAMPLED, "the plan holds", command="treeopt search")
 
 

@@ -17,10 +17,9 @@ from treeopt.files.storage import to_json
 from treeopt.growth import paths as paths_module
 from treeopt.growth import walk as walk_module
 from treeopt.growth.objectives import grow, grow_replay
-from treeopt.growth.paths import Paths
+from treeopt.growth.paths import Paths, Tally
 from treeopt.growth.shrinkage import Fit, PathCounts, Strengths
 from treeopt.growth.source import TraceSource, source_of
-from treeopt.growth.tally import Tally
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -69,7 +68,7 @@ def test_plans_are_those_of_planning_state_by_state(monkeypatch, seed, heads, sh
     monkeypatch.setattr("treeopt.planning.planner.source_of", slow_growth.SlowSource)
     slow = plan_trees(trace, profile(heads), request)
     assert to_json(fast.document()) == to_json(slow.document())
-    assert slow.entries[0].size > 1
+    assert slow.entries[0].chosen.size > 1
 
 
 @examples(25)
@@ -93,8 +92,8 @@ def test_held_out_steps_are_those_of_replay(monkeypatch):
     monkeypatch.setattr(walk_module, "AT_ONCE", 50)
     monkeypatch.setattr(walk_module, "narrow", lambda numbers, most: numbers.astype(np.uint32))  # as of many paths
     monkeypatch.setattr(paths_module, "AT_ONCE", 7)
-    monkeypatch.setattr("treeopt.growth.tally.AT_ONCE", 11)
-    monkeypatch.setattr("treeopt.growth.tally.SEQUENCES", 2)
+    monkeypatch.setattr("treeopt.growth.paths.AT_ONCE", 11)
+    monkeypatch.setattr("treeopt.growth.paths.SEQUENCES", 2)
     pieces = source_of(trace).crossfit(limits, "replay")
     slow = slow_growth.SlowSource(trace).crossfit(limits, "replay")
     for one in (whole, pieces):
@@ -227,7 +226,7 @@ def test_a_sample_is_planned_with_by_conversation_and_said(run, invoke_search):
     plan, trace = Plan.load(run / "plan.json"), RankTrace.load(run / "trace.npz")
     count = int(trace.clusters.max()) + 1
     assert (plan.sample.conversations, plan.sample.of) == (20, count)
-    assert plan.entries[0].predicted.conversations == 20
+    assert plan.entries[0].basis.conversations == 20
     assert f"Planned with 20 of {count} conversations, drawn at random (seed 0)" in said
     assert f"{np.sqrt(count / 20):.1f} times as wide" in said
     again = (run / "plan.json").read_bytes()
@@ -268,6 +267,6 @@ def test_a_trace_source_keeps_what_depths_have_in_common():
     """A second depth is not counted anew."""
     source = TraceSource(runs_trace(8, 30, 3, turns=False))
     source.crossfit(Limits(8, max_depth=1), "replay")
-    counted = source._ground._grown_of(10)
+    counted = source._crossfit._grown_of(10)
     source.crossfit(Limits(8, max_depth=3), "replay")
-    assert source._ground._grown_of(10) is counted
+    assert source._crossfit._grown_of(10) is counted

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from treeopt.engines.base import Request
+from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.export.engine import Request
-from treeopt.export.write import export_request
 from treeopt.files.shipped import shipped
 from treeopt.growth.objectives import grow_independent
 from treeopt.growth.replay import replay
@@ -160,7 +160,7 @@ def test_a_plans_tree_is_picked_by_its_batch_size(calibration, tmp_path):
     path = tmp_path / "plan.json"
     Plan(entries=(small, large)).save(path)
     assert len(read_tree(path, batch_size=8)) == 8
-    with pytest.raises(OutOfRange, match="--batch-size"):
+    with pytest.raises(OutOfRange, match="batch_size"):
         read_tree(path)
 
 

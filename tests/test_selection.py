@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from treeopt.files.shipped import shipped
+from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import Candidates
+from treeopt.planning.candidates import Candidate, Candidates
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE, select
@@ -67,8 +68,8 @@ def regrets(trace, trials: int, **noise) -> np.ndarray:
             PlanRequest(Limits(32), batch_sizes=(1, 4)),
         )
         for entry, curve in zip(plan.entries, best, strict=True):
-            rate = 1e3 * entry.batch_size * entry.tokens_per_step
-            cost = truth(entry.batch_size, entry.size, entry.depth)
+            rate = 1e3 * entry.batch_size * entry.chosen.tokens_per_step
+            cost = truth(entry.batch_size, entry.chosen.size, entry.chosen.depth)
             found.append(1 - rate / cost / max(point.tokens_per_s for point in curve.values()))
     return np.array(found)
 
@@ -100,21 +101,23 @@ def _remembered():
 def test_sizes_of_one_stair_are_tied_and_others_are_not(trace):
     """Every 16 rows a stair: only the last sizes before it, which differ by what their tokens do."""
     exact = plan_trees(trace, recorded(truth), PlanRequest(Limits(32), batch_sizes=(1,))).entries[0]
-    assert exact.size in exact.tied_sizes
+    assert exact.chosen.size in exact.tied_sizes
     assert set(exact.tied_sizes) <= {14, 15, 16}
 
 
 def test_a_verified_size_is_taken_whatever_the_prediction_says(trace):
-    entry = plan_trees(trace, recorded(truth), PlanRequest(Limits(20)), take={1: (5, 2)}).entries[0]
-    assert (entry.size, entry.depth) == (5, 2)
+    first = plan_trees(trace, recorded(truth), PlanRequest(Limits(20)))[1]
+    other = source_of(trace).crossfit(Limits(20, max_depth=2), "replay").family.tree(5)
+    assert other != first.draft
+    assert plan_trees(trace, recorded(truth), PlanRequest(Limits(20)), take={1: other})[1].draft == other
 
 
 def test_more_conversations_tie_fewer_sizes(trace):
     few = plan_trees(trace.select(np.arange(20)), recorded(truth), PlanRequest(Limits(32))).entries[0]
     many = plan_trees(trace, recorded(truth), PlanRequest(Limits(32))).entries[0]
     assert len(many.tied_sizes) <= len(few.tied_sizes)
-    assert many.interval95.tokens_per_s[1] - many.interval95.tokens_per_s[0] < (
-        few.interval95.tokens_per_s[1] - few.interval95.tokens_per_s[0]
+    assert many.chosen.interval95.tokens_per_s[1] - many.chosen.interval95.tokens_per_s[0] < (
+        few.chosen.interval95.tokens_per_s[1] - few.chosen.interval95.tokens_per_s[0]
     )
 
 
@@ -135,11 +138,11 @@ def test_prompts_to_separate_are_what_it_takes():
     points = tuple(StepTiming(1, 100, n, 1, (cost(1, n, 1),)) for n in (2, 3))
     profile = LatencyProfile(points, (StepTiming(1, 100, 1, 0, (2.0,)),))
     first = plan_trees(sample(30), profile, PlanRequest(Limits(3))).entries[0]
-    assert first.runner_up.prompts_to_separate > 30
+    assert first.prompts_to_separate > 30
     assert {2, 3} <= set(first.tied_sizes)
-    needed = first.runner_up.prompts_to_separate
+    needed = first.prompts_to_separate
     later = plan_trees(sample(2 * needed), profile, PlanRequest(Limits(3))).entries[0]
-    assert later.tied_sizes == [later.size]
+    assert later.tied_sizes == [later.chosen.size]
 
 
 def test_a_mix_of_loads_has_one_tree_with_the_most_tokens(trace):
@@ -147,10 +150,10 @@ def test_a_mix_of_loads_has_one_tree_with_the_most_tokens(trace):
     mix = {1: 0.5, 4: 0.3, 8: 0.2}
     plan = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes=mix))
     alone = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes=tuple(mix)))
-    assert len({tuple(map(tuple, entry.medusa_choices)) for entry in plan.entries}) == 1
+    assert len({entry.draft for entry in plan.entries}) == 1
     curves = [{point.size: point.tokens_per_s for point in entry.curve} for entry in alone.entries]
     totals = {n: sum(w * curve[n] for w, curve in zip(mix.values(), curves, strict=True)) for n in curves[0]}
-    chosen = sum(w * entry.tokens_per_s for w, entry in zip(mix.values(), plan.entries, strict=True))
+    chosen = sum(w * entry.chosen.tokens_per_s for w, entry in zip(mix.values(), plan.entries, strict=True))
     assert chosen >= (1 - NEGLIGIBLE) * max(totals.values()) * 0.999
 
 
@@ -158,16 +161,18 @@ def test_a_mix_of_one_load_is_that_load(trace):
     profile = recorded(truth)
     mixed = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes={4: 1.0}))
     (alone,) = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes=(4,))).entries
-    assert (mixed.total.tied_sizes, mixed.total.runner_up) == (alone.tied_sizes, alone.runner_up)
-    assert (mixed[4].medusa_choices, mixed[4].tokens_per_s) == (alone.medusa_choices, alone.tokens_per_s)
-    assert (mixed.total.speedup, mixed.total.speedup_stderr) == pytest.approx((alone.speedup, alone.speedup_stderr))
+    over = mixed.mix_errors
+    assert (over.tied_sizes, over.runner_up.draft) == (alone.tied_sizes, alone.runner_up.draft)
+    assert (mixed[4].draft, mixed[4].chosen.tokens_per_s) == (alone.draft, alone.chosen.tokens_per_s)
+    assert (mixed.mix_speedup, over.speedup) == pytest.approx((alone.chosen.speedup, alone.chosen.stderr.speedup))
 
 
 def test_a_published_profile_chooses_smaller_trees_for_larger_batches():
     calibration = Calibration.load(shipped("calibration")["vicuna-33b-medusa1"])
     profile = LatencyProfile.load(shipped("profiles")["a100-80gb--llama-33b-linear-layers"])
     sizes = [
-        e.size for e in plan_trees(calibration, profile, PlanRequest(Limits(112), batch_sizes=(1, 4, 8, 32))).entries
+        e.chosen.size
+        for e in plan_trees(calibration, profile, PlanRequest(Limits(112), batch_sizes=(1, 4, 8, 32))).entries
     ]
     assert sizes == sorted(sizes, reverse=True)
 
@@ -203,8 +208,10 @@ def test_the_choice_from_recorded_latencies_drawn_again_is_nearly_the_best():
     for seed in range(200):
         plan = plan_trees(calibration, again(recorded, seed), PlanRequest(Limits(32), batch_sizes=batch_sizes))
         for entry, truth in zip(plan.entries, exact.entries, strict=True):
-            step = StepCosts(recorded, entry.batch_size, truth.context_tokens).step(entry.size, entry.depth)
-            reached = 1e3 * entry.batch_size * entry.tokens_per_step / step.ms
+            step = StepCosts(recorded, entry.batch_size, truth.context_tokens).step(
+                entry.chosen.size, entry.chosen.depth
+            )
+            reached = 1e3 * entry.batch_size * entry.chosen.tokens_per_step / step.ms
             lost.append(1 - reached / max(point.tokens_per_s for point in truth.curve))
     assert np.median(lost) <= 0.005
     assert np.quantile(lost, 0.95) <= 0.02
@@ -228,9 +235,7 @@ def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hard
     c = Candidates(
         1,
         1,
-        [],
-        np.array([1, 4, 8]),
-        np.array([0, 2, 3]),
+        [Candidate("grown", size, depth) for size, depth in ((1, 0), (4, 2), (8, 3))],
         rates,
         draws,
         1e3 * ones,

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.growth.objectives import grow_joint, grow_replay
+from treeopt.growth.paths import Tally
 from treeopt.growth.replay import replay
 from treeopt.growth.shrinkage import NONE, Fit, PathCounts, Strengths, strengths_of
-from treeopt.growth.tally import Tally
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
 

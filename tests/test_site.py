@@ -17,10 +17,10 @@ import pytest
 
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
-from treeopt.files.shipped import LAYOUTS
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.contender import Answer, Block, Contender
+from treeopt.records.drafters import LAYOUTS
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace

@@ -8,15 +8,14 @@ import pytest
 
 from treeopt import demo
 from treeopt.errors import Unsupported
-from treeopt.growth.dynamic import lengths_with
-from treeopt.growth.replay import replay_lengths
+from treeopt.growth.replay import replay
 from treeopt.records.calibration import Calibration
 from treeopt.runtime.decode import Setup, decode
-from treeopt.runtime.engines import open_engine
-from treeopt.runtime.measure.bench import ask_engine
+from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import Counts, rank_answers
 from treeopt.runtime.session import open_session
 from treeopt.runtime.settings import SessionSettings
+from treeopt.runtime.stepper import PLAIN, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
@@ -59,7 +58,7 @@ def test_no_tree_changes_the_text_and_steps_are_the_replayed_ones(session, promp
     for tree in TREES:
         rows = decode(target, drafter, prompts, tree, batch_size=1, stop=stop)
         assert [row.tokens for row in rows] == [row.tokens for row in plain]
-        assert replay_lengths(trace, lengths_with(trace, tree)).steps.tolist() == [row.steps for row in rows]
+        assert replay(trace, tree).steps.tolist() == [row.steps for row in rows]
 
 
 def test_openvino_decodes_the_same(session, prompts):
@@ -68,16 +67,14 @@ def test_openvino_decodes_the_same(session, prompts):
         pytest.skip("OpenVINO GenAI does not run Medusa heads")
     target, drafter, stop = session.target, session.drafter, StopRule(session.target.eos_ids, 40, at_loops=False)
     try:
-        engine = open_engine("openvino", target, drafter, stop)
+        engine = open_stepper("openvino", Setup(target, drafter, stop))
     except Unsupported as error:
         pytest.skip(str(error))
     asked = list(enumerate(prompts))
-    plain = ask_engine(engine, Tree.chain(0), stop, asked, 1)["rows"]
-    assert [row["tokens"] for row in plain] == [
-        r.tokens for r in decode(target, None, prompts, batch_size=1, stop=stop)
-    ]
+    plain = decode_block(engine, PLAIN, asked, stop).rows
+    assert [row.tokens for row in plain] == [r.tokens for r in decode(target, None, prompts, batch_size=1, stop=stop)]
     for tree in (Tree.chain(3), DynamicTree(3, 4, 11)):
-        theirs = ask_engine(engine, tree, stop, asked, 1)["rows"]
+        theirs = decode_block(engine, tree, asked, stop).rows
         ours = decode(target, drafter, prompts, tree, batch_size=1, stop=stop)
-        assert [row["tokens"] for row in theirs] == [row["tokens"] for row in plain]
-        assert [row["accepted"][:-1] for row in theirs] == [row.accepted[:-1] for row in ours]
+        assert [row.tokens for row in theirs] == [row.tokens for row in plain]
+        assert [row.accepted[:-1] for row in theirs] == [row.accepted[:-1] for row in ours]

@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 
 from tests.test_figures import long_trace, some_bench, some_profile
-from treeopt.pipeline import SearchOptions, search
+from treeopt.pipeline import search
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory, maker
-from treeopt.records.served import speculates
 from treeopt.report.status import status
 
 from .conftest import treeopt
@@ -28,7 +27,7 @@ def searched(tmp_path_factory) -> RunDirectory:
     trace.save(run.trace)
     Calibration.from_trace(trace).save(run.calibration)
     some_profile([1, 4], depth=2, largest=8).save(run.profile)
-    search(run, SearchOptions(8))
+    search(run, budget=8)
     return run
 
 
@@ -73,7 +72,7 @@ def test_a_plan_of_shipped_files_wants_no_calibration(tmp_path):
     trace, profile = tmp_path / "other.npz", tmp_path / "other.json"
     long_trace(3).save(trace)
     some_profile((1,)).save(profile)
-    search(run, SearchOptions(budget=8), calibration=str(trace), profile_path=str(profile))
+    search(run, budget=8, calibration=str(trace), profile=str(profile))
     assert "export" in following(run)
 
 
@@ -95,7 +94,7 @@ def test_a_stale_export_is_named_and_a_plan_without_speculation_is_not_exported(
     shutil.rmtree(run.export)
     dear = StepTiming(1, 512, 2, 1, (900.0,) * 3)
     LatencyProfile((dear,), (StepTiming(1, 512, 1, 0, (3.0,) * 3),)).save(run.profile)
-    search(run, SearchOptions(2))
+    search(run, budget=2)
     assert following(run) == ["report"]
 
 
@@ -149,7 +148,7 @@ def test_benchmarks_of_another_runtime_are_made_again_by_it(run, own_demo_run, t
         replace(bench, inputs=inputs).save(own.bench_of(size))
     replace(bench, inputs=inputs, provenance={"engine": engine}).save(own.bench_in("transformers"))
     assert row(own, "bench-transformers.json").holds.endswith("; by transformers 5.0")
-    assert following(own)[0] == ("export" if speculates(own.read_plan()) else "report")
+    assert following(own)[0] == ("export" if own.read_plan().speculates else "report")
     replace(bench, inputs={"plan.json": "0" * 64}).save(own.bench_in("transformers"))
     assert following(own) == ["bench", "--engine", "transformers"]
     assert "bench-transformers.json is stale" in status(own).why

@@ -16,22 +16,18 @@ from rich.console import Console
 
 from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt.cli import cli
-from treeopt.cli.options import GROUPS
-from treeopt.export.table import ENGINES
+from treeopt.cli.declared import GROUPS
+from treeopt.engines.registry import ENGINES
 from treeopt.growth.score import score_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.report.bench_table import bench_table
-from treeopt.report.calibration_table import calibration_table
 from treeopt.report.engine_table import engine_table, method_table
-from treeopt.report.grid import Grid
 from treeopt.report.plan_table import plan_table
-from treeopt.report.profile_table import profile_table
-from treeopt.report.score_table import score_table
 from treeopt.report.status import FileStatus, RunStatus
-from treeopt.report.status_table import status_table
-from treeopt.report.training_table import training_table
+from treeopt.report.table import Table, texts
+from treeopt.report.tables import calibration_table, profile_table, score_table, status_table, training_table
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 
@@ -69,7 +65,7 @@ cells = st.text(st.sampled_from("ab1 ±-…日"), max_size=30).filter(lambda tex
 def test_any_table_fits_any_line(rows, left, width):
     columns = [f"col {number}" for number in range(len(rows[0]))]
     spare = columns[: len(columns) // 2 : -1]  # the last one first
-    table = Grid("A title", columns, rows, left=min(left, len(columns)), spare=spare, caption="and a caption")
+    table = Table("A title", texts(*columns, names=left, spare=spare), rows, caption="and a caption")
     text = rendered(table, width)
     kept = len(columns) - sum(name in " ".join(text.partition("Left out")[2].split()) for name in spare)
     check(text, width, *(word for row in rows for cell in row[:kept] for word in tokens(cell)))
@@ -79,7 +75,7 @@ def test_any_table_fits_any_line(rows, left, width):
 
 
 def test_what_a_narrow_line_leaves_out_is_said():
-    table = Grid("T", ("name", "figure", "extra"), [("n", "1" * 40, "2" * 40)], left=1, spare=("extra",))
+    table = Table("T", texts("name", "figure", "extra", names=1, spare=("extra",)), [("n", "1" * 40, "2" * 40)])
     assert "2" * 40 in rendered(table, 120)
     narrow = rendered(table, 60)
     assert "2" * 40 not in narrow
@@ -104,7 +100,7 @@ def shown() -> dict:
     texts = {"held_out": {"before": before, "after": before}, "texts": {"held_out": 12}}
     file = FileStatus(name=f"{NAME}.json", made="2026-01-01T00:00:00Z", holds=NAME, of=NAME, command=f"treeopt {NAME}")
     return {
-        "plan": (plan_table(plan), [str(entry.size) for entry in plan.entries]),
+        "plan": (plan_table(plan), [str(entry.chosen.size) for entry in plan.entries]),
         "profile": (profile_table(profile), ["4096", "256"][:1]),
         "calibration": (calibration_table(calibration), [NAME, "1234"]),
         "bench": (bench_table(replace(bench, contenders=tuple(contenders))), [NAME, f"{NAME}-2"]),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,14 +14,17 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.provenance import Provenance
-from treeopt.latency.rounds import processor_share
+from treeopt.latency.rounds import Visit, processor_share, time_rounds
 from treeopt.pipeline import threads as pipeline
 from treeopt.pipeline.profile.outcome import check_can_join, with_earlier
-from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
+from treeopt.runtime import stepper
 from treeopt.runtime import target as target_module
 from treeopt.runtime.decode import Setup
-from treeopt.runtime.measure import steps, threads
+from treeopt.runtime.engines.own import Own
+from treeopt.runtime.measure import threads
+from treeopt.runtime.stepper import StepVisits
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import dtype_note
 from treeopt.trees.tree import Tree
@@ -47,8 +51,8 @@ def session_of(**source):
 def profile_with(run, n):
     points = (StepTiming(1, 1, 2, 1, (2.0,)),)
     record = {**Provenance(threads=n).record(), "device": "cpu"}
-    info = {"provenance": record, "drift": [{"batch_size": 1, "context_tokens": 1, "drift": 0.0, "nominal": True}]}
-    profile = LatencyProfile(points, (StepTiming(1, 1, 1, 0, (1.0,)),), info={**info, "precision": {"wanted": 0.02}})
+    info = {"provenance": record, "settings": [ProfileSetting(batch_size=1, context_tokens=1)], "precision": 0.02}
+    profile = LatencyProfile(points, (StepTiming(1, 1, 1, 0, (1.0,)),), info=info)
     profile.save(run.profile)
     return profile
 
@@ -80,13 +84,13 @@ def test_plain_steps_are_timed_with_each_number_in_turn(torch_threads, target, m
     """A made clock: 4 threads take half the time of 1, and 8 wait for a busy core. torch's own number is left as it was."""
     torch_threads.append(8)
     taken = {1: 4.0, 2: 3.9, 4: 2.0, 8: 300.0}
-    real, seen = steps.timed_step, []
+    real, seen = Own._step, []
 
-    def timed_step(decoder, tree):
+    def step(decoder, *asked):
         seen.append(torch.get_num_threads())
-        return taken[seen[-1]], real(decoder, tree)[1]
+        return replace(real(decoder, *asked), seconds=taken[seen[-1]])
 
-    monkeypatch.setattr(threads, "timed_step", timed_step)
+    monkeypatch.setattr(Own, "_step", step)
     setup = Setup(target, None, StopRule(target.eos_ids, 5))
     assert threads.choose_threads(setup, [(1, 2, 3), (4, 5)]) == 4
     assert torch_threads[-1] == 8
@@ -121,7 +125,7 @@ def test_the_users_number_stays_and_a_difference_is_said(torch_threads, tmp_path
         assert torch_threads[-1] == (3 if way == "torch" else 8)
         said = capsys.readouterr().err
         assert f"computes with {torch_threads[-1]} threads, but the run was measured with 4" in said
-        assert "--threads 4" in said
+        assert "threads=4" in said
 
 
 def test_another_machines_number_is_not_taken(torch_threads, tmp_path, monkeypatch):
@@ -144,11 +148,11 @@ def test_profiles_of_other_threads_are_not_joined(tmp_path):
 
 def test_a_busy_machine_is_told_by_the_processor_time_of_rounds(target, heads, monkeypatch):
     """A clock of the process that goes half as fast as the wall's."""
-    monkeypatch.setattr(steps.time, "process_time", lambda: steps.time.perf_counter() / 2)
+    monkeypatch.setattr(stepper.time, "process_time", lambda: stepper.time.perf_counter() / 2)
     setup = Setup(target, heads, StopRule(frozenset(), 20, at_loops=False))
-    rounds = steps.measure_steps(setup, [[1, 2, 3]], [Tree.chain(1)], batch_size=1, time_limit_s=0.0)
-    assert processor_share(rounds) == pytest.approx(0.5, abs=0.01)
-    assert processor_share([{"seconds": 1.0}]) is None  # of an earlier version
+    found = time_rounds(StepVisits(Own(setup), [[1, 2, 3]], [Tree.chain(1)], 1), time_limit_s=0.0)
+    assert processor_share(found.rounds) == pytest.approx(0.5, abs=0.01)
+    assert processor_share([Visit(place=0, seconds=1.0, step_ms=[1.0])]) is None  # somebody else's
 
 
 @pytest.mark.parametrize("computes", [True, False])

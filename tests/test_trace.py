@@ -12,7 +12,7 @@ from treeopt.records.calibration import Calibration, prefix_counts
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, StopRule, sequence_end
 
-from .conftest import random_trace, traces
+from .conftest import traces
 
 
 def slow_end(tokens, eos, limit):
@@ -84,17 +84,10 @@ def test_bad_traces_are_refused_by_rule(tmp_path, arrays, message):
         RankTrace.load(tmp_path / "t.npz")
 
 
-def test_truncated_and_pickled_traces_are_refused(tmp_path):
-    path = tmp_path / "t.npz"
-    random_trace(np.random.default_rng(0), [30, 30], 3, 4).save(path)
-    whole = path.read_bytes()
-    for size in (0, 10, len(whole) // 2, len(whole) - 5):
-        path.write_bytes(whole[:size])
-        with pytest.raises(InvalidInput, match="cut off"):
-            RankTrace.load(path)
-    np.savez(path, ranks=np.array([{}], dtype=object), starts=[0, 1])
+def test_pickled_traces_are_refused(tmp_path):
+    np.savez(tmp_path / "t.npz", ranks=np.array([{}], dtype=object), starts=[0, 1])
     with pytest.raises(InvalidInput, match="without pickles"):
-        RankTrace.load(path)
+        RankTrace.load(tmp_path / "t.npz")
 
 
 @given(traces())
@@ -127,17 +120,7 @@ def test_prefix_counts_are_counted_path_by_path(trace):
         assert parent == sum(row[len(path) - 1] != -2 for row in above)
 
 
-def test_a_calibration_survives_its_file(tmp_path):
-    trace = random_trace(np.random.default_rng(3), [20] * 8, 3, 5)
-    calibration = Calibration.from_trace(trace)
-    calibration.save(tmp_path / "c.json")
-    loaded = Calibration.load(tmp_path / "c.json")
-    np.testing.assert_array_equal(loaded.hits, calibration.hits)
-    assert loaded.meta["positions"] == calibration.meta["positions"]
-    assert loaded.prefix_counts["counts"] == calibration.prefix_counts["counts"]
-
-
-GOOD = {"schema": "treeopt.calibration/1", "num_heads": 1, "top_k": 2, "hits": [[5, 2]], "trials": [10], "unknown": 1}
+GOOD = {"schema": "treeopt.calibration/1", "hits": [[5, 2]], "trials": [10], "unknown": 1}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +131,6 @@ GOOD = {"schema": "treeopt.calibration/1", "num_heads": 1, "top_k": 2, "hits": [
         ({"hits": [[0.5, 0.2]]}, "whole numbers"),
         ({"trials": [0]}, "at least 1"),
         ({"trials": [10, 10]}, "shapes"),
-        ({"top_k": 3}, "heads x ranks"),
         ({"schema": "treeopt.plan/1"}, "schema"),
         ({"hits": "many"}, "whole numbers"),
         ({"trials": None}, "trials"),

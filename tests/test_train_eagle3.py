@@ -6,11 +6,10 @@ import torch
 
 from treeopt.records.trace import End
 from treeopt.runtime.checkpoints import Base, load_heads
-from treeopt.runtime.drafters.protocol import Answer
-from treeopt.runtime.training.batches import count_trials, make_batch
-from treeopt.runtime.training.heads import common_tokens, make_heads, size_of_heads
+from treeopt.runtime.drafters.protocol import GivenText
+from treeopt.runtime.training.batches import common_tokens, count_trials, make_batch
+from treeopt.runtime.training.heads import make_heads, save_result, size_of_heads
 from treeopt.runtime.training.recipe import Recipe
-from treeopt.runtime.training.saving import save_result
 from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee
 
 from .slow_drafters import slow_eagle3_logits
@@ -111,13 +110,13 @@ def test_a_drafter_learns_a_language_and_its_file_has_the_same_ranks(tmp_path):
     assert max(before["accuracy"]) < 0.5
     assert min(after["accuracy"]) > 0.9
 
-    files = save_result(loop.trainee, target, "eagle3", tmp_path / "made")
+    files = save_result(loop.trainee, target, recipe, tmp_path / "made")
     assert [file.name for file in files] == ["model.safetensors", "config.json"]
     base = Base(target.lm_head.weight, target.model.get_input_embeddings().weight, target.config, num_heads=K)
     loaded = load_heads(str(tmp_path / "made"), base).heads
     assert loaded.form == loop.trainee.heads.form
     answers = [
-        Answer(t.tokens[:4].tolist(), t.tokens[4:].tolist(), End.LIMIT, target.read([t.tokens[:-1].tolist()])[0])
+        GivenText(t.tokens[:4].tolist(), t.tokens[4:].tolist(), End.LIMIT, target.read([t.tokens[:-1].tolist()])[0])
         for t in texts
     ]
     ours, theirs = (heads.ranks(answers, 10) for heads in (loop.trainee.heads, loaded))

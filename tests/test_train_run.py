@@ -27,13 +27,11 @@ from treeopt.runtime.training import loop as loop_module
 from treeopt.runtime.training import opening
 from treeopt.runtime.training import texts as texts_module
 from treeopt.runtime.training.batches import Text, make_batch
-from treeopt.runtime.training.checkpoint import Checkpoints
 from treeopt.runtime.training.heads import make_heads
-from treeopt.runtime.training.loop import Loop
-from treeopt.runtime.training.medusa2 import JointTrainee
-from treeopt.runtime.training.recipe import KINDS, MEDUSA_2, Recipe
+from treeopt.runtime.training.loop import Checkpoints, Loop
+from treeopt.runtime.training.recipe import KINDS, Recipe
 from treeopt.runtime.training.texts import Asking, Worker, given_texts, own_texts
-from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee
+from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee, JointTrainee
 from treeopt.trees.tree import Tree
 
 from .conftest import asked, invoke, treeopt
@@ -46,7 +44,7 @@ def make_loop(folder, target, recipe, texts, *, own_answers=True, **options) -> 
     from accelerate import Accelerator
 
     heads = make_heads(target, recipe, texts=texts)
-    if recipe.kind == MEDUSA_2:
+    if recipe.kind == "medusa-2":
         trainee, states = JointTrainee(heads, recipe, target, own_answers=own_answers), None
     else:
         trainee, states = HeadsTrainee(heads, recipe, scores_of(target)), FrozenStates(target, texts)
@@ -198,7 +196,7 @@ def test_a_run_by_the_clock_stops_at_its_minutes(tmp_path, monkeypatch):
 
 
 def test_more_processes_and_passes_than_texts_are_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="--batch-size must be at least 1 for each process and pass, 4, but got 3"):
+    with pytest.raises(InvalidInput, match="batch_size must be at least 1 for each process and pass, 4, but got 3"):
         make_loop(tmp_path, small_target(), Recipe(steps=1, batch_size=3, accumulate=4), [])
 
 
@@ -275,7 +273,7 @@ def test_the_original_base_is_the_model_with_its_adapter_off(tmp_path):
     target, texts = small_target(), random_texts(np.random.default_rng(0), 8)
     batch = make_batch(texts, K, "cpu")
     original = target.model(batch.tokens).logits[batch.rows, batch.columns]
-    loop = make_loop(tmp_path, target, Recipe(MEDUSA_2, K, steps=8, learning_rate=2e-2), texts)
+    loop = make_loop(tmp_path, target, Recipe("medusa-2", K, steps=8, learning_rate=2e-2), texts)
     assert loop.count(texts, None)["base_kl_nats_per_token"] == 0
     run(loop)
     after = loop.count(texts, None)
@@ -292,7 +290,7 @@ def test_the_original_base_is_the_model_with_its_adapter_off(tmp_path):
 
 def test_the_merged_base_is_the_base_with_its_adapter_on(tmp_path):
     target, texts = small_target(), random_texts(np.random.default_rng(0), 8)
-    loop = make_loop(tmp_path, target, Recipe(MEDUSA_2, K, steps=8, learning_rate=2e-2), texts)
+    loop = make_loop(tmp_path, target, Recipe("medusa-2", K, steps=8, learning_rate=2e-2), texts)
     run(loop)
     tokens = torch.arange(6, 30)[None]
     loop.trainee.eval()
@@ -305,7 +303,7 @@ def test_the_merged_base_is_the_base_with_its_adapter_on(tmp_path):
 
 def test_the_base_waits_until_the_heads_have_learned_alone(tmp_path):
     texts = random_texts(np.random.default_rng(0), 8)
-    loop = make_loop(tmp_path, small_target(), Recipe(MEDUSA_2, K, steps=8), texts)
+    loop = make_loop(tmp_path, small_target(), Recipe("medusa-2", K, steps=8), texts)
     adapters, heads = [], []
     loop.resume()
     for _ in loop.run():
@@ -319,14 +317,14 @@ def test_the_base_waits_until_the_heads_have_learned_alone(tmp_path):
 
 def test_the_base_learns_with_a_quarter_of_the_heads_rate(tmp_path):
     texts = random_texts(np.random.default_rng(0), 5)
-    loop = make_loop(tmp_path, small_target(), Recipe(MEDUSA_2, K, steps=8, learning_rate=0.04), texts)
+    loop = make_loop(tmp_path, small_target(), Recipe("medusa-2", K, steps=8, learning_rate=0.04), texts)
     assert [group["peak"] for group in loop.trainee.groups()] == [0.04, 0.01]
 
 
 def test_on_given_answers_the_base_learns_the_text(tmp_path):
     """On its own answers it is held where it was instead, and so learns less of the text."""
     texts = cyclic_texts()
-    recipe = Recipe(MEDUSA_2, K, steps=10, batch_size=6, learning_rate=4e-2)
+    recipe = Recipe("medusa-2", K, steps=10, batch_size=6, learning_rate=4e-2)
     nats = {}
     for own in (False, True):
         loop = make_loop(tmp_path / str(own), small_target(dtype=torch.float32), recipe, texts, own_answers=own)
@@ -469,13 +467,15 @@ def test_other_kinds_can_be_made_and_loaded(kind, tmp_path):
     out = tmp_path / "made"
     options = ["--num-prompts", 4, "--max-new-tokens", 8, "--batch-size", 2, "--heads", 2, "--layers", 1]
     done = json.loads(treeopt("train", "--kind", kind, *options, "--steps", 2, "-o", out, "--json"))
-    target = load_target(str(out), device="cpu") if kind == MEDUSA_2 else opening.open_base("demo", None, device="cpu")
+    target = (
+        load_target(str(out), device="cpu") if kind == "medusa-2" else opening.open_base("demo", None, device="cpu")
+    )
     parts = {"lm_head": target.lm_head.weight, "embedding": target.model.get_input_embeddings().weight}
     loaded = load_heads(str(out), Base(**parts, config=target.config, num_heads=2))
     assert loaded.heads.num_heads == 2
     assert loaded.layout.startswith({"medusa-2": "merged", "eagle3": "eagle-3"}.get(kind, kind))
     assert done["recipe"]["kind"] == kind
-    if kind != MEDUSA_2:
+    if kind != "medusa-2":
         return
     assert done["command"].startswith(f"treeopt run --model {out} ")
     assert not list(out.rglob(".treeopt-*"))
@@ -518,7 +518,7 @@ def test_training_prompts_are_none_of_calibrations():
         (["--epsilon", "0.1"], "greedily or with --acceptance sample: leave out --epsilon"),
         (["--group-by", "kind"], "leave out --group-by"),
         (["--kind", "eagle"], "is not one of"),
-        (["--heads", "0"], "0 is not in the range"),
+        (["--heads", "0"], "must be at least 1, but got 0"),
     ],
 )
 def test_the_command_refuses_what_makes_no_sense(options, said, tmp_path):
@@ -589,14 +589,14 @@ def test_an_interrupted_command_says_where_it_goes_on(tmp_path, monkeypatch):
 
 def test_what_is_missing_is_named_before_anything_is_loaded(monkeypatch):
     with pytest.raises(Unsupported, match="a base that stays as it is, but medusa-2 trains it"):
-        opening.check_packages("medusa-2", load_in_8bit=True)
+        opening.check_packages(Recipe("medusa-2"), load_in_8bit=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Unsupported, match="needs bitsandbytes and a CUDA device, but there is no CUDA device"):
-        opening.check_packages("hydra", load_in_8bit=True)
+        opening.check_packages(Recipe("hydra"), load_in_8bit=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for kind, packages in (("hydra", "accelerate"), ("medusa-2", "accelerate peft")):
         with pytest.raises(Unsupported, match=f"pip install {packages}$"):
-            opening.check_packages(kind, load_in_8bit=False)
+            opening.check_packages(Recipe(kind), load_in_8bit=False)
 
 
 def test_a_base_in_8_bits_is_quantised_as_it_is_read(monkeypatch):
@@ -632,7 +632,7 @@ def test_half_precision_on_cuda_learns_in_bf16_unless_something_else_is_said(mon
 
 
 def test_a_model_of_ones_own_needs_prompts():
-    with pytest.raises(InvalidInput, match="--prompts is needed with a model of your own"):
+    with pytest.raises(InvalidInput, match="prompts is needed with a model of your own"):
         opening.open_seeds(Target(small_target().model, name="mine"), None, 8)
 
 

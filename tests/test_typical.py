@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.probed import AcceptedNodes, replay_probe
+from treeopt.growth.probed import AcceptedNodes
 from treeopt.records.probe import Probe
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance import typical
@@ -24,6 +24,7 @@ from treeopt.runtime.stop import StopRule, sequence_end
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, VOCABULARY, trees
+from .test_coverage import replay_probe
 
 RULE = Typical(temperature=3.0, epsilon=0.02)  # loose: the tiny model's random heads are rarely right
 TREE = Tree.dense([6, 4, 2])
@@ -110,7 +111,7 @@ def test_the_verdict_does_not_depend_on_how_many_rows_are_taken_at_once(monkeypa
     "options", [{"temperature": 0}, {"epsilon": 0}, {"epsilon": 1}, {"delta": 0}, {"temperature": math.nan}]
 )
 def test_rules_that_make_no_sense_are_refused(options):
-    with pytest.raises(InvalidInput, match=f"--{next(iter(options))} must be"):
+    with pytest.raises(InvalidInput, match=f"{next(iter(options))} must be"):
         Typical(**options)
 
 
@@ -283,27 +284,27 @@ def test_quality_is_the_targets_own_likelihood(target, heads):
         log_p = logits.log_softmax(-1)
         total += sum(float(log_p[len(prompt) - 1 + t, token]) for t, token in enumerate(text))
     n = sum(map(len, texts))
-    assert found["log_likelihood_nats_per_token"] == pytest.approx(total / n, abs=1e-5)
-    assert found["tokens"] == n
-    assert found["difference_nats_per_token"] == pytest.approx(
-        found["log_likelihood_nats_per_token"] - found["reference_log_likelihood_nats_per_token"]
+    assert found.log_likelihood_nats_per_token == pytest.approx(total / n, abs=1e-5)
+    assert found.tokens == n
+    assert found.difference_nats_per_token == pytest.approx(
+        found.log_likelihood_nats_per_token - found.reference_log_likelihood_nats_per_token
     )
-    assert found["log_likelihood_nats_per_token_stderr"] > 0
-    assert 0 < found["changed_tokens_share"] < 1
-    assert 0 < found["changed_answers_share"] <= 1
+    assert found.log_likelihood_nats_per_token_stderr > 0
+    assert 0 < found.changed_tokens_share < 1
+    assert 0 < found.changed_answers_share <= 1
 
 
 def test_nothing_is_changed_of_a_text_that_is_the_same(target):
     texts = prompts_of(3, 4)
     found = measure_quality(target, prompts_of(3), texts, texts)
-    assert found["changed_tokens_share"] == found["changed_answers_share"] == 0.0
-    assert found["difference_nats_per_token"] == found["difference_nats_per_token_stderr"] == 0.0
+    assert found.changed_tokens_share == found.changed_answers_share == 0.0
+    assert found.difference_nats_per_token == found.difference_nats_per_token_stderr == 0.0
 
 
 def test_changed_tokens_are_those_outside_what_both_texts_have_in_order(target):
     found = measure_quality(target, [[7]] * 2, [[8, 9, 10, 11], [8]], [[8, 20, 10, 11], [8]])
-    assert found["changed_tokens_share"] == pytest.approx(2 / 10)
-    assert found["changed_answers_share"] == 0.5
+    assert found.changed_tokens_share == pytest.approx(2 / 10)
+    assert found.changed_answers_share == 0.5
 
 
 def test_the_longest_path_wins_over_a_likelier_one():

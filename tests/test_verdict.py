@@ -11,9 +11,9 @@ from treeopt import pipeline
 from treeopt.pipeline.search import note_warnings
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.benchmark import Benchmark, Ratio
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.figure import Errors, Figure, Intervals, Ratio
 from treeopt.records.inputs import inputs_of
-from treeopt.records.plan import BestChain, Interval95
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.bench_table import bench_table, closing
 from treeopt.report.figures.registry import Inputs
@@ -25,18 +25,20 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 
-def entry_of(**changes):
-    """What a search chose, with some of its figures changed."""
+def entry_of(*, speedup=1.2, ends=None, **changes):
+    """What a search chose, with another predicted speedup, with or without an interval, and no other kinds."""
     found = some_plan((1,)).entries[0]
-    assert found.size > 1
-    return replace(found, **changes)
+    assert found.speculates
+    plain_ms = None if speedup is None else speedup * found.chosen.step_ms / found.chosen.tokens_per_step
+    chosen = replace(found.chosen, plain_ms=plain_ms, interval95=Intervals(speedup=ends), stderr=Errors(speedup=0.04))
+    return replace(found, **{"chosen": chosen, "others": {}, "tied_sizes": [], **changes})
 
 
 def rival(bench, name, *, over_chosen):
     """A benchmark with one more contender, so many times as fast as the chosen tree."""
     chosen = bench.contender("chosen")
     blocks = [replace(block, decode_s=block.decode_s / over_chosen) for block in chosen.blocks]
-    other = replace(chosen, name=name, size=5, medusa_choices=Tree.chain(4).choices, blocks=blocks)
+    other = replace(chosen, name=name, draft=Tree.chain(4), blocks=blocks)
     kept = tuple(c for c in bench.contenders if c.name != name)
     return replace(bench, contenders=(*kept, other))
 
@@ -80,71 +82,79 @@ def test_a_rival_that_is_as_fast_is_said_and_the_same_tree_is_no_rival():
     bench = rival(at_speed(some_bench(), 1.5), "chain", over_chosen=1.0)
     assert measured_doubts(bench) == []
     assert "not shown to be faster than the best chain" in measured(bench)
-    same = [
-        replace(c, medusa_choices=bench.contender("chosen").medusa_choices) if c.name == "chain" else c
-        for c in bench.contenders
-    ]
+    same = [replace(c, draft=bench.contender("chosen").draft) if c.name == "chain" else c for c in bench.contenders]
     assert "the best chain" not in measured(replace(bench, contenders=tuple(same)))
 
 
 def test_a_choice_not_to_speculate_loses_against_a_chain_that_pays():
     bench = at_speed(some_bench(), 1.0)
-    chosen = replace(bench.contender("chosen"), size=1, medusa_choices=[])
+    chosen = replace(bench.contender("chosen"), draft=Tree.chain(0))
     bench = rival(replace(bench, contenders=(bench.contenders[0], chosen)), "chain", over_chosen=1.3)
     assert measured(bench).startswith("Plain decoding, which the plan chose, loses against the best chain")
 
 
 def test_the_published_tree_is_named_by_the_rows_that_were_decoded():
     bench, cut = at_speed(some_bench(), 1.5), published_tree().cut(max_depth=3)
-    contenders = [replace(c, size=len(cut)) if c.name == "mc_sim_7b_63" else c for c in bench.contenders]
+    contenders = [replace(c, draft=cut) if c.name == "mc_sim_7b_63" else c for c in bench.contenders]
     assert "as fast as the published tree of 62 rows" in measured(replace(bench, contenders=tuple(contenders)))
 
 
 def test_what_was_predicted_stands_beside_what_was_measured():
     bench = at_speed(some_bench(), 1.5)
-    assert "1.50; 1.23 ±0.04 was predicted" in closing(entry_of(speedup=1.23, speedup_stderr=0.04), bench)
+    assert "1.50; 1.23 ±0.04 was predicted" in closing(entry_of(speedup=1.23), bench)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"interval95": Interval95(speedup=[1.1, 1.3]), "tied_sizes": [8, 9]}, ""),
-        ({"interval95": Interval95(speedup=[0.7, 0.9])}, "predicted to lose here"),
-        ({"interval95": None, "speedup": 0.9}, "predicted to lose here"),
-        ({"interval95": Interval95(speedup=[0.97, 1.1])}, "may not gain here: the 95 % interval"),
-        ({"interval95": Interval95(speedup=[1.01, 1.1]), "tied_sizes": [1, 2, 8]}, "plain decoding is tied"),
-        ({"size": 1, "depth": 0, "medusa_choices": []}, "No tree pays here"),
+        ({"ends": (1.1, 1.3), "tied_sizes": [8, 9]}, ""),
+        ({"ends": (0.7, 0.9)}, "predicted to lose here"),
+        ({"speedup": 0.9}, "predicted to lose here"),
+        ({"ends": (0.97, 1.1)}, "may not gain here: the 95 % interval"),
+        ({"ends": (1.01, 1.1), "tied_sizes": [1, 2, 8]}, "plain decoding is tied"),
+        ({"chosen": some_plan((1,)).entries[0].plain}, "No tree pays here"),
         ({"speedup": None}, ""),
     ],
 )
 def test_a_plan_says_first_where_its_error_band_spans_not_to_speculate(changes, says):
-    entry = entry_of(**{"speedup": 1.2, "tokens_per_s": 100.0, "best_chain": None, "tied_sizes": [], **changes})
-    said = " ".join(predicted_doubts(entry))
+    said = " ".join(predicted_doubts(entry_of(**changes)))
     assert says in said
     assert bool(said) == bool(says)
 
 
 def test_a_search_begins_with_its_doubts_batch_size_by_batch_size():
     plan = some_plan((1, 4))
-    wide = {"interval95": Interval95(speedup=[0.9, 1.1]), "tied_sizes": [], "best_chain": None}
-    sure = {**wide, "interval95": Interval95(speedup=[1.2, 1.3])}
+
+    def wide(entry):
+        return replace(
+            entry, chosen=replace(entry.chosen, interval95=Intervals(speedup=(0.9, 1.1))), tied_sizes=[], others={}
+        )
+
+    def sure(entry):
+        return replace(wide(entry), chosen=replace(entry.chosen, interval95=Intervals(speedup=(1.2, 1.3))))
+
     first, second = plan.entries
-    both = replace(plan, entries=(replace(first, **wide), replace(second, **wide)))
+    both = replace(plan, entries=(wide(first), wide(second)))
     assert shown(plan_table(both)).startswith("Batch size 1, 4: Speculation may not gain here")
-    one = replace(plan, entries=(replace(first, **sure), replace(second, **wide)))
+    one = replace(plan, entries=(sure(first), wide(second)))
     assert shown(plan_table(one)).startswith("Batch size 4: Speculation may not gain here")
-    neither = replace(plan, entries=(replace(first, **sure), replace(second, **sure)))
+    neither = replace(plan, entries=(sure(first), sure(second)))
     assert shown(plan_table(neither)).startswith("The best tree for each batch size")
 
 
 def test_a_chain_that_is_predicted_to_be_faster_is_named():
-    entry = entry_of(interval95=Interval95(speedup=[1.1, 1.3]), tied_sizes=[], tokens_per_s=100.0)
-    chain = BestChain(size=3, depth=2, tokens_per_step=1.5, tokens_per_s=104.0)
-    (said,) = predicted_doubts(replace(entry, best_chain=chain))
+    entry = entry_of(ends=(1.1, 1.3))
+    ours = entry.chosen.tokens_per_s
+
+    def with_chain(ahead, **intervals):
+        chain = Figure(draft=Tree.chain(2), batch_size=1, tokens_per_step=1.5, step_ms=1.5e3 / (ahead * ours))
+        chosen = replace(entry.chosen, interval95=Intervals(speedup=(1.1, 1.3), **intervals))
+        return predicted_doubts(replace(entry, chosen=chosen, others={"chain": chain}))
+
+    (said,) = with_chain(1.04)
     assert said == "The chosen tree loses against a chain of 2, which is predicted to be 4% faster."
-    assert predicted_doubts(replace(entry, best_chain=replace(chain, tokens_per_s=100.2))) == []
-    within = Interval95(speedup=[1.1, 1.3], tokens_per_s=[90.0, 110.0])
-    assert predicted_doubts(replace(entry, best_chain=chain, interval95=within)) == []
+    assert with_chain(1.002) == []
+    assert with_chain(1.04, tokens_per_s=(0.9 * ours, 1.1 * ours)) == []
 
 
 def test_an_export_begins_with_what_speaks_against_its_tree(tmp_path):
@@ -210,8 +220,8 @@ def test_a_tree_that_was_timed_faster_than_a_plain_step_is_planned_as_one_and_sa
         plain = entry.curve[0]
         assert [point.step_ms for point in small] == pytest.approx([plain.step_ms] * 3)
         assert all(p.tokens_per_s / plain.tokens_per_s <= p.tokens_per_step * (1 + 1e-9) for p in entry.curve)
-        if entry.interval95 and entry.size in (2, 3, 4):
-            assert entry.interval95.speedup[1] <= entry.interval95.tokens_per_step[1] + 1e-9
+        if (ends := entry.chosen.interval95).speedup and entry.chosen.size in (2, 3, 4):
+            assert ends.speedup[1] <= ends.tokens_per_step[1] + 1e-9
     note_warnings(plan)
     assert capsys.readouterr().err.count("faster than a plain step") == 1
     note_warnings(some_plan((1, 4)))

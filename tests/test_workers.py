@@ -16,18 +16,14 @@ import numpy as np
 import pytest
 
 from treeopt import pipeline
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.files.journal import Journal
-from treeopt.files.remote import Mirror, opened
+from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import workers
-from treeopt.pipeline.workers import Place
 from treeopt.runtime.cluster import Cluster, Workers, attempt, check_address, error_of
 
 from .conftest import treeopt
 
 CALIBRATE = ("calibrate", "--num-prompts", "24", "--max-new-tokens", "12", "--batch-size", "1", "--dtype", "float64")
 TRAIN = ("train", "--kind", "medusa-1", "--heads", 2, "--steps", 1, "--num-prompts", 70, "--max-new-tokens", 6)
-KEY = {"what": "a test"}
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'treeopt[ray]'")
 
@@ -48,8 +44,7 @@ class Here(Cluster):
         for n, number in enumerate(random.Random(0).sample(blocks, len(blocks))):
             if n == self.stops_after:
                 raise KeyboardInterrupt
-            two[n % 2](number, print)
-            yield number, []
+            yield number, two[n % 2](number, print), []
 
 
 @pytest.fixture
@@ -69,29 +64,21 @@ def undisturbed(tmp_path_factory) -> bytes:
 
 
 def test_workers_write_the_bytes_of_a_single_process(tmp_path, here, undisturbed):
-    """Into a journal on the disk, and through one at a URL, of which nothing is left."""
-    urls = (), ("--journal", f"file://{tmp_path}/store")
-    for name, journal in zip("ab", urls, strict=True):
-        run = tmp_path / name
-        treeopt(*CALIBRATE, "--run", run, "--engine", "ray", "--workers", 2, *journal)
-        assert (run / "trace.npz").read_bytes() == undisturbed
-        assert sorted(file.name for file in run.iterdir()) == [".lock", "calibration.json", "trace.npz"]
-    assert list((tmp_path / "store").iterdir()) == []
+    treeopt(*CALIBRATE, "--run", tmp_path / "run", "--engine", "ray", "--workers", 2)
+    assert (tmp_path / "run" / "trace.npz").read_bytes() == undisturbed
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [".lock", "calibration.json", "trace.npz"]
 
 
-@pytest.mark.parametrize("url", [False, True])
-def test_what_workers_left_continues_with_and_without_them(tmp_path, here, undisturbed, monkeypatch, url):
+@pytest.mark.parametrize("again", [(), ("--engine", "ray")])
+def test_blocks_that_workers_left_continue_with_and_without_them(tmp_path, here, undisturbed, monkeypatch, again):
     """Blocks are finished in any order: one behind a gap is used too."""
-    ray = ("--engine", "ray", "--workers", 2, *(["--journal", tmp_path / "store"] if url else []))
+    run = ("--run", tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr(Here, "stops_after", 1)
-        treeopt(*CALIBRATE, "--run", tmp_path / "run", *ray, code=130)
+        treeopt(*CALIBRATE, *run, "--engine", "ray", "--workers", 2, code=130)
     done = [int(file.name[:6]) for file in (tmp_path / "run" / "calibrate.partial").glob("*.sha256")]
     assert done not in ([], [0])
-    if url:  # the disk of the command is lost
-        treeopt(*CALIBRATE, "--run", tmp_path / "other", *ray)
-        assert (tmp_path / "other" / "trace.npz").read_bytes() == undisturbed
-    treeopt(*CALIBRATE, "--run", tmp_path / "run")
+    treeopt(*CALIBRATE, *run, *again)
     assert (tmp_path / "run" / "trace.npz").read_bytes() == undisturbed
 
 
@@ -104,63 +91,11 @@ def test_heads_learn_from_the_same_answers(tmp_path, here):
     assert "leave one out" in treeopt(*TRAIN, "-o", tmp_path / "c", "--engine", "ray", "--responses", "answer", code=1)
 
 
-@pytest.fixture
-def sent(tmp_path):
-    """A journal of one block, and a copy of it at a URL."""
-    journal, mirror = Journal(tmp_path / "journal", KEY, ".npz"), Mirror(f"file://{tmp_path}/store", KEY)
-    mirror.take()
-    journal.block(7).write_bytes(b"block")
-    journal.finish(7)
-    mirror.send(journal, 7)
-    return journal, mirror
-
-
-def test_a_block_comes_back_from_a_url_unless_it_was_damaged(tmp_path, sent):
-    _, mirror = sent
-    assert mirror.finished() == {7}
-    journal = Journal(tmp_path / "other", KEY, ".npz")
-    assert mirror.fetch(journal, 7)
-    assert journal.block(7).read_bytes() == b"block"
-    Path(mirror.folder, "000007.npz").write_bytes(b"blocK")
-    assert not mirror.fetch(Journal(tmp_path / "third", KEY, ".npz"), 7)
-    assert Mirror(f"file://{tmp_path}/store", {"what": "else"}).folder != mirror.folder
-
-
-def test_of_two_commands_on_one_journal_the_earlier_one_stops(tmp_path, sent):
-    _, first = sent
-    first.check()
-    second = Mirror(f"file://{tmp_path}/store", KEY)
-    second.take()
-    second.check()
-    with pytest.raises(InvalidInput, match=f"another one took .*process {os.getpid()}.*this one stops"):
-        first.check()
-    second.remove()
-    with pytest.raises(InvalidInput, match="it has ended since"):
-        first.check()
-
-
-def test_a_place_that_cannot_be_used_is_told_in_words(tmp_path, monkeypatch):
-    import fsspec
-
-    fsspec.register_implementation("absent", "no_such_package.Files", errtxt="Install absentfs to access Absent")
-    with pytest.raises(Unsupported, match=r"absent://bucket needs a package .*Install absentfs"):
-        opened("absent://me:secret@bucket")
-    with pytest.raises(InvalidInput, match="memory:// is the memory of one process"):
-        opened("memory://folder")
-    with pytest.raises(InvalidInput, match="must be a folder or an fsspec URL, but nothing://x: "):
-        opened("nothing://x")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInput, match=r"--journal file://.*/file cannot be written: "):
-        Mirror(f"file://{tmp_path}/file", KEY).take()
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--workers", 2], "--workers says how --engine ray works"),
-        (["--journal", "s3://a/b"], "--journal says how --engine ray works"),
         (["--engine", "ray", "--gpus-per-worker", 1.5], "a share of one or a whole number"),
-        (["--engine", "ray", "--journal", "memory://a"], "the memory of one process"),
         (["--engine", "ray", "--address", "127.0.0.1:1"], "nothing answers at 127.0.0.1:1: "),
         (["--engine", "ray", "--address", "ray://head:10001"], "HOST:PORT of a cluster's head"),
     ],
@@ -192,27 +127,16 @@ def test_an_open_port_passes_and_a_name_that_nobody_has_does_not():
         check_address("no-such-host.invalid:1")
 
 
-def test_the_words_of_an_error_come_back_and_the_trace_does_not(tmp_path):
-    """A disk that is full, a run directory that the host does not have, a mistake of ours, another version."""
+def test_the_words_of_an_error_come_back_and_the_trace_does_not():
+    """An error of the user's, a mistake of ours, another version."""
     from treeopt import __version__
 
-    place = Place(tmp_path, tmp_path / "calibrate.partial", KEY)
-    _, kind, said = attempt(1, __version__, place.keep, 0, print)
+    def refuses():
+        raise InvalidInput("Five is no block.")
+
+    _, kind, said = attempt(1, __version__, refuses)
     assert isinstance(error_of(kind, said), InvalidInput)
-    assert "must share the disk of the run" in said
-    (tmp_path / "calibrate.partial").mkdir()
-    (tmp_path / "calibrate.partial" / "key.json").write_text('{"what": "another measurement"}')
-    (tmp_path / "calibrate.partial" / "000000.npz").touch()
-    assert "is not that of the command" in attempt(1, __version__, place.keep, 0, print)[2]
-    assert (tmp_path / "calibrate.partial" / "000000.npz").exists()
-    place.journal()
-    full = Path("/dev/full")
-    if full.exists():
-        _, kind, said = attempt(
-            1, __version__, place.keep, 0, lambda file: file.symlink_to(full) or full.write_text("a")
-        )
-        assert "No space left on device" in said
-        assert socket.gethostname() in said
+    assert said == f"Five is no block (said by a worker on {socket.gethostname()})."
     _, kind, said = attempt(1, __version__, np.zeros, -1)
     assert "failed: ValueError: negative dimensions" in said
     assert "Traceback" not in said
@@ -235,8 +159,8 @@ class Squares:
                 os.kill(os.getpid(), signal.SIGKILL)
             if number == 5:
                 raise InvalidInput("Five is no block.")
-            (self.folder / f"{number}").write_text(str(number**2))
             say(f"{number} is done")
+            return str(number**2).encode()
 
         return block
 
@@ -249,9 +173,8 @@ def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path, 
         from ray import cloudpickle
 
         cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
-        done = dict(cluster.do(Squares(tmp_path), [0, 1, 2, 3]))
-        assert done == {n: [f"{n} is done"] for n in range(4)}
-        assert [(tmp_path / f"{n}").read_text() for n in range(4)] == ["0", "1", "4", "9"]
+        done = sorted(cluster.do(Squares(tmp_path), [0, 1, 2, 3]))
+        assert done == [(n, str(n**2).encode(), [f"{n} is done"]) for n in range(4)]
         assert len(list(tmp_path.glob("opened-*"))) >= 2
         with pytest.raises(InvalidInput, match=r"^Five is no block \(said by a worker on "):
             list(cluster.do(Squares(tmp_path), [5]))
@@ -260,7 +183,7 @@ def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path, 
         assert "\n" not in str(told.value)
         assert cluster.call(len, [1, 2]) == 2
         with pytest.raises(
-            InvalidInput, match=r"room for --workers 2, each with 1 CPU and 1000 GPUs, but has room for 0"
+            InvalidInput, match=r"room for workers=2, each with 1 CPU and 1000 GPUs, but has room for 0"
         ):
             Cluster(Workers(2, gpus=1000)).start()
     assert capsys.readouterr().out == ""

@@ -1,14 +1,63 @@
 """The errors that users see: each message states the rule, what came, and what to do.
 
+A message marks parameters by backticks: "`num_prompts` must be at least 1", "leave `temperature=0` out". In Python they are
+said as parameters, by a command as its options (`spoken`, `said_as`).
+
 TreeoptError            anything treeopt refuses; the command line prints it and exits 1
 ├── InvalidInput        a file, tree, table or option that breaks a rule
 ├── OutOfRange          a question that the measurements do not cover
 └── Unsupported         a model, drafter or engine that cannot do what is asked
 """
 
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Speech = Callable[[str, str | None], str]  # a parameter's name, and the value where the message says one
+MARKED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\n]*))?`")
+
+
+def as_parameter(name: str, value: str | None = None) -> str:
+    """What a script writes.
+
+    >>> as_parameter("num_prompts"), as_parameter("temperature", "0"), as_parameter("acceptance", "sample")
+    ('num_prompts', 'temperature=0', "acceptance='sample'")
+    """
+    if value is None:
+        return name
+    is_code = value in ("True", "False") or re.fullmatch(r"-?[0-9.]+", value)
+    return f"{name}={value if is_code else repr(value)}"
+
+
+_speech: list[Speech] = [as_parameter]
+
+
+def spoken(message: str) -> str:
+    """The message with its marked parameters as who asked writes them.
+
+    >>> spoken("`num_prompts` must be at least 1, but got 0.")
+    'num_prompts must be at least 1, but got 0.'
+    """
+    return MARKED.sub(lambda match: _speech[-1](match[1], match[2]), message)
+
+
+@contextmanager
+def said_as(speech: Speech) -> Iterator[None]:
+    """Have parameters said in another way, as a command does with its options."""
+    _speech.append(speech)
+    try:
+        yield
+    finally:
+        _speech.pop()
+
 
 class TreeoptError(Exception):
     """Base of every error that treeopt raises on purpose."""
+
+    def __str__(self) -> str:
+        return spoken(super().__str__())
 
 
 class InvalidInput(TreeoptError, ValueError):

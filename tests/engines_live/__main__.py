@@ -4,7 +4,7 @@ import signal
 import sys
 
 from tests.engines_live.check import Report, look, table
-from treeopt.export.table import ENGINES
+from treeopt.engines.registry import ENGINES
 
 
 def main(asked: list[str]) -> int:

@@ -32,7 +32,8 @@ from packaging.version import Version
 from treeopt.files.places import user_cache
 
 SECONDS = 20  # that the index may stay silent
-TEXTS = re.compile(r"(\.(py|pyi|cpp|h|toml)|CMakeLists\.txt|entry_points\.txt|libopenvino_genai\.so[.\d]*)$")
+COMPILED = r"(libopenvino_genai|onnxruntime_genai[\w.-]*|libonnxruntime-genai)\.so[.\d]*"
+TEXTS = re.compile(rf"(\.(py|pyi|cpp|h|toml)|CMakeLists\.txt|entry_points\.txt|{COMPILED})$")
 MOST_BYTES = 256 * 2**20  # of a release's texts; the largest has 74 MiB
 
 

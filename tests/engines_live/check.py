@@ -10,7 +10,7 @@ from tests.engines_live.archives import AWAY, NotThereError, Release, newest_arc
 from tests.engines_live.places import NOT_THERE, PLACES, Place
 from tests.engines_live.readings import READINGS, Reading, words_read
 from tests.engines_live.written import Word, words_of_engine, words_of_method
-from treeopt.export.table import ENGINES
+from treeopt.engines.registry import ENGINES
 
 HEADS = ("engine", "release", "checked against", "facts", "gone")
 
@@ -89,7 +89,10 @@ def facts_of(engine: str) -> list[Fact]:
     for word, methods in sorted(words_of_engine(engine).items()):
         user = f"written by {engine} {', '.join(sorted(methods))}"
         written.setdefault((word.kind, word.text, id(place_of(engine, word))), fact_of(engine, word, user))
-    read = [fact_of(engine, word, f"read by {', '.join(kinds)}") for word, kinds in sorted(words_read(engine).items())]
+    read = [
+        fact_of(engine, word, f"read by {', '.join(sorted(kinds))}")
+        for word, kinds in sorted(words_read(engine).items())
+    ]
     return [*written.values(), *read, *map(fact_of_reading, READINGS.get(engine, ()))]
 
 

@@ -143,6 +143,12 @@ def binary_strings(text: str) -> frozenset[str]:
 
 
 @cache
+def binary_names(text: str) -> frozenset[str]:
+    """The names in the strings of a compiled library, those within a sentence too."""
+    return frozenset(re.findall(r"[A-Za-z_]\w{3,80}", " ".join(re.findall(r"[ -~]{5,}", text))))
+
+
+@cache
 def names(text: str) -> frozenset[str]:
     """Classes and functions that a module defines."""
     return frozenset(n.name for n in ast.walk(parsed(text)) if isinstance(n, ast.ClassDef | ast.FunctionDef))

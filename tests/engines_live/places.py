@@ -12,6 +12,7 @@ from tests.engines_live.finders import (
     argparse_choices,
     argparse_flags,
     attributes,
+    binary_names,
     binary_strings,
     cmake_targets,
     console_scripts,
@@ -114,6 +115,16 @@ PLACES: dict[str, dict[str, Place]] = {
             "openvino_genai/libopenvino_genai.so*": binary_strings,
             "openvino_genai/py_openvino_genai.pyi": names,
         },
+    },
+    "onnx-genai": {
+        "module": {"onnxruntime_genai/__init__.py": always("onnxruntime_genai")},
+        # The length of "Generator" lets compilers keep it out of the strings.
+        "method": {
+            "onnxruntime_genai/onnxruntime_genai*.so": binary_names,
+            "onnxruntime_genai/__init__.py": always("Generator"),
+        },
+        "key": {"onnxruntime_genai/libonnxruntime-genai.so": binary_names},
+        "parameter": {"onnxruntime_genai/libonnxruntime-genai.so": binary_names},
     },
     "mlx-lm": {
         "program": {"pyproject.toml": console_scripts},

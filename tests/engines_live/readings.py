@@ -1,7 +1,7 @@
 """What treeopt reads of an engine: keys to look up, and texts that are made by the engine's own formats and read back.
 
 A reading takes an engine's log format or metric names out of its source, fills in the counts below, and has
-`treeopt.importing` read the text. The same counts must come out.
+`treeopt.engines.measured` read the text. The same counts must come out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import pytest
 
 from tests.engines_live.finders import cpp_format, cpp_logged, cpp_strings, cpp_sum, filled, python_format, strings
 from tests.engines_live.written import Word, advised
-from treeopt.importing import KINDS, read_measurement, requests, sglang, vllm_metrics
+from treeopt.engines import sglang, vllm
+from treeopt.engines.imports import read_measurement
+from treeopt.engines.measured import requests
+from treeopt.engines.registry import KINDS
 
 DRAFTS, REACHED = 1000, (800, 600, 420)
 MANY = 2345  # scrapes have so many times as much: counts that do not fit six digits
@@ -156,8 +159,8 @@ KINDS_OF = {"vllm": ("vllm-metrics", "vllm-requests"), "sglang": ("sglang",), "l
 
 def words_read(engine: str) -> dict[Word, set[str]]:
     """The keys of JSON that are read, the texts by which files are known, and the options that readers tell of."""
-    vllm_requests = {field.name for field in fields(requests.Request)} | {"speculative_decoding"}
-    runs = {field.alias for field in vllm_metrics.Run.model_fields.values()} | {vllm_metrics.RATES}
+    vllm_requests = {field.name for field in fields(requests.RequestDrafts)} | {"speculative_decoding"}
+    runs = {field.alias for field in vllm.Run.model_fields.values()} | {vllm.RATES}
     names = {names[0] for names in sglang.NAMES.values()}
     keys = {
         "vllm-metrics": runs | {"spec_decode_acceptance_length"},

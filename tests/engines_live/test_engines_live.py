@@ -6,7 +6,7 @@ from tests.engines_live import fake
 from tests.engines_live.archives import AWAY, release_of
 from tests.engines_live.check import facts_of, look
 from tests.engines_live.places import NOT_THERE
-from treeopt.export.table import ENGINES
+from treeopt.engines.registry import ENGINES
 
 pytestmark = pytest.mark.slow
 PACKAGED = [name for name, engine in ENGINES.items() if engine.package]

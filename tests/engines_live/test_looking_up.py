@@ -10,8 +10,8 @@ from tests.engines_live.finders import cpp_format, cpp_logged, cpp_sum, filled, 
 from tests.engines_live.places import NOT_THERE
 from tests.engines_live.readings import READINGS, words_read
 from tests.engines_live.written import words_of, words_of_engine
-from treeopt.export.engine import Written
-from treeopt.export.table import ENGINES
+from treeopt.engines.base import Written
+from treeopt.engines.registry import ENGINES
 
 PACKAGED = [name for name, engine in ENGINES.items() if engine.package and name not in NOT_THERE]
 VLLM = Release("9.9", fake.vllm())
@@ -36,7 +36,10 @@ def test_a_release_that_has_everything_lacks_nothing():
         ("serve", "program serve is gone"),
         ("num_spec_steps", "read key num_spec_steps is gone (read by vllm-requests"),
         ("acceptance_histogram", "read key acceptance_histogram is gone"),
-        ("detailed", "value detailed of --per-request-spec-decode-metrics is gone (read by vllm-metrics"),
+        (
+            "detailed",
+            "value detailed of --per-request-spec-decode-metrics is gone (read by vllm-metrics, vllm-requests",
+        ),
         ("choices", "read key choices of a response is gone"),
         ("Mean acceptance length", "log line 'SpecDecoding metrics' is not read any more"),
         ("vllm:spec_decode_num_accepted_tokens_per_pos", "scrape of /metrics is not read any more"),

@@ -2,8 +2,8 @@
 
 Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 misused, 130 Ctrl-C.
 
-Each command is in the file of its name; export.py has convert too, show.py plot and report, trees.py score and
-import-tree. options.py holds what commands share. What is heavy is imported inside a command, so that --help is quick.
+steps.py has the commands that are functions of the package, exchange.py those on other tools' files, show.py what people
+look at. declared.py makes options of parameters, output.py prints. What is heavy is imported inside a command, so that --help is quick.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from types import FrameType
 from typing import Any, NoReturn
@@ -20,29 +21,22 @@ from typing import Any, NoReturn
 import click
 
 from treeopt import __version__
-from treeopt.cli.bench import bench
-from treeopt.cli.calibrate import calibrate
-from treeopt.cli.compare import compare
-from treeopt.cli.export import convert, export
-from treeopt.cli.importing import import_
+from treeopt.cli.exchange import convert, export, import_, import_tree, merge
 from treeopt.cli.listing import list_
-from treeopt.cli.merge import merge
 from treeopt.cli.profile import profile
 from treeopt.cli.run import run
-from treeopt.cli.search import search
-from treeopt.cli.show import plot, report, show
-from treeopt.cli.status import status
+from treeopt.cli.show import plot, report, show, status
+from treeopt.cli.steps import bench, calibrate, compare, score, search
 from treeopt.cli.train import train
-from treeopt.cli.trees import import_tree, score
-from treeopt.errors import TreeoptError
+from treeopt.errors import TreeoptError, said_as
 from treeopt.files import writing
-from treeopt.files.shell import printable
+from treeopt.files.shell import printable, shell_word
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-class Group(click.Group):
+class Commands(click.Group):
     """Prints a TreeoptError as one sentence and exits 1, and so what the system refuses, a full disk for example.
 
     Ctrl-C and SIGTERM end a command with a sentence on what is left, and 128 and the number of the signal, 130 for Ctrl-C.
@@ -54,7 +48,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As always, but for words that no option can mean: an empty one would be the current folder."""
+        """The command of the words; click.UsageError for an empty one, which would be the current folder, and for no UTF-8."""
         for before, word in pairwise(["", *args]):
             if not word or (word.startswith("--") and word.endswith("=")):
                 name = word[:-1] or (before if before.startswith("-") else "An argument")
@@ -62,6 +56,15 @@ class Group(click.Group):
             if any("\ud800" <= character <= "\udfff" for character in word):
                 raise click.UsageError(f"Names must be UTF-8, but got {os.fsencode(word)!r}.", ctx)
         return super().resolve_command(ctx, args)
+
+    def as_option(self, ctx: click.Context, name: str, value: str | None) -> str:
+        """A parameter as an option of the command that runs, or of the first that has it."""
+        own = [c for word, c in self.commands.items() if word == ctx.invoked_subcommand]
+        found = [p for command in (*own, *self.commands.values()) for p in command.params if p.name == name]
+        flag = max(found[0].opts, key=len) if found else f"--{name.replace('_', '-')}"
+        if found and isinstance(found[0], click.Argument):
+            return name.upper()
+        return flag if value in (None, "True", "False") else f"{flag} {shell_word(value)}"
 
     def invoke(self, ctx: click.Context) -> Any:
         came: list[int] = []  # signals
@@ -73,13 +76,15 @@ class Group(click.Group):
         writing.WRITTEN.clear()
         before = {n: signal.signal(n, interrupt) for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
         try:
-            return super().invoke(ctx)
+            with said_as(partial(self.as_option, ctx)):
+                return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:
             # Whatever a library made of the interrupt while it wrote an archive, it was one.
             if came or isinstance(error, KeyboardInterrupt):
                 _end(_left(str(ctx.invoked_subcommand)), 128 + (came[0] if came else signal.SIGINT))
             if isinstance(error, TreeoptError):
-                _end(f"treeopt: {error}", 1)
+                with said_as(partial(self.as_option, ctx)):
+                    _end(f"treeopt: {error}", 1)
             if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
                 _end(f"treeopt: {_refused(error)}", 1)
             raise
@@ -95,7 +100,7 @@ def _end(said: str, code: int) -> NoReturn:
 
 
 def _left(command: str) -> str:
-    """What an interrupted command leaves behind."""
+    """A sentence on the files that an interrupted command leaves behind."""
     files = {file for file in writing.WRITTEN if file.exists()}
     kept = [file for file in files if file.name != "key.json" and writing.is_of_journal(file)]
     if kept:
@@ -106,7 +111,7 @@ def _left(command: str) -> str:
 
 
 def _refused(error: OSError) -> str:
-    """What the system would not do, and with which file."""
+    """A sentence on what the system refused, and on which file."""
     if error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}."
     if error.errno in FULL:  # what is written to files names them
@@ -114,7 +119,7 @@ def _refused(error: OSError) -> str:
     return f"The system refused: {error.strerror}."
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="treeopt")
 def cli() -> None:
     """Find the best speculation tree for Medusa-style decoding, and prove it by real decoding.

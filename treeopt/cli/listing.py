@@ -8,27 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.cli.options import AS_JSON, command, show_result
+from treeopt.cli.declared import command
+from treeopt.cli.output import show_result
 
 if TYPE_CHECKING:
-    from treeopt.export.engine import Engine
-
-DRAFTERS = {
-    "medusa": "the demo model's or SmolLM2's Medusa-1 heads; of your own: their folder, file or hub id",
-    "hydra": "the demo model's Hydra heads; of your own: as above",
-    "eagle3": "the demo model's or SmolLM2's EAGLE-3 layer; of your own: as above",
-    "draft": "the demo model's draft model; of your own: a folder of a small causal LM with the same tokenizer",
-    "mtp": "the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
-    "ngram": "the tokens that followed the same last tokens earlier in the text; no weights",
-    "early-exit": "the target's own first layers, early-exit:LAYER; no weights",
-}
+    from treeopt.engines.base import ServingEngine
 
 
-@command("list")
-@click.argument("topic", required=False, metavar="[TOPIC]")
-@click.argument("name", required=False, metavar="[NAME]")
-@AS_JSON
-def list_(topic: str | None, name: str | None, as_json: bool) -> None:
+@command(name="list")
+def list_(as_json: bool, topic: str | None = None, name: str | None = None) -> None:
     """List engines, shipped files, trees and all that has a name.
 
     TOPIC is calibrations, profiles, trees, drafters, engines, acceptance, objectives, layouts or figures.
@@ -40,10 +28,10 @@ def list_(topic: str | None, name: str | None, as_json: bool) -> None:
         treeopt list engines
         treeopt list engines vllm
     """
-    from treeopt import demo
-    from treeopt.export.table import ENGINES
-    from treeopt.files.shipped import LAYOUTS, shipped
+    from treeopt.engines.registry import ENGINES
+    from treeopt.files.shipped import shipped
     from treeopt.growth.objectives import OBJECTIVES
+    from treeopt.records.drafters import DRAFTERS, LAYOUTS
     from treeopt.records.rules import MEANINGS, RULES
     from treeopt.report.figures import FIGURES
     from treeopt.trees.published import PUBLISHED_TREES
@@ -52,7 +40,7 @@ def list_(topic: str | None, name: str | None, as_json: bool) -> None:
         "calibrations": list(shipped("calibration")),
         "profiles": list(shipped("profiles")),
         "trees": list(PUBLISHED_TREES),
-        "drafters": [*demo.DRAFTERS[demo.NAME], "mtp", "ngram", "early-exit"],
+        "drafters": list(DRAFTERS),
         "engines": list(ENGINES),
         "acceptance": list(RULES),
         "objectives": list(OBJECTIVES),
@@ -67,7 +55,8 @@ def list_(topic: str | None, name: str | None, as_json: bool) -> None:
     elif topic == "engines":
         _show_engines(ENGINES if name is None else {name: ENGINES[name]}, name is not None, as_json)
     elif topic in found:
-        said = {"drafters": DRAFTERS, "acceptance": MEANINGS}.get(topic, {})
+        drafters, layouts = ({name: row.about for name, row in rows.items()} for rows in (DRAFTERS, LAYOUTS))
+        said = {"drafters": drafters, "layouts": layouts, "acceptance": MEANINGS}.get(topic, {})
         table = _lines({name: said[name] for name in found[topic]}) if said else "\n".join(found[topic])
         show_result({topic: found[topic]}, table, as_json)
     else:
@@ -83,9 +72,8 @@ def _lines(said: Mapping[str, str]) -> str:
     )
 
 
-def _show_engines(engines: Mapping[str, Engine], in_full: bool, as_json: bool) -> None:
-    from treeopt.export.listing import records
-    from treeopt.report.engine_table import engine_table, method_table
+def _show_engines(engines: Mapping[str, ServingEngine], in_full: bool, as_json: bool) -> None:
+    from treeopt.report.engine_table import engine_table, method_table, records
 
     table = method_table(*engines.values()) if in_full else engine_table(engines)
     show_result({"engines": records(engines)}, table, as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,23 +10,14 @@ import click
 from click.core import ParameterSource
 
 import treeopt
-from treeopt.cli.options import (
-    BATCH_SIZES,
-    Integers,
-    command,
-    counted,
-    default_of,
-    model_options,
-    open_random_session,
-    positive,
-    run_directory,
-    show_result,
-    tensor_parallel,
-)
+from treeopt.cli import declared
+from treeopt.cli.output import show_result
+from treeopt.files.parameters import Count
 
 if TYPE_CHECKING:
     from treeopt.records.profile import LatencyProfile
     from treeopt.records.rundir import RunDirectory
+    from treeopt.runtime.session import Session
 
 # Where latencies come from if treeopt does not time steps itself, and the options that each takes.
 ELSEWHERE = {
@@ -38,76 +28,19 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-@command()
-@model_options
-@tensor_parallel
-@run_directory
-@BATCH_SIZES
-@click.option(
-    "--context",
-    "contexts",
-    type=Integers(),
-    default=(),
-    help="Hold rows at these lengths: 512,4096.  [default: the prompts']",
-)
-@click.option(
-    "--sizes",
-    type=Integers(),
-    help="Time exactly these tree sizes, root included.  [default: sizes at the edges of tiles]",
-)
-@counted(treeopt.profile, "--budget", "Largest tree size to time, root included.")
-@click.option(
-    "--precision",
-    type=click.FloatRange(min=0, min_open=True),
-    default=100 * default_of(treeopt.profile, "precision"),
-    show_default=True,
-    help="Wanted margin of error of every latency, in percent (95 % interval).",
-)
-@click.option(
-    "--time-limit",
-    "time_limit_s",
-    **positive(default_of(treeopt.profile, "time_limit_s")),
-    help="Seconds in all, for all batch sizes and contexts.",
-)
-@click.option(
-    "--calibration", help="Calibration that timed trees are grown on: a file or a name.  [default: the run's]"
-)
-@click.option("--random-weights", metavar="CONFIG", help="Time a model of this config.json's shape, of random weights.")
-@click.option(
-    "--heads",
-    "num_heads",
-    **positive(),
-    help=("Number of heads, if no drafter says it.  [default: as calibrated, or 4]"),
-)
-@click.option(
-    "--bandwidth",
-    "gb_per_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="GB_PER_S",
-    help="Memory bandwidth to compare plain steps with.",
-)
-@click.option("--engine", help="Time another runtime's own steps: openvino, openvino-int8.")
-@click.option("--compile", "compiled", is_flag=True, help="Compile the target (on CUDA with CUDA graphs).")
-@click.option(
-    "--from-csv",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Read latencies of your own engine from a table instead of timing.",
-)
-@click.option(
-    "--command",
-    metavar="TEMPLATE",
-    help="Run your own benchmark instead, with {size} {batch_size} {depth} "
-    "{context} {tree} filled in; its last line is ms per step, or JSON.",
-)
-@click.option("--runtime", metavar="NAME", help="Name of the engine of --from-csv or --command.")
-@click.option(
-    "--analytical",
-    metavar="DEVICE",
-    help="Compute latencies from a device's roofline and the config.json of --model instead of timing.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace a profile of something else.")
-def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options: Any) -> None:
+@declared.command(treeopt.profile)
+def profile(
+    run: RunDirectory,
+    as_json: bool,
+    *,
+    random_weights: str | None = None,
+    num_heads: Count | None = None,
+    from_csv: Path | None = None,
+    command: str | None = None,
+    runtime: str | None = None,
+    analytical: str | None = None,
+    **options: Any,
+) -> None:
     """Time real decoding steps, with trees and without.
 
     Batch sizes and contexts are added to what the run's profile knows of the same model and runtime.
@@ -132,55 +65,77 @@ def profile(run: RunDirectory, source: dict[str, Any], as_json: bool, **options:
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
         treeopt profile --command './bench.sh {size} {batch_size}' --sizes 4,8,16,32 --time-limit 3600
         treeopt profile --analytical H100-SXM --model config.json --batch-size 1,8 --context 2048
-    """
-    from treeopt import pipeline
-    from treeopt.report.profile_table import profile_table
 
-    elsewhere = _elsewhere()
-    options["precision"] /= 100
-    if elsewhere is None:
-        result = _timed(run, source, **options)
+    random_weights : time a model of this config.json's shape, of random weights
+    num_heads  : number of heads, if no drafter says it; by default as calibrated, or 4
+    from_csv   : read latencies of your own engine from a table instead of timing
+    command    : run your own benchmark instead, with {size} {batch_size} {depth} {context} {tree} filled in; its last line is
+                 ms per step, or JSON
+    runtime    : name of the engine of ``from_csv`` or ``command``
+    analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
+    """
+    from treeopt.report.tables import profile_table
+
+    _check_heeded()
+    sources = {"from_csv": from_csv, "command": command, "analytical": analytical}
+    source = next((name for name, value in sources.items() if value is not None), None)
+    if source is not None:
+        result = _measured(run, source, sources[source], {**options, "num_heads": num_heads, "runtime": runtime})
+    elif random_weights is not None:
+        session, timed = _random_session(random_weights, num_heads, options)
+        result = treeopt.profile(session, run=run, **timed)
     else:
-        measures: dict[str, Callable[..., LatencyProfile]] = {
-            "from_csv": pipeline.profile_from_file,
-            "command": pipeline.profile_command,
-            "analytical": pipeline.profile_analytical,
-        }
-        given = {"dtype": None, **source, **options}
-        result = measures[elsewhere](run, options[elsewhere], **{name: given[name] for name in ELSEWHERE[elsewhere]})
+        result = treeopt.profile(run=run, **options)
     show_result(result.document(), profile_table(result), as_json)
 
 
-def _timed(
-    run: RunDirectory, source: dict[str, Any], *, random_weights: str | None, num_heads: int | None, **options: Any
-) -> LatencyProfile:
-    """Time steps here, of the model that the options name or of one of random weights."""
-    if num_heads is not None and random_weights is None:
-        raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
-    taken = inspect.signature(treeopt.profile).parameters
-    session, timed = None, {name: value for name, value in options.items() if name in taken}
-    if random_weights is not None:
-        session, source = open_random_session(random_weights, source, num_heads), {}
-    return treeopt.profile(session or source.pop("model", None), run=run, **timed, **source)
+def _measured(run: RunDirectory, source: str, asked: Any, options: dict[str, Any]) -> LatencyProfile:
+    """The latencies of a source elsewhere, with the options that it heeds."""
+    from treeopt import pipeline
+
+    measures: dict[str, Callable[..., LatencyProfile]] = {
+        "from_csv": pipeline.profile_from_file,
+        "command": pipeline.profile_command,
+        "analytical": pipeline.profile_analytical,
+    }
+    heeded = {name: options[name] for name in ELSEWHERE[source] if options.get(name) is not None}
+    return measures[source](run, asked, **heeded)
 
 
-def _elsewhere() -> str | None:
-    """Which other source of latencies was asked for; options that it would not heed are refused."""
+def _check_heeded() -> None:
+    """Refuse options that the source of latencies would not heed."""
     context = click.get_current_context()
     typed = {
         parameter.name: parameter.opts[0]
         for parameter in context.command.params
         if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     }
-    asked = [name for name in ELSEWHERE if name in typed]
-    if not asked:
+    source = next((name for name in ELSEWHERE if name in typed), None)
+    if source is None:
         if "runtime" in typed:
             raise click.UsageError("--runtime is for --from-csv and --command.")
-        return None
-    heeded = {asked[0], "folder", "as_json", *ELSEWHERE[asked[0]]}
-    unheeded = [option for name, option in typed.items() if name not in heeded]
-    if unheeded:
-        raise click.UsageError(f"{unheeded[0]} does not go with {typed[asked[0]]}.")
-    if asked[0] == "analytical" and "model" not in typed:
+        if "num_heads" in typed and "random_weights" not in typed:
+            raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
+        return
+    heeded = {source, "run", "as_json", *ELSEWHERE[source]}
+    if unheeded := [option for name, option in typed.items() if name not in heeded]:
+        raise click.UsageError(f"{unheeded[0]} does not go with {typed[source]}.")
+    if source == "analytical" and "model" not in typed:
         raise click.UsageError("--analytical needs the model's shape: --model config.json.")
-    return asked[0]
+
+
+def _random_session(config: str, num_heads: int | None, options: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
+    """A model of random weights, and the options of its timing; of those of a model only --dtype and --device go with it."""
+    from treeopt.files.parameters import parameters_of
+    from treeopt.report.terminal import progress
+    from treeopt.runtime.random_weights import NUM_HEADS, open_random_session
+    from treeopt.runtime.settings import ModelOptions
+
+    source = {name: value for name, value in options.items() if name in {"model", *parameters_of(ModelOptions)}}
+    if other := sorted(source.keys() - {"dtype", "device"}):
+        raise click.UsageError(
+            f"--random-weights needs no weights, tokenizer or prompts: leave out --{other[0].replace('_', '-')}."
+        )
+    with progress("Making random weights", None):
+        session = open_random_session(config, num_heads=num_heads or NUM_HEADS, **source)
+    return session, {name: value for name, value in options.items() if name not in source}

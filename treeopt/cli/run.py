@@ -7,26 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.options import BATCH_SIZES, command, counted, model_options, positive, run_directory, show_result
+from treeopt.cli.declared import command
+from treeopt.cli.output import show_comparison, show_result
+from treeopt.files.parameters import parameters_of
 
 if TYPE_CHECKING:
+    from treeopt.pipeline.run import LineOptions
     from treeopt.records.rundir import RunDirectory
 
 
-@command()
-@model_options
-@run_directory
-@BATCH_SIZES
-@counted(treeopt.search, "--budget", "Most rows verified per sequence and step, root included.")
-@counted(treeopt.calibrate, "--num-prompts", "Prompts to calibrate on.")
-@click.option("--bench-prompts", **positive(), help="Held-out prompts.  [default: 24, or 10 a row]")
-@counted(treeopt.calibrate, "--max-new-tokens", "Longest answer.")
-@click.option("--time-limit", **positive(45), help="Seconds for timing steps.")
-@click.option(
-    "--engine", type=click.Choice(["openvino", "openvino-int8"]), help="Time, plan for and decode in this runtime."
-)
-@click.option("--overwrite", is_flag=True, help="Replace other measurements of the run.")
-def run(run: RunDirectory, source: dict[str, Any], as_json: bool, engine: str | None, **options: Any) -> None:
+@command(treeopt.open, "treeopt.pipeline.run:LineOptions")
+def run(run: RunDirectory, as_json: bool, **options: Any) -> None:
     """Do everything, from calibrate to report.
 
     The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
@@ -41,29 +32,39 @@ def run(run: RunDirectory, source: dict[str, Any], as_json: bool, engine: str | 
         treeopt run --drafter medusa,hydra,ngram,draft --batch-size 1,4
         treeopt run --model smollm2 --drafter eagle3 --prompts prompts.jsonl --engine openvino
     """
+    from treeopt import pipeline
+
+    source = {name: value for name, value in options.items() if name in parameters_of(treeopt.open)}
+    wanted = pipeline.LineOptions(**{name: value for name, value in options.items() if name not in source})
+    drafters = pipeline.drafters_of(source.get("drafter", ""))
+    if len(drafters) > 1:
+        _run_drafters(run, as_json, source, drafters, wanted)
+    else:
+        _run_one(run, as_json, source, wanted)
+
+
+def _run_drafters(
+    run: RunDirectory, as_json: bool, source: dict[str, Any], drafters: list[str], wanted: LineOptions
+) -> None:
+    from treeopt import pipeline
+    from treeopt.report.terminal import note
+
+    found = pipeline.run_drafters(run, source, drafters, wanted)
+    files = pipeline.draw_picture(found, run.figures / "drafters.png", run.figures / "drafters.svg")
+    note(f"The picture is {files[0]}.")
+    show_comparison(found, as_json)
+
+
+def _run_one(run: RunDirectory, as_json: bool, source: dict[str, Any], wanted: LineOptions) -> None:
     from treeopt import demo, pipeline
     from treeopt.files.shell import printable
-    from treeopt.files.storage import schema
     from treeopt.report.bench_table import bench_table, closing
-    from treeopt.report.compared_table import compared_table, verdict
-    from treeopt.report.ending import ending
     from treeopt.report.plan_table import plan_table
     from treeopt.report.terminal import note, out
+    from treeopt.report.verdict import ending
 
-    if "drafter" in source and len(drafters := pipeline.drafters_of(source["drafter"])) > 1:
-        found = pipeline.run_drafters(run, source, drafters, engine=engine, **options)
-        files = pipeline.draw_picture(found, run.figures / "drafters.png", run.figures / "drafters.svg")
-        for text in (*found.notes, f"The picture is {files[0]}."):
-            note(text)
-        show_result(
-            {"schema": schema("comparison"), "verdict": verdict(found), **found.document()},
-            compared_table(found),
-            as_json,
-        )
-        return
-    source = pipeline.resolve(run, source, overwrite=options["overwrite"], num_prompts=options["num_prompts"])
-    wanted = pipeline.SearchOptions(options.pop("budget"), options.pop("batch_sizes"), engine=engine)
-    plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), wanted, **options)
+    source = pipeline.resolve(run, source, overwrite=wanted.overwrite, num_prompts=wanted.num_prompts)
+    plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), wanted)
     if as_json:
         show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
         return

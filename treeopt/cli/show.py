@@ -1,25 +1,27 @@
-"""What people look at: treeopt plot, report and show."""
+"""What people look at: treeopt plot, report, show and status."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import click
-
-from treeopt.cli.options import Words, command, positive, run_directory, show_files, show_result
+from treeopt.cli.declared import command
+from treeopt.cli.output import show_files, show_result
 from treeopt.errors import InvalidInput
+from treeopt.files.parameters import Count
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
 
 
 @command()
-@run_directory
-@click.argument("names", nargs=-1)
-@click.option("--format", "formats", type=Words(), default="png,svg", show_default=True, help="png, svg or both.")
-@click.option("--batch-size", **positive(), help="Only of this batch size.  [default: all of the plan's]")
 def plot(
-    run: RunDirectory, names: tuple[str, ...], formats: tuple[str, ...], batch_size: int | None, as_json: bool
+    run: RunDirectory,
+    as_json: bool,
+    names: tuple[str, ...] = (),
+    *,
+    formats: tuple[str, ...] = ("png", "svg"),
+    batch_size: Count | None = None,
 ) -> None:
     """Draw pictures of what was measured and chosen.
 
@@ -30,6 +32,9 @@ def plot(
     Example:
         treeopt plot
         treeopt plot tree throughput --format svg
+
+    formats    : kinds of files: png, svg or both
+    batch_size : only of this batch size; by default all of the plan's
     """
     from treeopt.report import figures
 
@@ -40,7 +45,6 @@ def plot(
 
 
 @command()
-@run_directory
 def report(run: RunDirectory, as_json: bool) -> None:
     """Write one HTML page with all results and pictures.
 
@@ -55,30 +59,48 @@ def report(run: RunDirectory, as_json: bool) -> None:
     show_result({"files": [str(path)]}, str(path), as_json)
 
 
-@command()
-@run_directory(writes=False)
-@click.option("--batch-size", **positive(), help="Which of the plan's trees.  [default: its first]")
-@click.option("--tree", "name", help="Show this tree instead: a file, or the name of a published one.")
-def show(run: RunDirectory, batch_size: int | None, name: str | None, as_json: bool) -> None:
+@command(writes=False)
+def show(run: RunDirectory, as_json: bool, *, batch_size: Count | None = None, tree: str | None = None) -> None:
     """Draw a tree in the terminal, with what each node adds.
 
     \b
     Example:
         treeopt show --batch-size 4
+
+    batch_size : which of the plan's trees; by default its first
+    tree       : show this tree instead: a file, or the name of a published one
     """
     from treeopt import pipeline
     from treeopt.records.inputs import stale_plan
     from treeopt.report.plan_table import tree_view
     from treeopt.report.terminal import note
 
-    if name is not None:
-        tree, gains = pipeline.named_tree(name, batch_size=batch_size), None
+    if tree is not None:
+        found, gains = pipeline.named_tree(tree, batch_size=batch_size), None
     else:
         plan = run.read_plan()
         for said in stale_plan(run, plan):
             note(said)
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-        tree, gains = entry.tree, dict(entry.growth_order)
+        found, gains = entry.tree, dict(entry.growth_order)
     show_result(
-        {"size": len(tree), "depth": tree.depth, "medusa_choices": tree.choices}, tree_view(tree, gains), as_json
+        {"size": len(found), "depth": found.depth, "medusa_choices": found.choices}, tree_view(found, gains), as_json
     )
+
+
+@command(writes=False)
+def status(run: RunDirectory, as_json: bool) -> None:
+    """Say what the run directory holds, and what to do next.
+
+    A file is stale if what it was made from has changed since. A file that cannot be read is named.
+
+    \b
+    Example:
+        treeopt status
+        treeopt status --run other-run
+    """
+    from treeopt.report.status import status
+    from treeopt.report.tables import status_table
+
+    found = status(run)
+    show_result(asdict(found), status_table(found), as_json)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import click
 
-from treeopt.cli.options import AS_JSON, command, model_options, positive, show_result, worker_options
-from treeopt.runtime.training.recipe import DRAFT_VOCAB, KINDS, PRECISIONS, Recipe
+import treeopt
+from treeopt.cli.declared import command
+from treeopt.cli.output import show_result
+from treeopt.files.parameters import parameters_of
+from treeopt.runtime.training.recipe import Recipe
 
-RECIPE = tuple(field.name for field in fields(Recipe))
+RECIPE, SOURCE = parameters_of(Recipe), parameters_of(treeopt.open)
+WORKERS = ("engine", "workers", "gpus_per_worker", "address")
+TEXTS = ("num_prompts", "max_new_tokens", "tokens", "answers")
 REFUSED = {  # options of other commands that load a model, and why train has no use for them
     "drafter": "makes a drafter",
     "draft_depth": "makes a drafter",
@@ -22,45 +27,17 @@ REFUSED = {  # options of other commands that load a model, and why train has no
 }
 
 
-@command()
-@model_options(hidden=REFUSED)
-@click.option("--kind", type=click.Choice(KINDS), default=Recipe.kind, show_default=True, help="What to train.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder for the heads.")
-@click.option(
-    "--heads",
-    "num_heads",
-    **positive(Recipe.num_heads),
-    help="Number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over.",
+@command(
+    treeopt.calibrate,
+    Recipe,
+    treeopt.open,
+    "treeopt.pipeline.train:TextOptions",
+    "treeopt.pipeline.train:train",
+    names={*RECIPE, *SOURCE, *WORKERS, *TEXTS, "mixed_precision", "load_in_8bit"},
+    words={"kind": "--kind"},
+    hidden=REFUSED,
 )
-@click.option("--layers", "num_layers", **positive(), help="Residual blocks of each head.  [default: 1; hydra++ 4]")
-@click.option(
-    "--draft-vocab",
-    **positive(),
-    help=f"Tokens that eagle3 guesses: those that the answers have most often.  [default: {DRAFT_VOCAB:,}, or all]",
-)
-@click.option("--steps", **positive(), help="Steps to train.")
-@click.option("--epochs", type=float, help="Passes over the texts.  [default: 1, unless --steps or --minutes]")
-@click.option("--minutes", type=float, help="Minutes to train. The learning rate falls over this time.")
-@click.option("--batch-size", **positive(Recipe.batch_size), help="Texts in each step, over all devices.")
-@click.option(
-    "--accumulate", **positive(Recipe.accumulate), help="Split each step into this many passes, to save memory."
-)
-@click.option(
-    "--learning-rate", type=float, help="Highest learning rate.  [default: 0.001; medusa-2 0.002; eagle3 0.0005]"
-)
-@click.option("--num-prompts", **positive(1024), help="Prompts to answer.")
-@click.option("--max-new-tokens", **positive(128), help="Longest answer.")
-@click.option("--tokens", **positive(), help="Longest text, prompt included.  [default: the model's context]")
-@click.option(
-    "--answers",
-    type=click.Path(path_type=Path),
-    help="Folder for the model's answers, which several runs may share.  [default: beside the heads]",
-)
-@click.option("--mixed-precision", type=click.Choice(PRECISIONS), help="Number format of matrix products.")
-@click.option("--load-in-8bit", is_flag=True, help="Load the frozen base in 8 bits (needs bitsandbytes and CUDA).")
-@worker_options
-@AS_JSON
-def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -> None:
+def train(as_json: bool, *, output: Path, **options: Any) -> None:
     """Train Medusa, Hydra or EAGLE-3 heads for a model.
 
     They learn from the model's own answers to the prompts (or from given --responses). medusa-1, hydra, hydra++
@@ -72,18 +49,23 @@ def train(source: dict[str, Any], output: Path, as_json: bool, **options: Any) -
     Example:
         treeopt train --kind medusa-1 --minutes 5 -o my-heads
         treeopt train --kind hydra --model MODEL --prompts seeds.jsonl --epochs 2 -o my-heads
+
+    output : folder for the heads
     """
     from treeopt import pipeline
-    from treeopt.report.training_table import training_table
+    from treeopt.report.tables import training_table
 
+    def taken(names: Collection[str]) -> dict[str, Any]:
+        return {name: options.pop(name) for name in names if name in options}
+
+    source, recipe = taken(SOURCE), taken(RECIPE)
     for name, reason in REFUSED.items():
         if name in source:
             raise click.UsageError(f"treeopt train {reason}: leave out --{name.replace('_', '-')}.")
-    chosen = {name: options.pop(name) for name in RECIPE if name in options}
-    recipe = Recipe(**chosen, seed=source.get("seed", Recipe.seed))
-    texts = {name: options.pop(name) for name in ("num_prompts", "max_new_tokens", "tokens", "answers")}
-    on = {name: options.pop(name) for name in ("workers", "gpus_per_worker", "address", "journal")}
-    with pipeline.cluster_of(options.pop("engine"), **on) as cluster:
-        done = pipeline.train(output, source, recipe, pipeline.TextOptions(**texts), cluster=cluster, **options)
+    if "seed" in source:
+        recipe["seed"] = source["seed"]
+    texts = pipeline.TextOptions(**taken(TEXTS))
+    with pipeline.cluster_of(options.pop("engine", None), **taken(WORKERS)) as cluster:
+        done = pipeline.train(output, source, Recipe(**recipe), texts, cluster=cluster, **options)
     if done is not None:
         show_result(done.document(), training_table(done.record, done.command), as_json)

@@ -1,4 +1,4 @@
-"""What is shipped to decode with: the demo model with its drafters, and drafters for SmolLM2; how they were made is in README.md here."""
+"""Paths of the shipped models and drafters: the demo model with its drafters, and drafters for SmolLM2; how they were made is in README.md here."""
 
 from pathlib import Path
 

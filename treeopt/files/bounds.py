@@ -7,6 +7,7 @@ What lies beyond is refused in a sentence. The bounds stand here, and in docs/fo
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import math
 import re
@@ -114,12 +115,20 @@ def parse_literal(text: str) -> Any:
         raise ValueError(str(error)) from None
 
 
-def few(items: Iterable[T], source: object, most: int = MOST_ROWS) -> Iterator[T]:
+def limit_rows(items: Iterable[T], source: object, most: int = MOST_ROWS) -> Iterator[T]:
     """The items; InvalidInput when there are more than ``most``."""
     for number, item in enumerate(items):
         if number == most:
             raise InvalidInput(f"{source} may have {most:,} rows, but has more: keep the part that is needed.")
         yield item
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """A file to read; OSError for a pipe or a device, which may never end."""
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return path.open("rb")
 
 
 def check_directory(stream: IO[bytes], most_bytes: int = MOST_DIRECTORY_BYTES) -> None:

@@ -30,7 +30,7 @@ class Journal:
 
     def __init__(self, folder: Path, key: Mapping[str, Any], suffix: str = ".json") -> None:
         self.folder, self.suffix = folder, suffix
-        wanted = json.loads(storage.to_json(key))
+        self.key = wanted = json.loads(storage.to_json(key))
         try:
             known = storage.load_json(folder / "key.json")
         except InvalidInput:
@@ -39,7 +39,7 @@ class Journal:
             discard(folder)
             writing.write_text(folder / "key.json", storage.to_json(wanted))
         self._whole: set[int] = set()
-        self._key = hashlib.sha256(storage.to_json(wanted).encode()).hexdigest()
+        self._key_hash = hashlib.sha256(storage.to_json(wanted).encode()).hexdigest()
 
     def block(self, number: int) -> Path:
         """The file of a block."""
@@ -83,4 +83,4 @@ class Journal:
         return self.folder / f"{self.block(number).name}.sha256"
 
     def _hash(self, number: int) -> str:
-        return hashlib.sha256(f"{self._key} {storage.sha256_of(self.block(number))}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._key_hash} {storage.sha256_of(self.block(number))}".encode()).hexdigest()

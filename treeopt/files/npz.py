@@ -19,7 +19,15 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.files.bounds import MOST_ARRAY_BYTES, MOST_MEMBERS, MOST_RATIO, SMALL_BYTES, check_directory, loads
+from treeopt.files.bounds import (
+    MOST_ARRAY_BYTES,
+    MOST_MEMBERS,
+    MOST_RATIO,
+    SMALL_BYTES,
+    check_directory,
+    loads,
+    open_regular,
+)
 from treeopt.files.writing import atomic_writer
 
 UNREADABLE = Exception  # zipfile, zlib and numpy raise anything at damaged bytes
@@ -134,7 +142,7 @@ def fitting(array: NDArray[Any], kind: type[np.generic], name: str) -> NDArray[A
 def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     """The archive; whatever damaged bytes raise becomes one InvalidInput."""
     try:
-        with Path(path).open("rb") as stream:
+        with open_regular(path) as stream:
             check_directory(stream)
             with zipfile.ZipFile(stream) as archive:
                 if len(archive.namelist()) > MOST_MEMBERS:

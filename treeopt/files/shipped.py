@@ -1,28 +1,10 @@
-"""What is known beforehand: shipped calibrations and profiles, checkpoint layouts."""
+"""Calibrations and profiles that are shipped."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from treeopt.errors import InvalidInput
-
-# Layouts of heads that treeopt reads and writes, by the names that `treeopt convert` takes.
-LAYOUTS = {
-    "medusa": "medusa_lm_head.safetensors, a projection per head: Medusa v0.1, TGI",
-    "medusa-pt": "the same tensors in medusa_lm_head.pt: Medusa v0.1, TensorRT-LLM's converter",
-    "medusa-shared": "medusa_lm_head.safetensors, residual blocks only, on the base's lm_head: Medusa, TGI",
-    "merged": "one model with the heads under medusa_head.: Medusa-2",
-    "modelopt": "one model with the heads under medusa_heads.: NVIDIA Model Optimizer",
-    "vllm": "model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM up to 0.32.0",
-    "tensorrt-llm": "rank0.safetensors, the heads' part of a TensorRT-LLM checkpoint",
-    "neuron": "medusa_heads.pt, to lie beside the base's files: AWS Neuron",
-    "hydra": "the tensors of hydra-pt in hydra_lm_head.safetensors",
-    "hydra-pt": "hydra_lm_head.pt, heads that read the guesses before them: Hydra",
-    "hydra++": "the tensors of hydra++-pt in hydra_lm_head.safetensors",
-    "hydra++-pt": "hydra_lm_head.pt with a prefix layer: Hydra++",
-    "eagle-1": "model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2",
-    "eagle-3": "model.safetensors with fc, midlayer and a vocabulary of its own: EAGLE-3, SGLang, vLLM",
-}
 
 
 def shipped_folder(kind: str) -> Path:

@@ -8,16 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, has_too_many_values, loads
+from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, has_too_many_values, loads, open_regular
 from treeopt.files.writing import write_text
 
 VERSION = 1
+VERSIONS = {"plan": 2, "bench": 2, "profile": 2}  # of kinds whose form has changed
+MAKERS = {
+    "plan": "treeopt search",
+    "bench": "treeopt bench",
+    "profile": "treeopt profile",
+    "calibration": "treeopt calibrate",
+}
 T = TypeVar("T")
 LONG = (str, list, tuple, Mapping, np.ndarray)  # what has a line of its own in a list
 
@@ -25,10 +33,10 @@ LONG = (str, list, tuple, Mapping, np.ndarray)  # what has a line of its own in 
 def schema(kind: str) -> str:
     """The name that a JSON document of a kind begins with.
 
-    >>> schema("plan")
-    'treeopt.plan/1'
+    >>> schema("profile")
+    'treeopt.profile/2'
     """
-    return f"treeopt.{kind}/{VERSION}"
+    return f"treeopt.{kind}/{VERSIONS.get(kind, VERSION)}"
 
 
 def write_json(path: str | Path, kind: str, document: Mapping[str, Any]) -> None:
@@ -59,6 +67,24 @@ def to_json(document: Any, indent: str = "\n") -> str:
     return json.dumps(document, allow_nan=False, default=_plain)
 
 
+def document(record: Any) -> Any:
+    """A record as JSON has it: a dataclass as its fields, of those with a default only what is known and not empty, and what follows under "shown".
+
+    A class says what follows from its fields by a property ``shown``; a draft has a form of its own, ``record``.
+    """
+    if hasattr(record, "record"):
+        return record.record
+    if is_dataclass(record):
+        found = {f.name: document(value) for f in fields(record) if (value := getattr(record, f.name)) is not None}
+        follows = document(getattr(record, "shown", {}))
+        needed = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
+        found = {key: value for key, value in found.items() if key in needed or value not in ({}, [])}
+        return {**found, "shown": follows} if follows else found
+    if isinstance(record, Mapping):
+        return {key: document(value) for key, value in record.items()}
+    return [document(value) for value in record] if isinstance(record, list | tuple) else record
+
+
 def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> dict[str, Any]:
     """The document at ``path`` after checking its schema name and that the keys exist.
 
@@ -68,6 +94,10 @@ def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> di
     expected = schema(kind)
     if not isinstance(document, dict) or document.get("schema") != expected:
         found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        if kind in VERSIONS and found == f"treeopt.{kind}/{VERSIONS[kind] - 1}":
+            raise InvalidInput(
+                f"{path} is of an earlier treeopt and cannot be read. Make it again with: {MAKERS[kind]}"
+            )
         raise InvalidInput(f'{path} must have "schema": "{expected}", but it has {quoted(found)}.')
     missing = [key for key in required if key not in document]
     if missing:
@@ -78,7 +108,7 @@ def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> di
 def read_text(path: str | Path) -> str:
     """The text at ``path``, UTF-8; InvalidInput where there is none, or more of it than is read."""
     try:
-        with Path(path).open("rb") as stream:
+        with open_regular(path) as stream:
             data = stream.read(MOST_BYTES + 1)
         text = None if len(data) > MOST_BYTES else data.decode("utf-8")
     except FileNotFoundError:
@@ -105,20 +135,14 @@ def load_json(path: str | Path, *, big_numbers: bool = False) -> Any:
 
 
 def typed(kind: type[T], record: Any, source: str | Path) -> T:
-    """``record``, read from the JSON file ``source``, as an instance of a dataclass.
+    """``record``, read from the JSON file ``source``, as an instance of a dataclass or another type.
 
-    Every field is checked against its annotation; keys that are no fields are ignored. Raises InvalidInput
-    that names the place.
+    Every field is checked against its annotation, range included (`treeopt.files.fields`); keys that are no fields are
+    ignored. Raises InvalidInput that names the place.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from treeopt.files.fields import validate
 
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(record), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        reason = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}") from None
+    return validate(kind, record, source)
 
 
 def sha256_of(file: Path) -> str:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.probed import tokens_of_trees
-from treeopt.growth.replay import accepted_lengths, visited
+from treeopt.growth.replay import accepted_lengths, sequence_of, visited
+from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.inputs import Accuracies
@@ -34,7 +35,7 @@ FALSE_ALARMS = 0.02  # share of the pairs without a difference that may be calle
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """What the guesses of a depth reach in two sources.
+    """How far the guesses of a depth get in two sources.
 
     change95 : 95 % interval of ``after`` less ``before``, of this depth alone
     p_value  : of a difference as large without any
@@ -59,24 +60,13 @@ class Reach:
 
 
 def measure_for(*records: Accuracies) -> str:
-    """What can be compared of all: survival where one tells of chains alone, else top-1."""
+    """The measure that can be compared of all: survival where one tells of chains alone, else top-1."""
     return SURVIVAL if any(tells_chains_alone(record) for record in records) else TOP_1
 
 
-@singledispatch
 def tells_chains_alone(record: Accuracies) -> bool:
     """Whether a source has nothing of guesses but the survival of chains."""
-    return False
-
-
-@tells_chains_alone.register
-def _(record: Probe) -> bool:
-    return True
-
-
-@tells_chains_alone.register
-def _(record: Calibration) -> bool:
-    return record.meta.get("source") == ENGINE_LOG
+    return source_of(record).kind == "probe" or record.meta.get("source") == ENGINE_LOG
 
 
 def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
@@ -132,7 +122,7 @@ def _freedom(variances: list[Floats], conversations: list[int | None]) -> Floats
 
 @singledispatch
 def reach(record: Accuracies, measure: str, depth: int) -> Reach:
-    """What the guesses of depths 1 ... D reach, by one of the two measures; chains are ``depth`` long.
+    """Shares that the guesses of depths 1 ... D reach, by one of the two measures; chains are ``depth`` long.
 
     >>> trace = RankTrace(np.array([[0], [1], [-2]] * 2), np.array([0, 3, 6]))
     >>> reach(trace, TOP_1, 1).shares.tolist()
@@ -144,19 +134,14 @@ def reach(record: Accuracies, measure: str, depth: int) -> Reach:
 @reach.register
 def _(record: RankTrace, measure: str, depth: int) -> Reach:
     if measure == TOP_1:
-        ranks, begins = record.ranks[:, :depth], record.starts[:-1]
-        counted = record.has_step[:, None]
-        right, tried = ((ranks == 0) & counted, (ranks != NO_TRIAL) & counted)
-        hits, trials = (np.add.reduceat(states, begins, axis=0, dtype=np.float64) for states in (right, tried))
-        return _pooled(record, hits, trials, measure)
-    accepted = accepted_lengths(record, Tree.chain(depth).paths)
+        states = np.flatnonzero(record.has_step)
+        ranks = record.ranks[states, :depth]
+        return _pooled(record, sequence_of(record, states), ranks == 0, ranks != NO_TRIAL, measure)
+    accepted = accepted_lengths(record, Tree.chain(depth))
     states = visited(record, accepted)
-    sequence = np.searchsorted(record.starts, states, side="right") - 1
-    levels = np.arange(depth)
-    passed = accepted[states, None] > levels
-    tried = (accepted[states, None] >= levels) & (record.ranks[states, :depth] != NO_TRIAL)
-    hits, trials = (_sums(sequence, steps, record.num_sequences) for steps in (passed, tried))
-    return _pooled(record, hits, trials, measure)
+    passed = accepted[states, None] > np.arange(depth)
+    tried = (accepted[states, None] >= np.arange(depth)) & (record.ranks[states, :depth] != NO_TRIAL)
+    return _pooled(record, sequence_of(record, states), passed, tried, measure)
 
 
 @reach.register
@@ -165,11 +150,10 @@ def _(record: Probe, measure: str, depth: int) -> Reach:
     depth = next((d for d in range(depth) if (0,) * (d + 1) not in nodes), depth)
     if not depth:
         raise OutOfRange("Survival needs the likeliest first guess, but the probe's tree does not have it.")
-    paths = Tree.chain(depth).paths
-    tokens = tokens_of_trees(record, paths, np.tri(depth + 1, dtype=bool))  # (D+1, S)
+    tokens = tokens_of_trees(record, Tree.chain(depth).paths, np.tri(depth + 1, dtype=bool))  # (D+1, S)
     passed = np.diff(tokens, axis=0).T
     tried = np.column_stack([np.diff(record.starts), passed[:, :-1]])
-    return _pooled(record, passed, tried, SURVIVAL)
+    return _pooled(record, np.arange(record.num_sequences), passed, tried, SURVIVAL)
 
 
 @reach.register
@@ -185,23 +169,22 @@ def _(record: Calibration, measure: str, depth: int) -> Reach:
     return Reach(shares, np.asarray(errors)[:depth], requests)
 
 
-def _sums(which: IntArray, rows: NDArray[np.generic], n: int) -> Floats:
-    """(n, D) sums of the (..., D) rows that belong to each of n things."""
-    return np.stack([np.bincount(which, column, n) for column in rows.T], axis=1)
-
-
-def _pooled(record: Answers, passed: NDArray[np.generic], tried: NDArray[np.generic], measure: str) -> Reach:
-    """Shares of (S, D) counts, with errors over conversations.
+def _pooled(
+    record: Answers, sequence: IntArray, passed: NDArray[np.generic], tried: NDArray[np.generic], measure: str
+) -> Reach:
+    """Shares of (n, D) counts, each row of one of the sequences, with errors over conversations.
 
     A conversation's pull on a ratio p of sums is (passed - p tried) / sum of tried, and on a product of ratios the
     product times the sum of its pulls over the ratios.
     """
-    n = record.num_conversations
+    n, conversation = record.num_conversations, record.clusters[sequence]
     if n < 2:
         raise OutOfRange(
             "Each source must have at least 2 conversations, since noise is told by how they differ, but one source has 1."
         )
-    hits, trials = (_sums(record.clusters, counts, n) for counts in (passed, tried))
+    hits, trials = (
+        np.stack([np.bincount(conversation, column, n) for column in counts.T], axis=1) for counts in (passed, tried)
+    )
     total = np.maximum(trials.sum(0), 1.0)
     shares = hits.sum(0) / total
     pulls = (hits - shares * trials) / total  # (C, D)

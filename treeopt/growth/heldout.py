@@ -1,10 +1,14 @@
-"""What trees of every size reach on answers that they were not grown on.
+"""Tokens per step that trees of every size reach on answers which they were not grown on.
 
 Trees are grown on all folds of conversations but one and replayed on that one, so that no figure is
 in-sample. The trees that are delivered are grown on all of them. In a trace the text is fixed, so a tree changes
 how many steps it takes; in a probe the steps are fixed, so it changes how many tokens they emit.
 
+Trees grown by replay are grown for all folds in one go (`ReplayCrossfit`): the counts of four folds are those of all five
+less one's, so all is counted once, and decoded once where trees are the same.
+
 S sequences · C conversations, of which they are the turns · n sizes of a family · B bootstrap draws
+F folds · K heads · N nodes
 """
 
 from __future__ import annotations
@@ -18,35 +22,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
+from treeopt.growth.objectives import NO_STEP, GrowingFamily, grow_together
+from treeopt.growth.paths import Paths, Tally, of_trace
 from treeopt.growth.replay import tokens_per_step
+from treeopt.growth.shrinkage import PathCounts, Strengths, fitted_strengths
+from treeopt.growth.walk import Walk
+from treeopt.growth.worth import product_values
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
-from treeopt.records.trace import Answers, fold_numbers
-from treeopt.trees.tree import Choice, IntArray, TreeFamily
-
-Paths = tuple[Choice, ...]
+from treeopt.records.trace import Answers, RankTrace, fold_numbers, folds_of
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import IntArray, TreeFamily
 
 
 @dataclass(frozen=True, eq=False)
-class Rates:
+class TreeRates:
     """Tokens per step of a tree, predicted in three ways.
 
-    product  : as if guesses were right or wrong independently, by the marginals
-    joint    : averaged over all states; None where there is no trace
-    replayed : as decoding goes, with its standard error; None where there is neither trace nor probe
-    steps    : (C,) replayed steps of every conversation, and the tokens that they emit
+    product       : as if guesses were right or wrong independently, by the marginals; None where it was not asked for
+    joint         : averaged over all states; None where there is no trace
+    steps, tokens : (C,) replayed steps of every conversation, and the tokens that they emit; None without trace or probe
     """
 
-    product: float
-    joint: float | None
-    replayed: float | None
-    stderr: float | None
-    steps: IntArray | None
+    product: float | None = None
+    joint: float | None = None
+    steps: IntArray | None = None
     tokens: IntArray | None = None
+
+    @property
+    def replayed(self) -> float | None:
+        """Tokens per step as decoding goes; None where nothing can be replayed."""
+        if self.steps is None or self.tokens is None:
+            return None
+        return tokens_per_step(self.tokens.sum(), self.steps.sum())
+
+    @cached_property
+    def stderr(self) -> float | None:
+        """Standard error of the replayed figure."""
+        if self.steps is None or self.tokens is None:
+            return None
+        count = len(self.steps)
+        return stderr(drawn_rates(self.tokens, self.steps, conversation_draws(count)), count)
 
     @property
     def tokens_per_step(self) -> float:
         """The best figure that is known: replayed, or the product where nothing can be replayed."""
-        return self.product if self.replayed is None else self.replayed
+        found = self.product if self.replayed is None else self.replayed
+        assert found is not None
+        return found
 
     def document(self) -> dict[str, float | None]:
         return {"product": self.product, "joint": self.joint, "replayed": self.replayed, "replayed_stderr": self.stderr}
@@ -91,39 +113,37 @@ class HeldOut:
             return self.product[:, None]
         return drawn_rates(self.tokens, self.steps, conversation_draws(self.conversations))
 
-    def rates(self, size: int) -> Rates:
+    def rates(self, size: int) -> TreeRates:
         """The held-out figures of one size."""
-        i = self.family.index(size)
-        if self.steps is None:
-            return Rates(float(self.product[i]), None, None, None, None)
-        return Rates(
+        i, tokens = self.family.index(size), self.tokens
+        return TreeRates(
             product=float(self.product[i]),
             joint=None if self.joint is None else float(self.joint[i]),
-            replayed=float(self.tokens_per_step[i]),
-            stderr=stderr(self.draws[i], self.conversations),
-            steps=self.steps[i],
+            steps=None if self.steps is None else self.steps[i],
+            tokens=tokens if tokens is None or tokens.ndim == 1 else tokens[i],
         )
 
-    def by_group(self, size: int, trace: Answers) -> dict[str, tuple[float, float | None]]:
-        """Tokens per step on the conversations of each group, and its standard error (of one: None)."""
-        if self.steps is None or self.tokens is None or trace.group is None:
-            return {}
-        row = self.family.index(size)
-        all_tokens, all_steps = np.broadcast_to(self.tokens, self.steps.shape)[row], self.steps[row]
-        group = trace.group[np.unique(trace.clusters, return_index=True)[1]]
-        found: dict[str, tuple[float, float | None]] = {}
-        for g, name in enumerate(trace.group_names):
-            among = np.flatnonzero(group == g)
-            if len(among):
-                tokens, steps = all_tokens[among], all_steps[among]
-                samples = drawn_rates(tokens, steps, conversation_draws(len(among)))
-                error = stderr(samples, len(among)) if len(among) > 1 else None
-                found[name] = (tokens_per_step(tokens.sum(), steps.sum()), error)
-        return found
+
+def rates_by_group(steps: IntArray, tokens: IntArray, answers: Answers) -> dict[str, tuple[float, float | None]]:
+    """Tokens per step on the conversations of each group, and its standard error (of one conversation: None).
+
+    steps, tokens : (C,) of every conversation
+    """
+    if answers.group is None:
+        return {}
+    group = answers.group[np.unique(answers.clusters, return_index=True)[1]]
+    found: dict[str, tuple[float, float | None]] = {}
+    for g, name in enumerate(answers.group_names):
+        among = np.flatnonzero(group == g)
+        if len(among):
+            samples = drawn_rates(tokens[among], steps[among], conversation_draws(len(among)))
+            error = stderr(samples, len(among)) if len(among) > 1 else None
+            found[name] = (tokens_per_step(tokens[among].sum(), steps[among].sum()), error)
+    return found
 
 
 class Reached(NamedTuple):
-    """What n trees reach on S recorded sequences. Of steps and tokens one is the same for all trees: (S,).
+    """Steps and tokens of n trees on S recorded sequences. Of steps and tokens one is the same for all trees: (S,).
 
     product  : (n,) tokens per step by the marginals of these sequences
     accepted : (n,) accepted nodes in all states together, None where that is not known
@@ -150,3 +170,89 @@ def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:
         )
     for f in np.unique(fold):
         yield np.flatnonzero(fold != f), np.flatnonzero(fold == f)
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """Counts and strengths that trees of any depth are grown on, by the ranks told apart.
+
+    tally     : of all answers, by fold
+    strengths : of all answers and of those without each fold, for trees of depth 1, 2, ...
+    """
+
+    paths: Paths
+    tally: Tally
+    strengths: list[list[Strengths]]
+
+
+class ReplayCrossfit:
+    """A trace to grow on and to be judged by; trees of several depths have their counts in common."""
+
+    def __init__(self, trace: RankTrace) -> None:
+        self._trace = trace
+        self._grown: dict[int, Grown] = {}
+
+    def crossfit(self, limits: Limits) -> HeldOut:
+        """The trees of one depth limit, and what they reach on answers that they were not grown on.
+
+        Raises OutOfRange for a trace of a single conversation, or without a step.
+        """
+        trace, splits = self._trace, list(folds(self._trace))
+        grown, depth = self._grown_of(min(limits.num_ranks, trace.top_k)), limits.depth(trace.num_heads)
+        fold, clusters, tokens = fold_numbers(trace), trace.clusters, trace.lengths - 1
+        growing = []
+        for left_out, strengths in zip([None, *range(len(splits))], grown.strengths, strict=True):
+            tally = grown.tally if left_out is None else grown.tally.without(left_out)
+            growing.append(GrowingFamily(PathCounts(tally, strengths[depth - 1], depth), limits, left_out))
+        walk = Walk(trace, grown.paths, depth, fold, len(growing[0].joint))
+        members = [np.unique(clusters[test]) for _, test in splits]  # conversations of every fold
+        steps = np.zeros((len(growing[0].joint), walk.conversations), dtype=np.int32)
+        for row, decoded in zip(steps, grow_together(walk, growing), strict=True):
+            taken = {id(tree): walk.steps(tree) for tree in decoded[1:]}
+            for conversations, tree in zip(members, decoded[1:], strict=True):
+                row[conversations] = taken[id(tree)][conversations]
+        families = [one.family(int(one.seen(np.bincount(fold, tokens)).sum())) for one in growing]
+        return self._held_out(grown.tally, families, [test for _, test in splits], steps)
+
+    def _grown_of(self, top: int) -> Grown:
+        """Counts and strengths for trees of so many ranks, of any depth; only the last asked for is kept."""
+        if top not in self._grown:
+            trace, clusters, fold = self._trace, self._trace.clusters, fold_numbers(self._trace)
+            count = int(fold.max()) + 1
+            parts = np.tile(fold, (1 + count, 1))  # of all answers, and of those without each fold
+            conversations = [trace.num_conversations]
+            for left_out in range(count):
+                kept = fold != left_out
+                parts[1 + left_out, ~kept] = -1
+                numbers = np.unique(clusters[kept], return_inverse=True)[1]
+                parts[1 + left_out, kept] = folds_of(numbers)
+                conversations.append(int(numbers.max()) + 1)
+            paths = Paths.of_ranks(trace.ranks, top)
+            tallies = of_trace(trace, paths, parts)
+            if not all(tally.states for tally in tallies):
+                raise OutOfRange(NO_STEP)
+            strengths = [fitted_strengths(*each) for each in zip(tallies, conversations, strict=True)]
+            self._grown = {top: Grown(paths, tallies[0], strengths)}
+        return self._grown[top]
+
+    def _held_out(
+        self, tally: Tally, families: list[TreeFamily], tests: list[IntArray], steps: NDArray[np.int32]
+    ) -> HeldOut:
+        """The figures of the families grown without each fold, on that fold; the first family is grown on all."""
+        family, *others = families
+        states, product, accepted = tally.states, [], []
+        for f, other in enumerate(others):
+            own, members = tally.of_part(f), other.members_of(other.sizes)
+            hits = np.array([own.of_head(head)[0] for head in range(self._trace.num_heads)])
+            share = hits[:, :-1] / np.maximum(hits[:, -1:], 1)
+            product.append(own.states * (members @ product_values(share, other.paths)))
+            accepted.append(members @ np.append(0, own.frequencies(other.paths[1:])))
+        tokens = np.bincount(self._trace.clusters, self._trace.lengths - 1).astype(np.int64)
+        return HeldOut(
+            family,
+            steps,
+            tokens,
+            np.sum(product, axis=0) / states,
+            (states + np.sum(accepted, axis=0)) / states,
+            tuple(zip(tests, others, strict=True)),
+        )

@@ -97,7 +97,7 @@ def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool) -> N
         return most
 
     def below(node: Node) -> float:
-        """The same for a node that need not expand: without children where it had better not."""
+        """Most that what is below a node can be worth above the bar; the node loses its children where it had better."""
         most, needed = 0.0, node.path in nested
         if needed or node.value >= bar - near:
             most = expand(node)
@@ -150,7 +150,7 @@ def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
 def _joined(
     own: NDArray[np.float64], rest: NDArray[np.float64], budget: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Best of n nodes of a child's and of the row behind it, and how many are the child's; 0 ends the row."""
+    """Best value of n nodes, some of a child's and some of the row behind it, and how many are the child's; 0 ends the row."""
     n = min(len(own) - 1 + len(rest) - 1, budget)
     found, taken = np.full(n + 1, IMPOSSIBLE), np.zeros(n + 1, dtype=np.int64)
     found[0] = 0.0

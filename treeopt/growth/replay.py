@@ -1,22 +1,29 @@
-"""Replay: how many steps real greedy decoding takes with a tree, from the trace alone, exactly.
+"""Replay: how many steps real greedy decoding takes with a draft, from the trace alone, exactly.
 
-Greedy output does not depend on the tree, so decoding visits states t <- t + 1 + a(t), where a(t) is
-the number of guesses accepted at t (Hydra, section 4, simulates the same with the model).
+Greedy output does not depend on the draft, so decoding visits states t <- t + 1 + a(t), where a(t) is
+the number of guesses accepted at t (Hydra, section 4, simulates the same with the model). A dynamic tree's three numbers
+are not fitted to the answers one by one, so that its replay is held-out as a chain's is.
 
-P states · S sequences · D deepest node · N nodes · n trees asked for at once
+P states · S sequences · C conversations · D deepest node · N nodes · n trees asked for at once · B bootstrap draws
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.errors import OutOfRange
 from treeopt.growth.paths import portions
-from treeopt.records.trace import RankTrace
+from treeopt.records.bootstrap import conversation_draws, drawn_rates
+from treeopt.records.pools import Counts
+from treeopt.records.trace import Answers, RankTrace
+from treeopt.trees.draft import Draft
+from treeopt.trees.dynamic import DynamicLimits, DynamicTree
 from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
 
 AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each
@@ -43,43 +50,81 @@ def tokens_per_step(tokens: float, steps: float) -> float:
     return float(tokens / steps) if steps else 1.0
 
 
-def replay(trace: RankTrace, tree: Tree) -> Replay:
-    """Decode every sequence of the trace with ``tree``, without the model.
+def replay(trace: RankTrace, draft: Draft) -> Replay:
+    """Decode every sequence of the trace with a draft, without the model.
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
     >>> replay(trace, Tree.chain(1)).steps.tolist()
     [2]
     """
-    return replay_lengths(trace, accepted_lengths(trace, tree.paths))
+    return replay_lengths(trace, accepted_lengths(trace, draft))
 
 
-def accepted_lengths(trace: RankTrace, paths: tuple[Choice, ...]) -> NDArray[np.int16]:
+def tells(trace: RankTrace, draft: Draft) -> bool:
+    """Whether a trace has what it takes to replay a draft: of a dynamic tree its topk, as deep."""
+    if not isinstance(draft, DynamicTree):
+        return isinstance(draft, Tree)
+    return trace.pools is not None and draft.topk in trace.pools.topks and draft.levels <= trace.pools.levels
+
+
+def record_for(drafts: Iterable[Draft], ranks: int = 1) -> Counts:
+    """Ranks and pools to record so that a trace `tells` some drafts, and at least so many ranks.
+
+    Ranks beyond those told apart would be misses in replay, but decoding accepts them.
+    """
+    drafts = list(drafts)
+    fixed = [draft for draft in drafts if isinstance(draft, Tree)]
+    dynamic = [draft for draft in drafts if isinstance(draft, DynamicTree)]
+    return Counts(
+        max([ranks, 1, *(1 + tree.max_rank for tree in fixed)]),
+        max((tree.levels for tree in dynamic), default=0),
+        tuple(sorted({tree.topk for tree in dynamic})),
+    )
+
+
+def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
+    """(P,) guesses that a step at each state accepts; OutOfRange where the trace does not tell that."""
+    if isinstance(draft, Tree):
+        return _accepted(trace, draft.paths)
+    if not isinstance(draft, DynamicTree) or trace.pools is None or not tells(trace, draft):
+        raise OutOfRange(f"The trace does not tell what {draft.name} would accept.")
+    found: IntArray = (trace.pools.places_in(draft.levels, draft.topk) <= draft.rows - 2).sum(1)
+    return found
+
+
+def _accepted(trace: RankTrace, paths: tuple[Choice, ...]) -> NDArray[np.int16]:
     """(P,) guesses that a step at each state accepts with the tree of these nodes."""
     found = np.empty(len(trace.ranks), dtype=np.int16)
     for here in portions(len(found)):
-        found[here] = (_index_of(trace.ranks[here], paths) < len(paths)).sum(1)
+        found[here] = (growth_index(trace.ranks[here], paths) < len(paths)).sum(1)
     return found
 
 
 def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> Replay:
-    """The replay where a step at each state accepts so many guesses, whatever tree that is."""
-    sequence = np.searchsorted(trace.starts, visited(trace, accepted), side="right") - 1
+    """The replay where a step at each state accepts so many guesses."""
+    sequence = sequence_of(trace, visited(trace, accepted))
     return Replay(np.bincount(sequence, minlength=trace.num_sequences), trace.lengths - 1)
 
 
+def sequence_of(trace: RankTrace, states: IntArray) -> IntArray:
+    """(n,) number of the sequence that each of some states is of."""
+    found: IntArray = np.searchsorted(trace.starts, states, side="right") - 1
+    return found
+
+
 def length_counts(trace: RankTrace, accepted: NDArray[Any], depth: int) -> IntArray:
-    """(D+1,) how many steps of the same replay emit 0, 1, ... D accepted guesses."""
+    """(D+1,) how many steps of that replay emit 0, 1, ... D accepted guesses."""
     return np.bincount(accepted[visited(trace, accepted)], minlength=1 + depth)
 
 
 def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
-    """The same with the tree of these nodes.
+    """(D+1,) how many steps of the replay with the tree of these nodes emit 0, 1, ... D accepted guesses.
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
     >>> accepted_counts(trace, Tree.chain(1).paths).tolist()
     [0, 2]
     """
-    return length_counts(trace, accepted_lengths(trace, paths), max(map(len, paths)))
+    return length_counts(trace, _accepted(trace, paths), max(map(len, paths)))
 
 
 def count_visits(trace: RankTrace, tree: Tree) -> IntArray:
@@ -88,7 +133,7 @@ def count_visits(trace: RankTrace, tree: Tree) -> IntArray:
     >>> count_visits(RankTrace(np.array([[0], [1], [3], [-2]]), np.array([0, 4])), Tree.chain(1)).tolist()
     [2, 1]
     """
-    nodes = growth_index(trace, tree.paths)  # (P, D)
+    nodes = growth_index(trace.ranks, tree.paths)  # (P, D)
     states = visited(trace, (nodes < len(tree)).sum(1))
     visits = np.bincount(nodes[states].ravel(), minlength=len(tree) + 1)  # the last is of what is no node
     visits[0] = len(states)
@@ -120,7 +165,7 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray
     >>> replay_trees(trace, ((), (0,), (1,)), np.array([[True, False, False], [True, False, True]])).tolist()
     [[3], [2]]
     """
-    return steps_of(trace, growth_index(trace, paths), np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
+    return steps_of(trace, growth_index(trace.ranks, paths), np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
 
 
 def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
@@ -187,13 +232,8 @@ def _portions(trace: RankTrace, most_states: int) -> Iterator[tuple[int, int]]:
         yield first, (first := max(end, first + 1))
 
 
-def growth_index(trace: RankTrace, paths: tuple[Choice, ...]) -> NDArray[Any]:
-    """(P, D) index in ``paths`` of each prefix of a state's rank path; len(paths) where it is no node."""
-    return _index_of(trace.ranks, paths)
-
-
-def _index_of(ranks: NDArray[np.int16], paths: tuple[Choice, ...]) -> NDArray[Any]:
-    """The same of (P, K) ranks."""
+def growth_index(ranks: NDArray[np.int16], paths: tuple[Choice, ...]) -> NDArray[Any]:
+    """(P, D) index in ``paths`` of each prefix of (P, K) ranks; len(paths) where it is no node."""
     child = child_table(paths)
     none, top = len(paths), child.shape[1] - 1
     depth = max(map(len, paths))
@@ -220,3 +260,64 @@ def child_table(paths: tuple[Choice, ...]) -> NDArray[np.int32]:
         if path:
             child[index[path[:-1]], path[-1]] = i
     return child
+
+
+ANY = DynamicLimits()
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicRates:
+    """Dynamic trees and what they reach.
+
+    steps : (n, C) of every conversation · tokens : (C,) emitted by them
+    """
+
+    trees: tuple[DynamicTree, ...]
+    steps: IntArray
+    tokens: IntArray
+
+    @cached_property
+    def tokens_per_step(self) -> NDArray[np.float64]:
+        """(n,)"""
+        rates: NDArray[np.float64] = self.tokens.sum() / np.maximum(self.steps.sum(1), 1)
+        return rates
+
+    def draws(self, which: IntArray) -> NDArray[np.float64]:
+        """(m, B) tokens per step of some of the trees on resampled sets of conversations, the same as those of fixed trees."""
+        return drawn_rates(self.tokens, self.steps[which], conversation_draws(len(self.tokens)))
+
+
+def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> DynamicRates | None:
+    """Every setting within the limits that a trace tells, of more rows than levels; None without pools.
+
+    Chains are told by the ranks where no pools of topk 1 were recorded.
+    """
+    if trace.pools is None:
+        return None
+    deepest = min(trace.pools.levels, limits.levels)
+    trees: list[DynamicTree] = []
+    steps: list[IntArray] = []
+    longest = min(deepest, trace.num_heads, limits.rows - 1)
+    if limits.chains and 1 not in trace.pools.topks and longest > 0:
+        trees += [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
+        members = np.tri(longest, longest + 1, 1, dtype=bool)  # the first two nodes of the chain, three, ...
+        steps.append(by_conversation(trace, replay_trees(trace, Tree.chain(longest).paths, members)))
+    for topk in trace.pools.topks:
+        if topk > limits.topk or (topk == 1 and not limits.chains):
+            continue
+        for levels in range(1, deepest + 1):
+            rows = list(range(levels + 1, limits.most_rows(levels, topk) + 1))
+            if rows:
+                trees += [DynamicTree(levels, topk, n) for n in rows]
+                steps.append(by_conversation(trace, replay_dynamic(trace, levels, topk, rows)))
+    if not trees:
+        return None
+    return DynamicRates(tuple(trees), np.concatenate(steps), by_conversation(trace, trace.lengths[None] - 1)[0])
+
+
+def by_conversation(answers: Answers, of_sequences: IntArray) -> IntArray:
+    """(..., C) sums over the turns of every conversation of (..., S) numbers."""
+    order = np.argsort(answers.clusters, kind="stable")
+    begins = np.searchsorted(answers.clusters[order], np.arange(answers.num_conversations))
+    found: IntArray = np.add.reduceat(of_sequences[..., order], begins, axis=-1).astype(np.int64)
+    return found

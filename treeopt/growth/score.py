@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.growth.heldout import HeldOut, Rates
+from treeopt.growth.heldout import HeldOut, TreeRates
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.display import Displayed
@@ -33,12 +33,12 @@ ROUNDING = 1e-9  # rates that differ by less are the same sum in another order
 class Rated:
     """A tree with what it reaches.
 
-    >>> Rated(Tree.chain(1), Rates(1.5, None, None, None, None)).document()["tokens_per_step"]
+    >>> Rated(Tree.chain(1), TreeRates(1.5)).document()["tokens_per_step"]
     1.5
     """
 
     tree: Tree
-    rates: Rates
+    rates: TreeRates
 
     def document(self) -> dict[str, Any]:
         rates = self.rates
@@ -69,7 +69,7 @@ class Score(Displayed):
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """What ``treeopt score --json`` says."""
+        """The document of ``treeopt score --json``."""
         return {
             **self.given.document(),
             "unknown_nodes": self.unknown_nodes,
@@ -82,7 +82,7 @@ class Score(Displayed):
 
 
 def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> Score:
-    """What ``tree`` reaches by a trace (replayed) or a calibration (product of marginals), and the best trees.
+    """The score of ``tree`` by a trace (replayed) or a calibration (product of marginals), beside the best trees.
 
     The best ones keep the rules that the tree itself keeps: as many rows, siblings without gaps if it
     has none, ranks up to its own or the usual ten. ``grown_here``: whether it was grown on this record.
@@ -124,7 +124,7 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
 
 
 def _notes(source: Source, unknown: int, size: int) -> list[str]:
-    """What to beware of in figures by this source."""
+    """Cautions about figures by this source."""
     notes = []
     if unknown:
         notes.append(
@@ -137,7 +137,7 @@ def _notes(source: Source, unknown: int, size: int) -> list[str]:
     return notes
 
 
-def _distance_stderr(given: Rates, curve: HeldOut) -> float:
+def _distance_stderr(given: TreeRates, curve: HeldOut) -> float:
     """Standard error of a tree's distance from the best of its size.
 
     Both come from the same resampled conversations: what is hard for one tree is for the other too.

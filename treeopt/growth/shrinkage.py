@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.growth.paths import Paths
-from treeopt.growth.tally import Tally, of_trace
+from treeopt.growth.paths import Paths, Tally, of_trace
 from treeopt.records.trace import RankTrace, fold_numbers
 from treeopt.trees.tree import Choice, IntArray
 
@@ -135,7 +134,7 @@ def strengths_of(trace: RankTrace, top: int, max_depth: int | None = None) -> St
 
 
 def fitted_strengths(tally: Tally, conversations: int) -> list[Strengths]:
-    """Those of trees of depth 1, 2, ..., by conversations in parts; plain counts where there is a single one."""
+    """Strengths for trees of depth 1, 2, ..., by conversations in parts; plain counts where there is a single one."""
     if conversations < 2:
         return [NONE] * tally.paths.depth
     unit = tally.states / conversations  # states of a conversation
@@ -160,7 +159,7 @@ class Fit:
         self._paths = {d: _Behind(tally, d) for d in range(2, tally.paths.depth)}
 
     def strengths(self, depth: int) -> Strengths:
-        """Those of trees of a depth: level by level, each with those above it already chosen."""
+        """Strengths for trees of a depth, chosen level by level, each with those above it already there."""
         chosen: list[float] = []
         for level in LEVELS:
             first = 2 if level == "path" else 1  # up to there a level has the counts of the one above it
@@ -197,7 +196,7 @@ class Fit:
 
 
 class _Behind:
-    """What came behind every path of a depth, as far as it came: most paths came in few parts, and few ranks behind them.
+    """Counts behind every path of a depth, where there are any: most paths came in few parts, and few ranks behind them.
 
     M of all (part, node of the next depth) that came · L of all (part, node of the depth) that had a miss behind it
     """
@@ -237,7 +236,7 @@ def _others(counts: IntArray) -> IntArray:
 
 
 def _log_likelihood(counts: IntArray, chances: Chances) -> float:
-    """Of (F, contexts, R+1) counts under (F, contexts, R) chances; nothing is thought quite impossible."""
+    """Log-likelihood of (F, contexts, R+1) counts under (F, contexts, R) chances; nothing is thought quite impossible."""
     misses = counts[..., -1] - counts[..., :-1].sum(-1)
     miss = np.maximum(1 - chances.sum(-1), IMPOSSIBLE)
     return float((counts[..., :-1] * np.log(np.maximum(chances, IMPOSSIBLE))).sum() + (misses * np.log(miss)).sum())

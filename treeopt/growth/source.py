@@ -1,4 +1,4 @@
-"""What trees are grown on and judged by: a trace, a probe or a calibration, each asked in the same words.
+"""Sources that trees are grown on and judged by: a trace, a probe or a calibration, each asked in the same words.
 
 trace        the text is fixed, so replay tells exactly how many steps a tree takes
 probe        the steps are fixed, so it tells how much of each a tree accepts: exact for the tree it was decoded with
@@ -16,26 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth import probed
-from treeopt.growth.coverage import COVERAGE, grow_coverage
-from treeopt.growth.crossfit import Ground
-from treeopt.growth.heldout import HeldOut, Paths, Rates, Reached, folds
+from treeopt.growth.heldout import HeldOut, Reached, ReplayCrossfit, TreeRates, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
-from treeopt.growth.replay import accepted_counts, count_visits, growth_index, replay, replay_trees, tokens_per_step
+from treeopt.growth.probed import COVERAGE, grow_coverage
+from treeopt.growth.replay import accepted_counts, by_conversation, count_visits, growth_index, replay, replay_trees
 from treeopt.growth.worth import product_values
-from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
+from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import BoolArray, IntArray, Tree, TreeFamily
+from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """What can be asked of accuracies, whatever record they are.
+    """Accuracies, asked in the same words whatever record they are.
 
     kind       : trace, probe or calibration
     objectives : that trees can be grown by
@@ -49,7 +48,7 @@ class Source(ABC):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the record says of itself: drafter, acceptance, provenance, ..."""
+        """Notes of the record on itself: drafter, acceptance, provenance, ..."""
         return self.record.meta
 
     @property
@@ -79,7 +78,7 @@ class Source(ABC):
 
     @property
     def approximate(self) -> str | None:
-        """Of which trees the figures are approximate; None for none."""
+        """Says of which trees the figures are approximate; None for none."""
         return None
 
     @property
@@ -108,12 +107,12 @@ class Source(ABC):
         """Whether the record tells all nodes of a tree apart."""
 
     @abstractmethod
-    def tokens_per_step(self, tree: Tree) -> float:
-        """What a given tree reaches on the whole record."""
+    def rate(self, draft: Draft) -> TreeRates:
+        """Tokens per step of a draft by all predictions, with the standard error; unknown nodes are never accepted."""
 
-    @abstractmethod
-    def rate(self, tree: Tree) -> Rates:
-        """The same by all predictions, with the standard error; unknown nodes are never accepted."""
+    def chains(self, longest: int) -> list[TreeRates]:
+        """Tokens per step of the chains of 1 ... ``longest`` guesses."""
+        return [self.rate(Tree.chain(depth)) for depth in range(1, longest + 1)]
 
     def visits(self, tree: Tree) -> IntArray | None:
         """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
@@ -125,10 +124,10 @@ class Source(ABC):
 
     @abstractmethod
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        """(D+1,) the same for a grown tree, on answers that it was not grown on."""
+        """(D+1,) share of the steps that emit 0, 1, ... guesses with a grown tree, on answers that it was not grown on."""
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
-        """What to beware of in the figures of a tree; ``most`` rows were grown, ``budget`` asked for."""
+        """Cautions about the figures of a tree; ``most`` rows were grown, ``budget`` asked for."""
         return []
 
 
@@ -143,20 +142,15 @@ class AnswersSource(Source):
         return self.record
 
     @abstractmethod
-    def reach(self, paths: Paths, members: BoolArray) -> Reached:
-        """What each of n trees over the nodes ``paths`` reaches; (n, N) which of them each has."""
+    def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
+        """Steps and tokens of n trees over the nodes ``paths``, by (n, N) which of these each has."""
 
     @abstractmethod
-    def guess_counts(self, paths: Paths) -> IntArray:
+    def guess_counts(self, paths: tuple[Choice, ...]) -> IntArray:
         """(D+1,) how many steps emit 0, 1, ... guesses with the tree of these nodes."""
 
     def _part(self, sequences: IntArray) -> AnswersSource:
         return type(self)(self.record.select(sequences))
-
-    def _pooled(self, rows: IntArray) -> IntArray:
-        """(..., C) sums over the turns of every conversation of (..., S) numbers."""
-        clusters = self.record.clusters
-        return np.apply_along_axis(lambda row: np.bincount(clusters, row), -1, rows).astype(np.int64)
 
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
         splits, grown, found = list(folds(self.record)), [], []
@@ -167,7 +161,7 @@ class AnswersSource(Source):
             found.append(self._part(test).reach(trees.paths, trees.members_of(family.sizes)))
         order = np.argsort(np.concatenate([test for _, test in splits]))
         steps, tokens = (
-            self._pooled(np.concatenate(parts, axis=-1)[..., order])
+            by_conversation(self.record, np.concatenate(parts, axis=-1)[..., order])
             for parts in ([part.steps for part in found], [part.tokens for part in found])
         )
         states = sum(part.states for part in found)
@@ -181,18 +175,12 @@ class AnswersSource(Source):
             tuple(grown),
         )
 
-    def rate(self, tree: Tree) -> Rates:
-        known = tree.cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
+    def rate(self, draft: Draft) -> TreeRates:
+        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
         found = self.reach(known.paths, np.ones((1, len(known)), dtype=bool))
-        steps, tokens = (self._pooled(rows).reshape(-1) for rows in (found.steps, found.tokens))
-        return Rates(
-            product=float(found.product[0]),
-            joint=None if found.accepted is None else 1 + float(found.accepted[0]) / max(found.states, 1),
-            replayed=tokens_per_step(tokens.sum(), steps.sum()),
-            stderr=stderr(drawn_rates(tokens, steps, conversation_draws(len(steps))), len(steps)),
-            steps=steps,
-            tokens=tokens,
-        )
+        steps, tokens = (by_conversation(self.record, rows).reshape(-1) for rows in (found.steps, found.tokens))
+        joint = None if found.accepted is None else 1 + float(found.accepted[0]) / max(found.states, 1)
+        return TreeRates(float(found.product[0]), joint, steps, tokens)
 
     def guess_shares(self, tree: Tree) -> Floats:
         counts = self.guess_counts(tree.paths)
@@ -235,33 +223,47 @@ class TraceSource(AnswersSource):
         return Calibration.from_trace(self.record)
 
     @cached_property
-    def _ground(self) -> Ground:
-        return Ground(self.record)
+    def _crossfit(self) -> ReplayCrossfit:
+        return ReplayCrossfit(self.record)
 
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow(self.record, limits, objective=objective)
 
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        return self._ground.crossfit(limits) if objective == "replay" else super().crossfit(limits, objective)
+        return self._crossfit.crossfit(limits) if objective == "replay" else super().crossfit(limits, objective)
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
-    def tokens_per_step(self, tree: Tree) -> float:
-        return replay(self.record, tree).tokens_per_step
-
-    def reach(self, paths: Paths, members: BoolArray) -> Reached:
+    def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
         trace, states = self.record, self.record.has_step
-        nodes = np.bincount(growth_index(trace, paths)[states].ravel(), minlength=len(paths))[: len(paths)]
+        nodes = np.bincount(growth_index(trace.ranks[states], paths).ravel(), minlength=len(paths))[: len(paths)]
         hits, trials = count_hits(trace.ranks[states], trace.top_k)
         product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
         steps = replay_trees(trace, paths, members)
         return Reached(steps, trace.lengths - 1, product, members @ nodes, int(states.sum()))
 
+    def rate(self, draft: Draft) -> TreeRates:
+        if draft.topk is None:
+            return super().rate(draft)
+        return self._replayed(replay(self.record, draft).steps)
+
+    def chains(self, longest: int) -> list[TreeRates]:
+        """Tokens per step of the chains of 1 ... ``longest`` guesses by replay, all in one walk over the states."""
+        if not longest:
+            return []
+        members = np.tri(longest, longest + 1, 1, dtype=bool)
+        return [self._replayed(row) for row in replay_trees(self.record, Tree.chain(longest).paths, members)]
+
+    def _replayed(self, steps: IntArray) -> TreeRates:
+        """Rates of a draft that takes (S,) steps."""
+        tokens = self.record.lengths - 1
+        return TreeRates(None, None, by_conversation(self.record, steps), by_conversation(self.record, tokens))
+
     def visits(self, tree: Tree) -> IntArray:
         return count_visits(self.record, tree)
 
-    def guess_counts(self, paths: Paths) -> IntArray:
+    def guess_counts(self, paths: tuple[Choice, ...]) -> IntArray:
         return accepted_counts(self.record, paths)
 
 
@@ -287,10 +289,6 @@ class ProbeSource(AnswersSource):
         return f"approximate, except for the tree that was probed with ({rows} row{'s' * (rows > 1)})"
 
     @cached_property
-    def _accepted(self) -> probed.AcceptedNodes:
-        return probed.AcceptedNodes.of(self.record)
-
-    @cached_property
     def _nodes(self) -> frozenset[tuple[int, ...]]:
         return frozenset(self.record.tree.paths)
 
@@ -300,10 +298,7 @@ class ProbeSource(AnswersSource):
     def knows(self, tree: Tree) -> bool:
         return self._nodes.issuperset(tree.paths)
 
-    def tokens_per_step(self, tree: Tree) -> float:
-        return probed.replay_probe(self.record, tree, self._accepted).tokens_per_step
-
-    def reach(self, paths: Paths, members: BoolArray) -> Reached:
+    def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
         probe, tokens = self.record, probed.tokens_of_trees(self.record, paths, members)
         product = probed.independent_tokens(probe, paths, members)
         return Reached(np.diff(probe.starts), tokens, product, None, len(probe.accepted))
@@ -311,7 +306,7 @@ class ProbeSource(AnswersSource):
     def visits(self, tree: Tree) -> IntArray:
         return probed.node_visits(self.record, tree)
 
-    def guess_counts(self, paths: Paths) -> IntArray:
+    def guess_counts(self, paths: tuple[Choice, ...]) -> IntArray:
         return probed.guess_counts(self.record, paths)
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
@@ -358,12 +353,9 @@ class CalibrationSource(Source):
     def knows(self, tree: Tree) -> bool:
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
 
-    def tokens_per_step(self, tree: Tree) -> float:
-        return self.rate(tree).product
-
-    def rate(self, tree: Tree) -> Rates:
-        known = tree.cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        return Rates(float(product_values(self.record.accept, known.paths).sum()), None, None, None, None)
+    def rate(self, draft: Draft) -> TreeRates:
+        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
+        return TreeRates(float(product_values(self.record.accept, known.paths).sum()))
 
     def guess_shares(self, tree: Tree) -> Floats:
         reached = np.bincount(tree.depths, product_values(self.record.accept, tree.paths))
@@ -384,7 +376,7 @@ class CalibrationSource(Source):
 def source_of(record: Accuracies) -> Source:
     """A trace, a probe or a calibration as a source.
 
-    >>> source_of(RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))).tokens_per_step(Tree.chain(1))
+    >>> source_of(RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))).rate(Tree.chain(1)).tokens_per_step
     1.5
     """
     raise TypeError(f"Trees are grown on a trace, a probe or a calibration, but got {type(record).__name__}.")

@@ -25,11 +25,11 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Choice, IntArray
 
 AT_ONCE = 2**21  # states of segments that are decoded together, if all were as long as the longest
-ARRAYS = ("accepted", "cell", "counts", "inside", "saved", "steps", "leaving", "ahead")  # of `Decoded`
+ARRAYS = ("accepted", "cell", "counts", "inside", "saved", "steps", "leaving", "ahead")  # of `WalkState`
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class SegmentBlock:
     """Segments of about the same length, the longest first, W of them, L states the longest.
 
     segments : (W,) their numbers · lengths : (W,)
@@ -54,8 +54,8 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Decoded:
-    """What decoding with one tree visits.
+class WalkState:
+    """The states that decoding with one tree visits, summed up by node.
 
     nodes    : number of every node, 0 for the root
     accepted : (N,) depth of the deepest node that is accepted at a state of each path
@@ -80,9 +80,9 @@ class Decoded:
 
 
 class Visited(NamedTuple):
-    """What decoding of some segments visits, n of them, each with one of m trees.
+    """Sums over the states visited in n segments, each decoded with one of m trees.
 
-    counts, inside : (m, F, M, R + 2) as of `Decoded`
+    counts, inside : (m, F, M, R + 2) as of `WalkState`
     steps, leaving, ahead : (n,) of each segment
     """
 
@@ -113,16 +113,16 @@ class Walk:
         self.conversations = trace.num_conversations
         self._goes_on = np.flatnonzero(sequence[1:] == sequence[:-1])  # segments that another one follows
         order, shorter = np.argsort(-lengths, kind="stable"), narrow(shorter, len(shorter))
-        self.blocks: list[Block] = []
+        self.blocks: list[SegmentBlock] = []
         while len(order):
             some = max(1, AT_ONCE // int(lengths[order[0]]))
             self.blocks.append(_block(order[:some], lengths, first, paths.of, shorter))
             order = order[some:]
 
-    def alone(self) -> Decoded:
+    def alone(self) -> WalkState:
         """Decoding with a lone root."""
         cells = (self.parts, self.most, self.paths.top + 2)
-        found = Decoded(
+        found = WalkState(
             nodes={(): 0},
             accepted=np.zeros(len(self.paths.ranks), dtype=np.uint16),
             cell=self.paths.ranks[:, 0].astype(np.int32),
@@ -136,7 +136,7 @@ class Walk:
         self._decode([found], [slice(0, len(self.paths.ranks))])
         return found
 
-    def added(self, changes: Sequence[tuple[Decoded, Choice]]) -> list[Decoded]:
+    def added(self, changes: Sequence[tuple[WalkState, Choice]]) -> list[WalkState]:
         """Decoding with each of some trees and one node more, whose parent it has."""
         found, changed = [], []
         for before, path in changes:
@@ -149,11 +149,11 @@ class Walk:
         self._decode(found, changed, [before for before, _ in changes])
         return found
 
-    def steps(self, decoded: Decoded) -> IntArray:
+    def steps(self, decoded: WalkState) -> IntArray:
         """(C,) of every conversation."""
         return np.bincount(self.conversation, decoded.steps, self.conversations).astype(np.int64)
 
-    def _decode(self, trees: list[Decoded], changed: Sequence[slice], before: Sequence[Decoded] = ()) -> None:
+    def _decode(self, trees: list[WalkState], changed: Sequence[slice], before: Sequence[WalkState] = ()) -> None:
         """Decode the segments with a changed path, and put what is visited now in the place of what was ``before``.
 
         Where they have more than half of all states, all segments are decoded, with the new tree alone.
@@ -176,7 +176,7 @@ class Walk:
             more = np.bincount(key, tree.ahead[self._goes_on + 1], minlength=tree.counts.size)
             tree.saved[:] = tree.inside + more.astype(np.int64).reshape(tree.saved.shape)
 
-    def _decode_block(self, block: Block, jobs: list[tuple[Decoded, Decoded, int, IntArray]]) -> None:
+    def _decode_block(self, block: SegmentBlock, jobs: list[tuple[WalkState, WalkState, int, IntArray]]) -> None:
         """Segments of a block: each job is for a tree to change, with a tree, added or taken away, in some places."""
         if not jobs:
             return
@@ -196,7 +196,9 @@ class Walk:
                 for name in ("steps", "leaving", "ahead"):
                     getattr(tree, name)[segments] = getattr(found, name)[mine]
 
-    def _visited(self, block: Block, places: IntArray, which: NDArray[np.int32], trees: list[Decoded]) -> Visited:
+    def _visited(
+        self, block: SegmentBlock, places: IntArray, which: NDArray[np.int32], trees: list[WalkState]
+    ) -> Visited:
         """Decode segments of a block, each with one of the trees.
 
         places, which : (n,) of each its place in the block, ascending, and its tree
@@ -272,7 +274,7 @@ def _firsts(trace: RankTrace, of: NDArray[np.int32], hits: NDArray[np.uint16], d
 
 def _block(
     segments: IntArray, lengths: IntArray, first: IntArray, of: NDArray[np.int32], shorter: NDArray[Any]
-) -> Block:
+) -> SegmentBlock:
     """Some segments, the longest first, with the paths of their states."""
     own, begin = lengths[segments], first[segments]
     ends = len(own) - np.bincount(own, minlength=int(own.max()) + 1).cumsum()[:-1]
@@ -280,4 +282,4 @@ def _block(
     paths = np.empty(rows[-1], dtype=shorter.dtype)
     for t, (low, high) in enumerate(pairwise(rows.tolist())):
         paths[low:high] = shorter[of[begin[: high - low] + t]]
-    return Block(segments, own, rows, paths)
+    return SegmentBlock(segments, own, rows, paths)

@@ -35,7 +35,7 @@ Children = Callable[[Choice, Value], list[Value]]
 
 
 class Worth:
-    """What nodes bring in: worked out when it is first asked for, then remembered.
+    """Values of nodes, worked out when they are first asked for, then remembered.
 
     children : see above; a node is asked for after its parent
     root     : value of the root

@@ -4,5 +4,5 @@ paired.py        latency of a step from its samples and those of plain steps in 
 rounds.py        when there are enough rounds; drift, margins of error
 estimate.py      StepCosts: the one place where a latency is asked for, between measured sizes too
 interpolation.py weights between measurements, and the shape of latency over rows that all of them share
-roofline.py      what a step takes by operations and bytes alone; devices.py, model_shape.py, what it needs to know
+roofline.py      what a step takes by operations and bytes alone; hardware.py, the devices and models that it knows
 """

@@ -22,16 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.latency.estimate import StepCosts, pooled
+from treeopt.latency.interpolation import rising_line
 from treeopt.latency.paired import paired_latency
 from treeopt.records.profile import LatencyProfile, Setting, StepTiming
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import Draft
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Extra:
-    """What a dynamic step costs beyond that of a fixed tree of as many rows and levels: ms + ms_per_level x (levels - 1)."""
+    """Cost of a dynamic step beyond that of a fixed tree of as many rows and levels: ms + ms_per_level x (levels - 1)."""
 
     ms: float
     ms_per_level: float
@@ -50,9 +51,7 @@ class DynamicCosts:
 
     costs: StepCosts
     extra: dict[int, Extra]  # of each topk that was timed; a chain is a fixed tree
-    timed: frozenset[int] = frozenset()  # sizes of the fixed trees that were
     redrafts: bool = False  # see `DynamicLimits`
-    choosing_ms: float = 0.0  # what an adaptive tree adds
     tables: Mapping[int, StepCosts] = field(default_factory=dict)  # of each topk, where there are no fixed trees
 
     @classmethod
@@ -61,83 +60,78 @@ class DynamicCosts:
         contexts = {p.context_tokens for p in profile.dynamic if p.batch_size == costs.batch_size}
         nearest = min(contexts, key=lambda tokens: abs(tokens - costs.context_tokens), default=None)
         trees = [p for p in profile.fixed if p.batch_size == costs.batch_size]
-        timed = frozenset(p.size for p in trees)
         if contexts and all(p.size == p.depth + 1 for p in trees):
             return cls(costs, {1: NOTHING}, redrafts=redrafts, tables=_tables(costs, profile))
         if nearest is None:
-            return cls(costs, {1: NOTHING}, timed, redrafts)
+            return cls(costs, {1: NOTHING}, redrafts)
         setting = costs.batch_size, nearest
         there = StepCosts(profile, *setting)
         plain = pooled([p for p in profile.autoregressive if p.setting == setting])
-        known, chose = (
-            {kind: paired_latency(pooled(same), plain) for kind, same in _kinds(points, setting).items()}
-            for points in (profile.dynamic, profile.adaptive)
-        )
+        known = {kind: paired_latency(pooled(same), plain) for kind, same in _kinds(profile.dynamic, setting).items()}
         found: dict[int, list[tuple[int, float, float]]] = {}  # topk to levels, extra ms and its standard error
         for (size, depth, topk), latency in known.items():
             if fixed := there.step(size, depth):
                 error = float(np.hypot(latency.stderr_ms, fixed.stderr_ms))
                 found.setdefault(topk, []).append((depth, latency.ms - fixed.ms, error))
-        choosing = [latency.ms - known[kind].ms for kind, latency in chose.items() if kind in known]
         extra = {1: NOTHING, **{topk: _line(points) for topk, points in found.items()}}
-        return cls(costs, extra, timed, redrafts, max(float(np.median(choosing)), 0.0) if choosing else 0.0)
+        return cls(costs, extra, redrafts)
 
-    def extra_ms(self, tree: DynamicTree) -> float:
+    def extra_ms(self, draft: Draft) -> float:
         """[ms] beyond a fixed tree of as many rows and levels; NaN where the topk was not timed."""
-        if tree.topk not in self.extra:
+        topk = draft.topk or 1
+        if topk not in self.extra:
             return float("nan")
-        once = self.extra[tree.topk].at(tree.levels)
-        if not self.redrafts or tree.topk == 1:  # a chain is drafted as one
+        once = self.extra[topk].at(draft.depth)
+        if not self.redrafts or topk == 1:  # a chain is drafted as one
             return once
-        return once + self._node_ms * tree.topk * (tree.levels - 1) * (tree.levels - 2) / 2
+        return once + self._node_ms * topk * (draft.depth - 1) * (draft.depth - 2) / 2
 
     @cached_property
     def _node_ms(self) -> float:
         """[ms] that a further node on a level adds, at least 0."""
         levels = [extra.ms_per_level for extra in self.extra.values()]
-        return max(float(np.polyfit(list(self.extra), levels, 1)[0]), 0.0) if len(levels) > 1 else 0.0
+        return rising_line(list(self.extra), levels)[1]
 
-    def ms(self, trees: Sequence[DynamicTree]) -> Floats:
+    def ms(self, drafts: Sequence[Draft]) -> Floats:
         """(n,) [ms]; NaN where the topk was not timed, or no measurements enclose rows and levels."""
         if self.tables:
-            return self._from_tables(trees, lambda table, sizes, levels: table.ms(sizes, levels))
-        sizes, depths = [tree.rows for tree in trees], [tree.levels for tree in trees]
-        extra = np.array([self.extra_ms(tree) for tree in trees])
-        found: Floats = np.maximum(self.costs.ms(sizes, depths) + extra, self.costs.plain.ms)
+            return self._from_tables(drafts, lambda table, sizes, levels: table.ms(sizes, levels))
+        extra = np.array([self.extra_ms(draft) for draft in drafts])
+        found: Floats = np.maximum(self.costs.ms(*_sizes(drafts)) + extra, self.costs.plain.ms)
         return found
 
-    def adaptive_ms(self, trees: Sequence[DynamicTree]) -> Floats:
-        """(n,) the same of trees of rising rows that an adaptive one chooses between.
-
-        Never falling, as sums of one pass: the rule would take the rows whose timing happened to be short.
-        """
-        from scipy.optimize import isotonic_regression
-
-        found: Floats = isotonic_regression(self.ms(trees)).x + self.choosing_ms
-        return found
-
-    def draws_ms(self, trees: Sequence[DynamicTree], n: int, rng: np.random.Generator) -> Floats:
+    def draws_ms(self, drafts: Sequence[Draft], n: int, rng: np.random.Generator) -> Floats:
         """(n, B) what each would be with other rounds; those of one topk err together."""
         if self.tables:
             at = deepcopy(rng)
-            return self._from_tables(trees, lambda *of: of[0].draws_ms(*of[1:], n, deepcopy(at)), n)
-        sizes, depths = [tree.rows for tree in trees], [tree.levels for tree in trees]
-        base = self.costs.draws_ms(sizes, depths, n, rng)
-        fixed = self.costs.ms(sizes, depths)
+            return self._from_tables(drafts, lambda *of: of[0].draws_ms(*of[1:], n, deepcopy(at)), n)
+        base, fixed = self.costs.draws_ms(*_sizes(drafts), n, rng), self.costs.ms(*_sizes(drafts))
         noise = {topk: extra.stderr_ms * rng.standard_normal(n) for topk, extra in sorted(self.extra.items())}
-        extra_ms = np.stack([self.extra_ms(tree) + noise[tree.topk] for tree in trees])
+        extra_ms = np.stack([self.extra_ms(draft) + noise[draft.topk or 1] for draft in drafts])
         found: Floats = np.maximum(base + extra_ms * (base / fixed[:, None]), base / 4)
         return found
 
-    def _from_tables(self, trees: Sequence[DynamicTree], ask: Callable[..., Floats], *shape: int) -> Floats:
+    def _from_tables(self, drafts: Sequence[Draft], ask: Callable[..., Floats], *shape: int) -> Floats:
         """(n, ...) what the table of each one's topk answers; NaN where there is none. A chain is a fixed tree."""
-        found = np.full((len(trees), *shape), np.nan)
-        for topk in {tree.topk for tree in trees}:
+        found = np.full((len(drafts), *shape), np.nan)
+        for topk in {draft.topk or 1 for draft in drafts}:
             table = self.costs if topk == 1 else self.tables.get(topk)
             if table is not None:
-                places = [i for i, tree in enumerate(trees) if tree.topk == topk]
-                found[places] = ask(table, [trees[i].rows for i in places], [trees[i].levels for i in places])
+                places = [i for i, draft in enumerate(drafts) if (draft.topk or 1) == topk]
+                found[places] = ask(table, *_sizes([drafts[i] for i in places]))
         return found
+
+
+def _sizes(drafts: Sequence[Draft]) -> tuple[list[int], list[int]]:
+    """Rows and depths of some drafts."""
+    return [draft.rows for draft in drafts], [draft.depth for draft in drafts]
+
+
+def price(costs: StepCosts, draft: Draft, n: int, rng: np.random.Generator) -> tuple[float, Floats]:
+    """[ms] of a step with any draft, and (B,) what it would be with other rounds; NaN where that is not known."""
+    priced = DynamicCosts.of(costs, costs.profile) if draft.topk else DynamicCosts(costs, {1: NOTHING})
+    ms = float(priced.ms([draft])[0])
+    return ms, np.full(n, ms) if np.isnan(ms) else priced.draws_ms([draft], n, rng)[0]
 
 
 def _tables(costs: StepCosts, profile: LatencyProfile) -> dict[int, StepCosts]:
@@ -166,9 +160,6 @@ def _line(points: Sequence[tuple[int, float, float]]) -> Extra:
 
     Neither it nor its slope is below 0: more nodes are drafted and ranked than for a fixed tree, and the rest is noise.
     """
-    levels, extra, errors = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    error = float(np.sqrt((errors**2).mean()))
-    if len(set(levels)) < 2:
-        return Extra(max(float(extra.mean()), 0.0), 0.0, error)
-    slope = max(float(np.polyfit(levels, extra, 1)[0]), 0.0)
-    return Extra(max(float((extra - slope * (levels - 1)).mean()), 0.0), slope, error)
+    levels, extra, errors = zip(*points, strict=True)
+    error = float(np.sqrt(np.square(errors).mean()))
+    return Extra(*rising_line([level - 1 for level in levels], extra), error)

@@ -1,4 +1,4 @@
-"""What a decoding step costs at one batch size and context: the one place where a latency is asked for.
+"""Latency of a decoding step at one batch size and context: the one place where a latency is asked for.
 
 step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
 plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.latency.interpolation import Curve, fit_staircase, size_weights
+from treeopt.latency.interpolation import Curve, fit_staircase, size_weights, way_to
 from treeopt.latency.paired import Latency, median_latency, paired_latency, paired_ratios
 from treeopt.records.profile import LatencyProfile, Setting, StepTiming
-from treeopt.trees.tree import IntArray
+from treeopt.trees.tree import BoolArray, IntArray
 
 NOTICEABLE = 0.005  # share by which a step is shorter than a plain one before that is worth a sentence
 
@@ -44,7 +44,7 @@ class StepCosts:
     reach          : the largest size and the largest depth measured; between two contexts the smaller of both
     below_plain    : whether a tree was timed noticeably faster than a plain step
 
-    With ``measured_only`` sizes between two measured ones are not estimated. With ``as_measured`` latencies below the
+    With ``as_measured`` latencies below the
     plain step's stay as they are. Raises OutOfRange for a batch size
     that was not measured.
 
@@ -55,13 +55,7 @@ class StepCosts:
     """
 
     def __init__(
-        self,
-        profile: LatencyProfile,
-        batch_size: int,
-        context: float | None = None,
-        *,
-        measured_only: bool = False,
-        as_measured: bool = False,
+        self, profile: LatencyProfile, batch_size: int, context: float | None = None, *, as_measured: bool = False
     ) -> None:
         contexts = [tokens for batch, tokens in profile.settings if batch == batch_size]
         if not contexts:
@@ -69,13 +63,13 @@ class StepCosts:
                 f"The profile covers batch sizes {', '.join(map(str, profile.batch_sizes))}, but {batch_size} was "
                 "asked."
             )
-        self.batch_size, self.measured_only = batch_size, measured_only
+        self.profile, self.batch_size = profile, batch_size
         self.context_tokens = int(min(max(context or 0, contexts[0]), contexts[-1]))
         low = max(tokens for tokens in contexts if tokens <= self.context_tokens)
         high = min(tokens for tokens in contexts if tokens >= self.context_tokens)
         measurements, staircase = measured_by(profile)
         self._near = [measurements[batch_size, tokens] for tokens in sorted({low, high})]
-        far = (self.context_tokens - low) / max(high - low, 1)
+        far = float(way_to(self.context_tokens, low, high))
         self._shares = [1 - far, far][: len(self._near)]
         self._staircase = staircase
         self._ms = np.concatenate([near.ms for near in self._near])
@@ -101,6 +95,12 @@ class StepCosts:
         """One step; None beyond what was measured."""
         (ms,), (stderr_ms,) = self.latencies([size], [depth])
         return None if np.isnan(ms) else Latency(float(ms), float(stderr_ms))
+
+    def is_timed(self, sizes: ArrayLike, depths: ArrayLike) -> BoolArray:
+        """(n,) whether a latency is that of a single measurement at each context, not an estimate between two."""
+        used = (self._weights(sizes, depths, straight=True) > 0).sum(1)
+        found: BoolArray = used == np.count_nonzero(self._shares)
+        return found
 
     def draws_ms(self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator) -> Floats:
         """(n, B) what each would be with other rounds, the same for all steps, another way between sizes, at another time."""
@@ -132,10 +132,7 @@ class StepCosts:
         """(n, A) the share of every measurement in each latency; rows of zeros where none enclose it."""
         curve: Curve | None = None if straight else lambda sizes: self._staircase(self.batch_size * sizes)
         sizes, depths = np.asarray(sizes), np.asarray(depths)
-        tables = [
-            size_weights(sizes, depths, m.sizes, m.depths, m.plain_ends, measured_only=self.measured_only, curve=curve)
-            for m in self._near
-        ]
+        tables = [size_weights(sizes, depths, m.sizes, m.depths, m.plain_ends, curve=curve) for m in self._near]
         known = np.all([table.any(1) for table in tables], axis=0)
         return np.hstack([share * table * known[:, None] for share, table in zip(self._shares, tables, strict=True)])
 
@@ -160,7 +157,7 @@ class Measurements:
 
     @classmethod
     def at(cls, profile: LatencyProfile, setting: Setting) -> Measurements:
-        """What a profile has of a setting, repeated timings of one size and depth pooled."""
+        """The measurements of a setting, repeated timings of one size and depth pooled."""
         points = [p for p in profile.fixed if p.setting == setting]
         plain = pooled([p for p in profile.autoregressive if p.setting == setting])
         kinds: dict[tuple[int, int], list[StepTiming]] = {}
@@ -221,8 +218,7 @@ def measured_by(profile: LatencyProfile) -> tuple[dict[Setting, Measurements], C
         settings += [setting] * len(here.sizes[first:])
         depths += here.depths[first:].tolist()
         ms += here.ms[first:].tolist()
-    knots, curve = fit_staircase(rows=rows, offsets=[settings, depths], step_ms=np.array(ms))
-    return found, lambda rows: np.interp(rows, knots, curve)
+    return found, fit_staircase(rows=rows, offsets=[settings, depths], step_ms=np.array(ms))
 
 
 def pooled(timings: Sequence[StepTiming]) -> StepTiming:

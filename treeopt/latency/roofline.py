@@ -1,4 +1,4 @@
-"""What a decoding step would cost, computed from a model's shape and a device's two roofs.
+"""Latency of a decoding step, computed from a model's shape and a device's two roofs.
 
 The hardware-aware analysis of Medusa (arXiv 2401.10774, appendix G): every operator takes as long as computing
 or moving takes, whichever is longer. Its Table 5 counts each number that goes in or out once:
@@ -23,8 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from treeopt.latency.devices import Device
-from treeopt.latency.model_shape import ITEMSIZE, ModelShape
+from treeopt.latency.hardware import ITEMSIZE, Device, ModelShape
 from treeopt.records.profile import LatencyProfile, StepTiming
 
 TILE = (128, 256)  # rows and columns: with 108 units the plateaus of Table 8 end where these tiles say
@@ -123,7 +122,7 @@ def step_operators(
 
 
 def compute_us(operator: Operator, device: Device) -> float:
-    """What computing takes at the peak [us], partly filled tiles and waves paid for in full.
+    """Time to compute an operator at the peak [us], partly filled tiles and waves paid for in full.
 
     >>> device = Device("toy", tflops=1.0, tb_per_s=1.0, units=2)
     >>> one = compute_us(linear("", 1, 8, 512), device)  # two tiles on two units: one wave
@@ -154,7 +153,7 @@ def operator_us(
 def step_ms(
     shape: ModelShape, device: Device, *, batch_size: int, size: int, context_tokens: int, num_heads: int = 0
 ) -> float:
-    """What one whole step takes [ms]: its operators, one after the other."""
+    """Time of one whole step [ms]: its operators, one after the other."""
     operators = step_operators(
         shape, batch_size=batch_size, size=size, context_tokens=context_tokens, num_heads=num_heads
     )

@@ -1,24 +1,28 @@
-"""Rounds of a timing: when there are enough of them, and the timings that they make.
+"""Rounds of a timing: who has a turn, when there are enough of them, and the timings that they make.
 
-round  a visit to everything that is compared, in random order; a dictionary, as it stands in the journal:
-       {"seconds", "processor_s", "lengths", "points": [{"step_ms", "accepted", "parts_ms"}]}, the plain step's point
-       the last. The first round has also "kept" and "visit", what was planned, and "warm_up_s".
-       What somebody else's benchmark timed has "seconds" and "step_ms" alone.
+visit  a turn of one kind of step: its samples
+round  a visit to every kind that is compared, in random order, so that a slow minute of the machine falls on all alike
+
+No sample is thrown away. A tree's latency is the plain one's median times the median over rounds of the ratio of the two
+within a round (`treeopt.latency.paired`): an interruption is one sample of a round's median, a slow round one ratio of many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from math import log
 from statistics import median
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
+from treeopt.files.journal import Journal
 from treeopt.latency.paired import median_latency, paired_latency
-from treeopt.records.profile import StepTiming
-from treeopt.trees.dynamic import AdaptiveTree, AnyTree, DynamicTree
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
@@ -26,32 +30,219 @@ FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in ho
 LEAST_SHARE = 0.8  # of the time that is measured, in which this process has the processor
 PRECISION = 0.02  # margin of error that is small enough
 
-Round = dict[str, Any]
-
-# Untimed and timed steps each time a point has its turn; fewer where the time is short. The first steps find the caches
-# full of what the step before needed, which is no part of what a step costs where one follows the other.
+# Untimed and timed steps of a visit; fewer where the time is short. The first steps find the caches full of what the step
+# before needed, which is no part of what a step costs where one follows the other.
 VISITS = ((4, 6), (2, 3), (1, 1))
-PLAIN_VISITS = 3  # turns of the plain step per round: every speedup is against it
+PLAIN_VISITS = 3  # turns of the plain step in a round: every speedup is against it
 LEAST_TREES = 2  # that are timed however short the time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """Samples of one kind of step, taken one after the other.
+
+    place       : of the kind: its tree's, plain steps stand behind the last tree
+    seconds     : of the whole visit · processor_s : of them those that this process computed, None where others did
+    accepted    : guesses accepted per row, of each timed step
+    lengths     : of the rows before each step [tokens]
+    parts_ms    : of one step more, part by part
+    """
+
+    place: int
+    seconds: float
+    step_ms: list[float]
+    processor_s: float | None = None
+    accepted: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    parts_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Round:
+    """The visits of one round, in the order of their turns."""
+
+    visits: tuple[Visit, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(visit.seconds for visit in self.visits)
+
+    @property
+    def processor_s(self) -> float | None:
+        times = [visit.processor_s for visit in self.visits if visit.processor_s is not None]
+        return sum(times) if len(times) == len(self.visits) else None
+
+    def visits_to(self, place: int) -> list[Visit]:
+        return [visit for visit in self.visits if visit.place == place]
 
 
 @dataclass(frozen=True)
 class Planned:
     """What a time limit has room for.
 
-    kept    : places of the trees that are timed
-    visit   : one of `VISITS`
-    whole_s : what the fewest rounds would take with all trees and the shortest visits
-    least_s : what they take as planned
+    kept      : places of the trees that are timed
+    visit     : one of `VISITS`
+    whole_s   : what the fewest rounds would take with all trees and the shortest visits
+    least_s   : what they take as planned
+    warm_up_s : what it took to find this out
     """
 
     kept: list[int]
     visit: tuple[int, int]
     whole_s: float
     least_s: float
+    warm_up_s: float = 0.0
 
 
-def plan_rounds(trees: Sequence[AnyTree], step_s: Sequence[float], time_limit_s: float) -> Planned:
+class Visitor(ABC):
+    """What takes steps to be timed: a decoder, or somebody's own benchmark.
+
+    plain_visits : turns of the plain step in a round
+    is_slow      : whether each visit is worth a block of the journal; else each round is one
+    """
+
+    plain_visits = PLAIN_VISITS
+    is_slow = False
+
+    def __init__(self, trees: Sequence[Draft], batch_size: int) -> None:
+        self.trees, self.batch_size = trees, batch_size
+
+    def warm_up(self) -> tuple[list[float] | None, float]:
+        """Seconds of a step with each tree and of a plain one, None where that is not known before; and what it took."""
+        return None, 0.0
+
+    @abstractmethod
+    def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
+        """Some untimed and some timed steps with the tree of that place.
+
+        turn : of all turns of the measurement; who answers prompts begins with another one each
+        """
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """All rounds of some trees and plain steps at one batch size, and those of the trees that there was time for."""
+
+    all_trees: Sequence[Draft]
+    batch_size: int
+    planned: Planned
+    rounds: Sequence[Round]
+
+    @property
+    def trees(self) -> list[Draft]:
+        return [self.all_trees[place] for place in self.planned.kept]
+
+    @property
+    def seconds(self) -> float:
+        return self.planned.warm_up_s + sum(round_.seconds for round_ in self.rounds)
+
+    def is_enough(self, time_limit_s: float, precision: float) -> bool:
+        """Whether the time has no room for another round, or every latency is known to ``precision``.
+
+        The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
+        """
+        if len(self.rounds) < FEWEST_ROUNDS:
+            return False
+        seconds = sum(round_.seconds for round_ in self.rounds)
+        if seconds + seconds / len(self.rounds) > time_limit_s - self.planned.warm_up_s:
+            return True
+        if len(self.rounds) < FEWEST_SAMPLES:
+            return False
+        return all(
+            margin_of_error(point, plain) <= precision
+            for n in range(len(self.rounds) - IN_A_ROW + 1, len(self.rounds) + 1)
+            for points, plain in [replace(self, rounds=self.rounds[:n]).timings(1)]
+            for point in (plain, *points)
+        )
+
+    def timings(self, context_tokens: int | None = None, first_round: int = 0) -> tuple[list[StepTiming], StepTiming]:
+        """The trees' timings and the plain one, their rounds counted from ``first_round``.
+
+        The context is ``context_tokens``, or else the median length of rows over all steps.
+        """
+        context = context_tokens
+        if context is None:
+            visits = chain.from_iterable(round_.visits for round_ in self.rounds)
+            context = int(median([length for visit in visits for length in visit.lengths]))
+        plain = self._timing(len(self.all_trees), Tree.chain(0), context, first_round)
+        return [self._timing(i, self.all_trees[i], context, first_round) for i in self.planned.kept], plain
+
+    def _timing(self, place: int, tree: Draft, context: int, first_round: int) -> StepTiming:
+        turns = [(n, visit) for n, round_ in enumerate(self.rounds, first_round) for visit in round_.visits_to(place)]
+        accepted = [n for _, visit in turns for n in visit.accepted]
+        parts = turns[0][1].parts_ms
+        return StepTiming(
+            self.batch_size,
+            context,
+            len(tree),
+            tree.depth,
+            step_ms=tuple(ms for _, visit in turns for ms in visit.step_ms),
+            accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
+            round=tuple(n for n, visit in turns for _ in visit.step_ms),
+            parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
+            expanding=tuple(tree.expanding()) if "draft 0" in parts else None,
+            topk=tree.topk,
+        )
+
+
+def time_rounds(
+    visitor: Visitor,
+    *,
+    time_limit_s: float,
+    precision: float = PRECISION,
+    journal: Journal | None = None,
+    progress: Callable[[Planned | Visit], None] = lambda event: None,
+) -> Rounds:
+    """Rounds of visits to every tree and to plain steps, until their latencies are known or the time is over.
+
+    Rounds go on until every latency is known to ``precision`` (at least five), or until the time limit (at least three).
+    Where these would take longer, trees are left out. Visits of the journal come first, and new ones go there;
+    ``progress`` is called with what is planned before the first round, and with every visit.
+    """
+    blocks = journal.documents() if journal else []
+    visits = [Visit(**visit) for block in blocks[1:] for visit in block["visits"]]
+    planned, is_warm, unsaved = Planned(**blocks[0]) if blocks else None, False, []
+    for visit in visits:
+        progress(visit)
+    while True:
+        if planned is None:
+            planned, is_warm = plan_visits(visitor, time_limit_s), True
+            progress(planned)
+            if journal:
+                journal.append(asdict(planned))
+        places = [*planned.kept, *[len(visitor.trees)] * visitor.plain_visits]
+        number, done = divmod(len(visits), len(places))
+        if not done:
+            found = Rounds(visitor.trees, visitor.batch_size, planned, rounds_of(visits, len(places)))
+            if found.is_enough(time_limit_s, precision):
+                return found
+        if not is_warm:
+            visitor.warm_up()
+            is_warm = True
+        place = int(np.random.default_rng([0, number]).permutation(places)[done])
+        unsaved.append(visitor.visit(place, planned.visit, number + done))
+        visits.append(unsaved[-1])
+        progress(unsaved[-1])
+        if visitor.is_slow or done + 1 == len(places):
+            if journal:
+                journal.append({"visits": [asdict(visit) for visit in unsaved]})
+            unsaved = []
+
+
+def rounds_of(visits: Sequence[Visit], each: int) -> list[Round]:
+    """The whole rounds of a list of visits."""
+    return [Round(tuple(visits[i : i + each])) for i in range(0, len(visits) - each + 1, each)]
+
+
+def plan_visits(visitor: Visitor, time_limit_s: float) -> Planned:
+    """Who has visits, and how long ones; all that there are where nothing is known of steps before."""
+    step_s, warm_up_s = visitor.warm_up()
+    if step_s is None:
+        return Planned(list(range(len(visitor.trees))), VISITS[-1], 0.0, 0.0)
+    return replace(plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s), warm_up_s=warm_up_s)
+
+
+def plan_rounds(trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: float) -> Planned:
     """The longest visits with which the fewest rounds of all trees fit, or else the trees that fit with the shortest.
 
     step_s : seconds of a step with each tree, and of a plain step
@@ -76,7 +267,7 @@ def plan_rounds(trees: Sequence[AnyTree], step_s: Sequence[float], time_limit_s:
     return Planned(sorted(kept), shortest, whole_s, seconds(kept, shortest))
 
 
-def far_apart(trees: Sequence[AnyTree]) -> list[int]:
+def far_apart(trees: Sequence[Draft]) -> list[int]:
     """Places of the trees: the largest and the smallest of the deepest, between which most sizes lie, then always the
     one that is least like those before it.
 
@@ -90,41 +281,13 @@ def far_apart(trees: Sequence[AnyTree]) -> list[int]:
 
     def apart(i: int, j: int) -> float:
         one, other = trees[i], trees[j]
-        topks = [1 if isinstance(tree, Tree) else tree.most.topk for tree in (one, other)]
+        topks = [tree.topk or 1 for tree in (one, other)]
         return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4 + abs(log(topks[0] / topks[1])) / 4
 
     while left:
         order.append(max(left, key=lambda i: min(apart(i, j) for j in order)))
         left.remove(order[-1])
     return order
-
-
-def timed_trees(rounds: Sequence[Round], trees: Sequence[AnyTree]) -> list[AnyTree]:
-    """The trees that the points of the rounds are of."""
-    kept = rounds[0].get("kept") if rounds else None
-    return list(trees) if kept is None else [trees[i] for i in kept]
-
-
-def is_enough(
-    rounds: Sequence[Round], trees: Sequence[AnyTree], batch_size: int, *, time_limit_s: float, precision: float
-) -> bool:
-    """Whether the time has no room for another round, or every latency is known to ``precision``.
-
-    The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
-    """
-    if len(rounds) < FEWEST_ROUNDS:
-        return False
-    seconds = sum(round_["seconds"] for round_ in rounds)
-    if seconds + seconds / len(rounds) > time_limit_s:
-        return True
-    if len(rounds) < FEWEST_SAMPLES:
-        return False
-    return all(
-        margin_of_error(point, plain) <= precision
-        for n in range(len(rounds) - IN_A_ROW + 1, len(rounds) + 1)
-        for points, plain in [timings(rounds[:n], trees, batch_size, context_tokens=1)]
-        for point in (plain, *points)
-    )
 
 
 def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
@@ -138,71 +301,44 @@ def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
     return 1.96 * latency.stderr_ms / latency.ms
 
 
-def timings(
-    rounds: Sequence[Round],
-    trees: Sequence[AnyTree],
-    batch_size: int,
-    *,
-    context_tokens: int | None = None,
-    first_round: int = 0,
-) -> tuple[list[StepTiming], StepTiming]:
-    """The trees' timings and the plain one, their rounds counted from ``first_round``.
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """How well latencies are known: the margin of error that was wanted, the widest, and how many timings miss it."""
 
-    The context is ``context_tokens``, or else the median length of rows over all steps.
-    """
-    context = context_tokens
-    if context is None:
-        context = int(median([length for round_ in rounds for length in round_["lengths"]]))
-
-    def timing(i: int, tree: AnyTree) -> StepTiming:
-        drafted = tree if isinstance(tree, Tree) else tree.most
-        points = [round_["points"][i] for round_ in rounds]
-        accepted = [a for point in points for a in point.get("accepted", ())]
-        parts = points[0].get("parts_ms")
-        return StepTiming(
-            batch_size,
-            context,
-            len(tree),
-            tree.depth,
-            step_ms=tuple(ms for point in points for ms in point["step_ms"]),
-            accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
-            round=tuple(n for n, point in enumerate(points, first_round) for _ in point["step_ms"]),
-            parts_ms=parts
-            and {part: tuple(ms for point in points for ms in point["parts_ms"][part]) for part in parts},
-            expanding=tuple(drafted.expanding()) if "draft 0" in (parts or {}) else None,
-            topk=drafted.topk if isinstance(drafted, DynamicTree) else None,
-            adaptive=isinstance(tree, AdaptiveTree) or None,
-        )
-
-    return [timing(i, tree) for i, tree in enumerate(trees)], timing(len(trees), Tree.chain(0))
+    wanted: float
+    worst: float
+    missed: int
+    timings: int
 
 
-def precision_reached(points: Sequence[StepTiming], plain: Sequence[StepTiming], wanted: float) -> dict[str, Any]:
-    """What a profile says of how well its latencies are known: margins of error, of trees those of their ratios."""
-    plain_at = {p.setting: p for p in plain}
-    margins = [margin_of_error(p, plain_at[p.setting]) for p in (*points, *plain_at.values())]
+def precision_reached(profile: LatencyProfile, wanted: float) -> Precision:
+    """How well a profile's latencies are known: margins of error, of trees those of their ratios to plain steps."""
+    plain_at = {p.setting: p for p in profile.autoregressive}
+    margins = [margin_of_error(p, plain_at[p.setting]) for p in (*profile.points, *plain_at.values())]
     missed = sum(margin > wanted for margin in margins)
-    return {
-        "wanted": wanted,
-        "reached": not missed,
-        "worst": round(max(margins), 5),
-        "missed": missed,
-        "timings": len(margins),
-    }
+    return Precision(wanted=wanted, worst=round(max(margins), 5), missed=missed, timings=len(margins))
 
 
-def processor_share(rounds: Sequence[Round]) -> float | None:
-    """Processor time of this process over the time that rounds took, at most 1; None where that was not measured.
+class Measured(Protocol):
+    """What took so many seconds, of which this process computed some; None where others computed."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def processor_s(self) -> float | None: ...
+
+
+def processor_share(measured: Sequence[Measured]) -> float | None:
+    """Processor time of this process over the time that measuring took, at most 1; None where that was not measured.
 
     At least one thread computes all the time, so on a CPU less than 1 means that other programs had the processor.
 
-    >>> processor_share([{"seconds": 4.0, "processor_s": 1.0}])
+    >>> processor_share([Visit(place=0, seconds=4.0, processor_s=1.0, step_ms=[])])
     0.25
     """
-    if not rounds or any("processor_s" not in round_ for round_ in rounds):
-        return None
-    seconds = sum(round_["seconds"] for round_ in rounds)
-    return round(min(sum(round_["processor_s"] for round_ in rounds) / seconds, 1.0), 3) if seconds else None
+    computed = [timed.processor_s for timed in measured if timed.processor_s is not None]
+    seconds = sum(timed.seconds for timed in measured)
+    return round(min(sum(computed) / seconds, 1.0), 3) if seconds and len(computed) == len(measured) else None
 
 
 def busy(share: float | None) -> str | None:
@@ -217,14 +353,6 @@ def busy(share: float | None) -> str | None:
         f"The machine is busy: other programs had the processor for {1 - share:.0%} of the time that was measured, so "
         "times are too long and uncertain. Measure again when nothing else runs."
     )
-
-
-def drifts(plain: Sequence[StepTiming], nominal: Sequence[bool] | None = None) -> list[dict[str, Any]]:
-    """What a profile says of the drift of its plain steps; nominal: whether rows were held at a context."""
-    return [
-        {"batch_size": p.batch_size, "context_tokens": p.context_tokens, "drift": round(drift(p), 4), "nominal": held}
-        for p, held in zip(plain, nominal or [True] * len(plain), strict=True)
-    ]
 
 
 def drift(plain: StepTiming) -> float:

@@ -1,11 +1,10 @@
 """The steps of the line, each reading the run directory and writing one file to it; named as their commands.
 
-given.py     results that are given in memory instead of files
 session.py   what loads a model: options given, on top of those of the run
 calibrate.py -> trace.npz, calibration.json; probe.py, under typical acceptance -> probe.npz
 profile/     -> profile.json, timed here, by a command, or read from a table
 search.py    -> plan.json
-bench.py     -> bench.json, with decoding.py, who decodes and how; engine_bench.py, by another runtime
+bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how
 export.py    -> export/; convert -> a checkpoint
 importing.py -> trace.npz, calibration.json; merge.py, from those of other runs
 compare.py   is a plan still right for other traffic; drafters.py: which is fastest; groups.py: plans for groups of prompts
@@ -20,20 +19,17 @@ from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.compare import compare, draw_picture
 from treeopt.pipeline.drafters import drafters_of, run_drafters
-from treeopt.pipeline.engine_bench import bench_in
 from treeopt.pipeline.export import convert, export, export_all
-from treeopt.pipeline.given import search_on
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.merge import merge_runs
 from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.analytical import profile_analytical
 from treeopt.pipeline.profile.command import profile_command
-from treeopt.pipeline.profile.engine import profile_in
 from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
-from treeopt.pipeline.run import run_line
-from treeopt.pipeline.search import SearchOptions, search
-from treeopt.pipeline.session import compiled, open_session, resolve, session_of
+from treeopt.pipeline.run import LineOptions, run_line
+from treeopt.pipeline.search import search, search_in_memory
+from treeopt.pipeline.session import open_session, resolve, session_of, with_session
 from treeopt.pipeline.train import TextOptions, train
 from treeopt.pipeline.trees import import_tree, named_tree, read_tree, score
 from treeopt.pipeline.workers import cluster_of

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
+from treeopt.files.journal import Journal
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
+from treeopt.growth.heldout import rates_by_group
 from treeopt.growth.source import source_of
 from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
-from treeopt.pipeline.workers import Place, RankBlocks, finish_blocks
+from treeopt.pipeline.workers import RankBlocks, finish_blocks
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.merging import join, shard_record
 from treeopt.records.origins import differing
@@ -87,8 +89,8 @@ def calibrate(
     agreement = calibration.meta.get("target_agreement", 1.0)
     if session.temperature == 0 and agreement < SAME_TARGET:
         raise InvalidInput(
-            "--temperature 0 says that the target itself wrote the --responses greedily, but it would have "
-            f"chosen only {agreement:.1%} of their tokens: leave --temperature out for an estimate."
+            "`temperature=0` says that the target itself wrote the `responses` greedily, but it would have "
+            f"chosen only {agreement:.1%} of their tokens: leave `temperature` out for an estimate."
         )
     calibration.meta["examples"] = examples(session, trace, calibration)
     probe = collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds) if is_typical else None
@@ -103,17 +105,17 @@ def _check_typical(is_typical: bool, session: Session) -> None:
     if is_typical and session.given:
         raise InvalidInput(
             "Typical acceptance is measured by decoding with a tree, so given answers say nothing about it: "
-            "leave --responses out."
+            "leave `responses` out."
         )
     if is_typical and session.cluster is not None:
         raise InvalidInput(
             "Typical acceptance is measured by decoding with a tree that all answers choose, in one process: leave "
-            "--engine out."
+            "`engine` out."
         )
     if is_typical and session.shard != WHOLE:
         raise InvalidInput(
             "Typical acceptance is measured by decoding with a tree that all answers choose, so it is not divided: leave "
-            "--shard out."
+            "`shard` out."
         )
 
 
@@ -122,7 +124,9 @@ def summary(trace: RankTrace, provenance: dict[str, Any]) -> Calibration:
     calibration = Calibration.from_trace(trace, provenance=provenance)
     if trace.group_names and trace.num_conversations > 1:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
-        for name, (rate, error) in whole.by_group(len(whole.family), trace).items():
+        assert whole.steps is not None
+        assert whole.tokens is not None
+        for name, (rate, error) in rates_by_group(whole.steps[-1], whole.tokens, trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     return calibration
 
@@ -149,7 +153,7 @@ def check_unmeasured(
     if differs:
         raise InvalidInput(
             f"{there[0]} is another measurement and is not replaced unasked; they differ in "
-            f"{', '.join(dict.fromkeys(differs))}. Pass another --run, or --overwrite."
+            f"{', '.join(dict.fromkeys(differs))}. Pass another `run`, or `overwrite`."
         )
 
 
@@ -172,11 +176,9 @@ def examples(session: Session, trace: RankTrace, calibration: Calibration) -> li
 
 def first_conversations(session: Session, num_prompts: int, *, reserved: int = 0) -> tuple[Conversation, ...]:
     """The first of the session's conversations; with ``reserved`` a quarter is left for bench."""
-    if num_prompts < 1:
-        raise InvalidInput(f"--num-prompts must be at least 1, but got {num_prompts}.")
     conversations = session.prompts.conversations
     if len(conversations) <= reserved:
-        raise InvalidInput(f"--prompts must leave some for bench, but {session.prompts.name} has {len(conversations)}.")
+        raise InvalidInput(f"`prompts` must leave some for bench, but {session.prompts.name} has {len(conversations)}.")
     most = len(conversations) - (max(1, len(conversations) // 4) if reserved else 0)
     if reserved and num_prompts > most:
         drawn = f", {MOST_DRAWN:,} of a file at most" if len(conversations) == MOST_DRAWN else ""
@@ -192,8 +194,8 @@ def blocks_of(
     blocks = [conversations[i : i + size] for i in range(0, len(conversations), size)]
     if shard.count > len(blocks):
         raise InvalidInput(
-            f"--shard divides blocks of {size} prompts, {BLOCK_WAVES} times --batch-size, and {len(conversations)} prompts "
-            f"are {len(blocks)}, but got {shard}: take fewer shards, more prompts or a smaller --batch-size."
+            f"`shard` divides blocks of {size} prompts, {BLOCK_WAVES} times `batch_size`, and {len(conversations)} prompts "
+            f"are {len(blocks)}, but got {shard}: take fewer shards, more prompts or a smaller `batch_size`."
         )
     return {place: blocks[place] for place in shard.places(len(blocks))}
 
@@ -212,22 +214,21 @@ def collect(
 
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
-    if max_new_tokens < 1:
-        raise InvalidInput(f"--max-new-tokens must be at least 1, but got {max_new_tokens}.")
     meta = _trace_meta(session)
     counts, shard = fitting(counts, session), session.shard
     prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
     options = {"conversations": prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
     numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
     blocks = [tuple(block) for block in numbered.values()]
-    place = Place(folder.parent, folder, {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})})
+    key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}
+    journal = Journal(folder, key, ".npz")
     asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
     with progress(title, sum(map(len, blocks))) as advance:
         if session.cluster is None:
-            _finish_here(session, place, blocks, advance, **asked)
+            _finish_here(session, journal, blocks, advance, **asked)
         else:
-            _finish_by_workers(session, session.cluster, place, blocks, advance, size=size, **asked)
-    done = [RankTrace.load(place.journal().block(number)) for number in range(len(blocks))]
+            _finish_by_workers(session, session.cluster, journal, blocks, advance, size=size, **asked)
+    done = [RankTrace.load(journal.block(number)) for number in range(len(blocks))]
     said: dict[str, Any] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
     if shard != WHOLE:
         num_blocks = -(-len(conversations) // size)
@@ -238,21 +239,20 @@ def collect(
 def _finish_by_workers(
     session: Session,
     cluster: Cluster,
-    place: Place,
+    journal: Journal,
     blocks: Sequence[tuple[Conversation, ...]],
     advance: Advance,
     **asked: Any,
 ) -> None:
     """Have all blocks of a journal finished that are not, by the workers of a cluster."""
     prompts = replace(session.prompts, conversations=tuple(c for block in blocks for c in block))
-    sent = replace(place, url=cluster.workers.journal)
-    work = RankBlocks(sent, session.source, session.provenance().threads or 1, prompts, **asked)
-    finish_blocks(cluster, work, sent, [len(block) for block in blocks], advance)
+    work = RankBlocks(session.source, session.provenance().threads or 1, prompts, **asked)
+    finish_blocks(cluster, work, journal, [len(block) for block in blocks], advance)
 
 
 def _finish_here(
     session: Session,
-    place: Place,
+    journal: Journal,
     blocks: Sequence[tuple[Conversation, ...]],
     advance: Advance,
     *,
@@ -265,7 +265,7 @@ def _finish_here(
     from treeopt.runtime.measure.unfinished import Unfinished
     from treeopt.runtime.memory import with_less_memory
 
-    journal, unfinished = place.journal(), place.folder / "unfinished"
+    unfinished = journal.folder / "unfinished"
     done = [number for number in range(len(blocks)) if journal.is_finished(number)]
     if done:
         note(f"Continuing after {len(done)} of {len(blocks)} blocks of {len(blocks[0])} prompts.")
@@ -281,7 +281,7 @@ def _finish_here(
             given=session.given,
             meta={"batch_size": rows},
             progress=advance,
-            unfinished=Unfinished(unfinished, {**place.key, "block": number, "rows": rows}, note),
+            unfinished=Unfinished(unfinished, {**journal.key, "block": number, "rows": rows}, note),
         )
 
     for number in sorted(set(range(len(blocks))) - set(done)):
@@ -292,7 +292,7 @@ def _finish_here(
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
-    """What of it there is with the session's drafter."""
+    """The counts of the record that the session's drafter can fill."""
     drafter = session.drafter
     return counts.fitting(
         tokens=drafter.draft_vocab_size, guesses=drafter.num_heads, has_probabilities=drafter.has_probabilities
@@ -300,7 +300,7 @@ def fitting(counts: Counts, session: Session) -> Counts:
 
 
 def _trace_meta(session: Session) -> dict[str, Any]:
-    """What a trace says of the session that it was measured in."""
+    """The part of a trace's meta that tells the session it was measured in."""
     return {
         "drafter": session.drafter_record,
         "acceptance": session.acceptance.record,

@@ -10,29 +10,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput
 from treeopt.files import shipped, storage
 from treeopt.files.writing import atomic_writer
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import source_of
-from treeopt.importing import read_measurement
-from treeopt.importing.drafters import DRAFTERS
 from treeopt.pipeline.drafters import compare_drafters
-from treeopt.pipeline.search import SearchOptions, request_of
+from treeopt.pipeline.search import request_of
 from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
-from treeopt.planning.groups import least_bad
+from treeopt.planning.groups import group_losses
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.drafters import COUNTED
 from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_planned, read_timed
 from treeopt.records.load import Result, load_result
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.rules import option_of, rule_of, same_drafter
+from treeopt.records.rules import marked_rule, rule_of, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
-from treeopt.report.figures.drafters import drafters_data, draw_drafters
+from treeopt.report.figures.batches import drafters_chart
+from treeopt.report.figures.chart import draw
 from treeopt.report.terminal import progress
 
 Given = str | Path | RunDirectory | Result
@@ -69,25 +70,22 @@ def compare(
     tolerance: float = 0.5,
 ) -> Compared | GroupsCompared | DraftersCompared:
     """Two sources; the groups of one; or run directories of several drafters. See `treeopt.compare`."""
-    if not 0 <= tolerance < 100:
-        raise InvalidInput(f"--tolerance must be a share from 0 to 100 %, but got {tolerance:g}.")
     runs = [RunDirectory.of(given) for given in (first, *others) if _is_run(given)]
     if others and len(runs) == 1 + len(others) and _have_other_drafters(runs):
         if profile is not None:
-            raise InvalidInput("Drafters are compared by the latencies of their own runs: leave --profile out.")
+            raise InvalidInput("Drafters are compared by the latencies of their own runs: leave `profile` out.")
         return compare_drafters(runs, batch_size=batch_size)
     a = side_of([first])
     if profile is not None:
         a = replace(a, profile=_latencies(profile))
-    options = SearchOptions(budget, None if batch_size is None else (batch_size,))
     if not others:
-        return compare_groups(a, options, tolerance / 100)
+        return compare_groups(a, batch_size, budget, tolerance / 100)
     kind = (a.meta.get("drafter") or {}).get("kind")
-    b = side_of(list(others), drafter=kind if kind in DRAFTERS else None)
-    return compare_sides(a, b, options, tolerance / 100)
+    b = side_of(list(others), drafter=kind if kind in COUNTED else None)
+    return compare_sides(a, b, batch_size, budget, tolerance / 100)
 
 
-def compare_sides(a: Side, b: Side, options: SearchOptions, tolerance: float) -> Compared:
+def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, tolerance: float) -> Compared:
     """How B differs from A, and what A's plan loses there."""
     if b.record is None:
         raise InvalidInput(
@@ -97,7 +95,7 @@ def compare_sides(a: Side, b: Side, options: SearchOptions, tolerance: float) ->
     check_alike(a, b)
     latencies = a.profile or b.profile
     with progress("Comparing", None):
-        plan = planned(a, latencies, options)
+        plan = planned(a, latencies, batch_size, budget)
         losses = plan_losses(plan, b.record, latencies)
         moved = shifts(a.record, b.record) if a.record is not None else []
     notes = [*a.notes, *b.notes]
@@ -131,20 +129,20 @@ def compare_sides(a: Side, b: Side, options: SearchOptions, tolerance: float) ->
     )
 
 
-def planned(side: Side, latencies: LatencyProfile | None, options: SearchOptions) -> Plan:
+def planned(side: Side, latencies: LatencyProfile | None, batch_size: int | None, budget: int) -> Plan:
     """The plan of a side, or the one that a search would make; of the batch size that is asked for."""
     if side.plan is None:
         assert side.record is not None
         shape = "chain" if source_of(side.record).num_ranks == 1 else None
-        request, _ = request_of(replace(options, shape=shape), side.record, latencies)
+        asked = None if batch_size is None else (batch_size,)
+        request, _ = request_of(side.record, latencies, budget=budget, batch_sizes=asked, shape=shape)
         return plan_trees(side.record, latencies, request)
-    if options.batch_sizes is None:
+    if batch_size is None:
         return side.plan
-    (batch_size,) = options.batch_sizes
     return replace(side.plan, entries=(side.plan.entry(batch_size),), schedule=[])
 
 
-def compare_groups(side: Side, options: SearchOptions, tolerance: float) -> GroupsCompared:
+def compare_groups(side: Side, batch_size: int | None, budget: int, tolerance: float) -> GroupsCompared:
     """What the groups of a run lose by sharing its plan."""
     source = source_of(side.record) if side.record is not None else None
     if source is None or not source.is_exact:
@@ -153,9 +151,9 @@ def compare_groups(side: Side, options: SearchOptions, tolerance: float) -> Grou
         )
     trace = cast(RankTrace, source.answers)
     with progress("Comparing groups", None):
-        plan = planned(side, side.profile, options)
-        found = least_bad(plan, trace, side.profile)
-    return GroupsCompared(name=side.name, groups=tuple(found.losses), tolerance=tolerance)
+        plan = planned(side, side.profile, batch_size, budget)
+        losses = group_losses(plan, trace, side.profile)
+    return GroupsCompared(name=side.name, groups=tuple(losses), tolerance=tolerance)
 
 
 def check_alike(a: Side, b: Side) -> None:
@@ -175,7 +173,7 @@ def check_alike(a: Side, b: Side) -> None:
         )
     rules = [meta.get("acceptance") for meta in (ours, theirs)]
     if None not in rules and rule_of(rules[0]) != rule_of(rules[1]):
-        said = [option_of(rule or {}) for rule in rules]
+        said = [marked_rule(rule or {}) for rule in rules]
         raise InvalidInput(f"Traffic is compared under one rule, but {a.name} is of {said[0]}, {b.name} of {said[1]}.")
 
 
@@ -244,14 +242,14 @@ def _is_run(given: Given) -> TypeGuard[str | Path | RunDirectory]:
 def draw_picture(result: Compared | GroupsCompared | DraftersCompared, *files: Path) -> tuple[Path, ...]:
     """Draw a comparison of drafters; InvalidInput for another, or a file that is neither .png nor .svg."""
     if not isinstance(result, DraftersCompared):
-        raise InvalidInput("--picture draws runs of several drafters, but these are of one.")
+        raise InvalidInput("`picture` draws runs of several drafters, but these are of one.")
     kinds = [file.suffix.removeprefix(".") for file in files]
     for kind, file in zip(kinds, files, strict=True):
         if kind not in style.FORMATS:
             raise InvalidInput(
-                f"--picture must end in {' or '.join(f'.{one}' for one in style.FORMATS)}, but got {file}."
+                f"`picture` must end in {' or '.join(f'.{one}' for one in style.FORMATS)}, but got {file}."
             )
-    drawing = draw_drafters(drafters_data(result))
+    drawing = draw(drafters_chart(result))
     for kind, file in zip(kinds, files, strict=True):
         with atomic_writer(file) as stream:
             stream.write(style.to_bytes(drawing, kind))

@@ -1,34 +1,41 @@
-"""Real decoding: contenders decode the same prompts, interleaved, block by block through journals."""
+"""Real decoding: contenders decode the same prompts, interleaved, block by block through journals, and are told as a benchmark."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
+from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay_lengths, tells
 from treeopt.latency.rounds import busy, processor_share
 from treeopt.pipeline.calibrate import collect, first_conversations
-from treeopt.records.contender import Quality
+from treeopt.pipeline.entrants import Entrant
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.contender import Answer, Block, Contender, Quality
+from treeopt.records.origins import ProvenanceRecord
 from treeopt.records.pools import Counts
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.stopping import LOOKS
-from treeopt.records.trace import Answers, RankTrace
+from treeopt.records.trace import POOLS, Answers, RankTrace
 from treeopt.report.terminal import note, progress
-from treeopt.trees.dynamic import AnyTree
-from treeopt.trees.tree import Tree
+from treeopt.trees.draft import Draft
+from treeopt.trees.tree import IntArray, Tree
 
 if TYPE_CHECKING:
-    from treeopt.records.benchmark import Benchmark
-    from treeopt.runtime.engines import Engine
-    from treeopt.runtime.measure.bench import Entrant, Run
+    from treeopt.runtime.measure.bench import BlockVisit
     from treeopt.runtime.measure.ranks import Prompt
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
+    from treeopt.runtime.stepper import AnswerRun, BlockRun, Stepper
+    from treeopt.runtime.target import Target
 
 ANSWERED_AT_ONCE = 16  # prompts, where plain answers are wanted alone
 OTHER_GROUPS = 0.1  # share of the prompts that may be of other groups than those calibrated on
@@ -39,9 +46,9 @@ class Decoding:
     """Who decodes, and how.
 
     source   : what the entrants were predicted from
-    entrants : name to its tree, and what is predicted of it
+    entrants : name to its draft, and what is predicted of it
     folder   : of the journals
-    engine   : another runtime that decodes
+    engine   : another runtime that decodes; None for treeopt's own decoder
     """
 
     session: Session
@@ -51,7 +58,7 @@ class Decoding:
     rounds: int
     max_new_tokens: int
     folder: Path
-    engine: Engine | None = None
+    engine: Stepper | None = None
 
     def __post_init__(self) -> None:
         check_drafter(self.source.meta.get("drafter"), self.session.drafter_record, "Bench decodes")
@@ -62,12 +69,8 @@ class Decoding:
         return self.session.acceptance.record
 
     @property
-    def trees(self) -> dict[str, AnyTree | None]:
-        return {name: entrant.tree for name, entrant in self.entrants.items()}
-
-    @property
     def origin(self) -> dict[str, Any]:
-        """What a benchmark says of who decoded it."""
+        """Provenance of a benchmark, with the engine that decoded."""
         known, engine = self.session.provenance(seed=0).record(), self.engine
         if engine is None:
             return known
@@ -76,28 +79,18 @@ class Decoding:
 
     @property
     def counts(self) -> Counts:
-        """What to record of the plain answers so that every contender can be replayed.
-
-        Ranks beyond those told apart would be misses in replay, but decoding accepts them.
-        """
-        trees = [tree for tree in self.trees.values() if tree]
-        ranks = [1 + tree.max_rank for tree in trees if isinstance(tree, Tree)]
-        most = [tree.most for tree in trees if not isinstance(tree, Tree)]
-        return Counts(
-            max(self.source.meta.get("top_k") or 1, *ranks, 1),
-            max((tree.levels for tree in most), default=0),
-            tuple(sorted({tree.topk for tree in most})),
-        )
+        """Ranks and pools to record of the plain answers, so that every contender can be replayed."""
+        drafts = [entrant.draft for entrant in self.entrants.values()]
+        return record_for(drafts, self.source.meta.get("top_k") or 1)
 
 
 def decode(
     decoding: Decoding, conversations: Sequence[Conversation], *, reference: RankTrace | None = None
 ) -> Benchmark:
-    """What all contenders answer to some conversations.
+    """Have all contenders answer some conversations: a benchmark.
 
     reference  the trace of the conversations' plain answers; they are answered where it is missing
     """
-    from treeopt.runtime.measure.bench import Contest
     from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.memory import with_less_memory
 
@@ -108,7 +101,7 @@ def decode(
     has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
     if not has_one_text:
         quality, _ = with_less_memory(
-            lambda rows: _quality(session, visits, decoding.trees, prompts, reference, batch_size=rows), rows, note
+            lambda rows: _quality(session, visits, decoding.entrants, prompts, reference, batch_size=rows), rows, note
         )
     compared = _engine_answers(decoding, prompts, visits) if decoding.engine else reference
     return replace(
@@ -116,8 +109,8 @@ def decode(
         quality=quality,
         max_new_tokens=decoding.max_new_tokens,
         loop_share=compared.loop_share(),
-        skipped=reference.meta.get("skipped", []),
-        provenance=decoding.origin,
+        skipped=reference.meta.get("skipped") or None,
+        provenance=cast(ProvenanceRecord, decoding.origin),
     )
 
 
@@ -139,85 +132,177 @@ def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) ->
     )
 
 
-def _engine_answers(decoding: Decoding, prompts: Sequence[Prompt], visits: Sequence[dict[str, Any]]) -> RankTrace:
+def _engine_answers(decoding: Decoding, prompts: Sequence[Prompt], visits: Sequence[BlockVisit]) -> RankTrace:
     """The plain answers of another runtime, with the drafter's ranks."""
     from treeopt.runtime.measure.ranks import rank_answers
 
-    rows = [row for visit in visits if visit["round"] == 0 for row in visit["runs"]["plain"]["rows"]]
-    answers = [row["tokens"] for row in sorted(rows, key=lambda row: row["id"])]
+    rows = [row for visit in visits if visit.round == 0 for row in visit.runs["plain"].rows]
+    answers = [row.tokens for row in sorted(rows, key=lambda row: row.id)]
     setup, tokens = decoding.session.setup(decoding.max_new_tokens), [prompt.tokens for prompt in prompts]
     return rank_answers(setup, tokens, answers, batch_size=ANSWERED_AT_ONCE, counts=decoding.counts)
 
 
-def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[dict[str, Any]]:
+def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[BlockVisit]:
     """Every block of prompts decoded by every contender in every round, ``rows`` at once, through a journal."""
+    from treeopt.runtime.engines import open_stepper
     from treeopt.runtime.measure.bench import decode_contenders
+    from treeopt.runtime.stepper import decode_block
 
-    session, trees = decoding.session, decoding.trees
+    session, entrants = decoding.session, decoding.entrants
     key = {
         **decoding.origin,
         "time": None,
         "command": None,
         "rounds": decoding.rounds,
-        "trees": {name: written(tree) for name, tree in trees.items()},
+        "trees": {name: entrant.draft.record for name, entrant in entrants.items()},
         "prompts": [prompt.sha256 for prompt in prompts],
         "max_new_tokens": decoding.max_new_tokens,
         "batch_size": rows,
         "looks": LOOKS,
     }
     journal = Journal(decoding.folder / f"batch-size-{rows}", key)
-    with progress(f"Decoding with {len(trees)} contenders", len(prompts) * len(trees) * decoding.rounds) as advance:
+    setup = session.setup(decoding.max_new_tokens)
+    stepper = decoding.engine or open_stepper(None, setup)
+    stepper.prepare([prompt.tokens for prompt in prompts], [entrant.draft for entrant in entrants.values()], rows)
+    told = {name: None if entrant.is_own else entrant.draft for name, entrant in entrants.items()}
+
+    def decode_with(name: str, asked: Sequence[tuple[int, Sequence[int]]]) -> BlockRun:
+        return decode_block(stepper, told[name], asked, setup.stop, rows)
+
+    with progress(f"Decoding with {len(told)} contenders", len(prompts) * len(told) * decoding.rounds) as advance:
         visits = decode_contenders(
-            _decoder(decoding, prompts, rows),
-            prompts,
-            trees,
-            batch_size=rows,
-            rounds=decoding.rounds,
-            journal=journal,
-            progress=advance,
+            decode_with, prompts, told, batch_size=rows, rounds=decoding.rounds, journal=journal, progress=advance
         )
-    share = processor_share([run for visit in visits for run in visit["runs"].values()])
+    share = processor_share([run for visit in visits for run in visit.runs.values()])
     if session.target.device.type == "cpu" and (caution := busy(share)):
         note(caution)
     return visits
 
 
-def written(tree: AnyTree | None) -> Any:
-    """A tree as JSON, to tell one benchmark from another."""
-    return None if tree is None else tree.choices if isinstance(tree, Tree) else str(tree)
+@dataclass(frozen=True)
+class Contest:
+    """The prompts that all contenders decoded, and the plain answers that theirs are compared with.
+
+    reference    : the trace of these very prompts: plain answers, to compare with and to replay
+    has_one_text : whether the text is the same with every tree, so that the reference can be replayed
+    """
+
+    target: Target
+    prompts: Sequence[Prompt]
+    reference: RankTrace
+    batch_size: int
+    has_one_text: bool = True
+
+    def __post_init__(self) -> None:
+        if self.reference.tokens is None or self.reference.num_sequences != len(self.prompts):
+            raise InvalidInput("The benchmark's reference must be the trace of its own prompts, with tokens.")
+
+    def result(self, visits: Sequence[BlockVisit], entrants: Mapping[str, Entrant]) -> Benchmark:
+        """The benchmark of all visits."""
+        return Benchmark(
+            contenders=tuple(self._contender(name, entrant, visits) for name, entrant in entrants.items()),
+            dtype=str(self.target.dtype).removeprefix("torch."),
+        )
+
+    def _contender(self, name: str, entrant: Entrant, all_visits: Sequence[BlockVisit]) -> Contender:
+        visits = [visit for visit in all_visits if name in visit.runs]
+        runs = [visit.runs[name] for visit in visits]
+        first = [visit.runs[name] for visit in visits if visit.round == 0]
+        rows = sorted((row for run in first for row in run.rows), key=lambda row: row.id)
+        draft = _widened(entrant, [row for run in runs for row in run.rows])
+        recorded = behind(
+            self.reference.select(np.array([row.id for row in rows])), np.array([row.prefilled for row in rows]) - 1
+        )
+        can_replay = self.has_one_text and entrant.is_replayable and tells(recorded, draft)
+        lengths = accepted_lengths(recorded, draft) if can_replay else None
+        replayed = None if lengths is None else replay_lengths(recorded, lengths)
+        steps = [None] * len(rows) if replayed is None else replayed.steps.tolist()
+        emitted = (recorded.lengths - 1).tolist()
+        return Contender(
+            name=name,
+            batch_size=self.batch_size,
+            draft=draft,
+            sequences=[self._answer(row, taken, n) for row, taken, n in zip(rows, steps, emitted, strict=True)],
+            blocks=[self._block(visit, visit.runs[name]) for visit in visits],
+            passes=sum(run.passes for run in first),
+            prefill_s=sum(run.prefill_s for run in runs),
+            predicted=entrant.predicted,
+            accepted=np.bincount([n for row in rows for n in row.accepted]).tolist(),
+            replayed_accepted=[] if lengths is None else length_counts(recorded, lengths, draft.depth).tolist(),
+            predicted_accepted=entrant.predicted_accepted,
+            stopped=len(visits) < len(all_visits),
+        )
+
+    def _block(self, visit: BlockVisit, run: BlockRun) -> Block:
+        return Block(
+            round=visit.round,
+            prompts=visit.prompts,
+            tokens=run.tokens,
+            steps=run.steps,
+            decode_s=run.decode_s,
+            group=self.prompts[visit.prompts[0]].group,
+        )
+
+    def _answer(self, row: AnswerRun, replayed_steps: int | None, replayed_tokens: int) -> Answer:
+        """One answer beside the plain one to the same prompt, which replay emits with so many steps."""
+        from treeopt.runtime.measure.bench import logit_gap
+
+        prompt, theirs = self.prompts[row.id], self.reference.texts[row.id]
+        at = gap = None
+        if row.tokens != theirs:
+            pairs = itertools.zip_longest(row.tokens, theirs)
+            at = next(i for i, (mine, other) in enumerate(pairs) if mine != other)
+            gap = logit_gap(self.target, prompt.tokens, row.tokens, theirs, at)
+        return Answer(
+            id=prompt.sha256,
+            steps=len(row.accepted),
+            tokens=len(row.tokens),
+            prefilled=row.prefilled,
+            identical=at is None,
+            replayed_steps=replayed_steps,
+            replayed_tokens=None if at is None or replayed_steps is None else replayed_tokens,
+            group=prompt.group,
+            first_difference=at,
+            logit_gap=gap,
+        )
 
 
-def _decoder(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> Callable[[str, Any], Run]:
-    """What decodes some prompts with a contender, by its name."""
-    from treeopt.runtime.decode import Decoder
-    from treeopt.runtime.measure.bench import ask_engine, decode_block
+def _widened(entrant: Entrant, rows: Sequence[AnswerRun]) -> Draft:
+    """The entrant's draft, or the longest chain that was accepted: guesses that are split again may be more than were told."""
+    draft = entrant.draft
+    if len(draft) == 1 or entrant.is_replayable:
+        return draft
+    most = max(n for row in rows for n in (row.prefilled - 1, *row.accepted))
+    return draft if most <= draft.depth else Tree.chain(most)
 
-    setup, trees, engine = decoding.session.setup(decoding.max_new_tokens), decoding.trees, decoding.engine
-    if engine is None:
-        decoder = Decoder.for_prompts(setup, [prompt.tokens for prompt in prompts], trees.values(), batch_size=rows)
-        return lambda name, asked: decode_block(decoder, trees[name], asked)
-    told = {name: None if e.is_own else e.tree or Tree.chain(0) for name, e in decoding.entrants.items()}
-    return lambda name, asked: ask_engine(engine, told[name], setup.stop, asked, rows)
+
+def behind(trace: RankTrace, states: IntArray) -> RankTrace:
+    """The ranks of a trace without the first so many states of each sequence; its last state stays."""
+    begins = np.minimum(trace.starts[:-1] + states, trace.starts[1:] - 1)
+    kept = np.arange(len(trace.ranks)) >= np.repeat(begins, trace.lengths)
+    starts = np.concatenate([[0], np.cumsum(trace.starts[1:] - begins)])
+    pools = {name: array[kept] for name in POOLS if (array := getattr(trace, name)) is not None}
+    return RankTrace(trace.ranks[kept], starts, meta=trace.meta, **pools)
 
 
 def _quality(
     session: Session,
-    visits: Sequence[dict[str, Any]],
+    visits: Sequence[BlockVisit],
     contenders: Iterable[str],
     prompts: Sequence[Prompt],
     reference: RankTrace,
     *,
     batch_size: int,
 ) -> dict[str, Quality]:
-    """What the target thinks of every contender's texts, and how far they are from the plain ones."""
+    """How likely every contender's texts are to the target, and how far they are from the plain ones."""
     from treeopt.runtime.measure.quality import measure_quality
 
     found = {}
     with progress("Judging the texts", None):
         for name in contenders:
-            runs = [visit["runs"][name] for visit in visits if visit["round"] == 0 and name in visit["runs"]]
-            texts = dict(sorted((row["id"], row["tokens"]) for run in runs for row in run["rows"]))
-            quality = measure_quality(
+            runs = [visit.runs[name] for visit in visits if visit.round == 0 and name in visit.runs]
+            texts = dict(sorted((row.id, row.tokens) for run in runs for row in run.rows))
+            found[name] = measure_quality(
                 session.target,
                 [prompts[i].tokens for i in texts],
                 list(texts.values()),
@@ -225,7 +310,6 @@ def _quality(
                 conversations=[prompts[i].cluster for i in texts],
                 batch_size=batch_size,
             )
-            found[name] = Quality(**quality)  # type: ignore[arg-type]  # one of the figures is a number of answers
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.journal import Journal
 from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
-from treeopt.pipeline.run import run_line
-from treeopt.pipeline.search import SearchOptions
+from treeopt.pipeline.run import LineOptions, run_line
 from treeopt.pipeline.session import open_session, resolve
-from treeopt.planning.compared import DraftersCompared, Setting
-from treeopt.records.benchmark import Benchmark, Ratio
+from treeopt.planning.compared import DrafterFigure, DraftersCompared
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import changed
 from treeopt.records.origins import OURS, differing
 from treeopt.records.plan import Plan, PlanEntry
@@ -40,7 +40,7 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
         runtimes.append(plan.runtime)
         for entry in plan.entries:
             if batch_size in (None, entry.batch_size) and (
-                one := setting_of(name, entry, benches.get(entry.batch_size))
+                one := figure_of(name, entry, benches.get(entry.batch_size))
             ):
                 found.append(one)
     _check_same(names, origins, runtimes)
@@ -78,41 +78,14 @@ def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:
     return {bench.contenders[0].batch_size: bench for bench in loaded if not changed(run, bench.inputs or {})}
 
 
-def setting_of(drafter: str, entry: PlanEntry, bench: Benchmark | None) -> Setting | None:
-    """What was measured of the plan's tree, or predicted; None where nothing is known of its speed."""
-    speedup = bench.speedup(bench.judged) if bench else None
-    if bench and speedup:
-        of = bench.contender(bench.judged)
-        seconds, steps = (sum(getattr(block, key) for block in of.blocks) for key in ("decode_s", "steps"))
-        return Setting(
-            drafter=drafter,
-            batch_size=entry.batch_size,
-            size=of.size,
-            depth=of.depth,
-            medusa_choices=of.medusa_choices,
-            setting="" if bench.judged == "chosen" else bench.judged,
-            tokens_per_step=of.tokens_per_step,
-            tokens_per_step_stderr=of.stderr,
-            step_ms=1e3 * seconds * of.batch_size / steps if steps else None,
-            speedup=speedup,
-            is_measured=True,
-        )
-    if entry.speedup is None:
+def figure_of(drafter: str, entry: PlanEntry, bench: Benchmark | None) -> DrafterFigure | None:
+    """What was measured of the plan's draft, or predicted; None where nothing is known of its speed."""
+    if bench and bench.speedup(bench.judged):
+        setting = "" if bench.judged == "chosen" else bench.judged
+        return DrafterFigure(drafter=drafter, figure=bench.figure(bench.judged), setting=setting, is_measured=True)
+    if entry.chosen.speedup is None:
         return None
-    low, high = (entry.interval95 and entry.interval95.speedup) or (None, None)
-    return Setting(
-        drafter=drafter,
-        batch_size=entry.batch_size,
-        size=entry.size,
-        depth=entry.depth,
-        medusa_choices=entry.medusa_choices,
-        setting="",
-        tokens_per_step=entry.tokens_per_step,
-        tokens_per_step_stderr=entry.tokens_per_step_stderr,
-        step_ms=entry.step_ms,
-        speedup=Ratio(value=entry.speedup, low=low, high=high),
-        is_measured=False,
-    )
+    return DrafterFigure(drafter=drafter, figure=entry.chosen, setting="", is_measured=False)
 
 
 def drafters_of(asked: str) -> list[str]:
@@ -127,19 +100,16 @@ def drafters_of(asked: str) -> list[str]:
 
 
 def run_drafters(
-    run: RunDirectory, source: Mapping[str, Any], drafters: Sequence[str], *, engine: str | None, **options: Any
+    run: RunDirectory, source: Mapping[str, Any], drafters: Sequence[str], wanted: LineOptions
 ) -> DraftersCompared:
     """The whole line for each drafter, in a folder of its name in the run directory, and what that comes to.
 
-    The same call again goes on behind the drafters that are finished. Options are those of `run_line`, budget and batch
-    sizes.
+    The same call again goes on behind the drafters that are finished.
     """
     if len(set(drafters)) < len(drafters):
-        raise InvalidInput(f"--drafter must name each drafter once, but got {','.join(drafters)}.")
-    key = {"source": dict(source), "drafters": list(drafters), "engine": engine, "options": options}
+        raise InvalidInput(f"`drafter` must name each drafter once, but got {','.join(drafters)}.")
+    key = {"source": dict(source), "drafters": list(drafters), "options": asdict(wanted)}
     done = Journal(run.partial("drafters"), key)
-    line = dict(options)
-    wanted = SearchOptions(line.pop("budget"), line.pop("batch_sizes"), engine=engine)
     runs = [RunDirectory(run.path / name) for name in distinct(list(map(folder_name, drafters)))]
     for number, (own, drafter) in enumerate(zip(runs, drafters, strict=True)):
         if number < done.finished():
@@ -147,9 +117,9 @@ def run_drafters(
         note(f"Drafter {number + 1} of {len(runs)}: {drafter}, in {own.path}")
         with own.writing():
             given = resolve(
-                own, {**source, "drafter": drafter}, overwrite=options["overwrite"], num_prompts=options["num_prompts"]
+                own, {**source, "drafter": drafter}, overwrite=wanted.overwrite, num_prompts=wanted.num_prompts
             )
-            run_line(own, open_session(given), wanted, **line)
+            run_line(own, open_session(given), wanted)
         done.append({"drafter": drafter})
     found = compare_drafters(runs)
     discard(run.partial("drafters"))

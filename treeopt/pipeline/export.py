@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from treeopt.engines.base import Written
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.export.engine import Written
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writer, write_text
 from treeopt.pipeline.trees import named_tree
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import stale_plan
 from treeopt.records.plan import Plan
-from treeopt.records.rules import option_of
+from treeopt.records.rules import marked_rule
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.served import speculates
-from treeopt.report.dynamic_table import settings_for
 from treeopt.report.figures.registry import Inputs
-from treeopt.report.plan_table import written_for
+from treeopt.report.plan_table import with_settings, written_for
 from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts
 from treeopt.trees.shapes import SHAPES
@@ -45,11 +44,10 @@ def export(
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
-    Of a plan the entry of ``batch_size``. Without one it is the whole schedule where the engine takes one, else a
-    folder for each batch size. ``target`` says for which engine exactly: ``version``, ``max_draft_len``.
+    Options are those of `Plan.export`; ``target`` says for which engine exactly: ``version``, ``max_draft_len``.
     """
-    from treeopt.export.engine import Request
-    from treeopt.export.write import export_request
+    from treeopt.engines.base import Request
+    from treeopt.engines.write import export_request
 
     folder = run.export / engine
     if tree is not None:
@@ -57,7 +55,7 @@ def export(
         request = Request(tree=given, num_heads=heads or max(given.depth, 1), **target)
         return _write(folder, export_request(request, engine, method=method))
     if heads is not None:
-        raise InvalidInput("--heads goes with --tree; a plan knows how many heads there are.")
+        raise InvalidInput("`heads` goes with `tree`; a plan knows how many heads there are.")
     plan = run.read_plan()
     for said in stale_plan(run, plan):
         note(said)
@@ -67,26 +65,32 @@ def export(
         benches = Inputs(run).benches()
     except InvalidInput:  # one is damaged: the prediction says it too
         benches = {}
-    against = doubts(plan, benches, batch_size=batch_size)
-    return export_to(folder, plan, engine, against, batch_size=batch_size, method=method, **target)
+    return export_to(folder, plan, engine, benches, batch_size=batch_size, method=method, **target)
 
 
 def export_to(
-    folder: Path, plan: Plan, engine: str, against: Sequence[str] = (), *, batch_size: int | None = None, **options: Any
+    folder: Path,
+    plan: Plan,
+    engine: str,
+    benches: Mapping[int, Benchmark] | None = None,
+    *,
+    batch_size: int | None = None,
+    **options: Any,
 ) -> tuple[list[Path], Written]:
     """Write a plan as an engine's files: (files, what was written).
 
     A plan of several trees for an engine that takes one is written for each batch size into a folder of its own.
-    ``options`` are those of `export_plan`. What speaks ``against`` the plan's trees is the first of the notes, then
-    for which load it is.
+    ``options`` are those of `export_plan`. What speaks against the plan's trees, by their ``benches`` where there are some,
+    is the first of the notes, then for which load it is.
     """
-    from treeopt.export.write import export_plan, loads_of, way_of
+    from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan
 
-    way = way_of(plan, engine, options.get("method"))
-    sizes = loads_of(plan, way) if batch_size is None else [batch_size]
+    way = method_for_plan(plan, engine, options.get("method"))
+    sizes = batch_sizes_to_export(plan, way) if batch_size is None else [batch_size]
     parts: dict[int | None, Written] = {}
-    said = settings_for(plan, sizes) if way.dynamic else [*against, *written_for(plan, sizes)]
-    notes, refused = said, []
+    served = with_settings(plan) if way.dynamic else plan
+    judged = {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
+    notes, refused = [*doubts(served, judged, batch_size=batch_size), *written_for(served, sizes)], []
     left = (
         []
         if sizes == [None] or batch_size is not None
@@ -151,19 +155,21 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
 
     A plan of chains goes to the engines of chains too.
     """
-    from treeopt.export.write import check_rule_of, runners, way_of
+    from treeopt.engines.plans import method_for_plan
+    from treeopt.engines.registry import runners
+    from treeopt.engines.write import check_rule_of
 
     kind = (plan.drafter or {}).get("kind")
     able, written = runners(kind), []
-    if not speculates(plan):
+    if not plan.speculates:
         note("The plan is not to speculate: nothing was exported.")
         return []
     if not able:
         note(f"No engine that treeopt knows runs drafters of the kind {kind}: nothing was exported.")
     chains, others = [], []
     for name in able:
-        way = way_of(plan, name)
-        if way.dynamic and not all(entry.dynamic for entry in plan.entries):
+        way = method_for_plan(plan, name)
+        if way.dynamic and not all(entry.best("dynamic") for entry in plan.entries):
             continue
         try:
             check_rule_of(plan.acceptance, way, name)
@@ -185,7 +191,7 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
     if chains:
         note(f"Engines of chains ({', '.join(chains)}) need a search of their own: treeopt search --for {chains[0]}")
     if others:
-        note(f"Not exported for {', '.join(others)}: none of them decodes by {option_of(plan.acceptance or {})}.")
+        note(f"Not exported for {', '.join(others)}: none of them decodes by {marked_rule(plan.acceptance or {})}.")
     return written
 
 
@@ -214,8 +220,8 @@ def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
 
 def convert(
     drafter: str,
-    folder: Path,
     *,
+    output: Path,
     layout: str,
     model: str | None = None,
     revision: str | None = None,
@@ -223,23 +229,27 @@ def convert(
 ) -> tuple[list[Path], tuple[str, ...]]:
     """Write heads in another layout: (files, what was repaired or is worth knowing).
 
-    weights : format of the weights of a whole model, for OpenVINO alone
+    output   : folder to write to
+    layout   : layout to write; treeopt list names them
+    model    : folder of the base model: for merged layouts and shared heads
+    revision : revision of a hub checkpoint
+    weights  : format of the weights, for openvino: fp32 or int8; by default fp32
     """
-    from treeopt.export.vllm import MEDUSA_UNTIL
+    from treeopt.engines.vllm import MEDUSA_UNTIL
     from treeopt.runtime.checkpoints import convert as write
 
-    refusal = f"Another treeopt is writing to {folder}: wait for it, or pass another --output."
+    refusal = f"Another treeopt is writing to {output}: wait for it, or pass another `output`."
     if weights is not None and model is not None:
-        raise InvalidInput("--weights is for a whole model, but with --model a drafter is converted: leave it out.")
+        raise InvalidInput("`weights` is for a whole model, but with `model` a drafter is converted: leave it out.")
     if layout == OPENVINO:
-        return _convert_for_openvino(drafter, folder, model, revision, weights or "fp32"), ()
+        return _convert_for_openvino(drafter, output, model, revision, weights or "fp32"), ()
     if weights is not None:
-        raise InvalidInput(f"--weights is for --to {OPENVINO}, but got --to {layout}: leave it out.")
-    with sole_writer(folder, lambda: [folder], refusal):
+        raise InvalidInput(f"`weights` is for `layout={OPENVINO}`, but got `layout={layout}`: leave it out.")
+    with sole_writer(output, lambda: [output], refusal):
         base = None if model is None else located(model)
-        heads, files = write(located(drafter), layout, folder, base=base, revision=revision)
+        heads, files = write(located(drafter), layout, output, base=base, revision=revision)
         with suppress(OSError):
-            (folder / LOCK).unlink()  # the folder is a checkpoint
+            (output / LOCK).unlink()  # the folder is a checkpoint
     gone = f"vLLM reads this layout up to {MEDUSA_UNTIL}; later releases have no Medusa."
     return files, heads.notes + (gone,) * (layout == "vllm")
 
@@ -253,9 +263,9 @@ def _convert_for_openvino(name: str, folder: Path, model: str | None, revision: 
     from treeopt.runtime.target import open_target
 
     if weights not in FORMATS:
-        raise InvalidInput(f"--weights must be one of {', '.join(FORMATS)}, but got {weights!r}.")
+        raise InvalidInput(f"`weights` must be one of {', '.join(FORMATS)}, but got {weights!r}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidInput(f"--output must be a new or empty folder, but {folder} is not.")
+        raise InvalidInput(f"`output` must be a new or empty folder, but {folder} is not.")
     target = open_target(model or name, revision=None if model else revision, device="cpu")
     made = None if model is None else open_drafter(name, target, revision=revision).drafter
     if made is not None and not isinstance(made, DraftModel | Eagle3Heads):

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from treeopt import __version__
+from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput
+from treeopt.files.parameters import Count
 from treeopt.files.provenance import Provenance
 from treeopt.files.storage import sha256_of
-from treeopt.importing import read_measurement
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.rundir import RunDirectory
 
@@ -20,14 +21,21 @@ def import_file(
     paths: Path | Sequence[Path],
     *,
     kind: str | None = None,
-    overwrite: bool = False,
-    trials: int | None = None,
-    heads: int | None = None,
+    trials: Count | None = None,
+    heads: Count | None = None,
     drafter: str | None = None,
+    overwrite: bool = False,
 ) -> Calibration:
     """Make files of another tool the run's calibration, and its trace where ranks are known state by state.
 
     Several files are one measurement of an engine: two scrapes of its counters, or logs to be pooled.
+
+    kind      : what FILE holds: a name from the list above; by default found from the file
+    trials    : trials of every head, if the file has shares only
+    heads     : number of depths, if the file has one vector for all of them
+    drafter   : what made the drafts, which the file does not say: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram,
+                suffix, dflash, dspark or redrafter
+    overwrite : replace the run's trace and calibration
 
     Raises InvalidInput where the run has been calibrated already, unless it is to be overwritten; then a
     trace that the new numbers do not have is deleted, so that the two files are always of one origin.
@@ -35,7 +43,7 @@ def import_file(
     there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
     if there and not overwrite:
         raise InvalidInput(
-            f"{there[0]} exists, and an import replaces it only with --overwrite: pass that, or another --run."
+            f"{there[0]} exists, and an import replaces it only with `overwrite`: pass that, or another `run`."
         )
     paths = [paths] if isinstance(paths, Path) else list(paths)
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]

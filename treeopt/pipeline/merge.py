@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treeopt.errors import InvalidInput
+from treeopt.files.parameters import Positive
 from treeopt.files.provenance import Provenance
 from treeopt.pipeline.calibrate import summary
 from treeopt.records.calibration import Calibration
@@ -17,11 +18,12 @@ from treeopt.report.wording import ranges
 
 
 def merge_runs(
-    run: RunDirectory, others: Sequence[Path], *, shares: Sequence[float] | None = None, overwrite: bool = False
+    run: RunDirectory, others: Sequence[Path], *, shares: Sequence[Positive] = (), overwrite: bool = False
 ) -> Calibration:
     """Make the traces of other runs, together, that of the run.
 
-    shares : of the traffic, one for each of the others; see `treeopt.records.merging`
+    shares    : share of the traffic that each RUN stands for, once for each; by default every conversation counts once
+    overwrite : replace the run's trace and calibration
 
     Raises InvalidInput where they do not belong together, and where the run has been calibrated already, unless that is
     to be overwritten.
@@ -29,9 +31,9 @@ def merge_runs(
     there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
     if there and not overwrite:
         raise InvalidInput(
-            f"{there[0]} exists, and merging replaces it only with --overwrite: pass that, or another --run."
+            f"{there[0]} exists, and merging replaces it only with `overwrite`: pass that, or another `run`."
         )
-    trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares)
+    trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares or None)
     calibration = summary(trace, {**(trace.meta.get("provenance") or {}), **_made_now()})
     calibration.meta["merged"] = trace.meta.get("merged")
     run.replace_accuracies(calibration, trace)
@@ -59,7 +61,7 @@ def _told(trace: RankTrace) -> list[str]:
     """What was merged, and what is missing."""
     told = [f"Merged {trace.num_conversations:,} conversations, {int(trace.has_step.sum()):,} states."]
     if shard := trace.meta.get("shard"):
-        here = {part["block"] for part in shard["blocks"]}
+        here = {part["key"] for part in shard["blocks"]}
         missing = [place + 1 for place in range(shard["num_blocks"]) if place not in here]
         told.append(
             f"{len(missing)} of {shard['num_blocks']} blocks of prompts are missing: {ranges(missing)}. "

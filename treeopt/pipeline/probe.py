@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.coverage import grow_coverage, probe_tree
 from treeopt.growth.objectives import grow
+from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -79,7 +79,7 @@ def next_policy(run: RunDirectory, probe: Probe) -> Tree:
     if run.profile.exists():
         profile = run.read_profile()
         entry = plan_trees(probe, profile, PlanRequest(batch_sizes=profile.batch_sizes[:1])).entries[0]
-        if entry.size > 1:
+        if entry.chosen.size > 1:
             return entry.tree
     family = grow_coverage(probe, Limits(POLICY_ROWS))
     return family.tree(len(family))
@@ -91,7 +91,7 @@ def _first_policy(trace: RankTrace) -> Tree:
 
 
 def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
-    """What a probe of the trace's prompts says of itself."""
+    """Metadata of a probe of the trace's prompts."""
     kept = ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")
     meta: dict[str, Any] = {key: trace.meta.get(key) for key in kept}
     record = {**(trace.meta.get("provenance") or {}), "acceptance": session.acceptance.record}

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from treeopt.engines.base import Method
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.export.engine import Method
 from treeopt.files.provenance import Provenance
-from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.pipeline.groups import searched_for_groups
+from treeopt.pipeline.groups import search_groups
+from treeopt.pipeline.session import open_session, resolve
+from treeopt.planning.groups import MODES
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.expected import PlannedEngine
+from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
-from treeopt.records.origins import OURS, elsewhere
-from treeopt.records.plan import Plan
+from treeopt.records.origins import OURS, ProvenanceRecord, elsewhere
+from treeopt.records.plan import Plan, PlannedEngine
+from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import check_rule, rule_of
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.served import RECORDED
+from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.report.wording import count
 from treeopt.trees.shapes import SHAPES, Limits
@@ -34,78 +36,88 @@ from treeopt.trees.tree import MAX_RANK
 if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
+RECORDED = "record some with treeopt calibrate --topk 2,4,8, then treeopt profile, then search again"
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """What a search is asked for, by the names of the command's options. None: the engine's, or the default.
 
-    batch_sizes : of the profile by default; with shares of the time one tree is chosen for all
-    engine      : sets the limits to what it can take, by one ``method`` of its
-    sample      : conversations to plan with
-    for_groups  : one of `treeopt.planning.groups.MODES`
+def search_in_memory(
+    calibration: RankTrace | Calibration | Probe | str | Path | None,
+    profile: LatencyProfile | str | Path | None,
+    *,
+    run: str | Path | RunDirectory | None,
+    default: str,
+    **options: Any,
+) -> Plan:
+    """The plan of a search in the run directory, or beside it on results that are given as they are.
+
+    Beside it the plan is kept only where ``run`` is said. Given results are laid out as files, so that `search` does with
+    them what the command does.
+
+    default : the run directory where none is said and nothing is given
     """
+    records = [given for given in (calibration, profile) if given is not None and not isinstance(given, str | Path)]
+    named: dict[str, Any] = {"calibration": _name(calibration), "profile": _name(profile)}
+    if not records and (run is not None or calibration is None):
+        directory = RunDirectory.of(run or default)
+        with directory.writing():
+            return search(directory, **named, **options)
+    if calibration is None:
+        named["calibration"] = str(read_planned(RunDirectory.of(run or default))[0])
+    with RunDirectory.holding(*records) as directory:
+        if named["calibration"] and named["profile"] is None and profile is not None:
+            named["profile"] = str(directory.profile)  # beside a calibration by name it must be named too
+        plan = search(directory, **named, **options)
+    if run is not None:
+        kept = RunDirectory.of(run)
+        with kept.writing():
+            plan.save(kept.plan)
+    return plan
 
-    budget: int = 64
-    batch_sizes: Sequence[int] | Mapping[int, float] | None = None
-    max_rank: int | None = None
-    max_depth: int | None = None
-    shape: str | None = None
-    engine: str | None = None
-    method: str | None = None
-    objective: str = "replay"
-    context: int | None = None
-    measured_only: bool = False
-    sample: int | None = None
-    for_groups: str = "shared"
+
+def _name(given: Any) -> str | None:
+    return str(given) if isinstance(given, str | Path) else None
 
 
 def search(
     run: RunDirectory,
-    options: SearchOptions,
     *,
     calibration: str | None = None,
-    profile_path: str | None = None,
-    session: Session | None = None,
+    profile: str | None = None,
+    sample: int | None = None,
+    for_groups: str = MODES[0],
     verify: int = 0,
+    session: Session | None = None,
+    **options: Any,
 ) -> Plan:
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
 
-    With ``verify`` the session decodes with so many of the best candidates, and the fastest is taken.
+    sample     : conversations to plan with
+    for_groups : one of `treeopt.planning.groups.MODES`
+    verify     : decode with so many of the best candidates, and take the fastest
+    session    : what decodes then; by default the run's model is loaded
+    options    : those of `request_of`
     """
     used, record = read_planned(run, calibration)
-    record, sample = sampled(record, options.sample)
-    if options.sample is not None and sample is None:
+    record, drawn = sampled(record, sample)
+    if sample is not None and drawn is None:
         note("There are no more conversations, so all are planned with.")
-    timed, latencies = find_latencies(run, profile_path, own=calibration is None) or (None, None)
+    timed, latencies = find_latencies(run, profile, own=calibration is None) or (None, None)
+    if latencies is None and run.profile.exists():
+        note(f"Planning without latencies; to use the run's, pass `profile={run.profile}`.")
+    request, warnings = request_of(record, latencies, **options)
     if latencies is not None and timed is not None:
-        check_same_model(record, latencies, run, timed)
-    elif latencies is None and run.profile.exists():
-        note(f"Planning without latencies; to use the run's, pass --profile {shell_word(run.profile)}.")
-    if latencies is not None and (caution := upper_bound(latencies)):
-        note(caution)
-    request, warnings = request_of(options, record, latencies)
-    if latencies is not None and timed is not None:
-        check_batch_sizes(request.sizes, latencies, run, timed)
-    if verify and options.for_groups == "minimax":
-        raise InvalidInput(
-            "--verify takes the fastest tree, which is not what --for-groups minimax chooses: leave one out."
-        )
-    if verify and session and latencies is not None:
-        where = elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
-        if where:
-            raise InvalidInput(
-                f"--verify decodes with treeopt itself, but the latencies were timed {where}: what is fastest here may "
-                "not be fastest there. Leave --verify out."
-            )
+        check_latencies(record, latencies, run, timed, request.sizes)
+    if verify:
+        session = session or open_session(resolve(run, {}))
+        check_decodes_here(session, latencies)
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
-        plan = searched_for_groups(run, plan, record, latencies, request, mode=options.for_groups)
+        search_groups(run, record, latencies, request, mode=for_groups)
     if verify:
         from treeopt.pipeline.verify import verified
 
         plan = verified(run, session, plan, record=record, latencies=latencies, request=request, count=verify)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
-    plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)), sample=sample)
+    plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)), sample=drawn)
     plan = replace(plan, provenance=_provenance(run, plan))
     plan.save(run.plan)
     discard(run.partial("verify"))
@@ -114,19 +126,20 @@ def search(
 
 
 def _said(plan: Plan) -> Any:
-    """What a plan's file says, but for its provenance."""
+    """A plan's document without its provenance."""
     return json.loads(to_json(replace(plan, provenance=None).document()))
 
 
-def _provenance(run: RunDirectory, plan: Plan) -> dict[str, Any]:
-    """Of a search just done; where the run's plan says the same already, of that: its benchmarks stay its own."""
+def _provenance(run: RunDirectory, plan: Plan) -> ProvenanceRecord:
+    """The provenance of a new plan; the run's earlier one if the plan is unchanged, so that its benchmarks stay its own."""
     try:
         earlier = run.read_plan() if run.plan.exists() else None
     except InvalidInput:  # damaged, and about to be replaced
         earlier = None
     if earlier and earlier.provenance and _said(earlier) == _said(plan):
         return earlier.provenance
-    return {key: value for key, value in Provenance().record().items() if value is not None}
+    known = {key: value for key, value in Provenance().record().items() if value is not None}
+    return cast(ProvenanceRecord, known)
 
 
 def note_warnings(plan: Plan) -> None:
@@ -137,75 +150,95 @@ def note_warnings(plan: Plan) -> None:
 
 
 def request_of(
-    options: SearchOptions, record: Accuracies, latencies: LatencyProfile | None
+    record: Accuracies,
+    latencies: LatencyProfile | None,
+    *,
+    engine: str | None = None,
+    method: str | None = None,
+    batch_sizes: Sequence[int] | Mapping[int, float] | None = None,
+    max_rank: int | None = None,
+    shape: str | None = None,
+    **options: Any,
 ) -> tuple[PlanRequest, list[str]]:
-    """The request that options make, with limits that their engine can take too, and what to warn of.
+    """The request of a search, within limits that the engine can take too, and warnings.
+
+    batch_sizes     : of the profile by default; with shares of the time one tree is chosen for all
+    engine          : sets the limits to what it can take, by one ``method`` of its
+    max_rank, shape : the engine's by default
+    options         : budget and max_depth, of `Limits`, and others of `PlanRequest`
 
     Raises InvalidInput for an engine that cannot run the calibrated drafter, a shape or a batch size it cannot take.
     """
-    from treeopt.export.write import check_rule_of, standing
+    from treeopt.engines.registry import removal_notes
+    from treeopt.engines.write import check_rule_of
 
-    engine = options.engine
-    if engine is None and options.method is not None:
-        raise InvalidInput("--method belongs to an engine: name the engine with --for.")
-    way = None if engine is None else way_for(engine, options, record, latencies)
-    limits = limits_of(options, way)
-    batch_sizes, left_out = sizes_of(options, way, latencies)
-    request = PlanRequest(limits, batch_sizes, options.objective, options.context, options.measured_only)
-    if engine is None or way is None:
-        return request, []
-    warnings = [*check_rule_of(record.meta.get("acceptance"), way, engine), *standing(way, engine), *left_out]
-    if limits.budget < options.budget:
+    if engine is None and method is not None:
+        raise InvalidInput("`method` belongs to an engine: name the `engine`.")
+    given = Limits(
+        **{name: options.pop(name) for name in ("budget", "max_depth") if name in options},
+        max_rank=MAX_RANK if max_rank is None else max_rank,
+        # Gaps are worth little where they are allowed, and a tree without them can go to every engine.
+        shape=shape or Limits.shape,
+    )
+    sizes = batch_sizes if batch_sizes is not None else latencies.batch_sizes if latencies else (1,)
+    if engine is None:
+        return PlanRequest(given, sizes, **options), []
+    way = way_for(engine, method, sizes, record, latencies)
+    limits = limits_for(engine, way, given, own_rank=max_rank is not None, own_shape=shape is not None)
+    kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)
+    warnings = [*check_rule_of(record.meta.get("acceptance"), way, engine), *removal_notes(way, engine), *left_out]
+    if limits.budget < given.budget:
         warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {limits.budget} rows.")
     timed = {p.batch_size for p in latencies.dynamic} if latencies else set()
-    if way.dynamic and (bare := [str(size) for size in batch_sizes if size not in timed]):
+    if way.dynamic and (bare := [str(size) for size in kept if size not in timed]):
         warnings.append(
             f"No dynamic trees were timed at batch size {', '.join(bare)}, so chains alone are compared there. To time some: "
             f"treeopt profile --batch-size {','.join(bare)} --overwrite"
         )
-    most_rank = max(limits.max_rank, MAX_RANK) if options.max_rank is None else options.max_rank
-    wider = Limits(options.budget, options.max_depth, most_rank, limits.shape)
+    wider = replace(given, max_rank=max(limits.max_rank, given.max_rank), shape=limits.shape)
+    wider = wider if max_rank is None else replace(wider, max_rank=max_rank)
     planned = PlannedEngine(name=engine, method=way.name)
-    return replace(request, engine=planned, wider=wider, dynamic=way.dynamic_limits), warnings
+    return PlanRequest(limits, kept, engine=planned, wider=wider, dynamic=way.dynamic_limits, **options), warnings
 
 
-def way_for(engine: str, options: SearchOptions, record: Accuracies, latencies: LatencyProfile | None) -> Method:
+def way_for(
+    engine: str, method: str | None, sizes: Collection[int], record: Accuracies, latencies: LatencyProfile | None
+) -> Method:
     """The engine's method that is planned for: the one named, that of its dynamic trees where they are known, or the usual.
 
     Raises InvalidInput for a method of dynamic trees where none are known.
     """
-    from treeopt.export.write import method_of, tree_method_of
+    from treeopt.engines.registry import method_of, tree_method_of
 
     kind = (record.meta.get("drafter") or {}).get("kind")
-    way = method_of(engine, kind, options.method)
+    way = method_of(engine, kind, method)
     has_pools = getattr(record, "pools", None) is not None
     if has_pools and latencies is not None and latencies.dynamic:
-        sizes = latencies.batch_sizes if options.batch_sizes is None else options.batch_sizes
         trees = tree_method_of(engine, kind, rule_of(record.meta.get("acceptance")), sizes)
-        return way if options.method or trees is None else trees
+        return way if method or trees is None else trees
     if way.dynamic:
         lacking = "profile has no dynamic trees" if has_pools else "calibration has no pools of dynamic trees"
         raise InvalidInput(f"{engine} with {way.name} takes dynamic trees, but the {lacking}: {RECORDED}.")
     return way
 
 
-def sizes_of(
-    options: SearchOptions, way: Method | None, latencies: LatencyProfile | None
+def sizes_for(
+    engine: str, way: Method, sizes: Sequence[int] | Mapping[int, float], *, asked: bool
 ) -> tuple[Sequence[int] | Mapping[int, float], list[str]]:
-    """The batch sizes to plan for, and which of the profile's are left out, since the engine's method decodes fewer.
+    """The batch sizes that the engine's method decodes, and which of the profile's are left out, in a sentence.
+
+    asked : whether they were asked for, and are not the profile's
 
     Raises InvalidInput where those were asked for, or the profile has no others.
     """
-    given = options.batch_sizes
-    sizes = given if given is not None else latencies.batch_sizes if latencies else (1,)
-    most = None if way is None else way.max_batch_size
+    most = way.max_batch_size
     left = [size for size in sizes if most is not None and size > most]
-    if way is None or most is None or not left:
+    if most is None or not left:
         return sizes, []
-    what, which = f"{options.engine} with {way.name}", ", ".join(map(str, left))
-    if given is not None:
+    what, which = f"{engine} with {way.name}", ", ".join(map(str, left))
+    if asked:
         raise InvalidInput(
-            f"--batch-size must be at most {most} for {what}, which decodes no more sequences at once, but got {which}."
+            f"`batch_size` must be at most {most} for {what}, which decodes no more sequences at once, but got {which}."
         )
     if len(left) == len(sizes):
         raise InvalidInput(
@@ -216,99 +249,90 @@ def sizes_of(
     return [size for size in sizes if size not in left], [said]
 
 
-def limits_of(options: SearchOptions, way: Method | None) -> Limits:
-    """The given limits and those of an engine's method together; InvalidInput for a shape that it cannot take."""
-    # Gaps are worth little where they are allowed, and a tree without them can go to every engine.
-    shape = options.shape or ("sibling-closed" if way is None or way.shape == "any" else way.shape)
-    if way is None:
-        return Limits(
-            options.budget, options.max_depth, MAX_RANK if options.max_rank is None else options.max_rank, shape
-        )
+def limits_for(engine: str, way: Method, given: Limits, *, own_rank: bool, own_shape: bool) -> Limits:
+    """The given limits and those of an engine's method together; InvalidInput for a shape that it cannot take.
+
+    own_rank, own_shape : whether they were asked for; they are the engine's otherwise
+    """
+    shape = given.shape if own_shape or way.shape == "any" else way.shape
     names = list(SHAPES)
     if shape in names and names.index(shape) < names.index(way.shape):
-        raise InvalidInput(
-            f"--shape must be {way.shape} or stricter for {options.engine}, but got {shape}: leave --shape out."
-        )
+        raise InvalidInput(f"`shape` must be {way.shape} or stricter for {engine}, but got {shape}: leave `shape` out.")
 
     def least(*limits: int | None) -> int | None:
         return min((limit for limit in limits if limit is not None), default=None)
 
-    rows = None if way.max_nodes is None else way.max_nodes + 1
-    max_rank = least(options.max_rank, way.max_rank)
+    max_rank = least(given.max_rank if own_rank else None, way.max_rank)
     return Limits(
-        least(options.budget, rows) or options.budget,
-        least(options.max_depth, way.max_depth),
+        least(given.budget, None if way.max_nodes is None else way.max_nodes + 1) or given.budget,
+        least(given.max_depth, way.max_depth),
         MAX_RANK if max_rank is None else max_rank,
         shape,
     )
 
 
-def upper_bound(latencies: LatencyProfile) -> str | None:
-    """Why the speedups are upper bounds; None where whole steps were measured.
+def check_latencies(
+    record: Accuracies, profile: LatencyProfile, run: RunDirectory, file: Path, sizes: Sequence[int]
+) -> None:
+    """Raise InvalidInput for a run's own profile of another model, drafter or rule, OutOfRange for batch sizes it lacks.
 
-    >>> from treeopt.records.profile import StepTiming
-    >>> upper_bound(LatencyProfile((), (StepTiming(1, 1, 1, 0, (2.0,)),), info={"measures": "linear layers"}))
-    'The profile measures linear layers alone: the speedups are upper bounds.'
+    Of a profile that was asked for by name, and of another number format or device, it is said. So is what speaks against
+    its latencies.
     """
-    measures = latencies.info.get("measures", "step")
-    if measures == "step":
-        return None
-    if measures == ANALYTICAL:
-        return (
-            "Nothing was measured: the step latencies are computed, without scheduling, sampling and start of "
-            "kernels, so the speedups are upper bounds. Measure the steps with treeopt profile."
-        )
-    return f"The profile measures {measures} alone: the speedups are upper bounds."
-
-
-def check_same_model(record: Accuracies, profile: LatencyProfile, run: RunDirectory, file: Path) -> None:
-    """Raise InvalidInput where the run's own profile is of another model, drafter or rule than was calibrated.
-
-    Of a profile that was asked for by name, and of another number format or device, it is said.
-    """
-    info, theirs = record.meta, profile.info.get("provenance") or {}
+    info, theirs, own = record.meta, profile.info.get("provenance") or {}, file == run.profile
+    again = run.command("profile", "--overwrite")
     for what, mine, other in other_origins(record, profile):
-        if file == run.profile and what in ("model", "drafter"):
+        if own and what in ("model", "drafter"):
             raise InvalidInput(
                 f"A plan needs latencies of the {what} that was calibrated, {mine}, but {file} is of "
-                f"{other}. Measure again with: {run.command('profile', '--overwrite')}"
+                f"{other}. Measure again with: {again}"
             )
         note(
             f"{file} is of another {what} than was calibrated ({other}, not {mine}): the speedups are for that {what}."
         )
-    if info.get("acceptance") and theirs.get("acceptance") and file == run.profile:
-        check_rule(
-            theirs["acceptance"], info["acceptance"], f"{file} holds", command=run.command("profile", "--overwrite")
-        )
-    kind = (info.get("drafter") or {}).get("kind")
-    if profile.info.get("measures") == ANALYTICAL and kind not in (None, "medusa"):
+    if own and info.get("acceptance") and theirs.get("acceptance"):
+        check_rule(theirs["acceptance"], info["acceptance"], f"{file} holds", command=again)
+    kind, measures = (info.get("drafter") or {}).get("kind"), profile.info.get("measures", "step")
+    if measures == ANALYTICAL and kind not in (None, "medusa"):
         note(f"The latencies are computed for Medusa heads. Drafting with {kind} takes another time.")
-
-
-def check_batch_sizes(wanted: Sequence[int], profile: LatencyProfile, run: RunDirectory, file: Path) -> None:
-    """Raise OutOfRange for batch sizes that the profile does not have, with what adds them."""
-    missing = sorted(set(wanted) - set(profile.batch_sizes))
-    if not missing:
-        return
-    sizes, runtime = ",".join(map(str, missing)), profile.runtime
-    roofline = profile.info.get("roofline") or {}
-    source = next(iter(profile.info.get("inputs") or {}), "TABLE")
-    if file != run.profile:
-        remedy = "Plan for those, or pass another --profile."
-    elif runtime.get("command"):
-        told = run.command(
-            "profile", "--command", runtime["command"], "--runtime", runtime.get("name"), "--batch-size", sizes
+    if measures == ANALYTICAL:
+        note(
+            "Nothing was measured: the step latencies are computed, without scheduling, sampling and start of "
+            "kernels, so the speedups are upper bounds. Measure the steps with treeopt profile."
         )
-        remedy = f"Add what is missing with: {told}"
+    elif measures != "step":
+        note(f"The profile measures {measures} alone: the speedups are upper bounds.")
+    if missing := sorted(set(sizes) - set(profile.batch_sizes)):
+        have, lacking = (",".join(map(str, several)) for several in (profile.batch_sizes, missing))
+        remedy = to_add(profile, run, lacking) if own else "Plan for those, or pass another `profile`."
+        raise OutOfRange(f"The profile covers batch sizes {have.replace(',', ', ')}, but {lacking} was asked. {remedy}")
+
+
+def to_add(profile: LatencyProfile, run: RunDirectory, sizes: str) -> str:
+    """How to add batch sizes, by where the run's latencies came from: the words of that source, and its command."""
+    runtime, name = profile.runtime, profile.runtime.get("name")
+    roofline = (profile.info.get("roofline") or {}).get("device") or {}
+    file = next(iter(profile.info.get("inputs") or {}), "TABLE")
+    if command := runtime.get("command"):
+        words: tuple[object, ...] = ("--command", command, "--runtime", name, "--batch-size", sizes)
     elif roofline:
-        every = ",".join(map(str, sorted({*missing, *profile.batch_sizes})))
-        device = (roofline.get("device") or {}).get("name")
-        told = run.command("profile", "--analytical", device, "--model", source, "--batch-size", every)
-        remedy = f"Compute them with: {told}"
-    elif runtime.get("name") == OURS:
-        remedy = f"Add what is missing with: {run.command('profile', '--batch-size', sizes)}"
+        every = ",".join(map(str, sorted({*map(int, sizes.split(",")), *profile.batch_sizes})))
+        words = ("--analytical", roofline.get("name"), "--model", file, "--batch-size", every)
+    elif name == OURS:
+        words = ("--batch-size", sizes)
     else:
-        told = run.command("profile", "--from-csv", source, "--runtime", runtime.get("name") or "NAME")
-        remedy = f"Time them there too, and add the table with: {told}"
-    have = ", ".join(map(str, profile.batch_sizes))
-    raise OutOfRange(f"The profile covers batch sizes {have}, but {sizes} was asked. {remedy}")
+        told = run.command("profile", "--from-csv", file, "--runtime", name or "NAME")
+        return f"Time them there too, and add the table with: {told}"
+    return f"{'Compute them' if roofline else 'Add what is missing'} with: {run.command('profile', *words)}"
+
+
+def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> None:
+    """Raise InvalidInput where latencies are of another runtime or machine than decodes to verify."""
+    if latencies is None:
+        return
+    where = elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
+    if where:
+        raise InvalidInput(
+            f"`verify` decodes with treeopt itself, but the latencies were timed {where}: what is fastest here may "
+            "not be fastest there. Leave `verify` out."
+        )

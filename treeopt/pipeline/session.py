@@ -1,20 +1,22 @@
-"""What loads a model: the options that were given, on top of those that a run was calibrated with."""
+"""Sessions of a run: a model is loaded by the options that are given, on top of those that the run was calibrated with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.places import located
 from treeopt.pipeline.threads import recorded_threads
+from treeopt.records.drafters import DRAFTERS
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
+from treeopt.runtime.settings import RULE_OPTIONS, ModelOptions, SessionSettings
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
@@ -22,39 +24,7 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 
-class RuleOptions(TypedDict, total=False):
-    """How the target decodes, and what it accepts."""
-
-    acceptance: str
-    temperature: float
-    top_p: float
-    top_k: int
-    epsilon: float
-    delta: float
-    draft_depth: int
-
-
-class ModelOptions(RuleOptions, total=False):
-    """What is loaded with a model, and how; `calibrate` puts it into the trace."""
-
-    drafter: str
-    dtype: str
-    device: str
-    device_map: str
-    revision: str
-    prompts: str
-    column: str
-    group_by: str
-    responses: str
-    split: str
-    chat_template: bool
-    seed: int
-    in_order: bool
-    threads: int
-    trust_remote_code: bool
-
-
-RULE_OPTIONS = frozenset(RuleOptions.__annotations__)
+T = TypeVar("T")
 
 
 def resolve(
@@ -100,12 +70,13 @@ def resolve(
     return {**known, **source}
 
 
-def located_source(source: dict[str, Any], model: str = demo.NAME) -> dict[str, Any]:
+def located_source(source: Mapping[str, Any], model: str = demo.NAME) -> dict[str, Any]:
     """The options with whole paths, so that later commands find the same files wherever they are started.
 
     model : the target where the options do not name one
     """
-    reserved = {demo.NAME, "ngram", "trace", *demo.DRAFTERS.get(source.get("model", model), ())}
+    asked = {kind.asked for kind in DRAFTERS.values() if kind.asked}
+    reserved = {demo.NAME, "trace", *asked, *demo.DRAFTERS.get(source.get("model", model), ())}
     paths = {
         name: source[name] for name in ("model", "drafter", "prompts") if source.get(name) not in (None, *reserved)
     }
@@ -140,6 +111,20 @@ def session_of(
     return open_session(source) if cluster is None else open_by_workers(run, source, cluster)
 
 
+def with_session(
+    step: Callable[..., T],
+    *,
+    run: str | Path | RunDirectory,
+    model: str | Path | Session | None,
+    options: ModelOptions,
+    **asked: Any,
+) -> T:
+    """The result of a step of the line on a run directory, as its only writer, and on the session of a model."""
+    directory = RunDirectory.of(run)
+    with directory.writing():
+        return step(directory, session_of(directory, model, options), **asked)
+
+
 @contextmanager
 def compiled(session: Session, wanted: bool) -> Iterator[None]:
     """Compile the session's target where it is wanted, and note in the end how that went."""
@@ -157,7 +142,6 @@ def open_session(source: dict[str, Any]) -> Session:
     """Load a model, its drafter and prompts, and note what was found strange."""
     import_torch()
     from treeopt.runtime.session import open_session
-    from treeopt.runtime.settings import SessionSettings
 
     with progress("Loading", None):
         session = replace(open_session(SessionSettings(**source)), source=source)
@@ -169,7 +153,7 @@ def open_session(source: dict[str, Any]) -> Session:
 def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster) -> Session:
     """The outline of the session that the workers of a cluster open, each with the run's number of threads, or with one."""
     import_torch()
-    from treeopt.runtime.outline import open_outline
+    from treeopt.runtime.session import open_outline
 
     threads = source.get("threads") or next(recorded_threads(run), 1)
     with progress("Starting workers", None):

@@ -7,22 +7,26 @@ curves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
+from treeopt.files.journal import Journal
+from treeopt.files.parameters import Count
 from treeopt.files.provenance import Provenance
 from treeopt.files.shell import command_line
 from treeopt.files.writing import sole_writer
 from treeopt.pipeline.session import located_source
 from treeopt.pipeline.training_job import CHECKPOINT, TrainingJob
-from treeopt.pipeline.workers import AnswerBlocks, Place, finish_blocks
+from treeopt.pipeline.workers import AnswerBlocks, finish_blocks
 from treeopt.report.terminal import note, progress
+from treeopt.runtime.training.recipe import PRECISIONS
 
 if TYPE_CHECKING:
     from treeopt.runtime.cluster import Cluster
@@ -44,10 +48,10 @@ class Training:
 
     folder: Path
     files: tuple[Path, ...]
-    record: dict[str, Any]
+    record: dict[str, object]
     command: str
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         return {**self.record, "files": [str(file) for file in self.files], "command": self.command}
 
 
@@ -55,90 +59,119 @@ class Training:
 class TextOptions:
     """The texts to learn from.
 
-    tokens  : longest text, prompt included; the model's context by default
-    answers : folder to keep the model's own answers in; by default beside the heads
+    num_prompts    : prompts to answer
+    max_new_tokens : longest answer
+    tokens         : longest text, prompt included; by default the model's context
+    answers        : folder for the model's answers, which several runs may share; by default beside the heads
     """
 
-    num_prompts: int
-    max_new_tokens: int
-    tokens: int | None = None
+    num_prompts: Count = 1024
+    max_new_tokens: Count = 128
+    tokens: Count | None = None
     answers: Path | None = None
 
 
 def train(
     folder: Path,
-    source: dict[str, Any],
+    source: Mapping[str, Any],
     recipe: Recipe,
     wanted: TextOptions,
     *,
-    mixed_precision: str | None = None,
+    mixed_precision: Annotated[str, PRECISIONS] | None = None,
     load_in_8bit: bool = False,
     cluster: Cluster | None = None,
 ) -> Training | None:
     """Train heads into ``folder``; None in all but the first process of several.
 
-    source  : what loads the model and its prompts, and the rule that its answers are written by
-    cluster : whose workers write the answers
+    source          : what loads the model and its prompts, and the rule that its answers are written by
+    mixed_precision : number format of matrix products
+    load_in_8bit    : load the frozen base in 8 bits (needs bitsandbytes and CUDA)
+    cluster         : whose workers write the answers
     """
-    if cluster is not None and "responses" in source:
-        raise InvalidInput(
-            "--engine ray has the model's own answers written, but --responses are given: leave one out."
-        )
     from treeopt.runtime.training import opening
 
+    if cluster is not None and "responses" in source:
+        raise InvalidInput(
+            "`engine=ray` has the model's own answers written, but `responses` are given: leave one out."
+        )
     if source.get("acceptance") not in (None, "greedy", "sample"):
         raise InvalidInput(
-            "The model writes answers to learn from greedily or with --acceptance sample, but got "
-            f"--acceptance {source['acceptance']}: leave it out."
+            "The model writes answers to learn from greedily or with `acceptance=sample`, but got "
+            f"`acceptance={source['acceptance']}`: leave it out."
         )
     _check_folder(folder, recipe.kind)
-    opening.check_packages(recipe.kind, load_in_8bit=load_in_8bit)
+    opening.check_packages(recipe, load_in_8bit=load_in_8bit)
     accelerator = opening.open_accelerator(
-        recipe.kind, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
+        recipe, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
-    with writing_heads(folder, wanted.answers, lock=accelerator.is_main_process):
-        return _train(folder, source, recipe, wanted, accelerator, load_in_8bit=load_in_8bit, cluster=cluster)
+    is_main, loading = accelerator.is_main_process, {**_loading(located_source(source)), "load_in_8bit": load_in_8bit}
+    with writing_heads(folder, wanted.answers, lock=is_main):
+        job, record = _prepared(folder, source, recipe, wanted, accelerator, loading, cluster)
+        files, reached = job.run()
+        if is_main:
+            record |= reached
+            job.write_record(record)
+        accelerator.end_training()
+        return Training(folder, files, record, _command(source, folder, recipe)) if is_main else None
 
 
-def _train(
+def _prepared(
     folder: Path,
-    source: dict[str, Any],
+    source: Mapping[str, Any],
     recipe: Recipe,
     wanted: TextOptions,
     accelerator: Any,
-    *,
-    load_in_8bit: bool,
+    loading: Mapping[str, Any],
     cluster: Cluster | None,
-) -> Training | None:
-    """The same, as the only writer of the folder."""
+) -> tuple[TrainingJob, dict[str, object]]:
+    """The job, once the texts to learn from are written, and its record but for what will be reached."""
     from treeopt.runtime.training.batches import split_texts
     from treeopt.runtime.training.heads import size_of_heads
 
-    is_main = accelerator.is_main_process
-    located = located_source(source)
-    loading = {**_loading(located), "load_in_8bit": load_in_8bit}
-    target, prompts = _open(located, loading, accelerator, wanted.num_prompts)
+    is_main, own = accelerator.is_main_process, "responses" not in source
+    target, prompts = _open(located_source(source), loading, accelerator, wanted.num_prompts)
+    size, asking = size_of_heads(target, recipe), _asking(target, source, wanted)
     if is_main:
-        note(f"{recipe.kind} heads: {size_of_heads(target, recipe)}")
-    own = "responses" not in source
-    asking = _asking(target, source, wanted)
+        note(f"{recipe.kind} heads: {size}")
+    elsewhere = None if cluster is None else partial(_finish, cluster, loading, prompts, asking)
     kept = (wanted.answers or folder / "training").absolute()
-    by_workers = _by_workers(cluster, folder, loading, prompts, asking) if cluster is not None else None
-    texts = _texts(target, prompts, asking, own, kept, accelerator, by_workers)
-    learned, held_out = split_texts(texts)
-    _check_heads(recipe.num_heads, learned)
+    learned, held_out = split_texts(_texts(target, prompts, asking, kept if own else None, accelerator, elsewhere))
+    longest = max(text.answer_tokens for text in learned)
+    if recipe.num_heads >= longest:
+        raise InvalidInput(
+            f"`num_heads` must be below {longest}, the tokens of the longest answer to learn from, but got {recipe.num_heads}: "
+            "lower it, or learn from longer answers (`max_new_tokens`)."
+        )
+    answered = sum(text.answer_tokens for text in learned)
     if is_main:
-        answered = sum(text.answer_tokens for text in learned)
         few = ", too few to tell how good the heads are: use more prompts" * (len(held_out) < FEW_HELD_OUT)
         note(f"{len(learned):,} texts to learn from, {answered:,} tokens; {len(held_out):,} held out{few}.")
-    job = TrainingJob(folder, accelerator, target, recipe.over(len(learned)), learned, held_out, own)
-    record = _record(job, prompts, asking)
-    files, reached = job.run()
-    if is_main:
-        record |= reached
-        job.write_record(record)
-    accelerator.end_training()
-    return Training(folder, files, record, _command(source, folder, recipe.kind)) if is_main else None
+    texts = {
+        "own_answers": own,
+        "max_new_tokens": asking.stop.max_new_tokens,
+        "learned": len(learned),
+        "held_out": len(held_out),
+        "answer_tokens": answered,
+        "prompt_sha256": [conversation.sha256 for conversation in prompts.conversations],
+    }
+    recipe = recipe.over(len(learned))
+    provenance = Provenance(
+        model=target.name,
+        revision=target.revision,
+        drafter={"kind": recipe.kind, "num_heads": recipe.num_heads, "num_layers": recipe.layers},
+        dataset=prompts.name,
+        dataset_fingerprint=prompts.fingerprint,
+        acceptance=asking.acceptance.record if own else None,
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        seed=recipe.seed,
+    )
+    return TrainingJob(folder, accelerator, target, recipe, learned, held_out, own), {
+        "recipe": recipe.record(),
+        "heads": {"parameters": size.parameters, "bytes": size.total * size.bytes_each},
+        "texts": texts,
+        "provenance": provenance.record(),
+    }
 
 
 @contextmanager
@@ -153,7 +186,7 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
 
     refusal = (
         f"A folder of heads has one writer at a time, but another treeopt is writing to {folder}: wait for it, or pass "
-        "another --output."
+        "another `output`."
     )
     try:
         with sole_writer(folder / "training", places, refusal, lock=lock):
@@ -163,14 +196,14 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
             folder.rmdir()  # where nothing was written
 
 
-def _loading(source: dict[str, Any]) -> dict[str, Any]:
+def _loading(source: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options that load the base."""
     other = (*PROMPT_OPTIONS, *RULE_OPTIONS, "prompts", "seed", "in_order")
     return {"model": demo.NAME, **{name: value for name, value in source.items() if name not in other}}
 
 
 def _open(
-    source: dict[str, Any], loading: dict[str, Any], accelerator: Any, num_prompts: int
+    source: Mapping[str, Any], loading: Mapping[str, Any], accelerator: Any, num_prompts: int
 ) -> tuple[Target, PromptSet]:
     """The base and the prompts that it is to answer."""
     from treeopt.runtime.training import opening
@@ -182,42 +215,10 @@ def _open(
         return target, opening.open_seeds(target, source.get("prompts"), num_prompts, seed, **asked)
 
 
-def _record(job: TrainingJob, prompts: PromptSet, asking: Asking) -> dict[str, Any]:
-    """What training.json says, but for what was reached."""
-    from treeopt.runtime.training.heads import size_of_heads
-
-    target, recipe = job.target, job.recipe
-    size = size_of_heads(target, recipe)
-    provenance = Provenance(
-        model=target.name,
-        revision=target.revision,
-        drafter={"kind": recipe.kind, "num_heads": recipe.num_heads, "num_layers": recipe.layers},
-        dataset=prompts.name,
-        dataset_fingerprint=prompts.fingerprint,
-        acceptance=asking.acceptance.record if job.own else None,
-        device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        seed=recipe.seed,
-    )
-    return {
-        "recipe": recipe.record(),
-        "heads": {"parameters": size.parameters, "bytes": size.total * size.bytes_each},
-        "texts": {
-            "own_answers": job.own,
-            "max_new_tokens": asking.stop.max_new_tokens,
-            "learned": len(job.learned),
-            "held_out": len(job.held_out),
-            "answer_tokens": sum(text.answer_tokens for text in job.learned),
-            "prompt_sha256": [conversation.sha256 for conversation in prompts.conversations],
-        },
-        "provenance": provenance.record(),
-    }
-
-
 def _check_folder(folder: Path, kind: str) -> None:
     """Raise InvalidInput, before anything is trained, where other weights lie in the folder."""
     if folder.exists() and not folder.is_dir():
-        raise InvalidInput(f"--output must be a folder, but {folder} is a file.")
+        raise InvalidInput(f"`output` must be a folder, but {folder} is a file.")
     strange = sorted(file.name for file in folder.glob("*") if file.name.endswith(WEIGHTS))
     if not strange:
         return
@@ -228,21 +229,11 @@ def _check_folder(folder: Path, kind: str) -> None:
     ]
     if kind not in [recipe.get("kind") for recipe in recipes if isinstance(recipe, dict)]:
         raise InvalidInput(
-            f"--output must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
+            f"`output` must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
         )
 
 
-def _check_heads(num_heads: int, learned: Sequence[Text]) -> None:
-    """Raise InvalidInput where no text is long enough to teach the last head anything."""
-    longest = max(text.answer_tokens for text in learned)
-    if num_heads >= longest:
-        raise InvalidInput(
-            f"--heads must be below {longest}, the tokens of the longest answer to learn from, but got {num_heads}: "
-            "lower it, or learn from longer answers (--max-new-tokens)."
-        )
-
-
-def _asking(target: Target, source: dict[str, Any], wanted: TextOptions) -> Asking:
+def _asking(target: Target, source: Mapping[str, Any], wanted: TextOptions) -> Asking:
     from treeopt.runtime.acceptance.open import open_acceptance
     from treeopt.runtime.stop import StopRule
     from treeopt.runtime.training.texts import Asking
@@ -250,8 +241,7 @@ def _asking(target: Target, source: dict[str, Any], wanted: TextOptions) -> Aski
     rule = {name: source[name] for name in RULE_OPTIONS if name in source}
     if rule and "responses" in source:
         raise InvalidInput(
-            f"--{next(iter(rule)).replace('_', '-')} says how the model writes its answers, but --responses "
-            "are given: leave one out."
+            f"`{next(iter(rule))}` says how the model writes its answers, but `responses` are given: leave one out."
         )
     name = rule.pop("acceptance", "sample" if rule else "greedy")
     if name == "sample" and "seed" in source:
@@ -261,41 +251,42 @@ def _asking(target: Target, source: dict[str, Any], wanted: TextOptions) -> Aski
     return Asking(stop, acceptance, min(wanted.tokens or context, context))
 
 
-def _by_workers(cluster: Cluster, home: Path, loading: dict[str, Any], prompts: PromptSet, asking: Asking) -> Elsewhere:
-    """Has the answers written by the workers of a cluster."""
-
-    def finish(folder: Path, key: dict[str, Any], sizes: list[int]) -> None:
-        place = Place((home / "training").absolute(), folder, key, cluster.workers.journal)
-        cluster.start()
-        with progress("Answering", sum(sizes)) as advance:
-            finish_blocks(cluster, AnswerBlocks(place, loading, prompts, asking), place, sizes, advance)
-
-    return finish
+def _finish(
+    cluster: Cluster,
+    loading: Mapping[str, Any],
+    prompts: PromptSet,
+    asking: Asking,
+    folder: Path,
+    key: dict[str, object],
+    sizes: list[int],
+) -> None:
+    """Have the blocks of answers finished that are not, by the workers of a cluster."""
+    cluster.start()
+    with progress("Answering", sum(sizes)) as advance:
+        finish_blocks(
+            cluster, AnswerBlocks(loading, key, prompts, asking), Journal(folder, key, ".npz"), sizes, advance
+        )
 
 
 def _texts(
-    target: Target,
-    prompts: PromptSet,
-    asking: Asking,
-    own: bool,
-    folder: Path,
-    accelerator: Any,
-    elsewhere: Elsewhere | None,
+    target: Target, prompts: PromptSet, asking: Asking, kept: Path | None, accelerator: Any, elsewhere: Elsewhere | None
 ) -> list[Text]:
+    """The texts to learn from: the model's own answers, which lie in ``kept``, or the given ones."""
     from treeopt.runtime.training.texts import Worker, given_texts, own_texts
 
-    if not own:
+    if kept is None:
         return given_texts(target, prompts, asking)
     worker = Worker(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
     shown = accelerator.is_main_process and elsewhere is None
     with progress("Answering", len(prompts.conversations), shown) as advance:
-        return own_texts(target, prompts, folder, asking, worker=worker, advance=advance, say=note, elsewhere=elsewhere)
+        return own_texts(target, prompts, kept, asking, worker=worker, advance=advance, say=note, elsewhere=elsewhere)
 
 
-def _command(source: dict[str, Any], folder: Path, kind: str) -> str:
+def _command(source: Mapping[str, Any], folder: Path, recipe: Recipe) -> str:
     """The line that uses the result."""
     model = source.get("model", demo.NAME)
-    if kind != "medusa-2" and model == demo.NAME:
+    trains_base = recipe.defaults.trains_base
+    if not trains_base and model == demo.NAME:
         return command_line("treeopt", "run", "--drafter", folder)
-    heads = ("--model", folder) if kind == "medusa-2" else ("--model", model, "--drafter", folder)
+    heads = ("--model", folder) if trains_base else ("--model", model, "--drafter", folder)
     return command_line("treeopt", "run", *heads, "--prompts", "OTHER_PROMPTS" if "prompts" in source else demo.NAME)

@@ -24,7 +24,7 @@ BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts excee
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is trained, on what, and where to."""
+    """A training run: heads of a target, the texts that they learn from, and the folder that they go to."""
 
     folder: Path
     accelerator: Any
@@ -38,11 +38,10 @@ class TrainingJob:
     def work(self) -> Path:
         return self.folder / "training"
 
-    def run(self) -> tuple[tuple[Path, ...], dict[str, Any]]:
+    def run(self) -> tuple[tuple[Path, ...], dict[str, object]]:
         """Count, train, count again, write the heads: their files, and what was reached."""
-        from treeopt.runtime.training.checkpoint import Checkpoints
-        from treeopt.runtime.training.loop import CHECKPOINT_STEPS, Loop
-        from treeopt.runtime.training.saving import save_result
+        from treeopt.runtime.training.heads import save_result
+        from treeopt.runtime.training.loop import CHECKPOINT_STEPS, Checkpoints, Loop
         from treeopt.runtime.training.trainees import FrozenStates
 
         is_main, recipe = self.accelerator.is_main_process, self.recipe
@@ -84,7 +83,7 @@ class TrainingJob:
         files: list[Path] = []
         if is_main:
             with progress("Writing", None, is_main):
-                files = save_result(trainee, self.target, recipe.kind, self.folder)
+                files = save_result(trainee, self.target, recipe, self.folder)
         self.accelerator.wait_for_everyone()
         return tuple(files), {
             "steps": loop.position.step,
@@ -94,19 +93,17 @@ class TrainingJob:
 
     def _trainee(self, states: Any) -> Any:
         from treeopt.runtime.training.heads import make_heads
-        from treeopt.runtime.training.recipe import HYDRA_PLUS, MEDUSA_2
         from treeopt.runtime.training.trainees import HeadsTrainee
 
         target, recipe = self.target, self.recipe
-        rms = states.usual_rms() if recipe.kind == HYDRA_PLUS else 1.0
-        heads = make_heads(target, recipe, hidden_rms=rms, texts=self.learned)
-        if recipe.kind != MEDUSA_2:
+        heads = make_heads(target, recipe, self.learned, states.usual_rms)
+        if not recipe.defaults.trains_base:
             return HeadsTrainee(heads, recipe, lambda hidden: target.scores(target.logits(hidden)))
-        from treeopt.runtime.training.medusa2 import JointTrainee
+        from treeopt.runtime.training.trainees import JointTrainee
 
         return JointTrainee(heads, recipe, target, own_answers=self.own)
 
-    def _key(self) -> dict[str, Any]:
+    def _key(self) -> dict[str, object]:
         """All that the weights of a run depend on."""
         from treeopt.runtime.training.batches import digest_of
         from treeopt.runtime.training.texts import weights_digest
@@ -121,7 +118,7 @@ class TrainingJob:
             "processes": self.accelerator.num_processes,
         }
 
-    def write_record(self, record: dict[str, Any]) -> None:
+    def write_record(self, record: Mapping[str, Any]) -> None:
         """training.json and the curves of the log; says where heads learned their texts by heart.
 
         The last step of the run: its checkpoint is deleted when all is written.
@@ -139,12 +136,13 @@ class TrainingJob:
         discard(self.work / CHECKPOINT)
 
     def draw_curves(self, log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+        from treeopt.report.figures.chart import draw
         from treeopt.report.figures.style import to_bytes
-        from treeopt.report.figures.training import draw_training, training_caption, training_data
+        from treeopt.report.figures.training import training_chart
 
-        data = training_data(log, record["held_out"], caption=training_caption(record))
+        picture = to_bytes(draw(training_chart(log, record)), "png")
         with writing.atomic_writer(self.work / "curves.png") as stream:
-            stream.write(to_bytes(draw_training(data), "png"))
+            stream.write(picture)
 
 
 def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from treeopt.engines.diagnosis import Diagnosis, diagnose
 from treeopt.errors import InvalidInput
-from treeopt.export.diagnosis import Diagnosis, diagnose
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
 from treeopt.records.calibration import Calibration
@@ -27,7 +27,7 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
             f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED_TREES)})."
         )
     if batch_size is not None:
-        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {tree} is one tree: leave it out.")
+        raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {tree} is one tree: leave it out.")
     return published_tree(tree)
 
 
@@ -36,7 +36,7 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
 
     Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
     """
-    from treeopt.export.reading import read_choices
+    from treeopt.engines.reading import read_choices
 
     if planned := _planned(path, batch_size):
         return planned
@@ -67,7 +67,7 @@ def _planned(path: Path, batch_size: int | None) -> Tree | None:
     if (plan := read_plan(path)) is not None:
         return plan.entry(batch_size).tree
     if batch_size is not None:
-        raise InvalidInput(f"--batch-size picks one of a plan's trees, but {path} is no plan: leave it out.")
+        raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {path} is no plan: leave it out.")
     return None
 
 
@@ -82,9 +82,9 @@ def score(
     if calibration is not None and not isinstance(calibration, str | Path):
         with RunDirectory.holding(calibration) as held:
             return score(held, tree, batch_size=batch_size)
-    plan = read_plan(Path(tree)) if not isinstance(tree, Tree) and Path(tree).is_file() else None
+    plan = read_plan(Path(tree)) if isinstance(tree, str | Path) and Path(tree).is_file() else None
     grown_on = set(plan.inputs.values()) if plan else set()
-    asked = tree if isinstance(tree, Tree) else named_tree(str(tree), batch_size=batch_size)
+    asked = named_tree(str(tree), batch_size=batch_size) if isinstance(tree, str | Path) else tree
     path, source = read_accuracies(run, None if calibration is None else str(calibration))
     if calibration is None and run.probe.exists():
         note(

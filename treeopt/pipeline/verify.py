@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.source import Source, objective_for, source_of
+from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations
+from treeopt.pipeline.entrants import PLAIN, Entrant
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.expected import Decoded, DecodedAfresh, Verified
 from treeopt.records.inputs import Accuracies
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.plan import Plan, PlanEntry, Verified
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
+from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
-    from treeopt.records.benchmark import Benchmark
     from treeopt.runtime.session import Session
 
 ROUNDS = 2
@@ -42,17 +43,17 @@ def verified(
     source = source_of(record)
     if source.answers is not None and not source.is_exact:
         raise InvalidInput(
-            "--verify is for rules under which the text does not depend on the tree: leave it out, and check the "
+            "`verify` is for rules under which the text does not depend on the tree: leave it out, and check the "
             "plan with treeopt bench."
         )
     if session is None or latencies is None or request.mix is not None or source.answers is None:
         raise InvalidInput(
-            "--verify decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
+            "`verify` decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
             "and batch sizes without shares."
         )
     settle_threads(run, session)
     proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
-    take = {batch_size: (proof.size, proof.depth) for batch_size, proof in proofs.items()}
+    take = {batch_size: proof.afresh.draft for batch_size, proof in proofs.items()}
     plan = plan_trees(record, latencies, request, take=take)
     return replace(plan, entries=tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries))
 
@@ -61,7 +62,7 @@ def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
     """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
     curve = {point.size: point for point in entry.curve if point.size > 1}
     best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
-    near = [curve[size] for size in (entry.size - 1, entry.size, entry.size + 1) if size in curve]
+    near = [curve[size] for size in (entry.chosen.size - 1, entry.chosen.size, entry.chosen.size + 1) if size in curve]
     return sorted({(point.size, point.depth) for point in (*best, *near)})
 
 
@@ -80,49 +81,30 @@ def _proof(
     What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
     Neither half of the prompts was planned with.
     """
-    from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations
-    from treeopt.runtime.measure.bench import Entrant
-
     answers = source.answers
     assert answers is not None
-    trees: dict[str, Tree | None] = {"plain": None, **regrown(source, request, finalists(entry, count))}
+    drafts: dict[str, Draft] = {"plain": PLAIN, **regrown(source, request, finalists(entry, count))}
+    others = [f for f in (entry.chosen, *entry.others.values()) if f.speedup and f.draft not in drafts.values()]
+    drafts |= {f"{f.draft.kind} of {f.size} rows, depth {f.depth}": f.draft for f in others}
     conversations = held_out_conversations(run, session, answers, len(session.prompts.conversations))
     half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
     if half < 1:
-        raise InvalidInput("--verify needs at least 2 held-out prompts, one to choose by and one to measure on.")
+        raise InvalidInput("`verify` needs at least 2 held-out prompts, one to choose by and one to measure on.")
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
     first = Decoding(
         session,
         answers,
-        {name: Entrant(tree) for name, tree in trees.items()},
+        {name: Entrant(draft) for name, draft in drafts.items()},
         batch_size=entry.batch_size,
         rounds=ROUNDS,
         max_new_tokens=answers.meta.get("max_new_tokens", 128),
         folder=folder / "contest",
     )
     contest = decode(first, conversations[-half:])
-    ranking = [(ratio.value, name) for name in trees if (ratio := contest.speedup(name)) is not None]
+    ranking = [(ratio.value, name) for name in drafts if (ratio := contest.speedup(name)) is not None]
     if not ranking:
-        raise InvalidInput("--verify timed nothing: the held-out prompts never fill a batch of this size.")
+        raise InvalidInput("`verify` timed nothing: the held-out prompts never fill a batch of this size.")
     winner = max(ranking)[1]
-    tree = trees[winner]
     afresh = {name: first.entrants[name] for name in ("plain", winner)}
     proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), conversations[:half])
-    return Verified(
-        size=len(tree) if tree else 1,
-        depth=tree.depth if tree else 0,
-        finalists=[Decoded(**_result(contest, name)) for name in trees],
-        prompts=half,
-        afresh=DecodedAfresh(**_result(proof, winner), prompts=half),
-    )
-
-
-def _result(bench: Benchmark, name: str) -> dict[str, Any]:
-    contender = bench.contender(name)
-    return {
-        "name": name,
-        "size": contender.size,
-        "tokens_per_step": contender.tokens_per_step,
-        "tokens_per_s": contender.tokens_per_s,
-        "speedup": bench.speedup(name),
-    }
+    return Verified(finalists=[contest.figure(name) for name in drafts], prompts=half, afresh=proof.figure(winner))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import log
-from typing import Any
 
+from treeopt.files.storage import document
 from treeopt.growth.drift import Shift
 from treeopt.planning.groups import GroupLoss
 from treeopt.planning.regret import Loss, PlanLoss
-from treeopt.records.benchmark import Ratio
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.display import Displayed
+from treeopt.records.figure import Figure, Ratio
 
 PLAN_ANEW = 3  # exit status
 
@@ -57,9 +57,10 @@ class Compared(Displayed):
         """The exit status: 0, or 3 where it is time to plan anew."""
         return 0 if self.keep else PLAN_ANEW
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """What ``treeopt compare --json`` says."""
-        return {**asdict(self), "different": bool(self.moved), "keep": self.keep, "status": self.status}
+        found = {"shifts": [], "losses": [], **document(self)}
+        return {**found, "different": bool(self.moved), "keep": self.keep, "status": self.status}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,37 +77,35 @@ class GroupsCompared(Displayed):
         """The groups that would gain by a plan of their own, beyond noise and more than the tolerance."""
         return tuple(group for group in self.groups if is_lost(group.shared, self.tolerance))
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """What ``treeopt compare --json`` says."""
-        return asdict(self)
+        return {**document(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What a drafter reaches at a batch size with the tree, or the engine's setting, that was chosen for it.
+class DrafterFigure:
+    """What a drafter reaches at a batch size with the draft, or the engine's setting, that was chosen for it.
 
-    setting     : of another runtime what it was asked for; empty for a tree
-    speedup     : over plain decoding of the same run, with its 95 % interval
+    setting     : of another runtime what it was asked for; empty where the draft itself is decoded with
     is_measured : by real decoding; else the plan's prediction
     """
 
     drafter: str
-    batch_size: int
-    size: int
-    depth: int
-    medusa_choices: list[list[int]]
+    figure: Figure
     setting: str
-    tokens_per_step: float
-    tokens_per_step_stderr: float | None
-    step_ms: float | None
-    speedup: Ratio
     is_measured: bool
 
     @property
-    def log_stderr(self) -> float | None:
-        """Standard error of the logarithm of the speedup; None where there is no interval."""
-        low, high = self.speedup.low, self.speedup.high
-        return None if low is None or high is None or low <= 0 else log(high / low) / (2 * 1.959964)
+    def batch_size(self) -> int:
+        """Sequences decoded at once."""
+        return self.figure.batch_size
+
+    @property
+    def speedup(self) -> Ratio:
+        """Over plain decoding of the same run, with its 95 % interval."""
+        ratio = self.figure.speedup_ratio
+        assert ratio is not None
+        return ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,33 +125,34 @@ class Winner:
 class DraftersCompared(Displayed):
     """Runs of several drafters for one model on one machine, in the order of batch sizes."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[DrafterFigure, ...]
     about: str
     notes: tuple[str, ...] = ()
     status: int = 0
 
     @property
     def winners(self) -> tuple[Winner, ...]:
-        """Of every batch size."""
+        """The fastest drafter of every batch size."""
         sizes = sorted({one.batch_size for one in self.settings})
         return tuple(winner([one for one in self.settings if one.batch_size == size]) for size in sizes)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """What ``treeopt compare --json`` says."""
-        return {**asdict(self), "winners": [asdict(one) for one in self.winners]}
+        return {**document(self), "winners": document(self.winners)}
 
 
-def winner(settings: Sequence[Setting]) -> Winner:
+def winner(settings: Sequence[DrafterFigure]) -> Winner:
     """The fastest of one batch size, and what is tied with it.
 
     Speedups are ratios to plain decoding of their own run, so that runs at other times can be compared. All pairs with the
     fastest are tested together (Bonferroni).
 
-    >>> choices = [[0]]
+    >>> from treeopt.records.figure import Intervals
+    >>> from treeopt.trees.tree import Tree
     >>> def setting(name, low, high):
-    ...     ratio = Ratio(value=(low * high) ** 0.5, low=low, high=high)
-    ...     return Setting(drafter=name, batch_size=1, size=2, depth=1, medusa_choices=choices, setting="", tokens_per_step=1.5,
-    ...                    tokens_per_step_stderr=None, step_ms=None, speedup=ratio, is_measured=True)
+    ...     ends, speedup = Intervals(speedup=(low, high)), (low * high) ** 0.5
+    ...     figure = Figure(draft=Tree.chain(1), batch_size=1, tokens_per_step=1.5, step_ms=1.5, plain_ms=speedup, interval95=ends)
+    ...     return DrafterFigure(drafter=name, figure=figure, setting="", is_measured=True)
     >>> winner([setting("a", 1.9, 2.1), setting("b", 1.8, 2.0), setting("c", 1.2, 1.3)])
     Winner(batch_size=1, drafter='a', tied=('b',), pays=True)
     """
@@ -163,7 +163,7 @@ def winner(settings: Sequence[Setting]) -> Winner:
     z = float(norm.isf((1 - LEVEL) / 2 / max(len(others), 1)))
     tied = []
     for one in others:
-        errors = best.log_stderr, one.log_stderr
+        errors = best.speedup.log_stderr, one.speedup.log_stderr
         apart = log(best.speedup.value / one.speedup.value)
         if None in errors or apart <= z * sum((e or 0.0) ** 2 for e in errors) ** 0.5:
             tied.append(one.drafter)

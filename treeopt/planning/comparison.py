@@ -47,9 +47,11 @@ def compare(source: Source, limits: Limits, *, most_dense: int = MOST_DENSE) -> 
         fixed["mc_sim_7b_63"] = published
     return Comparison(
         {name: source.crossfit(limits, name) for name in source.objectives},
-        tuple((w, len(tree), source.tokens_per_step(tree)) for w, tree in dense.items()),
+        tuple((w, len(tree), source.rate(tree).tokens_per_step) for w, tree in dense.items()),
         len(every),
-        tuple((name, len(tree), source.tokens_per_step(tree)) for name, tree in fixed.items() if source.knows(tree)),
+        tuple(
+            (name, len(tree), source.rate(tree).tokens_per_step) for name, tree in fixed.items() if source.knows(tree)
+        ),
     )
 
 

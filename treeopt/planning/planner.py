@@ -12,17 +12,17 @@ from dataclasses import replace
 from treeopt.errors import InvalidInput
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import candidates_of, common, families_of
-from treeopt.planning.dynamic import dynamic_rivals
-from treeopt.planning.entries import best_of, entry_of, mixture_of
+from treeopt.planning.candidates import Candidates, DraftPool, common, tables_of
+from treeopt.planning.entries import EntryMaker, best_alone, mix_errors
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.schedule import errors_between, losses_elsewhere, one_for_all, schedule_of
-from treeopt.planning.select import select
-from treeopt.records.expected import TreeFigures
+from treeopt.planning.schedule import errors_between, one_for_all, schedule_of
+from treeopt.planning.select import Selection, select
+from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
-from treeopt.records.origins import Drafter
-from treeopt.records.plan import Constraint, Plan
+from treeopt.records.origins import DrafterRecord
+from treeopt.records.plan import Constraint, MixErrors, Plan
 from treeopt.records.profile import LatencyProfile
+from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 
 REQUEST = PlanRequest()
@@ -35,70 +35,71 @@ def plan_trees(
     profile: LatencyProfile | None = None,
     request: PlanRequest = REQUEST,
     *,
-    take: Mapping[int, tuple[int, int]] | None = None,
+    take: Mapping[int, Draft] | None = None,
 ) -> Plan:
-    """The best tree within the limits for each batch size, and a schedule of them.
+    """The best draft within the limits for each batch size, and a schedule of them.
 
-    With a profile it takes the size and depth with the highest predicted throughput, and of those that the noise
-    does not tell apart the smaller tree. Without a profile it takes the largest tree that the budget allows.
+    With a profile it takes the draft with the highest predicted throughput, and of those that the noise
+    does not tell apart a fixed tree, and the smallest. Without a profile it takes the largest tree that the budget allows.
 
-    take : (size, depth) to take at a batch size instead of the best by prediction; not heeded with a mix
+    take : the draft to take at a batch size instead of the best by prediction; not heeded with a mix
 
     >>> import numpy as np
     >>> from treeopt.records.calibration import Calibration
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
-    >>> plan_trees(calibration, request=PlanRequest(Limits(3))).entries[0].medusa_choices
+    >>> plan_trees(calibration, request=PlanRequest(Limits(3))).entries[0].tree.medusa_choices
     [[0], [0, 0]]
     """
     source = source_of(record)
     costs = _step_costs(source, profile, request)
     limits = _useful(request.limits, source, costs)
-    families = families_of(source, limits, request.objective, timed=bool(costs))
-    options = [candidates_of(families, batch_size, costs.get(batch_size)) for batch_size in request.sizes]
-    mix, total = request.mix, None
+    drafts = DraftPool.of(source, limits, request, profile)
+    options = tables_of(drafts, request.sizes, costs, request)
+    own = [best_alone(c) if request.mix else None for c in options]
     errors: list[float] = []
-    own = [best_of(c) if mix else None for c in options]
-    if mix is None:
+    if request.mix is None:
         selections = [select([c], [1.0], take=(take or {}).get(c.batch_size)) for c in options]
         errors = errors_between(options, selections)
     else:
         options = common(options)
-        shares = [mix[c.batch_size] / sum(mix.values()) for c in options]
-        selections = [select(options, shares)] * len(options)
-        total = mixture_of(options, shares, selections[0], [figures for figures in own if figures])
-    entries = [
-        entry_of(c, selection, families, source, costs.get(c.batch_size), request)
-        for c, selection in zip(options, selections, strict=True)
-    ]
-    elsewhere = [{} for _ in options] if mix else losses_elsewhere(options, selections)
-    free = [None for _ in options] if mix else _unlimited(source, request, limits, costs)
-    found = dynamic_rivals(source, options, selections, profile, costs, limits, request)
-    entries = [
-        replace(e, elsewhere=losses, own=figures, unconstrained=wide, dynamic=one, adaptive=other)
-        for e, losses, figures, wide, (one, other) in zip(entries, elsewhere, own, free, found, strict=True)
-    ]
-    drafter: Drafter = source.meta.get("drafter") or Drafter()
+        selections = [select(options, _shares(options, request.mix))] * len(options)
+    maker = EntryMaker(source, drafts.families, costs, request)
+    entries = [maker.entry(options, selections, b) for b in range(len(options))]
+    free = [None for _ in options] if request.mix else _unlimited(source, request, limits, costs)
+    drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(
-        entries=tuple(entries),
-        schedule=schedule_of(options, selections) if mix is None else one_for_all(),
+        entries=tuple(replace(e, own=one, unconstrained=wide) for e, one, wide in zip(entries, own, free, strict=True)),
+        schedule=schedule_of(options, selections) if request.mix is None else one_for_all(),
         objective=objective_for(source, request.objective),
         drafter={**drafter, "num_heads": source.num_heads},
         acceptance=source.meta.get("acceptance"),
         constraint=_constraint(limits, request, costs),
         runtime=profile.runtime if profile else None,
-        total=total,
+        mix_errors=_mix_errors(options, request, selections[0]),
         error_between=max(errors, default=None),
         tests_between=len(errors) or None,
     )
 
 
+def _shares(options: list[Candidates], mix: Mapping[int, float]) -> list[float]:
+    """The share of the time of each batch size; they sum to 1."""
+    return [mix[c.batch_size] / sum(mix.values()) for c in options]
+
+
+def _mix_errors(options: list[Candidates], request: PlanRequest, selection: Selection) -> MixErrors | None:
+    return None if request.mix is None else mix_errors(options, _shares(options, request.mix), selection)
+
+
 def _unlimited(
     source: Source, request: PlanRequest, limits: Limits, costs: Mapping[int, StepCosts]
-) -> list[TreeFigures | None]:
+) -> list[Figure | None]:
     """What the best tree of every batch size reaches without the limits; None where there are none."""
     wide = _useful(request.unconstrained(), source, costs)
-    families = families_of(source, wide, request.objective, timed=bool(costs)) if wide != limits else []
-    return [best_of(candidates_of(families, size, costs.get(size))) if families else None for size in request.sizes]
+    if wide == limits:
+        return [None for _ in request.sizes]
+    fixed = replace(request, dynamic=None)
+    profile = next(iter(costs.values())).profile if costs else None
+    return [best_alone(c) for c in tables_of(DraftPool.of(source, wide, fixed, profile), request.sizes, costs, fixed)]
 
 
 def _constraint(limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> Constraint:
@@ -108,7 +109,6 @@ def _constraint(limits: Limits, request: PlanRequest, costs: Mapping[int, StepCo
         max_rank=limits.max_rank,
         shape=limits.shape,
         max_depth=limits.max_depth,
-        measured_only=request.measured_only,
         mix=request.mix,
         engine=request.engine,
     )
@@ -119,7 +119,7 @@ def _step_costs(source: Source, profile: LatencyProfile | None, request: PlanReq
     if profile is None:
         return {}
     context = request.context if request.context is not None else source.usual_context
-    return {b: StepCosts(profile, b, context, measured_only=request.measured_only) for b in request.sizes}
+    return {b: StepCosts(profile, b, context) for b in request.sizes}
 
 
 def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> Limits:
@@ -130,7 +130,7 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
     """
     if not costs and limits.budget > MOST_UNTIMED:
         raise InvalidInput(
-            f"--budget must be at most {MOST_UNTIMED:,} without a profile, but got {limits.budget:,}: the largest tree "
+            f"`budget` must be at most {MOST_UNTIMED:,} without a profile, but got {limits.budget:,}: the largest tree "
             "would be taken, whatever a step costs. Measure with: treeopt profile"
         )
     most = max((c.reach[0] for c in costs.values()), default=limits.budget) + 1

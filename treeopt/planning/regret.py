@@ -12,28 +12,27 @@ C conversations · n candidates · K depths · R ranks · B bootstrap draws
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import HeldOut
 from treeopt.growth.source import Source, source_of
+from treeopt.latency.dynamic import price
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import Candidates, candidates_of, families_of
+from treeopt.planning.candidates import Candidates, DraftPool, Floats, tables_of
+from treeopt.planning.entries import figure_of
+from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
+from treeopt.records.figure import Errors, Figure
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import Answers, fold_numbers
+from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import BoolArray, IntArray, Tree
-
-Floats = NDArray[np.float64]
-Criterion = Callable[[BoolArray], Floats]
+from treeopt.trees.tree import IntArray, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,30 +45,28 @@ class Loss:
 
     @classmethod
     def of(cls, samples: Floats, n: int) -> Loss:
-        """Of (1 + B,) shares over ``n`` conversations, first the estimate."""
+        """The loss by (1 + B,) shares over ``n`` conversations, first the estimate."""
         low, high = interval95(samples[1:], n)
         return cls(share=float(samples[0]), stderr=stderr(samples[1:], n), interval95=(low, high))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanLoss:
-    """What a plan's tree reaches on other answers at one batch size, and what it loses there.
+    """What a plan's draft reaches on other answers at one batch size, and what it loses there.
 
-    planned         : tokens per step that the plan expected
-    tokens_per_step : of the tree on these answers; None for stderr without conversations
-    best_*          : what would be chosen for these answers
+    planned : tokens per step that the plan expected; None for another draft than the plan's
+    reached : the draft on these answers · best : what would be chosen for them
     """
 
-    batch_size: int
-    size: int
-    depth: int
     planned: float | None
-    tokens_per_step: float
-    tokens_per_step_stderr: float | None
-    best_size: int
-    best_depth: int
-    best_tokens_per_step: float
+    reached: Figure
+    best: Figure
     loss: Loss
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences decoded at once."""
+        return self.reached.batch_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,45 +112,42 @@ def plan_losses(plan: Plan, record: Accuracies, profile: LatencyProfile | None =
     >>> from treeopt.planning.planner import plan_trees
     >>> before, after = (Calibration(np.array([[60, 20]]), np.array([100])), Calibration(np.array([[60, 30]]), np.array([100])))
     >>> (found,) = plan_losses(plan_trees(before), after)
-    >>> round(found.tokens_per_step, 6), found.loss.share
+    >>> round(found.reached.tokens_per_step, 6), found.loss.share
     (1.9, 0.0)
     """
     source, found = source_of(record), []
     for entry in plan.entries:
-        tree, limits = judged(entry, source, plan.limits(Limits()))
-        limits = limits if profile else replace(limits, budget=len(tree))
+        draft, limits = judged(entry, source, plan.limits(Limits()))
+        limits = limits if profile else replace(limits, budget=len(draft))
         costs = costs_of(profile, entry, source)
         options = options_of(source, limits, costs, entry.batch_size, plan.objective or "replay")
-        given, rates = ms_of(tree, options, costs), source.rate(tree)
+        given, rates = ms_of(draft, options, costs), source.rate(draft)
         i = int(options.throughput.argmax())
         if rates.steps is None or rates.tokens is None:
-            loss = _loss_by_counts(source, tree, given, options, i)
+            loss = _loss_by_counts(source, draft, given, options, i)
         else:
             ours = Taken(rates.steps, rates.tokens, np.zeros(len(rates.steps), dtype=np.int64), given)
             loss = ours.loss(best_of(options, source))
-        found.append(
-            PlanLoss(
-                batch_size=entry.batch_size,
-                size=len(tree),
-                depth=tree.depth,
-                planned=entry.tokens_per_step if tree == entry.tree else None,
-                tokens_per_step=rates.tokens_per_step,
-                tokens_per_step_stderr=rates.stderr,
-                best_size=int(options.sizes[i]),
-                best_depth=int(options.depths[i]),
-                best_tokens_per_step=float(options.rates[i]),
-                loss=loss,
-            )
+        reached = Figure(
+            draft=draft,
+            batch_size=entry.batch_size,
+            tokens_per_step=rates.tokens_per_step,
+            step_ms=None if costs is None else float(given[0, 0]),
+            plain_ms=None if options.plain_ms is None else float(options.plain_ms[0]),
+            stderr=Errors(tokens_per_step=rates.stderr),
         )
+        planned = entry.chosen.tokens_per_step if draft == entry.draft else None
+        found.append(PlanLoss(planned=planned, reached=reached, best=figure_of(options, i), loss=loss))
     return found
 
 
-def judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Tree, Limits]:
-    """The tree of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
-    if source.num_ranks > 1 or entry.tree == Tree.chain(entry.depth):
-        return entry.tree, limits if source.num_ranks > 1 else replace(limits, shape="chain")
-    depth = entry.best_chain.depth if entry.best_chain else entry.depth
-    return Tree.chain(depth), replace(limits, shape="chain")
+def judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
+    """The draft of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
+    draft = entry.draft if source.pooled or entry.draft.kind != "dynamic" else entry.tree
+    if source.num_ranks > 1 or draft.kind in ("chain", "plain"):
+        return draft, limits if source.num_ranks > 1 else replace(limits, shape="chain")
+    chain = entry.best("chain")
+    return Tree.chain(chain.depth if chain else entry.chosen.depth), replace(limits, shape="chain")
 
 
 def costs_of(profile: LatencyProfile | None, entry: PlanEntry, source: Source) -> StepCosts | None:
@@ -163,61 +157,46 @@ def costs_of(profile: LatencyProfile | None, entry: PlanEntry, source: Source) -
 
 
 def options_of(source: Source, limits: Limits, costs: StepCosts | None, batch_size: int, objective: str) -> Candidates:
-    """All trees that could be chosen for a source at a batch size."""
+    """All drafts that could be chosen for a source at a batch size."""
     most = limits.budget if costs is None else min(limits.budget, max(costs.reach[0], 2))
-    families = families_of(source, replace(limits, budget=most), objective, timed=costs is not None)
-    return candidates_of(families, batch_size, costs)
+    request = PlanRequest(replace(limits, budget=most), [batch_size], objective)
+    drafts = DraftPool.of(source, request.limits, request, None if costs is None else costs.profile)
+    return tables_of(drafts, [batch_size], {} if costs is None else {batch_size: costs}, request)[0]
 
 
-def ms_of(tree: Tree, options: Candidates, costs: StepCosts | None) -> Floats:
-    """(1, 1 + B) latency of a tree's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
+def ms_of(draft: Draft, options: Candidates, costs: StepCosts | None) -> Floats:
+    """(1, 1 + B) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
     if costs is None:
         return np.ones((1, 1))
-    size, depth = len(tree), tree.depth
-    same = np.flatnonzero((options.sizes == size) & (options.depths == depth))
-    if len(same) and options.ms is not None and options.ms_draws is not None:
+    same = [i for i, one in enumerate(options.all) if (one.size, one.depth) == (len(draft), draft.depth)]
+    same = [i for i in same if (options.all[i].group == "dynamic") == (draft.kind == "dynamic")]
+    same = [i for i in same if draft.kind != "dynamic" or options.all[i].draft == draft]
+    if same and options.ms is not None and options.ms_draws is not None:
         return np.append(options.ms[same[0]], options.ms_draws[same[0]])[None]
-    ms = costs.ms([size], [depth])
-    if np.isnan(ms[0]):
-        raise OutOfRange(
-            f"The profile must cover the plan's tree of {size} rows, {depth} deep, but ends at {costs.reach[0]} rows, "
-            f"{costs.reach[1]} deep: add it with treeopt profile --sizes {size}."
-        )
     count = BOOTSTRAPS if options.ms_draws is None else options.ms_draws.shape[1]
-    draws = costs.draws_ms([size], [depth], count, np.random.default_rng([SEED, options.batch_size]))
-    return np.hstack([ms[:, None], draws])
+    rng = np.random.default_rng([SEED, options.batch_size])
+    ms, draws = price(costs, draft, count, rng)
+    if np.isnan(ms):
+        raise OutOfRange(
+            f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep, but ends at "
+            f"{costs.reach[0]} rows, {costs.reach[1]} deep: add it with treeopt profile --sizes {len(draft)}."
+        )
+    return np.append(ms, draws)[None]
 
 
-def taken_by(options: Candidates) -> tuple[IntArray, IntArray, Floats]:
-    """(n, C) steps and tokens of every candidate, and (n, 1 + B) their latencies."""
-
-    def row(held_out: HeldOut, size: int) -> tuple[IntArray, IntArray]:
-        assert held_out.steps is not None
-        assert held_out.tokens is not None
-        i = held_out.family.index(size)
-        return held_out.steps[i], np.broadcast_to(held_out.tokens, held_out.steps.shape)[i]
-
-    rows = [row(held_out, int(size)) for held_out, size in zip(options.held_out, options.sizes, strict=True)]
-    steps, tokens = (np.stack(part) for part in zip(*rows, strict=True))
-    if options.ms is None or options.ms_draws is None:
-        return steps, tokens, np.ones((len(steps), 1))
-    return steps, tokens, np.column_stack([options.ms, options.ms_draws])
-
-
-def best_of(options: Candidates, source: Source, criterion: Criterion | None = None) -> Taken:
-    """What the best candidate takes: for the conversations of each fold the one that is best on all others.
-
-    criterion : (n,) how good each candidate is on some of the conversations; by default its throughput
-    """
+def best_of(options: Candidates, source: Source) -> Taken:
+    """What the best candidate takes: for the conversations of each fold the one that is fastest on all others."""
     assert source.answers is not None
-    steps, tokens, ms = taken_by(options)
-
-    def throughput(some: BoolArray) -> Floats:
-        return np.asarray(tokens[:, some].sum(1) / np.maximum(steps[:, some].sum(1) * ms[:, 0], 1e-12))
-
+    steps = np.stack([one.steps for one in options.all if one.steps is not None])
+    tokens = np.stack([one.tokens for one in options.all if one.tokens is not None])
+    ms = np.ones((len(steps), 1))
+    if options.ms is not None and options.ms_draws is not None:
+        ms = np.column_stack([options.ms, options.ms_draws])
     folds, which = conversation_folds(source.answers), np.zeros(steps.shape[1], dtype=np.int64)
     for fold in np.unique(folds):
-        which[folds == fold] = int((criterion or throughput)(folds != fold).argmax())
+        others = folds != fold
+        rate = tokens[:, others].sum(1) / np.maximum(steps[:, others].sum(1) * ms[:, 0], 1e-12)
+        which[folds == fold] = int(rate.argmax())
     every = np.arange(len(which))
     return Taken(steps[which, every], tokens[which, every], which, ms)
 
@@ -228,11 +207,12 @@ def conversation_folds(answers: Answers) -> IntArray:
     return found
 
 
-def _loss_by_counts(source: Source, tree: Tree, ms: Floats, options: Candidates, best: int) -> Loss:
+def _loss_by_counts(source: Source, draft: Draft, ms: Floats, options: Candidates, best: int) -> Loss:
     """The loss against a candidate where there are counts alone, which are drawn again."""
+    tree, rival = draft_tree(draft), draft_tree(options.all[best].draft)  # dynamic trees are not judged by counts
     assert source.calibration is not None
     accept = drawn_accept(source.calibration)
-    theirs = tokens_of(options.held_out[best].family.tree(int(options.sizes[best])), accept)
+    theirs = tokens_of(rival, accept)
     ours = tokens_of(tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1), accept)
     ratio = ours / theirs
     if options.ms is not None and options.ms_draws is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
-from treeopt.records.expected import PlannedEngine
+from treeopt.records.plan import PlannedEngine
 from treeopt.trees.dynamic import DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
@@ -41,7 +41,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 1:
-            raise InvalidInput(f"--context must be at least 1, but got {self.context}.")
+            raise InvalidInput(f"`context` must be at least 1, but got {self.context}.")
         check_objective(self.objective)
         for batch_size, share in (self.mix or {}).items():
             if not 0 < share < float("inf"):

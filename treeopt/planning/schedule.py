@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from treeopt.latency.interpolation import between_batch_sizes
 from treeopt.planning.candidates import Candidates, Floats, Key
 from treeopt.planning.select import Selection
 from treeopt.records.ranges import BatchRange
@@ -32,7 +32,7 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
     Above the largest batch size that was searched its tree goes on, and below the smallest one that one's.
     Without latencies a batch size between two belongs with the smaller one.
     """
-    chosen = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)]
+    chosen = [c.all[s.chosen].key for c, s in zip(options, selections, strict=True)]
     losses = [_losses(c, s, chosen) for c, s in zip(options, selections, strict=True)]
     starts: list[tuple[int, int, float]] = []  # first option, entry, loss
     first = 0
@@ -55,14 +55,8 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
     begins = [1, *changes]
     ends = [*(begin - 1 for begin in changes), None]
     return [
-        BatchRange(
-            first=begin,
-            last=end,
-            entry=entry,
-            loss=None if options[0].ms is None else loss,
-            between=_loss_between(options, begin, end, chosen[entry]),
-        )
-        for begin, end, (_, entry, loss) in zip(begins, ends, starts, strict=True)
+        BatchRange(first=begin, last=end, entry=entry, between=_loss_between(options, begin, end, chosen[entry]))
+        for begin, end, (_, entry, _) in zip(begins, ends, starts, strict=True)
     ]
 
 
@@ -72,7 +66,7 @@ def errors_between(options: list[Candidates], selections: list[Selection]) -> li
     Of the trees chosen on either side the one with the smaller interpolated loss is taken; where the two are one, nothing
     is tested. Shares of the throughput; empty where there are no three batch sizes, or no profile.
     """
-    keys, found = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)], []
+    keys, found = [c.all[s.chosen].key for c, s in zip(options, selections, strict=True)], []
     for i in range(1, len(options) - 1):
         if keys[i - 1] == keys[i + 1]:
             continue
@@ -86,30 +80,15 @@ def errors_between(options: list[Candidates], selections: list[Selection]) -> li
     return found
 
 
-def losses_elsewhere(options: list[Candidates], selections: list[Selection]) -> list[dict[int, float]]:
-    """Of every chosen tree: batch size -> share of the throughput that it loses there against that one's own.
-
-    Without a batch size at which the tree's latency is not known; empty for a single batch size, and without latencies.
-    """
-    keys = [c.key(s.chosen) for c, s in zip(options, selections, strict=True)]
-    found: list[dict[int, float]] = [{} for _ in options]
-    for losses, key in zip(found, keys, strict=True):
-        for c, selection in zip(options, selections, strict=True):
-            place = np.flatnonzero(_codes(c) == _code(*key))
-            if c.ms is not None and len(place) and len(options) > 1:
-                losses[c.batch_size] = float(1 - c.throughput[place[0]] / c.throughput[selection.chosen])
-    return found
-
-
 def one_for_all() -> list[BatchRange]:
     """The schedule of a single tree, whatever it costs at each batch size."""
     return [BatchRange(first=1, last=None, entry=0)]
 
 
 def _losses(c: Candidates, selection: Selection, chosen: list[Key]) -> dict[int, float]:
-    """Of every entry whose tree is tied with the fastest at this batch size what it costs there."""
+    """Loss at this batch size of every entry whose draft is tied for best there."""
     own = float(c.throughput[selection.chosen])
-    tied = {c.key(i): float(c.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
+    tied = {c.all[i].key: float(c.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
     return {i: max(0.0, 1 - tied[key] / own) for i, key in enumerate(chosen) if key in tied}
 
 
@@ -148,22 +127,11 @@ def _lost(low: Candidates, high: Candidates, batch_sizes: Sequence[int] | IntArr
     """
     if low.ms is None or high.ms is None:
         return None
-    keys, here, there = np.intersect1d(_codes(low), _codes(high), assume_unique=True, return_indices=True)
-    place = np.flatnonzero(keys == _code(*key))
-    if not len(place):
+    shared = [key for key in low.places if key in high.places]
+    if key not in shared:
         return None
-    share = (np.array(batch_sizes, float) - low.batch_size) / max(high.batch_size - low.batch_size, 1)
-    ms = low.ms[here, None] * (1 - share) + high.ms[there, None] * share  # (n, G)
+    here, there = ([c.places[one] for one in shared] for c in (low, high))
+    ms = between_batch_sizes(low.ms[here], high.ms[there], batch_sizes, low.batch_size, high.batch_size)  # (n, G)
     rates = low.rates[here, None] / ms
-    found: Floats = 1 - rates[place[0]] / rates.max(axis=0)
+    found: Floats = 1 - rates[shared.index(key)] / rates.max(axis=0)
     return found
-
-
-def _code(size: Any, depth: Any) -> Any:
-    """Size and depth as one number."""
-    return size * 2**20 + depth
-
-
-def _codes(c: Candidates) -> IntArray:
-    codes: IntArray = _code(c.sizes.astype(np.int64), c.depths)
-    return codes

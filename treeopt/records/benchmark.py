@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from math import inf
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,13 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.records.agreement import SUMS, agree, at_place, rounding, within
+from treeopt.files.fields import Positive, Share
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95
 from treeopt.records.contender import Contender, Quality
 from treeopt.records.display import Drawn
-from treeopt.records.origins import Acceptance, check_origins
+from treeopt.records.figure import Errors, Figure, Intervals, Ratio
+from treeopt.records.origins import ProvenanceRecord, RuleRecord, SkippedRow, check_origins
 from treeopt.records.stopping import FEWEST_BLOCKS, look_interval, rates_ratio
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """A ratio of two contenders' tokens per second, with its 95 % interval (None for too few blocks)."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    def check(self) -> None:
-        """Raise InvalidInput for a ratio outside its interval, or below 0."""
-        ends = self.low, self.high
-        slack = SUMS + sum(rounding(number) for number in (self.value, *ends) if number is not None)
-        within(0, inf if ends[1] is None else ends[1] + slack, speedup=self.value)
-        within(0 if ends[0] is None else ends[0] - slack, speedup=self.value)
-
-    def __str__(self) -> str:
-        interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.value:.2f}{interval}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +32,13 @@ class Benchmark(Drawn):
 
     contenders: tuple[Contender, ...]
     dtype: str = "unknown"
-    rounds: int = 1
     prompts: str | None = None
     inputs: dict[str, str] | None = None
     quality: dict[str, Quality] | None = None
-    max_new_tokens: int | None = None
-    loop_share: float | None = None
-    skipped: list[dict[str, Any]] | None = None
-    provenance: dict[str, Any] | None = None
+    max_new_tokens: Positive | None = None
+    loop_share: Share | None = None
+    skipped: list[SkippedRow] | None = None
+    provenance: ProvenanceRecord | None = None
 
     def __post_init__(self) -> None:
         if not self.contenders:
@@ -73,9 +52,14 @@ class Benchmark(Drawn):
         raise InvalidInput(f"The benchmark has the contenders {names}, but {name!r} was asked.")
 
     @property
+    def rounds(self) -> int:
+        """Times that every contender decoded every prompt."""
+        return 1 + max((block.round for block in self.contenders[0].blocks), default=0)
+
+    @property
     def stopped(self) -> list[Contender]:
         """Contenders that lost by far, and stopped early."""
-        return [contender for contender in self.contenders if contender.stopped_after is not None]
+        return [contender for contender in self.contenders if contender.stopped]
 
     @property
     def groups(self) -> list[str]:
@@ -103,6 +87,21 @@ class Benchmark(Drawn):
             return Ratio(value=float(rates_ratio(pairs.sum(0))), low=low, high=high)
         return _with_interval(
             rates_ratio(pairs.sum(0)), rates_ratio(conversation_draws(len(pairs)) @ pairs), len(pairs)
+        )
+
+    def figure(self, name: str) -> Figure:
+        """What was measured of a contender; its latencies are those that its tokens per second and its speedup are of."""
+        of, speedup = self.contender(name), self.speedup(name)
+        step_ms = 1e3 * of.batch_size * of.tokens_per_step / of.tokens_per_s if of.tokens_per_s else None
+        ends = None if speedup is None or speedup.low is None or speedup.high is None else (speedup.low, speedup.high)
+        return Figure(
+            draft=of.draft,
+            batch_size=of.batch_size,
+            tokens_per_step=max(of.tokens_per_step, 1.0),
+            step_ms=step_ms,
+            plain_ms=speedup.value * step_ms / of.tokens_per_step if speedup and step_ms else None,
+            stderr=Errors(tokens_per_step=of.stderr),
+            interval95=Intervals(speedup=ends),
         )
 
     def overhead(self, name: str) -> Ratio | None:
@@ -149,23 +148,20 @@ class Benchmark(Drawn):
         return names[1] if self.engine and "chosen" not in names and len(names) > 1 else "chosen"
 
     @property
-    def acceptance(self) -> Acceptance:
+    def acceptance(self) -> RuleRecord:
         """The rule that was decoded by; empty where the file does not say."""
-        known: Acceptance = (self.provenance or {}).get("acceptance") or Acceptance()
+        known: RuleRecord = (self.provenance or {}).get("acceptance") or RuleRecord()
         return known
 
-    def document(self) -> dict[str, Any]:
-        """What ``bench.json`` says; keys of the run that are not known are left out."""
-        known = {key: value for key, value in asdict(self).items() if value is not None}
-        for contender in known["contenders"]:
-            contender["predicted"] = contender["predicted"] if any(contender["predicted"].values()) else {}
-            for later in ("stopped_after", "dynamic"):
-                if contender[later] is None:
-                    del contender[later]
-            for answer in contender["sequences"]:
-                if answer["prefilled"] == 1:  # as it is with treeopt's own decoder
-                    del answer["prefilled"]
-        return {"schema": storage.schema("bench"), **known}
+    @property
+    def shown(self) -> dict[str, object]:
+        """What follows from the other keys, for readers of JSON."""
+        speedups = {contender.name: self.speedup(contender.name) for contender in self.contenders}
+        return {"rounds": self.rounds, "speedup": {name: ratio for name, ratio in speedups.items() if ratio}}
+
+    def document(self) -> dict[str, object]:
+        """What ``bench.json`` says."""
+        return {"schema": storage.schema("bench"), **storage.document(self)}
 
     def save(self, path: str | Path) -> None:
         storage.write_json(path, "bench", self.document())
@@ -174,52 +170,7 @@ class Benchmark(Drawn):
     def load(cls, path: str | Path) -> Benchmark:
         document = storage.read_json(path, "bench", required=("contenders",))
         check_origins(document, path)
-        bench = storage.typed(cls, document, path)
-        bench.check(path)
-        return bench
-
-    def check(self, source: str | Path) -> None:
-        """Raise InvalidInput, with the place in the file ``source``, where numbers contradict one another."""
-        first = self.contenders[0]
-        with at_place(source, "the top"):
-            within(1, rounds=self.rounds, max_new_tokens=self.max_new_tokens)
-            within(0, 1, loop_share=self.loop_share)
-            if first.blocks:
-                agree("rounds", self.rounds, 1 + max(block.round for block in first.blocks), "those of the blocks")
-        for i, contender in enumerate(self.contenders):
-            contender.check(source, f"contenders.{i}", self.max_new_tokens)
-            with at_place(source, f"contenders.{i}"):
-                self._check_alike(first, contender)
-        for name, quality in (self.quality or {}).items():
-            with at_place(source, f"quality.{name}"):
-                quality.check(self.contender(name))
-
-    def _check_alike(self, first: Contender, other: Contender) -> None:
-        """Raise InvalidInput unless two contenders decoded the same prompts, or one that stopped some of them."""
-        agree("batch_size", other.batch_size, first.batch_size, f"that of {first.name}")
-        ours, theirs = (sorted((b.round, b.prompts) for b in c.blocks) for c in (other, first))
-        answers, whole = first.sequences, other.stopped_after is None
-        if whole:
-            agree("compared", other.compared, first.compared, f"that of {first.name}")
-        else:
-            decoded = {i for block in other.blocks for i in block.prompts}
-            answers = [answer for i, answer in enumerate(answers) if i in decoded]
-            theirs = [block for block in theirs if block in ours]
-        ids = [[answer.id for answer in some] for some in (other.sequences, answers)]
-        for what, mine, of_first in (("sequences", *ids), ("blocks", ours, theirs)):
-            if mine and (of_first or not whole) and mine != of_first:
-                raise InvalidInput(f"The {what} must be of the same prompts as those of {first.name}, but are not.")
-        if not whole:
-            return
-        replayed = [c.replayed_steps and c.replayed_tokens_per_step for c in (first, other)]
-        if all(replayed) and all(a.identical or a.prefilled == 1 for c in (first, other) for a in c.sequences):
-            tokens = [
-                (c.replayed_steps or 0) * (c.replayed_tokens_per_step or 0.0)
-                + sum(a.prefilled - 1 for a in c.sequences)
-                for c in (first, other)
-            ]
-            rates = [c.replayed_tokens_per_step for c in (first, other)]
-            agree("replayed_steps x replayed_tokens_per_step", tokens[1], tokens[0], f"that of {first.name}", *rates)
+        return storage.typed(cls, document, path)
 
 
 def _with_interval(value: Any, samples: Any, blocks: int) -> Ratio:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.records.agreement import SUMS, agree, at_place, rounding, within
+from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.display import Drawn
+from treeopt.records.figure import Rate
 from treeopt.records.origins import check_origins
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Choice, IntArray, read_only
@@ -95,7 +95,7 @@ class Calibration(Drawn):
         if trials.min() < 1:
             raise InvalidInput(
                 f"Head {int(trials.argmin()) + 1} never had a token to guess: "
-                "the sequences are too short. Use a larger --max-new-tokens."
+                "the sequences are too short. Use a larger `max_new_tokens`."
             )
         paths, counts, visited = prefix_counts(ranks)
         meta = {
@@ -114,16 +114,16 @@ class Calibration(Drawn):
         prefixes = {"paths": [list(p) for p in paths], "counts": counts, "visited": visited}
         return cls(hits, trials, prefixes, meta)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """What ``calibration.json`` says."""
+        prefixes = {} if self.prefix_counts is None else {"prefix_counts": self.prefix_counts}
         return {
             "schema": storage.schema("calibration"),
-            "num_heads": self.num_heads,
-            "top_k": self.top_k,
             "hits": self.hits,
             "trials": self.trials,
             **self.meta,
-            "prefix_counts": self.prefix_counts,
+            **prefixes,
+            "shown": {"num_heads": self.num_heads, "top_k": self.top_k},
         }
 
     def save(self, path: str | Path) -> None:
@@ -131,164 +131,61 @@ class Calibration(Drawn):
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
-        required = ("num_heads", "top_k", "hits", "trials")
+        required = ("hits", "trials")
         document = storage.read_json(path, "calibration", required)
         check_origins(document, path)
+        meta = {k: v for k, v in document.items() if k not in (*required, "prefix_counts", "schema", "shown")}
         try:
             calibration = cls(
-                np.array(document["hits"]),
-                np.array(document["trials"]),
-                document.get("prefix_counts"),
-                {k: v for k, v in document.items() if k not in (*required, "prefix_counts", "schema")},
+                np.array(document["hits"]), np.array(document["trials"]), document.get("prefix_counts"), meta
             )
         except (InvalidInput, ValueError, TypeError) as error:
             raise InvalidInput(f"{path} is not a calibration: {error}") from None
-        shape = (document["num_heads"], document["top_k"])
-        if shape != calibration.hits.shape:
-            raise InvalidInput(f"{path} says {shape} heads x ranks, but hits has {calibration.hits.shape}.")
-        storage.typed(Counted, {**calibration.meta, "prefix_counts": calibration.prefix_counts}, path).check(
-            path, calibration.hits, calibration.trials
-        )
+        storage.typed(CalibrationInfo, {**meta, "prefix_counts": calibration.prefix_counts}, path)
         return calibration
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefixes:
+class PrefixCounts:
     """The most frequent rank prefixes: how often each came, and how often its parent did with a trial."""
 
     paths: list[Choice]
-    counts: list[int]
-    visited: list[int]
+    counts: list[Count]
+    visited: list[Count]
 
-    def check(self, hits: IntArray, trials: IntArray) -> None:
-        """Raise InvalidInput where the counts contradict one another, or the (K, top_k) hits and (K,) trials."""
-        agree("counts", len(self.counts), len(self.paths), "one for each path")
-        agree("visited", len(self.visited), len(self.paths), "one for each path")
-        count = dict(zip(self.paths, self.counts, strict=True))
-        sums: dict[Choice, int] = {}
-        found = np.zeros_like(hits)
-        for path, visited in zip(self.paths, self.visited, strict=True):
-            if not 1 <= len(path) <= len(hits) or not 0 <= min(path) <= max(path) < hits.shape[1]:
-                raise InvalidInput(
-                    f"paths must be ranks below {hits.shape[1]} of 1 to {len(hits)} heads, but one is {path}."
-                )
-            sums[path[:-1]] = sums.get(path[:-1], 0) + count[path]
-            found[len(path) - 1, path[-1]] += count[path]
-            within(1, visited, **{f"the count of {list(path)}": count[path]})
-            if len(path) == 1:
-                agree(f"visited of {list(path)}", visited, int(trials[0]), "the trials of head 1")
-                agree(f"the count of {list(path)}", count[path], int(hits[0, path[0]]), "the hits of head 1")
-            elif path[:-1] in count:
-                within(0, count[path[:-1]], **{f"visited of {list(path)}": visited})
-        for path, visited in zip(self.paths, self.visited, strict=True):
-            within(0, visited, **{f"the counts of the children of {list(path[:-1])}": sums[path[:-1]]})
-        for k, rank in np.argwhere(found > hits).tolist():
-            within(found[k, rank], **{f"the hits of head {k + 1} at rank {rank}": int(hits[k, rank])})
+    def __post_init__(self) -> None:
+        if not len(self.paths) == len(self.counts) == len(self.visited):
+            raise InvalidInput("prefix_counts must have as many counts and visited as paths.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class GroupCounts:
     """The counts of a group of sequences."""
 
-    hits: list[list[int]]
-    trials: list[int]
-    sequences: int | None = None
-    positions: int | None = None
-    tokens_per_step: float | None = None
-    tokens_per_step_stderr: float | None = None
-
-    def check(self) -> None:
-        """Raise InvalidInput where the numbers contradict one another."""
-        within(0, sequences=self.sequences, tokens_per_step_stderr=self.tokens_per_step_stderr)
-        within(1, 1 + len(self.hits), tokens_per_step=self.tokens_per_step)
-        within(0, hits=min((count for hits in self.hits for count in hits), default=0))
-        for k, (hits, trials) in enumerate(zip(self.hits, self.trials, strict=False), 1):
-            within(0, trials, **{f"the hits of head {k}": sum(hits)})
-            within(0, inf if self.positions is None else self.positions, **{f"the trials of head {k}": trials})
+    hits: list[list[Count]]
+    trials: list[Count]
+    sequences: Count | None = None
+    positions: Count | None = None
+    tokens_per_step: Rate | None = None
+    tokens_per_step_stderr: NotNegative | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
-    """What a file says beside hits and trials that can be checked against them."""
+class CalibrationInfo:
+    """Types of what a file says beside hits and trials."""
 
-    positions: int | None = None
-    sequences: int | None = None
-    survival: list[float] | None = None
-    survival_stderr: list[float] | None = None
-    loop_share: float | None = None
-    target_agreement: float | None = None
-    drafts: int | None = None
-    requests: int | None = None
-    draft_lengths: dict[str, int] | None = None
-    groups: dict[str, Group] | None = None
-    prefix_counts: Prefixes | None = None
+    positions: Positive | None = None
+    sequences: Positive | None = None
+    survival: list[Share] | None = None
+    survival_stderr: list[NotNegative] | None = None
+    loop_share: Share | None = None
+    target_agreement: Share | None = None
+    drafts: Positive | None = None
+    requests: Count | None = None
+    draft_lengths: dict[str, Count] | None = None
+    groups: dict[str, GroupCounts] | None = None
+    prefix_counts: PrefixCounts | None = None
     source: str | None = None
-
-    def check(self, source: str | Path, hits: IntArray, trials: IntArray) -> None:
-        """Raise InvalidInput, with the place in the file ``source``, for what contradicts (K, top_k) hits, (K,) trials."""
-        with at_place(source, "the top"):
-            within(1, positions=self.positions, sequences=self.sequences, drafts=self.drafts)
-            within(0, 1, loop_share=self.loop_share, target_agreement=self.target_agreement)
-            if self.positions is not None:
-                within(0, self.positions, trials=int(trials.max()))
-            within(0, survival_stderr=min(self.survival_stderr or [0.0]))
-            self._check_survival(hits, trials)
-        if self.prefix_counts:
-            with at_place(source, "prefix_counts"):
-                self.prefix_counts.check(hits, trials)
-        for name, group in (self.groups or {}).items():
-            with at_place(source, f"groups.{name}"):
-                group.check()
-        if self.groups:
-            with at_place(source, "groups"):
-                self._check_groups(hits, trials)
-
-    def _check_survival(self, hits: IntArray, trials: IntArray) -> None:
-        """What an engine counted is the product of the rates; what was measured is counted over all positions."""
-        if self.draft_lengths:
-            agree("drafts", self.drafts, sum(self.draft_lengths.values()), "those of draft_lengths")
-        if self.drafts is not None:
-            within(int(trials[0]), drafts=self.drafts)
-        if self.survival is None:
-            return
-        agree("survival", len(self.survival), len(hits), "one for each head")
-        if self.source == ENGINE_LOG:
-            for k, rate in enumerate(np.cumprod(hits[:, 0] / trials).tolist()):
-                agree(f"survival at depth {k + 1}", self.survival[k], rate, "the product of hits / trials")
-        of = self.prefix_counts
-        prefixes = dict(zip(of.paths, of.counts, strict=False)) if of else {}
-        for k, share in enumerate(self.survival):
-            before = self.survival[k - 1] if k else 1.0
-            within(0, before + rounding(before) + rounding(share), **{f"survival at depth {k + 1}": share})
-            if self.positions and self.source != ENGINE_LOG:
-                most = int(hits[k, 0]) / self.positions
-                slack = rounding(share) + SUMS * most
-                within(most - slack if k == 0 else 0, most + slack, **{f"survival at depth {k + 1}": share})
-                if (counted := prefixes.get((0,) * (k + 1))) is not None:
-                    agree(
-                        f"survival at depth {k + 1}", share, counted / self.positions, "its prefix's count / positions"
-                    )
-
-    def _check_groups(self, hits: IntArray, trials: IntArray) -> None:
-        """The groups are all of it: their counts sum to the whole's."""
-        groups = list((self.groups or {}).values())
-        shapes = {(len(g.hits), len(g.trials), *map(len, g.hits)) for g in groups}
-        if shapes != {(len(hits), len(hits), *[hits.shape[1]] * len(hits))}:
-            raise InvalidInput(f"every group must have {len(hits)} heads of {hits.shape[1]} ranks, as the whole has.")
-        for what in ("sequences", "positions"):
-            own, whole = [getattr(group, what) for group in groups], getattr(self, what)
-            if whole is not None and None not in own:
-                agree(f"the groups' {what}", sum(own), whole, "those of the whole")
-        sums = np.sum([g.hits for g in groups], axis=0)
-        for k, rank in np.argwhere(sums != hits).tolist():
-            agree(
-                f"the groups' hits of head {k + 1} at rank {rank}",
-                int(sums[k, rank]),
-                int(hits[k, rank]),
-                "the whole's",
-            )
-        for k, own in enumerate(np.sum([g.trials for g in groups], axis=0).tolist()):
-            agree(f"the groups' trials of head {k + 1}", own, int(trials[k]), "the whole's")
 
 
 def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written for an engine, what is worth knowing of it, and the command that uses it."""
+    """Files that were written for an engine, notes on them, and the command that uses them."""
 
     files: tuple[Path, ...]
     notes: tuple[str, ...]
@@ -26,7 +26,7 @@ class Exported:
 
 
 class Viewer(Protocol):
-    """What shows results, by a module of functions."""
+    """A module of functions that show results."""
 
     def html(self, record: Any, /) -> str:
         """The result as an HTML element, all its text escaped."""

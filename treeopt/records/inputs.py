@@ -20,9 +20,8 @@ from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.bootstrap import SEED
 from treeopt.records.calibration import Calibration
-from treeopt.records.expected import Sample
 from treeopt.records.origins import elsewhere
-from treeopt.records.plan import Plan
+from treeopt.records.plan import Plan, Sample
 from treeopt.records.probe import Probe, is_probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import same_drafter
@@ -54,7 +53,7 @@ def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, 
     if not run.calibration.exists():
         raise InvalidInput(
             f"{run.path} has no calibration yet. Make one with treeopt calibrate or treeopt import, or name a "
-            "shipped one with --calibration (treeopt list)."
+            "shipped one with `calibration` (treeopt list)."
         )
     return run.calibration, run.read_calibration()
 
@@ -62,7 +61,7 @@ def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, 
 def find_accuracies(
     run: RunDirectory, given: str | None = None, *, otherwise: str | None = None
 ) -> tuple[Path, RankTrace | Calibration] | None:
-    """The same, or the shipped calibration ``otherwise``, or None, where nothing was given or calibrated."""
+    """The accuracies of `read_accuracies`, or the shipped calibration ``otherwise``, or None, where nothing was given or calibrated."""
     if given is None and not (run.trace.exists() or run.calibration.exists()):
         given = otherwise
         if given is None:
@@ -87,9 +86,9 @@ def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, 
     if conversations is None:
         return record, None
     if isinstance(record, Calibration):
-        raise InvalidInput("--sample draws conversations of a trace, but a calibration has none: leave --sample out.")
+        raise InvalidInput("`sample` draws conversations of a trace, but a calibration has none: leave `sample` out.")
     if conversations < 1:
-        raise InvalidInput(f"--sample must be at least 1, but got {conversations}.")
+        raise InvalidInput(f"`sample` must be at least 1, but got {conversations}.")
     count = record.num_conversations
     if conversations >= count:
         return record, None
@@ -135,12 +134,12 @@ def made_from(run: RunDirectory, file: Path, inputs: Mapping[str, str] | None) -
 
 
 def stale(run: RunDirectory, file: Path, inputs: Mapping[str, str] | None, *command: object) -> list[str]:
-    """The same, with the command that makes the result again, by its words."""
+    """The sentences of `made_from`, each with the command that makes the result again, by its words."""
     return [f"{said} Make it again with: {run.command(*command)}" for said in made_from(run, file, inputs)]
 
 
 def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
-    """The same of the run's plan."""
+    """Why the run's plan is stale, in sentences with the command that makes it again."""
     return stale(run, run.plan, plan.inputs, "search")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from itertools import accumulate
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import storage
+from treeopt.files.storage import document
 from treeopt.records.rules import same_drafter
 from treeopt.records.shards import Part, ShardRecord, digest
 from treeopt.records.trace import RankTrace
@@ -46,34 +47,34 @@ Named = tuple[str, RankTrace]  # under which name a trace was given
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """One of the calibrations that a merged trace was made of, under meta "merged".
-
-    prompts   : digest of those that were asked, in order
-    name      : of the data that they come from
-    blocks    : how many it was measured in
-    skipped   : prompts and turns that were left out
-    share     : of the traffic; None where every conversation counts once
-    """
-
-    prompts: str
-    name: str | None
-    sequences: int
-    blocks: int
-    skipped: int
-    share: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.share is not None and not self.share > 0:
-            raise InvalidInput(f"a share of the traffic must be above 0, but is {self.share:g}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Merged:
-    """The meta of a trace that merging made, or a shard's."""
+class _Origin:
+    """Where the sequences of a trace come from, by its meta: a shard's blocks, or merged calibrations."""
 
     shard: ShardRecord | None = None
-    merged: tuple[Source, ...] | None = None
+    merged: tuple[Part, ...] | None = None
+
+    def parts(self, trace: RankTrace) -> tuple[Part, ...]:
+        """The parts that the trace consists of; a calibration that was never merged is one."""
+        if self.shard:
+            return self.shard.blocks
+        meta = trace.meta
+        whole = Part(
+            key=digest(meta["prompt_sha256"]),
+            name=_at(meta, ("provenance", "dataset")),
+            sequences=trace.num_sequences,
+            blocks=len(meta.get("batch_sizes") or []),
+            skipped=len(meta.get("skipped") or []),
+        )
+        return self.merged or (whole,)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part with its own trace, and the name of the trace that it was taken out of."""
+
+    part: Part
+    trace: RankTrace
+    name: str
 
 
 def merge(traces: Sequence[Named], shares: Sequence[float] | None = None) -> RankTrace:
@@ -86,24 +87,75 @@ def merge(traces: Sequence[Named], shares: Sequence[float] | None = None) -> Ran
     if len(traces) < 2:
         raise InvalidInput(f"Merging takes two runs at least, but got {len(traces)}.")
     if shares is not None and len(shares) != len(traces):
-        raise InvalidInput(f"--weight must be given once for every run, {len(traces)} times, but came {len(shares)}.")
+        raise InvalidInput(f"`weight` must be given once for every run, {len(traces)} times, but came {len(shares)}.")
     for name, trace in traces:
         if trace.tokens is None or trace.meta.get("prompt_sha256") is None:
             raise InvalidInput(f"Merging takes what treeopt calibrate measured, but {name} does not say which prompts.")
         _check_alike(traces[0], (name, trace))
-    records = [storage.typed(_Merged, _said(trace), name) for name, trace in traces]
-    sharded = [name for (name, _), record in zip(traces, records, strict=True) if record.shard]
-    whole = [name for name, _ in traces if name not in sharded]
-    if sharded and whole:
+    origins = [storage.typed(_Origin, _said(trace), name) for name, trace in traces]
+    shard = _common_shard([name for name, _ in traces], origins)
+    if shard and shares is not None:
+        raise InvalidInput("`weight` is for calibrations of different prompts, but these are shards of one.")
+    each = [
+        [_Piece(part, piece, name) for part, piece in zip(parts, _pieces(name, trace, parts), strict=True)]
+        for (name, trace), parts in ((one, origin.parts(one[1])) for one, origin in zip(traces, origins, strict=True))
+    ]
+    if not shard:
+        each = _shared(each, shares)
+    pieces = sorted((piece for own in each for piece in own), key=lambda piece: piece.part.key)
+    _check_distinct(pieces)
+    meta = _common([piece.trace.meta for piece in pieces])
+    if shard:
+        del meta["shard"]
+        meta["skipped"] = _rows_without_prompt(traces[0][1], origins[0].parts(traces[0][1]))
+        if len(pieces) < shard.num_blocks:
+            meta["shard"] = document(replace(shard, blocks=tuple(piece.part for piece in pieces)))
+        return join([piece.trace for piece in pieces], meta)
+    meta |= {"skipped": [], "merged": [document(piece.part) for piece in pieces]}
+    found = join([_grouped(piece) for piece in pieces], meta)
+    return found if shares is None else replace(found, weight=_weights(pieces))
+
+
+def _common_shard(names: Sequence[str], origins: Sequence[_Origin]) -> ShardRecord | None:
+    """The calibration that all are shards of; None where none is a shard. Raises InvalidInput for any other case."""
+    shards = {name: origin.shard for name, origin in zip(names, origins, strict=True) if origin.shard}
+    whole = [name for name in names if name not in shards]
+    if not shards:
+        return None
+    first_name, first = next(iter(shards.items()))
+    if whole:
         raise InvalidInput(
-            f"A shard goes with the others of its calibration only, but {sharded[0]} is one and {whole[0]} is a whole "
+            f"A shard goes with the others of its calibration only, but {first_name} is one and {whole[0]} is a whole "
             "calibration: merge all shards of the one first."
         )
-    if sharded:
-        if shares is not None:
-            raise InvalidInput("--weight is for calibrations of different prompts, but these are shards of one.")
-        return _merge_shards(traces, [record.shard for record in records if record.shard])
-    return _merge_whole(traces, [record.merged for record in records], shares)
+    for name, shard in shards.items():
+        for what in ("prompts", "block_prompts", "num_blocks"):
+            if getattr(shard, what) != getattr(first, what):
+                raise InvalidInput(
+                    f"Shards of one calibration ask the same prompts in the same blocks, but {first_name} and {name} "
+                    f"differ in {what}. Run every shard with the same options, `batch_size` too."
+                )
+    return first
+
+
+def _shared(each: Sequence[Sequence[_Piece]], shares: Sequence[float] | None) -> list[list[_Piece]]:
+    """The pieces of each trace with their shares of the traffic, which sum to 1; without shares none may have one."""
+    if shares is None:
+        for own in each:
+            if any(piece.part.share is not None for piece in own):
+                raise InvalidInput(
+                    f"{own[0].name} was merged by shares of the traffic: say with `weight` what every run stands for."
+                )
+        return [list(own) for own in each]
+    found, total = [], math.fsum(shares)
+    for share, own in zip(shares, each, strict=True):
+        sizes = [piece.trace.num_conversations for piece in own]
+        known = [
+            size / sum(sizes) if p.part.share is None else p.part.share for p, size in zip(own, sizes, strict=True)
+        ]
+        within = share / total / math.fsum(known)
+        found.append([replace(p, part=replace(p.part, share=within * s)) for p, s in zip(own, known, strict=True)])
+    return found
 
 
 def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
@@ -131,17 +183,18 @@ def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
 
 
 def shard_record(prompts: str, block_prompts: int, num_blocks: int, blocks: Mapping[int, RankTrace]) -> dict[str, Any]:
-    """What the trace of some blocks, by place, says under meta "shard"."""
+    """The meta "shard" of the trace of some blocks, by place."""
     parts = [
-        Part(block=place, sequences=block.num_sequences, skipped=len(block.meta["skipped"]))
+        Part(key=place, sequences=block.num_sequences, skipped=len(block.meta["skipped"]), blocks=1)
         for place, block in sorted(blocks.items())
     ]
-    record = ShardRecord(prompts=prompts, block_prompts=block_prompts, num_blocks=num_blocks, blocks=tuple(parts))
-    return {**asdict(record), "blocks": [asdict(part) for part in parts]}
+    shard = ShardRecord(prompts=prompts, block_prompts=block_prompts, num_blocks=num_blocks, blocks=tuple(parts))
+    found: dict[str, Any] = document(shard)
+    return found
 
 
 def _batch_sizes(block: RankTrace) -> list[int]:
-    """Those of a part of several blocks, or that of a block as it is measured."""
+    """Batch sizes of the blocks of a part, or of a block as it is measured."""
     return list(block.meta["batch_sizes"]) if "batch_sizes" in block.meta else [block.meta["batch_size"]]
 
 
@@ -174,80 +227,20 @@ def _at(meta: Mapping[str, Any], place: Sequence[str]) -> Any:
     return found
 
 
-def _merge_shards(traces: Sequence[Named], records: Sequence[ShardRecord]) -> RankTrace:
-    """The trace of the shards' blocks; that of a single process where all are there."""
-    blocks: dict[int, RankTrace] = {}
-    holders: dict[int, int] = {}  # of each block the place of its trace
-    first = records[0]
-    for number, ((name, trace), record) in enumerate(zip(traces, records, strict=True)):
-        for what in ("prompts", "block_prompts", "num_blocks"):
-            if getattr(record, what) != getattr(first, what):
-                raise InvalidInput(
-                    f"Shards of one calibration ask the same prompts in the same blocks, but {traces[0][0]} and {name} "
-                    f"differ in {what}. Run every shard with the same options, --batch-size too."
-                )
-        counts = [(part.sequences, part.skipped, 1) for part in record.blocks]
-        for part, piece in zip(record.blocks, _pieces(name, trace, counts), strict=True):
-            if part.block in blocks:
-                raise InvalidInput(
-                    f"A block of prompts counts once, but block {part.block + 1} of {first.num_blocks} is in "
-                    f"{traces[holders[part.block]][0]} and in {name}."
-                )
-            blocks[part.block], holders[part.block] = piece, number
-    order = sorted(blocks)
-    leading = holders[order[0]]
-    meta = _common([traces[holders[place]][1].meta for place in order])
-    rows = len(traces[leading][1].meta["skipped"]) - sum(part.skipped for part in records[leading].blocks)
-    meta["skipped"] = traces[leading][1].meta["skipped"][:rows]  # rows of the source without a prompt
-    del meta["shard"]
-    if len(order) < first.num_blocks:
-        ordered = {place: blocks[place] for place in order}
-        meta["shard"] = shard_record(first.prompts, first.block_prompts, first.num_blocks, ordered)
-    return join([blocks[place] for place in order], meta)
+def _rows_without_prompt(trace: RankTrace, parts: Sequence[Part]) -> list[Any]:
+    """The skipped rows of the source that belong to no part: they had no prompt."""
+    skipped = trace.meta.get("skipped") or []
+    return list(skipped[: len(skipped) - sum(part.skipped for part in parts)])
 
 
-def _merge_whole(
-    traces: Sequence[Named], merged: Sequence[tuple[Source, ...] | None], shares: Sequence[float] | None
-) -> RankTrace:
-    """The trace of calibrations of different prompts."""
-    parts: list[tuple[Source, RankTrace, str]] = []
-    metas: dict[str, Mapping[str, Any]] = {}
-    for number, ((name, trace), known) in enumerate(zip(traces, merged, strict=True)):
-        sources = known or (_source_of(trace),)
-        if shares is None and any(source.share is not None for source in sources):
-            raise InvalidInput(
-                f"{name} was merged by shares of the traffic: say with --weight what every run stands for."
-            )
-        pieces = _pieces(name, trace, [(source.sequences, source.skipped, source.blocks) for source in sources])
-        own = _shares(sources, pieces)
-        for source, piece, share in zip(sources, pieces, own, strict=True):
-            given = None if shares is None else shares[number] * share
-            parts.append((replace(source, share=given), piece, name))
-            metas.setdefault(source.prompts, trace.meta)
-    parts.sort(key=lambda part: part[0].prompts)
-    _check_distinct(parts)
-    if shares is not None:
-        total = math.fsum(source.share or 0.0 for source, *_ in parts)
-        parts = [(replace(source, share=(source.share or 0.0) / total), piece, name) for source, piece, name in parts]
-    meta = _common([metas[source.prompts] for source, *_ in parts])
-    meta |= {"skipped": [], "merged": [asdict(source) for source, *_ in parts]}
-    found = join([_grouped(piece, source) for source, piece, _ in parts], meta)
-    if shares is None:
-        return found
-    weights = _weights([source.share or 0.0 for source, *_ in parts], [piece for _, piece, _ in parts])
-    return replace(found, weight=None if (weights == 1).all() else weights)
-
-
-def _pieces(name: str, trace: RankTrace, counts: Sequence[tuple[int, int, int]]) -> list[RankTrace]:
-    """The parts of a trace, each with the meta of a trace of its own.
-
-    counts : of every part its sequences, skipped turns, and blocks
-    """
+def _pieces(name: str, trace: RankTrace, parts: Sequence[Part]) -> list[RankTrace]:
+    """The parts of a trace, each with the meta of a trace of its own."""
     found, meta = [], trace.meta
-    rows = len(meta.get("skipped") or []) - sum(skipped for _, skipped, _ in counts)
+    counts = [(part.sequences, part.skipped, part.blocks) for part in parts]
+    rows = len(meta.get("skipped") or []) - sum(part.skipped for part in parts)
     ends = [[0, *accumulate(column)] for column in zip(*counts, strict=True)]
     sizes = [len(meta["prompt_sha256"]), len(meta.get("skipped") or []) - rows, len(meta.get("batch_sizes") or [])]
-    if [end[-1] for end in ends] != sizes or min(map(min, counts)) < 0 or rows < 0 or trace.group is None:
+    if [end[-1] for end in ends] != sizes or rows < 0 or trace.group is None:
         raise InvalidInput(f"{name} contradicts itself: the parts that it says it was made of are not what it holds.")
     for i in range(len(counts)):
         begins, stops = ([end[i + after] for end in ends] for after in (0, 1))
@@ -265,51 +258,33 @@ def _pieces(name: str, trace: RankTrace, counts: Sequence[tuple[int, int, int]])
     return found
 
 
-def _source_of(trace: RankTrace) -> Source:
-    """A calibration that was never merged, as a part."""
-    return Source(
-        prompts=digest(trace.meta["prompt_sha256"]),
-        name=_at(trace.meta, ("provenance", "dataset")),
-        sequences=trace.num_sequences,
-        blocks=len(trace.meta.get("batch_sizes") or []),
-        skipped=len(trace.meta.get("skipped") or []),
-    )
-
-
-def _shares(sources: Sequence[Source], pieces: Sequence[RankTrace]) -> list[float]:
-    """What each source counts among those of one run: its share, or its conversations."""
-    known = [source.share for source in sources]
-    sizes = [piece.num_conversations for piece in pieces]
-    return [size / sum(sizes) if share is None else share for share, size in zip(known, sizes, strict=True)]
-
-
-def _check_distinct(parts: Sequence[tuple[Source, RankTrace, str]]) -> None:
-    """Raise InvalidInput where two calibrations answered the same prompt."""
+def _check_distinct(pieces: Sequence[_Piece]) -> None:
+    """Raise InvalidInput where two pieces answered the same prompt."""
     holders: dict[str, str] = {}
-    for _, piece, name in parts:
-        here = dict.fromkeys(piece.meta["prompt_sha256"])
+    for piece in pieces:
+        here = dict.fromkeys(piece.trace.meta["prompt_sha256"])
         both = [sha for sha in here if sha in holders]
         if both:
             raise InvalidInput(
-                f"A prompt counts once, but {len(both):,} prompts are in {holders[both[0]]} and in {name}, the first of them "
-                f"{both[0]}. Calibrate one of the two on prompts that are not in the other."
+                f"A prompt counts once, but {len(both):,} prompts are in {holders[both[0]]} and in {piece.name}, the first "
+                f"of them {both[0]}. Calibrate one of the two on prompts that are not in the other."
             )
-        holders |= dict.fromkeys(here, name)
+        holders |= dict.fromkeys(here, piece.name)
 
 
-def _grouped(piece: RankTrace, source: Source) -> RankTrace:
-    """A part without groups becomes a group of its own, named as its data."""
-    if piece.group_names:
-        return piece
-    return replace(piece, meta={**piece.meta, "group_names": [source.name or "(unknown)"]})
+def _grouped(piece: _Piece) -> RankTrace:
+    """The trace of a piece; one without groups becomes a group of its own, named as its data."""
+    if piece.trace.group_names:
+        return piece.trace
+    return replace(piece.trace, meta={**piece.trace.meta, "group_names": [piece.part.name or "(unknown)"]})
 
 
-def _weights(shares: Sequence[float], pieces: Sequence[RankTrace]) -> NDArray[np.float32]:
-    """(S,) how often each sequence counts, the same for the turns of a conversation.
+def _weights(pieces: Sequence[_Piece]) -> NDArray[np.float32] | None:
+    """(S,) how often each sequence counts, the same for the turns of a conversation; None where all count once.
 
     Of a calibration whose conversations count r times each on average, the i-th counts floor((i + 1) r) - floor(i r) times.
     """
-    ratios = [Fraction(share) / piece.num_conversations for share, piece in zip(shares, pieces, strict=True)]
+    ratios = [Fraction(piece.part.share or 0.0) / piece.trace.num_conversations for piece in pieces]
     least = min(ratios)
     if max(ratios) > MOST_REPEATED * least:
         raise InvalidInput(
@@ -318,9 +293,10 @@ def _weights(shares: Sequence[float], pieces: Sequence[RankTrace]) -> NDArray[np
         )
     found = []
     for ratio, piece in zip(ratios, pieces, strict=True):
-        ends = [math.floor(i * ratio / least) for i in range(piece.num_conversations + 1)]
-        found.append(np.diff(ends)[piece.clusters])
-    return np.concatenate(found).astype(np.float32)
+        ends = [math.floor(i * ratio / least) for i in range(piece.trace.num_conversations + 1)]
+        found.append(np.diff(ends)[piece.trace.clusters])
+    weights = np.concatenate(found).astype(np.float32)
+    return None if (weights == 1).all() else weights
 
 
 def _common(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

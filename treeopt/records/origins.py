@@ -19,7 +19,7 @@ OURS = "treeopt"  # the runtime that decodes here
 TIMED = {"model": "of", "dtype": "in", "device": "on", "machine": "on"}  # what latencies depend on
 
 
-class Drafter(TypedDict, total=False):
+class DrafterRecord(TypedDict, total=False):
     """A drafter; one without weights of its own has no sha256."""
 
     kind: str | None
@@ -30,7 +30,7 @@ class Drafter(TypedDict, total=False):
     num_layers: int | None
 
 
-class Acceptance(TypedDict, total=False):
+class RuleRecord(TypedDict, total=False):
     """An acceptance rule and its parameters; `treeopt.records.rules` says what they mean."""
 
     rule: Literal["greedy", "sample-then-match", "rejection", "typical"] | None
@@ -55,15 +55,15 @@ class Runtime(TypedDict, total=False):
     about: str | None
 
 
-class Provenance(TypedDict, total=False):
+class ProvenanceRecord(TypedDict, total=False):
     """What `treeopt.files.provenance` writes; of a benchmark by another runtime than treeopt also which."""
 
     model: str | None
     revision: str | None
-    drafter: Drafter | None
+    drafter: DrafterRecord | None
     dataset: str | None
     dataset_fingerprint: str | None
-    acceptance: Acceptance | None
+    acceptance: RuleRecord | None
     device: str | None
     dtype: str | None
     seed: int | None
@@ -73,6 +73,14 @@ class Provenance(TypedDict, total=False):
     versions: dict[str, str | None] | None
     machine: str | None
     engine: Runtime | None
+
+
+class SkippedRow(TypedDict, total=False):
+    """A prompt or turn that was left out, and why."""
+
+    row: int | None
+    turn: int | None
+    reason: str
 
 
 class Answered(TypedDict, total=False):
@@ -86,10 +94,10 @@ class Answered(TypedDict, total=False):
 class Origins(TypedDict, total=False):
     """Keys that records share. ``source`` holds the options of a trace, and says of a calibration who measured it."""
 
-    drafter: Drafter | None
-    acceptance: Acceptance | None
+    drafter: DrafterRecord | None
+    acceptance: RuleRecord | None
     answers: Answered | None
-    provenance: Provenance | None
+    provenance: ProvenanceRecord | None
     source: str | dict[str, str | bool | int | float | None] | None
 
 

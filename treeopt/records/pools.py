@@ -54,11 +54,11 @@ class Counts:
 
     def __post_init__(self) -> None:
         if not all(1 <= topk <= MOST_TOPK for topk in self.topks):
-            raise InvalidInput(f"--topk must be numbers from 1 to {MOST_TOPK}, but got {quoted(list(self.topks))}.")
+            raise InvalidInput(f"`topks` must be numbers from 1 to {MOST_TOPK}, but got {quoted(list(self.topks))}.")
 
     @property
     def record(self) -> dict[str, Any]:
-        """As a trace's meta has it.
+        """The options as a trace's meta has them.
 
         >>> Counts(32, 3, (1, 4)).record
         {'top_k': 32, 'pools': {'levels': 3, 'topks': [1, 4]}}
@@ -162,5 +162,5 @@ class Pools:
         return found
 
     def select(self, states: Sequence[int] | NDArray[np.int64]) -> Pools:
-        """Those of some states."""
+        """The pools of some states."""
         return Pools(self.levels, self.topks, self.places[states], self.scores[states])

@@ -2,7 +2,7 @@
 
 Under typical acceptance several siblings can pass and the text depends on the tree, so that no trace of ranks
 tells what a tree reaches. Instead answers are decoded with one tree, the policy, while a larger one, the probe
-tree, is verified in the same passes. Any part of that is then scored on the same steps (`treeopt.growth.coverage`):
+tree, is verified in the same passes. Any part of that is then scored on the same steps (`treeopt.growth.probed`):
 exactly for the policy, approximately for others, whose steps would begin elsewhere.
 
 P steps of all sequences · S sequences · T nodes of the probe tree · A accepted nodes of all steps, roots left out
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.files import npz, storage
 from treeopt.files.bounds import MOST_ARRAY_BYTES
-from treeopt.records.agreement import within
+from treeopt.files.fields import within
 from treeopt.records.trace import Answers, check_answers, read_meta
 from treeopt.trees.tree import BoolArray, IntArray, Tree, read_only
 

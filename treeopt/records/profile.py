@@ -13,44 +13,46 @@ Estimates from them are made by `treeopt.latency.estimate.StepCosts`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.records.agreement import agree, at_place, within
+from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Runtime, check_origins
 from treeopt.trees.dynamic import MOST_TOPK
-
-LAST_DIGIT = 1e-5  # of what the file says of its precision
 
 Setting = tuple[int, int]  # batch_size, context_tokens
 
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Samples of one kind of step: trees of ``size`` rows and ``depth``, for ``batch_size`` rows."""
+    """Samples of one kind of step: drafts of ``size`` rows and ``depth``, for ``batch_size`` sequences.
 
-    batch_size: int
-    context_tokens: int
-    size: int
-    depth: int
-    step_ms: tuple[float, ...]
-    accepted_mean: float | None = None  # guesses accepted per row and step
-    round: tuple[int, ...] | None = None  # the round in which each sample was taken
-    parts_ms: dict[str, tuple[float, ...]] | None = None  # samples of draft, target, verify and commit
-    expanding: tuple[int, ...] | None = None  # of each depth, how many nodes of the tree have children
-    topk: int | None = (
-        None  # of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
-    )
-    adaptive: bool | None = None  # whether it chose its ``size`` rows by its scores
+    accepted_mean : guesses accepted per row and step · round : in which each sample was taken
+    parts_ms      : samples of draft, target, verify and commit
+    expanding     : of each depth, how many nodes of the tree have children
+    topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
+    """
+
+    batch_size: Positive
+    context_tokens: Count
+    size: Positive
+    depth: Count
+    step_ms: tuple[Amount, ...]
+    accepted_mean: NotNegative | None = None
+    round: tuple[Count, ...] | None = None
+    parts_ms: dict[str, tuple[NotNegative, ...]] | None = None
+    expanding: tuple[Positive, ...] | None = None
+    topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
 
     def __post_init__(self) -> None:
         if not self.step_ms or not all(np.isfinite(ms) and ms > 0 for ms in self.step_ms):
@@ -62,17 +64,13 @@ class StepTiming:
             )
         if self.expanding is not None:
             _check_expanding(self.expanding, inf if self.topk else self.size, self.depth)
-        within(1, MOST_TOPK, topk=self.topk)
-        within(0, context_tokens=self.context_tokens)
-        within(0, self.depth, accepted_mean=self.accepted_mean)
-        _check_rounds(self.round, self.step_ms)
+        if self.round is not None and len(self.round) != len(self.step_ms):
+            raise InvalidInput(f"round must be one for each of {len(self.step_ms)} samples, but has {len(self.round)}.")
         counts = {len(samples) for samples in (self.parts_ms or {}).values()}
         if len(counts) > 1 or 0 in counts:
             raise InvalidInput(
                 f"parts_ms must have as many samples of every part, at least one, but has {sorted(counts)}."
             )
-        for part, samples in (self.parts_ms or {}).items():
-            within(0, **{f"parts_ms of {part}": min(samples)})
 
     @property
     def setting(self) -> Setting:
@@ -100,56 +98,55 @@ class StepTiming:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precision:
-    """How well latencies are known: halves of 95 % intervals as shares, what was wanted and the widest."""
+class ProfileSetting:
+    """A batch size and a context that were measured; ``nominal`` where rows were held at that context."""
 
-    wanted: float
-    reached: bool | None = None
-    worst: float | None = None
-    missed: int | None = None
-    timings: int | None = None
+    batch_size: Positive
+    context_tokens: Count
+    nominal: bool = True
 
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A setting of which something is said."""
-
-    batch_size: int
-    context_tokens: int
+    @property
+    def setting(self) -> Setting:
+        return self.batch_size, self.context_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Floor(Place):
-    """The least time of a plain step at a memory bandwidth."""
+class BandwidthFloor:
+    """The bytes that a plain step of a setting reads at least, and the memory bandwidth."""
 
-    gb_per_s: float
-    weight_bytes: int
-    cache_bytes: int
-    floor_ms: float
-    plain_over_floor: float
+    batch_size: Positive
+    context_tokens: Count
+    gb_per_s: Amount
+    weight_bytes: Count
+    cache_bytes: Count
 
-    def check(self, plain: StepTiming) -> None:
-        """Raise InvalidInput where the figures contradict one another, or the plain step there."""
-        within(0, weight_bytes=self.weight_bytes, cache_bytes=self.cache_bytes)
-        if not (self.gb_per_s > 0 and self.floor_ms > 0):
-            raise InvalidInput(
-                f"gb_per_s and floor_ms must be above 0, but are {self.gb_per_s:g} and {self.floor_ms:g}."
-            )
-        floor_ms = 1e-6 * (self.weight_bytes + self.cache_bytes) / self.gb_per_s
-        agree("floor_ms", self.floor_ms, floor_ms, "(weight_bytes + cache_bytes) / gb_per_s", self.gb_per_s)
-        over = median(plain.step_ms) / self.floor_ms
-        agree("plain_over_floor", self.plain_over_floor, over, "the median plain step / floor_ms", self.floor_ms)
+    @property
+    def setting(self) -> Setting:
+        return self.batch_size, self.context_tokens
+
+    @property
+    def floor_ms(self) -> float:
+        """The least time of the step."""
+        return 1e-6 * (self.weight_bytes + self.cache_bytes) / self.gb_per_s
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """What follows from the other keys, for readers of JSON."""
+        return {"floor_ms": self.floor_ms}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Info:
-    """What a file says of its timings that can be checked against them."""
+class ProfileInfo:
+    """Types of what a file says beside its timings.
 
-    precision: Precision | None = None
-    drift: list[Place] | None = None
-    bandwidth_floor: list[Floor] | None = None
-    weight_bytes: dict[str, int] | None = None
-    processor_share: float | None = None
+    precision : margin of error of every latency at which timing would have ended, as a share
+    """
+
+    precision: NotNegative | None = None
+    settings: list[ProfileSetting] | None = None
+    bandwidth_floor: list[BandwidthFloor] | None = None
+    weight_bytes: dict[str, Count] | None = None
+    processor_share: Share | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,13 +187,8 @@ class LatencyProfile(Drawn):
 
     @property
     def dynamic(self) -> list[StepTiming]:
-        """Those of dynamic trees, but for those that chose their rows."""
-        return [point for point in self.points if point.topk is not None and not point.adaptive]
-
-    @property
-    def adaptive(self) -> list[StepTiming]:
-        """Those of dynamic trees that chose their rows."""
-        return [point for point in self.points if point.topk is not None and point.adaptive]
+        """The timings of dynamic trees."""
+        return [point for point in self.points if point.topk is not None]
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -207,17 +199,17 @@ class LatencyProfile(Drawn):
     def batch_sizes(self) -> list[int]:
         return sorted({batch for batch, _ in self.settings})
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """What ``profile.json`` says."""
         return {
             "schema": storage.schema("profile"),
-            "points": [_without_unknown(asdict(p)) for p in self.points],
+            "points": storage.document(self.points),
             "autoregressive": [
-                {k: v for k, v in _without_unknown(asdict(p)).items() if k not in ("size", "depth")}
+                {key: value for key, value in storage.document(p).items() if key not in ("size", "depth")}
                 for p in self.autoregressive
             ],
             "runtime": self.runtime,
-            **self.info,
+            **storage.document(self.info),
         }
 
     def save(self, path: str | Path) -> None:
@@ -230,50 +222,10 @@ class LatencyProfile(Drawn):
         alone = document["autoregressive"]
         alone = alone if isinstance(alone, list) else [alone]
         plain = [{"size": 1, "depth": 0, **p} if isinstance(p, dict) else p for p in alone]
-        rest = ("schema", "points", "autoregressive", "draft", "runtime")  # "draft" is of earlier files
+        rest = ("schema", "points", "autoregressive", "runtime", "shown")
         info = {k: v for k, v in document.items() if k not in rest}
-        profile = storage.typed(cls, {**document, "autoregressive": plain, "info": info}, path)
-        profile.check(path)
-        return profile
-
-    def check(self, source: str | Path) -> None:
-        """Raise InvalidInput, with the place in the file ``source``, where what it says of its timings contradicts them."""
-        plain = {timing.setting: timing for timing in self.autoregressive}
-        known = storage.typed(Info, self.info, source)
-        weights = known.weight_bytes or {}
-        with at_place(source, "processor_share"):
-            within(0, 1, processor_share=known.processor_share)
-        with at_place(source, "weight_bytes"):
-            within(0, **weights)
-            within(0, weights.get("target", inf), plain_step=weights.get("plain_step"))
-        if of := known.precision:
-            with at_place(source, "precision"):
-                agree("timings", of.timings, len(self.points) + len(plain), "the points and the plain steps")
-                within(0, inf if of.timings is None else of.timings, missed=of.missed)
-                if of.missed is not None and of.worst is not None:
-                    low, high = (of.wanted, inf) if of.missed else (0.0, of.wanted)
-                    within(low - LAST_DIGIT, high + LAST_DIGIT, worst=of.worst)
-                    agree("reached", of.reached, int(not of.missed), "whether none is missed")
-        for name, places in (("drift", known.drift), ("bandwidth_floor", known.bandwidth_floor)):
-            for i, at in enumerate(places or ()):
-                with at_place(source, f"{name}.{i}"):
-                    if (timing := plain.get((at.batch_size, at.context_tokens))) is None:
-                        raise InvalidInput(
-                            f"there is no plain step at batch size {at.batch_size} and context {at.context_tokens}."
-                        )
-                    if isinstance(at, Floor):
-                        at.check(timing)
-
-
-def _without_unknown(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if value is not None}
-
-
-def _check_rounds(rounds: Sequence[int] | None, samples: Sequence[float]) -> None:
-    """Raise InvalidInput unless every sample has a round, or none."""
-    if rounds is not None:
-        agree("the rounds", len(rounds), len(samples), "one for each sample")
-        within(0, round=min(rounds, default=0))
+        info |= {k: v for k, v in vars(storage.typed(ProfileInfo, info, path)).items() if v is not None}
+        return replace(storage.typed(cls, {**document, "autoregressive": plain, "info": {}}, path), info=info)
 
 
 def _check_expanding(expanding: Sequence[int], size: float, depth: int) -> None:

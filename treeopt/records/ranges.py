@@ -1,28 +1,25 @@
-"""Which batch sizes get which of a plan's trees: the ranges of its schedule."""
+"""Which batch sizes get which of a plan's drafts: the ranges of its schedule."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput
+from treeopt.files.fields import Count, Positive, Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRange:
-    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the tree of ``entries[entry]``.
+    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the draft of ``entries[entry]``.
 
-    loss    : the largest share of the throughput that it costs at a batch size of the range that was searched
-    between : the same at those between two that were searched, by interpolated latencies
-
-    Both are None where there is no profile, or no such batch size. In the file ``first`` and ``last`` are "from"
-    and "to".
+    between : the largest share of the throughput that it costs at a batch size of the range between those that were
+              searched, by interpolated latencies; None where there is none, or no profile
     """
 
-    first: int
-    last: int | None
-    entry: int
-    loss: float | None = None
-    between: float | None = None
+    first: Positive
+    last: Positive | None = None
+    entry: Count
+    between: Share | None = None
 
     def __str__(self) -> str:
         return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"
@@ -53,4 +50,4 @@ def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
             raise InvalidInput(f"A schedule must name entries 0 to {n_entries - 1}, but has '{part}'.")
         begin = None if part.last is None else part.last + 1
     if begin is not None:
-        raise InvalidInput("The last range of a schedule must be open: its 'to' is null.")
+        raise InvalidInput("The last range of a schedule must be open: its 'last' is null.")

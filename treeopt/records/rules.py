@@ -17,7 +17,7 @@ OPTIONS = {
 }
 MEANINGS = {
     "greedy": "the target's likeliest token; the default",
-    "sample": "what the target samples at --temperature; lossless, with every drafter and tree",
+    "sample": "what the target samples at the given temperature; lossless, with every drafter and tree",
     "reject": "the same distribution by p/q rejection, with chains of a draft model",
     "typical": "Medusa's: whatever is likely enough passes; faster, with another text",
 }
@@ -28,18 +28,6 @@ TEXTS = {  # what a tree's texts are
     "typical": "not the target's own, and differ from tree to tree",
 }
 SAME_TEXT = ("greedy", "sample-then-match")  # the text does not depend on the tree
-
-
-HEADS = ("medusa", "hydra", "hydra++")  # kinds of drafters with a head for every depth
-
-
-def guesser(drafter: Mapping[str, Any] | None) -> str:
-    """What guesses at one depth: a head, where the drafter has one for each; else it is just the depth.
-
-    >>> guesser({"kind": "hydra"}), guesser({"kind": "ngram"}), guesser(None)
-    ('head', 'depth', 'depth')
-    """
-    return "head" if (drafter or {}).get("kind") in HEADS else "depth"
 
 
 def rule_of(record: Mapping[str, Any] | None) -> str:
@@ -58,10 +46,22 @@ def option_of(record: Mapping[str, Any]) -> str:
     >>> option_of({"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "seed": 0})
     '--acceptance sample --temperature 0.7'
     """
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in _asked(record).items())
+
+
+def marked_rule(record: Mapping[str, Any]) -> str:
+    """The parameters that ask for the rule of a record, marked as a message has them (`treeopt.errors`).
+
+    >>> marked_rule({"rule": "rejection", "temperature": 0.7})
+    '`acceptance=reject` `temperature=0.7`'
+    """
+    return " ".join(f"`{name}={value}`" for name, value in _asked(record).items())
+
+
+def _asked(record: Mapping[str, Any]) -> dict[str, Any]:
     name = rule_of(record)
     keys = ("temperature", *OPTIONS[name]) if name != "greedy" else ()
-    parts = [f"--{key.replace('_', '-')} {record[key]}" for key in keys if record.get(key)]
-    return " ".join([f"--acceptance {name}", *parts])
+    return {"acceptance": name, **{key: record[key] for key in keys if record.get(key)}}
 
 
 def same_drafter(one: Mapping[str, Any], other: Mapping[str, Any], *, weights: bool = True) -> bool:
@@ -108,5 +108,5 @@ def check_rule(
     options = "" if command.startswith("treeopt search") else f" {option_of(wanted)}"
     raise InvalidInput(
         f"A tree must be used with the acceptance rule that it was measured under, but {what} for "
-        f"{option_of(measured)}, not for {option_of(wanted)}. Run: {command}{options}"
+        f"{marked_rule(measured)}, not for {marked_rule(wanted)}. Run: {command}{options}"
     )

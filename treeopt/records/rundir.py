@@ -142,7 +142,7 @@ class RunDirectory:
             return
         refusal = (
             f"A run directory has one writer at a time, but another treeopt is writing to {self.path}: wait for it, or "
-            "pass another --run."
+            "pass another `run`."
         )
         with sole_writer(self.path, self._folders, refusal):
             self._is_writing = True

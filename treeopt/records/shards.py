@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput
+from treeopt.files.fields import Amount, Count
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.index <= self.count:
-            raise InvalidInput(f"--shard must be i/n with i from 1 to n, but got {self}.")
+            raise InvalidInput(f"`shard` must be i/n with i from 1 to n, but got {self}.")
 
     @classmethod
     def of(cls, text: str) -> Shard:
         """The shard that "i/n" means. Raises InvalidInput for anything else."""
         if not (found := re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)):
-            raise InvalidInput(f"--shard must be i/n, for example 2/8, but got {text!r}.")
+            raise InvalidInput(f"`shard` must be i/n, for example 2/8, but got {text!r}.")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
@@ -49,11 +50,20 @@ WHOLE = Shard()
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a trace has of one block: its place among all blocks, sequences, and turns that could not be asked."""
+    """A part of a trace: a block of a shard, or one of the calibrations that were merged.
 
-    block: int
-    sequences: int
-    skipped: int
+    key     : place of the block among all blocks; digest of the calibration's prompts, in order
+    skipped : prompts and turns that were left out · blocks : that it was measured in
+    name    : of the data that a calibration comes from
+    share   : of the traffic; None where every conversation counts once
+    """
+
+    key: int | str
+    sequences: Count
+    skipped: Count
+    blocks: Count
+    name: str | None = None
+    share: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

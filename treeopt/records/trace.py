@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
-from treeopt.records.agreement import agree, within
+from treeopt.files.fields import within
 from treeopt.records.display import Drawn
 from treeopt.records.origins import check_origins
 from treeopt.records.pools import Pools
@@ -151,7 +151,6 @@ class RankTrace(Answers):
     def check(self) -> None:
         """Raise InvalidInput where what a file says of its sequences contradicts them."""
         check_answers(self, self.lengths)
-        agree("num_heads", self.meta.get("num_heads"), self.num_heads, "the columns of ranks")
         for left in range(1, self.num_heads + 1):  # tokens from a state on
             states = (self.starts[1:] - left)[self.lengths >= left]
             beyond = np.argwhere(self.ranks[states, left - 1 :] >= 0)
@@ -194,7 +193,7 @@ class RankTrace(Answers):
 
     @cached_property
     def pools(self) -> Pools | None:
-        """Of dynamic trees, where they were recorded. Raises InvalidInput where they do not fit together."""
+        """The pools of dynamic trees, where they were recorded. Raises InvalidInput where they do not fit together."""
         places, scores = self.pool_places, self.pool_scores
         if places is None or scores is None:
             if places is not None or scores is not None:
@@ -322,8 +321,10 @@ def check_answers(record: Answers, lengths: NDArray[Any]) -> None:
         most = {"end": max(End), "group": inf if names is None else len(names) - 1}.get(name, inf)
         within(0, most, **{name: int(values.min())})
         within(0, most, **{name: int(values.max())})
-    if meta.get("prompt_sha256") is not None:
-        agree("prompt_sha256", len(meta["prompt_sha256"]), sequences, "one for each sequence")
+    if meta.get("prompt_sha256") is not None and len(meta["prompt_sha256"]) != sequences:
+        raise InvalidInput(
+            f"prompt_sha256 must be one for each of {sequences} sequences, but are {len(meta['prompt_sha256'])}."
+        )
     limit = meta.get("max_new_tokens")
     if limit is not None and sequences:
         within(0, limit, **{"tokens of a sequence": int(lengths.max())})

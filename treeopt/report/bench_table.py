@@ -1,60 +1,138 @@
-"""What a benchmark says, as tables and sentences for the terminal and the report."""
+"""What a benchmark says: its tables for the terminal and the report, and sentences on them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.contender import Contender
+from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
-from treeopt.report.terminal import grid, headline, together
+from treeopt.report.table import Column, Table
+from treeopt.report.terminal import headline, together
 from treeopt.report.verdict import label, measured, subject
 from treeopt.report.wording import count, percentages, pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from treeopt.report.grid import Grid
-
-CONTENDER_COLUMNS = (
-    "contender",
-    "rows",
-    *(f"tokens/step\npredicted,\n{how}" for how in ("product", "joint", "replay")),
-    "tokens/step\nreplayed\non these",
-    "tokens/step\nmeasured",
-    "tokens/s",
-    "speedup\n[95 % interval]",
-    "same text\nas plain",
-)
-QUALITY_TITLE = "The texts, judged by the target itself at temperature 1"
-QUALITY_COLUMNS = (
-    "contender",
-    "log-likelihood\n[nats per token]",
-    "over plain answers\n[nats per token]",
-    "answers\nchanged",
-    "tokens\nchanged",
-)
-
 
 def bench_table(bench: Benchmark) -> RenderableType:
-    """What the benchmark comes to, then predicted, replayed and measured, contender by contender."""
-    columns = ("contender", "rows", "predicted: product\n/ joint / replay", "\nreplayed", "tokens/step\nmeasured")
-    last = ("same\ntext",) if has_one_text(bench.acceptance) else ()
-    columns = (*columns, "\ntokens/s", "speedup\n[95 % interval]", *last)
-    table = grid(bench_title(bench), columns, left=1, spare=columns[2:4], caption=notes(bench) or None)
-    for c, (name, rows, product, joint, _, *others) in zip(bench.contenders, contender_rows(bench), strict=True):
-        predicted = " / ".join((product, joint, pm(c.predicted.replayed, None))).replace("– / – / –", "–")
-        table.add_row(name, rows, predicted, *others, style="bold green" if c.name == bench.judged else None)
-    more = [_bench_group_table(bench)] if bench.groups else []
+    """The verdict of a benchmark, then its tables."""
+    groups = group_table(None, bench)
+    return together(*headline(measured(bench)), *bench_tables(bench), *([groups] if groups else []))
+
+
+def bench_tables(bench: Benchmark) -> list[Table]:
+    """Predicted, replayed and measured, contender by contender; then what the target thinks of their texts."""
+    columns = [
+        Column("contender", lambda c: label(bench, c.name), names=True),
+        Column("rows", lambda c: f"≤{c.size}" if bench.engine and c.name == "defaults" else str(c.size)),
+        Column("predicted: product\n/ joint / replay", _predicted, spare=2),
+        Column("\nreplayed", lambda c: pm(c.replayed_tokens_per_step, None), spare=1),
+        Column("tokens/step\nmeasured", lambda c: pm(c.tokens_per_step, c.stderr)),
+        Column("\ntokens/s", lambda c: pm(c.tokens_per_s, None, 0)),
+        Column("speedup\n[95 % interval]", lambda c: str(bench.speedup(c.name) or "–")),
+    ]
+    if has_one_text(bench.acceptance):
+        columns.append(Column("same\ntext", lambda c: f"{c.identical}/{c.compared}"))
+    found = [
+        Table(
+            bench_title(bench),
+            columns,
+            bench.contenders,
+            caption=" ".join(filter(None, (stopped_note(bench), differences_note(bench)))),
+            bold=lambda c: c.name == bench.judged,
+        )
+    ]
     if bench.quality:
-        more.append(grid(QUALITY_TITLE, QUALITY_COLUMNS, quality_rows(bench), left=1, caption=quality_note(bench)))
-    return together(*headline(measured(bench)), table, *more)
+        found.append(_quality_table(bench))
+    return found
 
 
-def notes(bench: Benchmark) -> str:
-    """What is said under the table of contenders."""
-    return " ".join(filter(None, (stopped_note(bench), differences_note(bench))))
+def _predicted(contender: Contender) -> str:
+    """Tokens per step, predicted in three ways; a dash where none is known."""
+    of = contender.predicted
+    known = " / ".join(pm(value, None) for value in (of.product, of.joint, of.replayed))
+    return known.replace("– / – / –", "–")
+
+
+def _quality_table(bench: Benchmark) -> Table:
+    """A row for each contender: how likely its texts are by the target, and how many changed."""
+    columns = [
+        Column("contender", lambda row: label(bench, row[0]), names=True),
+        Column(
+            "log-likelihood\n[nats per token]",
+            lambda row: pm(row[1].log_likelihood_nats_per_token, row[1].log_likelihood_nats_per_token_stderr, 3),
+        ),
+        Column(
+            "over plain answers\n[nats per token]",
+            lambda row: pm(row[1].difference_nats_per_token, row[1].difference_nats_per_token_stderr, 3),
+        ),
+        Column("answers\nchanged", lambda row: f"{row[1].changed_answers_share:.0%}"),
+        Column("tokens\nchanged", lambda row: f"{row[1].changed_tokens_share:.0%}"),
+    ]
+    meaning = {
+        "reject": " The rule keeps the distribution of the texts, not the texts: a changed answer is another sample, "
+        "as good as the plain one.",
+        "typical": " The rule does not keep the texts: a log-likelihood below that of plain answers is its price.",
+    }.get(rule_of(bench.acceptance), "")
+    caption = (
+        "Plain answers were decoded beforehand in a batch of 16. Rounding differs with the batch size, "
+        f"so plain decoding itself may change some texts, and in bfloat16 many.{meaning}"
+    )
+    title = "The texts, judged by the target itself at temperature 1"
+    return Table(title, columns, (bench.quality or {}).items(), caption=caption)
+
+
+def group_table(entry: PlanEntry | None, bench: Benchmark | None) -> Table | None:
+    """The chosen tree on each group of prompts, as a plan predicts it and a benchmark measured it; None without groups."""
+    predicted = entry.groups if entry else {}
+    measured = bench if bench and bench.judged in {c.name for c in bench.contenders} else None
+    names = list(dict.fromkeys([*predicted, *(measured.groups if measured else [])]))
+    if not names:
+        return None
+    columns = [Column("group", lambda name: name or "(no group)", names=True)]
+    if entry:
+        of = predicted
+        columns += [
+            Column(
+                "tokens/step,\npredicted",
+                lambda name: pm(of[name].tokens_per_step, of[name].stderr.tokens_per_step) if name in of else "–",
+            ),
+            Column(
+                "speedup,\npredicted",
+                lambda name: pm(of[name].speedup, _speedup_stderr(of[name], entry)) if name in of else "–",
+            ),
+        ]
+    if measured:
+        found = {group: measured.tokens_per_step(measured.judged, group) for group in measured.groups}
+        shares = dict(zip(found, percentages([answers for _, answers in found.values()]), strict=True))
+        error = measured.contender(measured.judged).stderr_of
+        columns += [
+            Column("answers\nmeasured", lambda name: str(found[name][1]) if name in found else "–"),
+            Column("share of\nanswers", lambda name: shares.get(name, "–")),
+            Column(
+                "tokens/step,\nmeasured",
+                lambda name: pm(found[name][0], error(name), 3) if name in found and found[name][1] else "–",
+            ),
+            Column(
+                "speedup\n[95 % interval]",
+                lambda name: str((name in found and measured.speedup(measured.judged, group=name)) or "–"),
+            ),
+        ]
+    return Table(f"{subject(bench) if bench else 'The chosen tree'} by group of prompts", columns, names)
+
+
+def _speedup_stderr(of: Figure, entry: PlanEntry) -> float | None:
+    """Error of a group's predicted speedup: tokens per step vary with its prompts, the step with the rounds of timing."""
+    if not of.speedup or of.stderr.tokens_per_step is None:
+        return None
+    of_step = (entry.chosen.stderr.step_ms or 0.0) / (entry.chosen.step_ms or 1.0)
+    return of.speedup * hypot(of.stderr.tokens_per_step / of.tokens_per_step, of_step)
 
 
 def differences_note(bench: Benchmark) -> str:
@@ -76,32 +154,14 @@ def stopped_note(bench: Benchmark) -> str:
     return f"Stopped early, since shown to be slower than the chosen tree: {named}. Their intervals are of 99.9 %."
 
 
-def contender_rows(bench: Benchmark) -> list[tuple[str, ...]]:
-    """Rows of `CONTENDER_COLUMNS`, without the last where the text depends on the tree."""
-    return [
-        (
-            label(bench, c.name),
-            f"≤{c.size}" if bench.engine and c.name == "defaults" else str(c.size),
-            pm(c.predicted.product, None),
-            pm(c.predicted.joint, None),
-            pm(c.predicted_tokens_per_step, c.predicted.replayed_stderr),
-            pm(c.replayed_tokens_per_step, None),
-            pm(c.tokens_per_step, c.stderr),
-            pm(c.tokens_per_s, None, 0),
-            str(bench.speedup(c.name) or "–"),
-            *[f"{c.identical}/{c.compared}"] * has_one_text(bench.acceptance),
-        )
-        for c in bench.contenders
-    ]
-
-
 def bench_title(bench: Benchmark) -> str:
-    """Of the table of contenders; a rule that is not the default is named."""
+    """The title of the table of contenders; a rule that is not the default is named."""
     first, rule = bench.contenders[0], bench.acceptance
     which = "held-out" if bench.prompts == "held out" else "calibration"
-    title = (
-        f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
-    ) + (f", by {bench.engine}" if bench.engine else "")
+    by = f", by {bench.engine}" if bench.engine else ""
+    rounds = f", {bench.rounds} rounds" if bench.rounds > 1 else ""
+    answers = f"{first.compared} answers to {which} prompts"
+    title = f"Real decoding of {answers}, batch size {first.batch_size}, {bench.dtype}{by}{rounds}"
     return title if rule_of(rule) == "greedy" else f"{title}, {option_of(rule)}"
 
 
@@ -122,34 +182,6 @@ def about_rule(acceptance: Mapping[str, Any] | None) -> str:
     return f"Guesses are accepted by {option_of(acceptance)}: the texts are {texts}."
 
 
-def quality_rows(bench: Benchmark) -> list[tuple[str, ...]]:
-    """A row of `QUALITY_COLUMNS` for each contender; none where texts were not judged."""
-    return [
-        (
-            label(bench, name),
-            pm(of.log_likelihood_nats_per_token, of.log_likelihood_nats_per_token_stderr, 3),
-            pm(of.difference_nats_per_token, of.difference_nats_per_token_stderr, 3),
-            f"{of.changed_answers_share:.0%}",
-            f"{of.changed_tokens_share:.0%}",
-        )
-        for name, of in (bench.quality or {}).items()
-    ]
-
-
-def quality_note(bench: Benchmark) -> str:
-    """What the table of the texts compares with, and what a change means under the rule."""
-    rule = rule_of(bench.acceptance)
-    meaning = {
-        "reject": " The rule keeps the distribution of the texts, not the texts: a changed answer is another sample, "
-        "as good as the plain one.",
-        "typical": " The rule does not keep the texts: a log-likelihood below that of plain answers is its price.",
-    }.get(rule, "")
-    return (
-        "Plain answers were decoded beforehand in a batch of 16. Rounding differs with the batch size, "
-        f"so plain decoding itself may change some texts, and in bfloat16 many.{meaning}"
-    )
-
-
 def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) -> str:
     """What a rule that does not keep the target's distribution costs the chosen tree's texts; empty for the others."""
     if rule_of(acceptance) != "typical":
@@ -166,38 +198,15 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
     )
 
 
-def _bench_group_table(bench: Benchmark) -> Grid:
-    """The chosen tree, group by group."""
-    columns = ("group", "answers", "share", "tokens/step", "speedup [95 % interval]")
-    return grid(f"{subject(bench)} by group", columns, group_rows(bench), left=1)
-
-
-def group_rows(bench: Benchmark) -> list[tuple[str, ...]]:
-    """Group, answers, their share, tokens per step and speedup of the chosen tree."""
-    found = [(group, *bench.tokens_per_step(bench.judged, group)) for group in bench.groups]
-    shares = percentages([answers for *_, answers in found])
-    error = bench.contender(bench.judged).stderr_of
-    return [
-        (
-            group or "(no group)",
-            str(answers),
-            share,
-            pm(rate if answers else None, error(group), 3),
-            str(bench.speedup(bench.judged, group=group) or "–"),
-        )
-        for (group, rate, answers), share in zip(found, shares, strict=True)
-    ]
-
-
 def closing(entry: PlanEntry, bench: Benchmark) -> str:
     """What was measured beside what the plan predicted; empty where there is nothing to compare."""
     if bench.judged != "chosen":  # the plan's figures are of its tree
         return ""
     speedup, overhead = bench.speedup("chosen"), bench.overhead("chosen")
-    if entry.size == 1 or speedup is None or overhead is None or entry.speedup is None:
+    if entry.chosen.size == 1 or speedup is None or overhead is None or entry.chosen.speedup is None:
         return ""
-    predicted = pm(entry.tokens_per_step / entry.speedup, None)
+    predicted = pm(entry.chosen.tokens_per_step / entry.chosen.speedup, None)
     return (
-        f"The speedup is {speedup.value:.2f}; {pm(entry.speedup, entry.speedup_stderr)} was predicted. "
+        f"The speedup is {speedup.value:.2f}; {pm(entry.chosen.speedup, entry.chosen.stderr.speedup)} was predicted. "
         f"A step takes {overhead.value:.2f} times as long as a plain one; {predicted} was predicted."
     )

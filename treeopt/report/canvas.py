@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treeopt.errors import OutOfRange
-from treeopt.records.expected import CurvePoint
+from treeopt.records.figure import Figure as DraftFigure
 from treeopt.records.plan import PlanEntry
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.figures.style import SEQUENTIAL, Z95, runs
@@ -125,7 +125,7 @@ def tree_canvas(
     depths = [(30 + LEVEL * d, f"depth {d}" if d else "root") for d in range(tree.depth + 1)]
     shape = f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
     return Canvas(
-        f"The chosen tree: {shape}",
+        f"The {'best fixed' if entry.draft.topk else 'chosen'} tree: {shape}",
         caption,
         110 + step * (span - 1),
         60 + LEVEL * tree.depth,
@@ -138,7 +138,7 @@ def tree_canvas(
 
 
 def _node_rows(data: TreeData | None, node: int, gain: float | None) -> list[tuple[str, str]]:
-    """What a node of the tree says."""
+    """(name, value) that a node of the tree shows under the pointer."""
     rows = []
     if data is not None:
         rows.append(("accepted in", f"{data.probabilities[node]:.2%} of steps"))
@@ -170,7 +170,7 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     if len(points) < 2:
         return None
     values = [p.rate for p in points]
-    spread = Z95 * ((entry.tokens_per_s_stderr if timed else entry.tokens_per_step_stderr) or 0.0)
+    spread = Z95 * ((entry.chosen.stderr.tokens_per_s if timed else entry.chosen.stderr.tokens_per_step) or 0.0)
     left, right, top, bottom = 76.0, 840.0, 16.0, 274.0  # as the template has them
     down = list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0, max(*values, 1e-9) + spread))
     logs = [math.log2(p.size) for p in points]
@@ -185,7 +185,7 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     marks, error = [], None
     for i, (point, value) in enumerate(zip(points, values, strict=True)):
         kind, said = "", "; tied: as good, inside the noise" if point.size in entry.tied_sizes else ""
-        if point.size == entry.size:
+        if point.size == entry.chosen.size and not entry.draft.topk:
             kind, said, error = "chosen", "; chosen", (x[i], at(value + spread), at(value - spread))
         marks.append(
             Mark(
@@ -202,7 +202,7 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     powers = range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)
     across = [(left + scale * (power - logs[0]), str(2**power)) for power in powers]
     title = f"Predicted {'throughput' if timed else 'tokens per step'} of the best tree of every size"
-    signs = ["★ chosen" + (", with its 95 % interval" if spread else "")]
+    signs = [] if entry.draft.topk else ["★ chosen" + (", with its 95 % interval" if spread else "")]
     bands = [(edges[a], edges[b + 1] - edges[a]) for a, b in runs([p.size in entry.tied_sizes for p in points])]
     signs += ["shaded: tied sizes, as good inside the noise"] if len(entry.tied_sizes) > 1 and bands else []
     signs += ["dashed: plain decoding"] if plain else []
@@ -222,8 +222,8 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     )
 
 
-def _point_rows(point: CurvePoint, plain: float | None) -> list[tuple[str, str]]:
-    """What a point of the curve says; ``plain`` is the rate of plain decoding."""
+def _point_rows(point: DraftFigure, plain: float | None) -> list[tuple[str, str]]:
+    """(name, value) that a point of the curve shows under the pointer; ``plain`` is the rate of plain decoding."""
     rows = [("tokens/step", f"{point.tokens_per_step:.3f}")]
     if point.step_ms is not None:
         rows.append(("step ms", f"{point.step_ms:.3f}"))

@@ -1,4 +1,4 @@
-"""What comparing comes to, as tables and sentences."""
+"""The verdict and the tables of a comparison."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import singledispatch
 from typing import TYPE_CHECKING
 
 from treeopt.growth.drift import SURVIVAL
-from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared, Setting, Winner
-from treeopt.report.terminal import grid, headline, together
-from treeopt.report.wording import count, pm
-from treeopt.trees.tree import Tree
+from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared, Winner
+from treeopt.report.table import Column, Table
+from treeopt.report.terminal import headline, together
+from treeopt.report.wording import count, draft_words, pm
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,7 @@ Result = Compared | GroupsCompared | DraftersCompared
 
 @singledispatch
 def verdict(result: Result) -> str:
-    """What it comes to, in a sentence or two."""
+    """A comparison's verdict in a sentence or two."""
     raise TypeError(type(result).__name__)
 
 
@@ -45,7 +45,7 @@ def per_cent(loss: Loss) -> str:
 def _(result: Compared) -> str:
     one = result.worst
     where = f" at batch size {one.batch_size}" if len(result.losses) > 1 else ""
-    rows = count(one.size, "row")
+    rows = count(one.reached.size, "row")
     if not result.keep:
         return (
             f"The plan ({rows}) loses {per_cent(one.loss)} % against the best for {result.names[1]}{where}, more than "
@@ -73,13 +73,7 @@ def _(result: GroupsCompared) -> str:
     said = ", ".join(
         f"{group.group} {per_cent(group.shared)} % at batch size {group.batch_size}" for group in result.gainers
     )
-    sizes = {group.batch_size for group in result.groups}
-    worst = max(result.groups, key=lambda group: group.minimax.share)
-    where = f" at batch size {worst.batch_size}" if len(sizes) > 1 else ""
-    return (
-        f"Of what its own plan reaches, sharing one costs {said}. With the plan that is least bad for the worst group "
-        f"(treeopt search --for-groups minimax) no group loses more than {per_cent(worst.minimax)} %{where}."
-    )
+    return f"Of what its own plan reaches, sharing one costs {said}: treeopt search --for-groups own makes a plan for each."
 
 
 @verdict.register(DraftersCompared)
@@ -100,96 +94,74 @@ def _(result: Compared) -> RenderableType:
     what = "share of steps whose chain survives to a depth" if result.measure == SURVIVAL else "top-1 accuracy"
     moved = [str(shift.depth) for shift in result.moved]
     said = f"Depths that moved beyond noise: {', '.join(moved)}." if moved else "No depth moved beyond noise."
-    rows = [
-        (
-            str(shift.depth),
-            f"{shift.before:.3f}",
-            f"{shift.after:.3f}",
-            f"{shift.after - shift.before:+.3f} [{shift.change95[0]:+.3f}, {shift.change95[1]:+.3f}]",
-            "moved" if shift.moved else "noise",
-        )
-        for shift in result.shifts
+    depths = [
+        Column("depth", lambda one: str(one.depth)),
+        Column("A", lambda one: f"{one.before:.3f}"),
+        Column("B", lambda one: f"{one.after:.3f}"),
+        Column(
+            "change [95 % interval]",
+            lambda one: f"{one.after - one.before:+.3f} [{one.change95[0]:+.3f}, {one.change95[1]:+.3f}]",
+        ),
+        Column("", lambda one: "moved" if one.moved else "noise"),
     ]
-    columns = ("depth", "A", "B", "change [95 % interval]", "")
     caption = f"{said} A is {result.names[0]}, B is {result.names[1]}. All depths were tested together (Holm)."
-    shifts = [grid(f"Guesses at each depth: {what}", columns, rows, caption=caption)] if rows else []
+    shifts = Table(f"Guesses at each depth: {what}", depths, result.shifts, caption=caption)
     plans = [
-        (
-            str(one.batch_size),
-            str(one.size),
-            str(one.depth),
-            pm(one.planned, None),
-            pm(one.tokens_per_step, one.tokens_per_step_stderr),
-            str(one.best_size),
-            str(one.best_depth),
-            pm(one.best_tokens_per_step, None),
-            f"{per_cent(one.loss)} [{100 * one.loss.interval95[0]:.1f}, {100 * one.loss.interval95[1]:.1f}]",
-        )
-        for one in result.losses
+        Column("batch", lambda one: str(one.batch_size)),
+        Column("rows", lambda one: str(one.reached.size)),
+        Column("depth", lambda one: str(one.reached.depth)),
+        Column("tokens/step\nplanned", lambda one: pm(one.planned, None)),
+        Column("tokens/step\non B", lambda one: pm(one.reached.tokens_per_step, one.reached.stderr.tokens_per_step)),
+        Column("best on B:\nrows", lambda one: str(one.best.size), spare=1),
+        Column("\ndepth", lambda one: str(one.best.depth), spare=2),
+        Column("best on B:\ntokens/step", lambda one: pm(one.best.tokens_per_step, None), spare=3),
+        Column(
+            "loses %\n[95 % interval]",
+            lambda one: (
+                f"{per_cent(one.loss)} [{100 * one.loss.interval95[0]:.1f}, {100 * one.loss.interval95[1]:.1f}]"
+            ),
+        ),
     ]
-    best = ("best on B:\nrows", "\ndepth", "best on B:\ntokens/step")
-    names = ("batch", "rows", "depth", "tokens/step\nplanned", "tokens/step\non B", *best, "loses %\n[95 % interval]")
-    table = grid("A's plan on B, beside the best that a search on B would find", names, plans, spare=best[::-1])
-    return together(*headline(verdict(result)), *shifts, table)
+    table = Table("A's plan on B, beside the best that a search on B would find", plans, result.losses)
+    return together(*headline(verdict(result)), *([shifts] if result.shifts else []), table)
 
 
 @compared_table.register(GroupsCompared)
 def _(result: GroupsCompared) -> RenderableType:
-    rows = [
-        (
-            group.group or "(no group)",
-            str(group.batch_size),
-            f"{group.conversations:,}",
-            f"{group.size} rows, {group.depth} deep",
-            pm(group.tokens_per_step, None),
-            per_cent(group.shared),
-            per_cent(group.minimax),
-        )
-        for group in result.groups
+    columns = [
+        Column("group", lambda one: one.group or "(no group)", names=True),
+        Column("batch", lambda one: str(one.batch_size)),
+        Column("conver-\nsations", lambda one: f"{one.conversations:,}"),
+        Column("own tree", lambda one: draft_words(one.own.draft), wraps=True),
+        Column("tokens/step\nof it", lambda one: pm(one.own.tokens_per_step, None), spare=1),
+        Column("loses %\nwith shared", lambda one: per_cent(one.shared)),
     ]
-    columns = (
-        "group",
-        "batch",
-        "conver-\nsations",
-        "own tree",
-        "tokens/step\nof it",
-        "loses %\nwith shared",
-        "loses %\nwith minimax",
-    )
     caption = "Losses are against the group's own plan, all held out; ± is a standard error over conversations."
-    table = grid(
-        "One plan for all groups", columns, rows, left=1, wraps=("own tree",), spare=columns[4:5], caption=caption
-    )
+    table = Table("One plan for all groups", columns, result.groups, caption=caption)
     return together(*headline(verdict(result)), table)
 
 
 @compared_table.register(DraftersCompared)
 def _(result: DraftersCompared) -> RenderableType:
-    winners = {one.batch_size: one for one in result.winners}
-    columns = ("batch", "drafter", "tree or setting", "tokens/step", "step ms", "speedup\n[95 % interval]")
-    table = grid(f"Drafters for {result.about}", columns, wraps=columns[1:3])
-    for i, one in enumerate(result.settings):
-        if i and result.settings[i - 1].batch_size != one.batch_size:
-            table.add_section()
-        winner = winners[one.batch_size]
-        table.add_row(
-            str(one.batch_size),
-            one.drafter,
-            setting_words(one),
-            pm(one.tokens_per_step, one.tokens_per_step_stderr),
-            pm(one.step_ms, None),
-            f"{one.speedup}{'' if one.is_measured else ' predicted'}",
-            style="bold green" if one.drafter == winner.drafter and winner.pays is not False else None,
-        )
+    won = {one.batch_size: one.drafter for one in result.winners if one.pays is not False}
+    columns = [
+        Column("batch", lambda one: str(one.batch_size)),
+        Column("drafter", lambda one: one.drafter, wraps=True),
+        Column("tree or setting", setting_words, wraps=True),
+        Column("tokens/step", lambda one: pm(one.figure.tokens_per_step, one.figure.stderr.tokens_per_step)),
+        Column("step ms", lambda one: pm(one.figure.step_ms, None)),
+        Column("speedup\n[95 % interval]", lambda one: f"{one.speedup}{'' if one.is_measured else ' predicted'}"),
+    ]
+    table = Table(
+        f"Drafters for {result.about}",
+        columns,
+        result.settings,
+        bold=lambda one: won.get(one.batch_size) == one.drafter,
+        section=lambda one: one.batch_size,
+    )
     return together(*headline(verdict(result)), table)
 
 
-def setting_words(one: Setting) -> str:
-    """The tree of a setting in a few words."""
-    if one.setting:
-        return one.setting
-    if one.size == 1:
-        return "do not speculate"
-    if one.medusa_choices == Tree.chain(one.depth).choices:
-        return f"chain of {one.depth}"
-    return f"{one.size} rows, {one.depth} deep"
+def setting_words(one: DrafterFigure) -> str:
+    """The draft, or the engine's setting, that a drafter is decoded with, in a few words."""
+    return one.setting or draft_words(one.figure.draft)

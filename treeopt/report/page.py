@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,41 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import __version__
+from treeopt.engines.base import Written
+from treeopt.engines.plans import export_plan
+from treeopt.engines.registry import runners
 from treeopt.errors import OutOfRange, TreeoptError
-from treeopt.export.write import export_plan, runners
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.expected import GroupFigures
+from treeopt.records.figure import Ratio
 from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
-from treeopt.records.origins import Drafter
+from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory, maker
-from treeopt.report import bench_table
-from treeopt.report.bench_table import about_rule, group_rows, has_one_text, text_price
-from treeopt.report.canvas import Mark, curve_canvas, tree_canvas
-from treeopt.report.dynamic_table import KINDS, KINDS_NOTE, kind_rows
+from treeopt.report.bench_table import about_rule, bench_tables, group_table, has_one_text, text_price
+from treeopt.report.canvas import Canvas, Mark, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
-from treeopt.report.plan_table import certainty, mixture, plan_rows, price, schedule
-from treeopt.report.verdict import doubts, entry_doubts, measured_ties, speedup_over
+from treeopt.report.plan_table import certainty, kinds_table, mixture, price, schedule, trees_table
+from treeopt.report.verdict import NO_TREE_PAYS, doubts, entry_doubts, measured_ties, speedup_over
 from treeopt.report.wording import count, pm
 from treeopt.trees.tree import Choice
 
 INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
 SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
-UNSAID = (
-    "schema",
-    "entries",
-    "schedule",
-    "inputs",
-    "provenance",
-    "constraint",
-    "total",
-    "error_between",
-    "tests_between",
-)
+SEARCHED = ("objective", "drafter", "acceptance", "runtime", "sample")  # what a plan says of its search
 BENCH_NOTES = ("prompts", "max_new_tokens", "inputs", "loop_share", "skipped", "provenance")
 
 
@@ -65,17 +54,17 @@ class Example:
 
 @dataclass(frozen=True)
 class FileNotes:
-    """What a file says beside its figures."""
+    """Examples, provenance and other notes that a file holds beside its figures."""
 
     examples: list[Example] | None = None
-    skipped: list[dict[str, Any]] | None = None
+    skipped: list[Mapping[str, Any]] | None = None
     inputs: dict[str, str] | None = None
-    provenance: dict[str, Any] | None = None
-    answers: dict[str, Any] | None = None
+    provenance: Mapping[str, Any] | None = None
+    answers: Mapping[str, Any] | None = None
     loop_share: float | None = None
 
 
-class Origins:
+class ReportSources:
     """Where the report's figures come from, file by file.
 
     notes   : file -> what it says beside its figures
@@ -84,11 +73,11 @@ class Origins:
 
     def __init__(self) -> None:
         self.notes: dict[str, FileNotes] = {}
-        self.records: dict[str, dict[str, Any]] = {}
+        self.records: dict[str, Mapping[str, Any]] = {}
 
     def add(self, file: Path, info: Mapping[str, Any], **more: Any) -> None:
         """Add a file that was read; ``info`` is what it holds beside its figures."""
-        self.notes[file.name] = notes = storage.typed(FileNotes, info, file)
+        self.notes[file.name] = notes = storage.typed(FileNotes, storage.document(info), file)
         record = {**(notes.provenance or {}), **{key: info.get(key) for key in SHOWN}, **more}
         if isinstance(rule := record.get("acceptance"), Mapping):
             record["acceptance"] = option_of(rule)
@@ -101,7 +90,7 @@ class Origins:
         self.records[file.name] = record
 
     def add_bench(self, file: Path, bench: Benchmark) -> None:
-        """The same of a benchmark."""
+        """Add a benchmark that was read."""
         info = {name: getattr(bench, name) for name in BENCH_NOTES}
         self.add(file, info, dtype=bench.dtype, rounds=bench.rounds)
 
@@ -114,6 +103,59 @@ class Origins:
         return list(dict.fromkeys(_text(row) for notes in self.notes.values() for row in notes.skipped or ()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the page shows of one batch size.
+
+    missing   : which command makes its benchmark, where there is none
+    elsewhere : where its latencies were timed, if not where its benchmark was decoded
+    exports   : (engine, command, what is written; None for an engine that does not take the tree)
+    """
+
+    plan: Plan
+    entry: PlanEntry
+    bench: Benchmark | None
+    missing: str | None
+    elsewhere: str
+    tree: Canvas | None
+    curve: Canvas | None
+    exports: list[tuple[str, str, Written | None]]
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """The measured one."""
+        return speedup_over(self.bench, "plain") if self.bench else None
+
+    @property
+    def doubts(self) -> list[str]:
+        """Sentences against the chosen tree."""
+        return entry_doubts(self.plan, self.entry, None if self.elsewhere else self.bench)
+
+    @property
+    def card(self) -> tuple[str, str]:
+        """The number of the summary, and what it means; what there is against the tree stands between them."""
+        chosen, speedup = self.entry.chosen, self.speedup
+        predicted = pm(chosen.speedup, chosen.stderr.speedup)
+        rows = f"The chosen tree ({count(chosen.size, 'row')} a step)"
+        if not self.entry.speculates:
+            said = "The plan does not speculate." if self.plan.mix else NO_TREE_PAYS
+            return "1×", "" if self.doubts else said
+        if speedup and not self.elsewhere:
+            ends = "" if speedup.low is None else f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
+            said = f"{rows} decodes {speedup.value:.2f} times as fast as plain decoding, measured{ends}"
+            said += f"; predicted {predicted}." if chosen.speedup is not None else "."
+            return f"{speedup.value:.2f}×", " ".join([said, *(measured_ties(self.bench) if self.bench else [])])
+        if chosen.speedup is not None:
+            steps = f", for steps timed {self.elsewhere}" if self.elsewhere else ""
+            here = "It was not measured by treeopt itself."
+            if speedup:
+                here = f"Decoded here it is {speedup.value:.2f} times as fast, which is no check of that."
+            said = f"{rows} is predicted to decode {predicted} times as fast as plain decoding{steps}. {here}"
+            return f"{chosen.speedup:.2f}×", said
+        rate = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
+        return f"{chosen.tokens_per_step:.2f}", rate
+
+
 def write_report(
     run: RunDirectory, *, hint: Callable[[str], object] = str, drawn: Sequence[Picture | str] | None = None
 ) -> Path:
@@ -124,87 +166,84 @@ def write_report(
 
     Raises InvalidInput where the run has no plan.
     """
-    plan, inputs, origins = run.read_plan(), Inputs(run), Origins()
-    try:
+    plan, inputs, sources = run.read_plan(), Inputs(run), ReportSources()
+    with suppress(OutOfRange):  # what the plan was made from is not at hand
         file = run.calibration if run.calibration.exists() else run.path / "calibration"
-        origins.add(file, inputs.calibration.meta)
-        drafter = plan.drafter or Drafter()
+        sources.add(file, inputs.calibration.meta)
+        drafter = plan.drafter or DrafterRecord()
         if not drafter.get("num_heads"):
             plan = replace(plan, drafter={**drafter, "num_heads": inputs.calibration.num_heads})
-    except OutOfRange:
-        pass  # what the plan was made from is not at hand
     if run.profile.exists():
-        origins.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
-    searched = {key: value for key, value in plan.document().items() if key not in UNSAID}
+        sources.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
+    document = plan.document()
+    searched = {key: document[key] for key in SEARCHED if key in document}
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
-    origins.add(run.plan, about, **searched, search_limits=plan.document()["constraint"])
-    sections = [_section(i, plan, inputs, origins) for i in range(len(plan.entries))]
-    engines = [_engine(file, run, plan, origins) for file in run.engine_benches()]
-    origin, rule = origin_rows(origins.records), rule_of(plan.acceptance)
-    old = _stale(run, origins.notes)
+    sources.add(run.plan, about, **searched, search_limits=document.get("constraint"))
+    sections = [_section(i, plan, inputs, sources) for i in range(len(plan.entries))]
+    engines = [(bench, _engine_notes(run, plan, bench)) for bench in _engine_benches(run, sources)]
+    old = _stale(run, sources.notes)
     if drawn is None:
         drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
     shown = [p for p in drawn if isinstance(p, Picture) and p.figure.name not in INTERACTIVE]
+    elsewhere = sorted({section.elsewhere for section in sections} - {""})
+    origin, rule = origin_rows(sources.records), rule_of(plan.acceptance)
     page = render(
         plan=plan,
-        plan_rows=plan_rows(plan),
-        kinds=(KINDS, kind_rows(plan), KINDS_NOTE),
         about_plan=[said for said in (mixture(plan, hint=False), price(plan), schedule(plan)) if said],
         sections=sections,
         engines=engines,
         origin=origin,
-        stale=[*old, *map(not_a_check, sorted({s["elsewhere"] for s in sections} - {""}))],
+        stale=[*old, *map(not_a_check, elsewhere)],
         against=doubts(plan) if plan.mix else [],
-        about_rule=about_rule(plan.acceptance),
         one_text=has_one_text(plan.acceptance),
         rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
         pictures=[(p, svg_element(p.svg, f"figure-{i}-")) for i, p in enumerate(shown)],
-        skipped=origins.skipped(),
-        marks=[m for s in sections for c in (s["tree"], s["curve"]) if c is not None for m in c.marks],
+        skipped=sources.skipped(),
+        marks=[m for s in sections for c in (s.tree, s.curve) if c is not None for m in c.marks],
     )
     writing.write_text(run.report, page)
     for said, command in old.items():
         hint(f"{said} Make it again with: {command}")
-    for missing in filter(None, [*(s["missing"] for s in sections), *(p for p in drawn if isinstance(p, str))]):
+    for missing in filter(None, [*(s.missing for s in sections), *(p for p in drawn if isinstance(p, str))]):
         hint(missing)
     return run.report
 
 
-def _section(i: int, plan: Plan, inputs: Inputs, origins: Origins) -> dict[str, Any]:
-    """What the template shows of an entry; its benchmark is added to the origins."""
+def _section(i: int, plan: Plan, inputs: Inputs, sources: ReportSources) -> Section:
+    """What the page shows of an entry; its benchmark is added to the sources."""
     run, entry = inputs.run, plan.entries[i]
     bench, missing = None, None
     try:
         bench, own = inputs.bench(entry.batch_size), run.bench_of(entry.batch_size)
-        origins.add_bench(own if own.exists() else run.bench, bench)
+        sources.add_bench(own if own.exists() else run.bench, bench)
     except OutOfRange as reason:
         missing = str(reason)
-    elsewhere = timed_elsewhere(run, plan, bench) if bench else ""
-    return {
-        "entry": entry,
-        "bench": bench,
-        "elsewhere": elsewhere,
-        "missing": missing,
-        "speedup": speedup_over(bench, "plain") if bench else None,
-        "doubts": entry_doubts(plan, entry, None if elsewhere else bench),
-        "ties": measured_ties(bench) if bench else [],
-        "price": text_price(plan.acceptance, bench),
-        "tree": tree_canvas(inputs, entry, origins.examples(), f"tree-{i}"),
-        "curve": curve_canvas(entry, f"curve-{i}"),
-        "groups": _groups(entry, bench),
-        "exports": list(_exports(run, plan, entry)),
-    }
+    return Section(
+        plan=plan,
+        entry=entry,
+        bench=bench,
+        missing=missing,
+        elsewhere=timed_elsewhere(run, plan, bench) if bench else "",
+        tree=tree_canvas(inputs, entry, sources.examples(), f"tree-{i}"),
+        curve=curve_canvas(entry, f"curve-{i}"),
+        exports=list(_exports(run, plan, entry)),
+    )
 
 
-def _engine(file: Path, run: RunDirectory, plan: Plan, origins: Origins) -> dict[str, Any]:
-    """What the template shows of a benchmark by another runtime, and what its figures lack."""
-    bench = Benchmark.load(file)
-    origins.add_bench(file, bench)
+def _engine_benches(run: RunDirectory, sources: ReportSources) -> Iterator[Benchmark]:
+    """Benchmarks by other runtimes; each is added to the sources."""
+    for file in run.engine_benches():
+        bench = Benchmark.load(file)
+        sources.add_bench(file, bench)
+        yield bench
+
+
+def _engine_notes(run: RunDirectory, plan: Plan, bench: Benchmark) -> list[str]:
+    """Sentences on what a benchmark by another runtime does not show."""
     where = timed_elsewhere(run, plan, bench)
-    said = (bench.about_engine, not_a_check(where, bench.engine) if where else "")
-    return {"bench": bench, "notes": [*filter(None, said)]}
+    return [*filter(None, (bench.about_engine, not_a_check(where, bench.engine) if where else ""))]
 
 
 def render(*, marks: list[Mark], **content: Any) -> str:
@@ -222,8 +261,14 @@ def render(*, marks: list[Mark], **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["pm"] = pm
-    environment.globals.update(certainty=certainty, bench_table=bench_table, count=count)
+    tables = {
+        "trees_table": trees_table,
+        "kinds_table": kinds_table,
+        "bench_tables": bench_tables,
+        "group_table": group_table,
+    }
+    words = {"certainty": certainty, "about_rule": about_rule, "text_price": text_price}
+    environment.globals.update(tables, **words)
     page = environment.get_template("report.html.j2").render(
         tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
         style=Markup(style),
@@ -282,32 +327,12 @@ def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
     return found
 
 
-def _groups(entry: PlanEntry, bench: Benchmark | None) -> list[list[str]]:
-    """The chosen tree on each group of prompts, predicted and, where the benchmark has it, measured."""
-    chosen = bench if bench and "chosen" in {c.name for c in bench.contenders} else None
-    rows = []
-    measured = dict(zip(chosen.groups, (row[1:] for row in group_rows(chosen)), strict=True)) if chosen else {}
-    for name in dict.fromkeys([*entry.groups, *(chosen.groups if chosen else [])]):
-        of = entry.groups.get(name, GroupFigures())
-        rates = pm(of.tokens_per_step, of.tokens_per_step_stderr), pm(of.speedup, _speedup_stderr(of, entry))
-        rows.append([name or "(no group)", *rates, *(measured.get(name, ["–"] * 4) if chosen else [])])
-    return rows
-
-
-def _speedup_stderr(of: GroupFigures, entry: PlanEntry) -> float | None:
-    """Of a group's predicted speedup: tokens per step vary with its prompts, and the step with the rounds of timing."""
-    if not (of.speedup and of.tokens_per_step and of.tokens_per_step_stderr is not None):
-        return None
-    of_step = (entry.step_ms_stderr or 0.0) / (entry.step_ms or 1.0)
-    return of.speedup * math.hypot(of.tokens_per_step_stderr / of.tokens_per_step, of_step)
-
-
-def _exports(run: RunDirectory, plan: Plan, entry: PlanEntry) -> Iterator[dict[str, Any]]:
-    """The files of each engine that can run the drafter; None for one that does not take the tree."""
+def _exports(run: RunDirectory, plan: Plan, entry: PlanEntry) -> Iterator[tuple[str, str, Written | None]]:
+    """Each engine that can run the drafter, the command that exports for it, and what is written."""
     for name in runners((plan.drafter or {}).get("kind")):
         words = ["treeopt", "export", "--to", name, "--run", str(run.path)]
         words += ["--batch-size", str(entry.batch_size)] if len(plan.entries) > 1 else []
-        export: dict[str, Any] = {"engine": name, "command": command_line(*words), "made": None}
+        made = None
         with suppress(TreeoptError):  # the command says why
-            export["made"] = export_plan(plan, name, batch_size=entry.batch_size)
-        yield export
+            made = export_plan(plan, name, batch_size=entry.batch_size)
+        yield name, command_line(*words), made

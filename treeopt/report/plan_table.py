@@ -1,41 +1,42 @@
-"""What a search chose, for the terminal and the report: the table of trees, how sure the choice is, and a tree."""
+"""What a search chose, for the terminal and the report: the tables of drafts, how sure the choice is, and a tree."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import log
 from typing import TYPE_CHECKING
 
-from treeopt.report.dynamic_table import KINDS, KINDS_NOTE, against, kind_rows, settings
-from treeopt.report.terminal import grid, headline, together
+from treeopt.records.plan import MixErrors, is_setting
+from treeopt.report.table import Column, Table, texts
+from treeopt.report.terminal import headline, together
 from treeopt.report.verdict import doubts
-from treeopt.report.wording import count, lost, percentages, pm, ranges
+from treeopt.report.wording import count, draft_words, kinds_of, lost, percentages, pm, ranges, setting_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from treeopt.records.expected import RunnerUp
+    from treeopt.records.figure import Figure
     from treeopt.records.plan import Plan, PlanEntry
     from treeopt.records.ranges import BatchRange
     from treeopt.trees.tree import Choice, Tree
 
 
-PREDICTED = ("tokens/step\nproduct", "tokens/step\njoint", "tokens/step\nreplayed")
-
-
 def plan_table(plan: Plan) -> RenderableType:
-    """One row per batch size: the chosen tree and what to expect of it; then how sure the choice is."""
-    served = settings(plan)
-    what = "chain" if served else "tree"
-    title = f"One {what} for the mix of loads" if plan.mix else f"The best {what} for each batch size"
-    said = [*map(certainty, plan.entries), mixture(plan), price(plan), "" if served else schedule(plan), drawn(plan)]
-    columns = ("batch", "rows", "depth", "widths", *PREDICTED, "step ms", "tokens/s", "speedup")
-    caption = "\n".join(filter(None, said))
-    table = grid(title, columns, plan_rows(plan), caption=caption, wraps=("batch", "widths"), spare=PREDICTED[:2])
-    kinds = kind_rows(plan)
-    note = "\n".join(filter(None, (served, KINDS_NOTE)))
-    beside = [grid("Fixed and dynamic trees", KINDS, kinds, caption=note)] if kinds else []
-    return together(*headline(*(against(plan, plan.entries) if served else doubts(plan))), table, *beside)
+    """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
+    said = [*map(certainty, plan.entries), mixture(plan), price(plan), schedule(plan), one_server(plan), drawn(plan)]
+    tables = [trees_table(plan, "\n".join(filter(None, said))), *filter(None, [kinds_table(plan)])]
+    return together(*headline(*doubts(plan)), *tables)
+
+
+def trees_table(plan: Plan, caption: str = "") -> Table:
+    """The draft of every entry, and a row for the mix over all."""
+    title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
+    predicted = [f"tokens/step\n{how}" for how in ("product", "joint", "replayed")]
+    headers = ("batch", "rows", "depth", "widths", *predicted, "step ms", "tokens/s", "speedup")
+    columns = texts(*headers, wraps=("batch", "widths"), spare=predicted[:2])
+    return Table(title, columns, plan_rows(plan), caption=caption)
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -44,56 +45,80 @@ def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
     if plan.mix:
         shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
         rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
-    if plan.total:
-        rates = pm(plan.total.tokens_per_s, plan.total.tokens_per_s_stderr, 0)
-        speedup = pm(plan.total.speedup, plan.total.speedup_stderr)
+    if (total := plan.over_mix(lambda e: e.chosen)) is not None:
+        errors = plan.mix_errors or MixErrors()
+        rates, speedup = pm(total, errors.tokens_per_s, 0), pm(plan.mix_speedup, errors.speedup)
         rows.append(("mix", *rows[0][1:7], "–", rates, speedup))
     return rows
 
 
 def plan_row(e: PlanEntry) -> tuple[str, ...]:
     """The cells of an entry."""
+    predicted, f = e.predicted, e.chosen
+    widths = setting_name(e.draft) if e.draft.topk else " ".join(map(str, e.tree.widths()))
     return (
         str(e.batch_size),
-        str(e.size),
-        str(e.depth),
-        "do not speculate" if e.size == 1 else " ".join(map(str, e.tree.widths())),
-        pm(e.predicted.product, None),
-        pm(e.predicted.joint, None),
-        pm(e.predicted.replayed, e.tokens_per_step_stderr),
-        pm(e.step_ms, e.step_ms_stderr),
-        pm(e.tokens_per_s, e.tokens_per_s_stderr, 0),
-        pm(e.speedup, e.speedup_stderr),
+        str(f.size),
+        str(f.depth),
+        widths if e.speculates else "do not speculate",
+        pm(predicted.product, None),
+        pm(predicted.joint, None),
+        pm(predicted.replayed, f.stderr.tokens_per_step),
+        pm(f.step_ms, f.stderr.step_ms),
+        pm(f.tokens_per_s, f.stderr.tokens_per_s, 0),
+        pm(f.speedup, f.stderr.speedup),
     )
+
+
+def kinds_table(plan: Plan) -> Table | None:
+    """The chosen draft of every entry beside the best of the other kinds; None where nothing is known of dynamic ones."""
+    columns = [
+        Column("batch", lambda row: str(row[0].batch_size)),
+        Column("kind", lambda row: row[1]),
+        Column("rows or\nsetting", lambda row: setting_name(row[2].draft)),
+        Column("tokens/step", lambda row: pm(row[2].tokens_per_step, row[2].stderr.tokens_per_step)),
+        Column("step ms", lambda row: pm(row[2].step_ms, None), spare=1),
+        Column("speedup", lambda row: pm(row[2].speedup, row[2].stderr.speedup)),
+        Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
+    ]
+    rows = [(e, kind, best) for e in plan.entries if e.best("dynamic") for kind, best in kinds_of(e).items()]
+    caption = (
+        "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
+        "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows."
+    )
+    title = "Fixed and dynamic trees, predicted"
+    return Table(title, columns, rows, caption=caption, bold=lambda row: row[2] is row[0].chosen) if rows else None
 
 
 def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
     """Which sizes are as good as the chosen one; empty where not known. The ``hint`` is what would tell them apart."""
-    if entry.runner_up is None or entry.interval95 is None or entry.interval95.tokens_per_step is None:
+    if entry.runner_up is None or entry.chosen.interval95.tokens_per_step is None:
         return ""
-    said = f"Batch size {entry.batch_size}: {_ties(entry, entry.tied_sizes, entry.runner_up, hint=hint)}"
+    ties = _ties(entry, entry.tied_sizes, entry.runner_up, entry.prompts_to_separate, hint=hint)
+    said = f"Batch size {entry.batch_size}: {ties}"
     verified = entry.verified
     if verified and verified.afresh.speedup:
         said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
-        said += f"{verified.afresh.speedup.value:.2f} times as fast as plain"
+        said += f"{verified.afresh.speedup:.2f} times as fast as plain"
     return said + "."
 
 
-def _ties(entry: PlanEntry, tied: list[int], runner: RunnerUp, *, hint: bool = True) -> str:
+def _ties(entry: PlanEntry, tied: list[int], runner: Figure, needed: int | None, *, hint: bool = True) -> str:
     """Which sizes are tied with the chosen one, and how far the next best is behind."""
     from treeopt.planning.select import ASKED
 
-    others = [one for one in tied if one != entry.size]
+    others = [one for one in tied if one != entry.chosen.size]
     said = f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
-    ahead, error = 100 * runner.behind, 100 * runner.behind_stderr
+    over = runner.over(entry.chosen)
+    ahead, error = -100 * log(over.value), 100 * (over.log_stderr or 0.0)
     which = "behind" if ahead >= 0 else "ahead"
     said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
     if not (others and hint):
         return said
-    if (needed := runner.prompts_to_separate) is not None:
+    if needed is not None:
         many = f"About {needed:,} prompts" if needed <= ASKED else f"More than {ASKED:,} prompts"
         return f"{said}. {many} would tell them apart if latencies were exact"
-    if entry.predicted.conversations:
+    if entry.basis.conversations:
         return f"{said}. More prompts would not tell them apart, but a longer profile may"
     return f"{said}. A longer profile may tell them apart"
 
@@ -105,10 +130,10 @@ def drawn(plan: Plan) -> str:
     said = (
         f"Planned with {sample.conversations:,} of {sample.of:,} conversations, drawn at random (seed {sample.seed}). "
     )
-    said += f"What conversations are uncertain of is {sample.wider:.1f} times as wide as with all of them"
-    errors = [entry.tokens_per_step_stderr for entry in plan.entries]
+    said += f"What conversations are uncertain of is {sample.error_inflation:.1f} times as wide as with all of them"
+    errors = [entry.chosen.stderr.tokens_per_step for entry in plan.entries]
     if (error := max((e for e in errors if e is not None), default=None)) is not None:
-        said += f": ±{error:.2g} tokens per step, where all would give about ±{error / sample.wider:.2g}"
+        said += f": ±{error:.2g} tokens per step, where all would give about ±{error / sample.error_inflation:.2g}"
     return said + "."
 
 
@@ -117,20 +142,23 @@ def mixture(plan: Plan, *, hint: bool = True) -> str:
     if not plan.mix:
         return ""
     said = "A percentage is the share of the time that the server decodes so many sequences at once."
-    if (total := plan.total) is None:
+    total, own = plan.over_mix(lambda e: e.chosen), plan.over_mix(lambda e: e.own)
+    if total is None or own is None:
         return said
+    errors = plan.mix_errors or MixErrors()
     said += (
-        f" The row of the mix has the mean over the time: {total.tokens_per_s:,.0f} tokens per second, "
-        f"{pm(total.speedup, total.speedup_stderr)} times plain decoding."
+        f" The row of the mix has the mean over the time: {total:,.0f} tokens per second, "
+        f"{pm(plan.mix_speedup, errors.speedup)} times plain decoding."
     )
-    losses = [(e.batch_size, 1 - e.rate / e.own.rate) for e in plan.entries if e.own]
+    losses = [(e.batch_size, 1 - e.chosen.rate / e.own.rate) for e in plan.entries if e.own]
     each = ", ".join(f"{max(loss, 0):.1%} at batch size {size}" for size, loss in losses)
     said += (
-        f" With its own tree for each batch size it would be {total.own_tokens_per_s:,.0f}: sharing one costs "
-        f"{max(total.price, 0):.1%} over the mix ({each})."
+        f" With its own tree for each batch size it would be {own:,.0f}: sharing one costs "
+        f"{max(1 - total / own, 0):.1%} over the mix ({each})."
     )
-    if total.runner_up:
-        said += f" Over the mix {_ties(plan.entries[0], total.tied_sizes, total.runner_up, hint=hint)}."
+    if errors.runner_up:
+        ties = _ties(plan.entries[0], errors.tied_sizes, errors.runner_up, errors.prompts_to_separate, hint=hint)
+        said += f" Over the mix {ties}."
     return said
 
 
@@ -142,11 +170,11 @@ def price(plan: Plan) -> str:
     for e in plan.entries:
         if (free := e.unconstrained) is None:
             continue
-        if (less := 1 - e.rate / free.rate) >= NEGLIGIBLE:
+        if (less := 1 - e.chosen.rate / free.rate) >= NEGLIGIBLE:
             parts.append(
-                f"at batch size {e.batch_size}, within the limits {e.tokens_per_step:.2f} tokens per step "
-                f"({tree_words(e)}), without them {free.tokens_per_step:.2f} ({count(free.size, 'row')}), {less:.0%} "
-                f"{'slower' if e.tokens_per_s else 'fewer'}"
+                f"at batch size {e.batch_size}, within the limits {e.chosen.tokens_per_step:.2f} tokens per step "
+                f"({draft_words(e.draft)}), without them {free.tokens_per_step:.2f} ({count(free.size, 'row')}), {less:.0%} "
+                f"{'slower' if e.chosen.tokens_per_s else 'fewer'}"
             )
     return f"The limits cost speed: {'; '.join(parts)}." if parts else ""
 
@@ -155,10 +183,10 @@ def schedule(plan: Plan) -> str:
     """Which batch sizes get which tree, what sharing costs, and how sure it is between; empty for one batch size."""
     if len(plan.entries) < 2 or plan.mix:
         return ""
-    parts = [f"{_range(part)}: {tree_words(plan.entries[part.entry])}" for part in plan.schedule]
+    parts = [f"{_range(part)}: {draft_words(plan.entries[part.entry].draft)}" for part in plan.schedule]
     searched = [entry.batch_size for entry in plan.entries]
     said = f"Schedule by batch size: {'; '.join(parts)}. Searched: {', '.join(map(str, searched))}."
-    if most := max(part.loss or 0.0 for part in plan.schedule):
+    if most := max(plan.loss(part) or 0.0 for part in plan.schedule):
         said += f" Sharing trees costs at most {most:.1%} at these, within the noise."
     between = [part.between for part in plan.schedule if part.between is not None]
     if between:
@@ -199,46 +227,60 @@ def _range(part: BatchRange) -> str:
     return str(part.first) if part.last == part.first else f"{part.first}–{part.last}"
 
 
-def tree_words(entry: PlanEntry) -> str:
-    """The tree of an entry in a few words."""
-    if entry.size == 1:
-        return "do not speculate"
-    return f"chain of {entry.depth}" if entry.size == entry.depth + 1 else f"{entry.size} rows, {entry.depth} deep"
+def with_settings(plan: Plan) -> Plan:
+    """The plan for an engine of dynamic trees and chains: of every entry the draft that such an engine gets."""
+    entries = []
+    for entry in plan.entries:
+        setting = entry.serving(is_setting)
+        entries.append(entry if setting is entry.chosen else replace(entry, chosen=setting, elsewhere=[], own=None))
+    return replace(plan, entries=tuple(entries), mix_errors=None)
+
+
+def one_server(plan: Plan) -> str:
+    """Which setting one server gets, and what it loses; empty for a plan of no such engine."""
+    from treeopt.engines.plans import planned_trees
+
+    way = planned_trees(plan)
+    shared = least_regret(plan) if way and not (way.by_batch_size or plan.mix) else None
+    return f"One server for all gets that of batch size {shared.batch_size}.{_losses(plan, shared)}" if shared else ""
+
+
+def least_regret(plan: Plan) -> PlanEntry | None:
+    """The entry whose draft loses the least at any batch size; None for one batch size, and where that is not known."""
+    known = [e for e in plan.entries if len(plan.losses(e)) >= len(plan.entries) - 1 > 0]
+    return min(known, key=lambda e: max(plan.losses(e).values()), default=None)
 
 
 def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
-    """For which load an export is, and what it loses against each batch size's own tree.
+    """For which load an export is, and what it loses against each batch size's own draft.
 
-    sizes : batch sizes whose trees are written; None alone for a schedule, or for the one tree that all have
+    sizes : batch sizes whose drafts are written; None alone for a schedule, or for the one draft that all have
     """
     if plan.mix:
         sizes, amounts = zip(*sorted(plan.mix.items()), strict=True)
-        parts = zip(percentages(amounts), sizes, strict=True)
-        shares = [f"{share} of the time at {size}" for share, size in parts]
-        price = lost([(e.batch_size, 1 - e.rate / e.own.rate) for e in plan.entries if e.own])
+        shares = [f"{share} of the time at {size}" for share, size in zip(percentages(amounts), sizes, strict=True)]
+        price = lost([(e.batch_size, 1 - e.chosen.rate / e.own.rate) for e in plan.entries if e.own])
         load = f"the mix of batch sizes ({', '.join(shares)})"
-        return [f"Written for {load}: {tree_words(plan.entries[0])}.{price}"]
+        return [f"Written for {load}: {draft_words(plan.entries[0].draft)}.{price}"]
     if list(sizes) == [None] and len(plan.entries) > 1:
         return [f"Written for all batch sizes. {schedule(plan)}"]
     entries = [plan.entry(size) for size in sizes]
+    each = ", ".join(f"{entry.batch_size} ({draft_words(entry.draft)})" for entry in entries)
     if len(entries) > 1:
-        said = [f"Written for each batch size, to start a server with: {', '.join(map(_with_size, entries))}."]
-        timed = [e for e in plan.entries if len(e.elsewhere) == len(plan.entries)]
-        if shared := min(timed, key=lambda e: max(e.elsewhere.values()), default=None):
+        said = [f"Written for each batch size, to start a server with: {each}."]
+        if shared := least_regret(plan):
             said.append(f"For one server take that of --batch-size {shared.batch_size}.{_losses(plan, shared)}")
         return said
-    known = _losses(plan, entries[0]) or " What it loses at other batch sizes is not known."
-    return [f"Written for batch size {_with_size(entries[0])}.{known}"]
-
-
-def _with_size(entry: PlanEntry) -> str:
-    return f"{entry.batch_size} ({tree_words(entry)})"
+    return [
+        f"Written for batch size {each}.{_losses(plan, entries[0]) or ' What it loses at other batch sizes is not known.'}"
+    ]
 
 
 def _losses(plan: Plan, entry: PlanEntry) -> str:
-    """What an entry's tree loses at the plan's other batch sizes; empty where nothing is known."""
-    said = lost([(size, loss) for size, loss in sorted(entry.elsewhere.items()) if size != entry.batch_size])
-    missing = [str(e.batch_size) for e in plan.entries if e.batch_size not in entry.elsewhere]
+    """What an entry's draft loses at the plan's other batch sizes; empty where nothing is known."""
+    losses = plan.losses(entry)
+    said = lost(sorted((size, loss) for size, loss in losses.items() if size != entry.batch_size))
+    missing = [str(e.batch_size) for e in plan.entries if e.batch_size not in (*losses, entry.batch_size)]
     return said + (f" At {', '.join(missing)} that is not known." if said and missing else "")
 
 

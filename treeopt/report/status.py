@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import ENGINES, RunDirectory, maker
-from treeopt.records.served import speculates
 from treeopt.records.trace import RankTrace
 from treeopt.report.wording import count
 
+Records = dict[str, Any]  # file name -> what was read from it
+Told = tuple[Mapping[str, Any], str]  # what a file says of its making, and what it holds
 OK, STALE, DAMAGED, UNFINISHED = "up to date", "stale", "damaged", "unfinished"
 
 
@@ -50,24 +51,28 @@ class RunStatus:
 
 def status(run: RunDirectory) -> RunStatus:
     """Read everything that a run directory has; a file that cannot be read gets a row that says so."""
-    found: dict[str, Any] = {}  # file name -> what was read from it
+    found: Records = {}
     rows = [*_results(run, found), *_folders(run), *_journals(run)]
     why, words = _next(run, {row.name: row for row in rows}, found)
     command = command_line("treeopt", *words, "--run", run.path) if words else None
     return RunStatus(run=str(run.path), files=rows, why=why, next=command)
 
 
-def _results(run: RunDirectory, found: dict[str, Any]) -> Iterator[FileStatus]:
+def _results(run: RunDirectory, found: Records) -> Iterator[FileStatus]:
     """A row for every file that a command wrote; ``found`` gets what they hold."""
-    kinds: list[tuple[Path, Callable[[Path], Any], Callable[[Any], tuple[dict[str, Any], str]]]] = [
-        (run.calibration, Calibration.load, _calibration),
-        (run.trace, RankTrace.load, _trace),
+    kinds: list[tuple[Path, Callable[[Path], Any], Callable[[Any], Told]]] = [
+        (run.calibration, Calibration.load, lambda c: (c.meta, f"accuracies of {c.num_heads} heads")),
+        (
+            run.trace,
+            RankTrace.load,
+            lambda t: (t.meta, f"{count(t.num_sequences, 'answer')}, {count(len(t.ranks), 'state')}"),
+        ),
         (run.probe, Probe.load, lambda probe: (probe.meta, f"{count(len(probe.accepted), 'step')} of a tree")),
-        (run.profile, LatencyProfile.load, _profile),
+        (run.profile, LatencyProfile.load, lambda p: (p.info, _timed(p))),
         (run.plan, Plan.load, _plan),
         *((file, Benchmark.load, _bench) for file in run.benches()),
     ]
-    calibrated: dict[str, Any] = {}  # when and by which command, which a trace does not say itself
+    calibrated: Mapping[str, Any] = {}  # when and by which command, which a trace does not say itself
     for file, load, tell in kinds:
         if not file.exists():
             continue
@@ -87,8 +92,7 @@ def _results(run: RunDirectory, found: dict[str, Any]) -> Iterator[FileStatus]:
             command=command if file != run.plan else None,
             holds=holds,
             of=_origin(told),
-            state=STALE if old else OK,
-            why=f"{', '.join(old)} changed since" if old else "",
+            **_age(old),
         )
 
 
@@ -107,9 +111,13 @@ def _folders(run: RunDirectory) -> Iterator[FileStatus]:
             name=str(path.relative_to(run.path)),
             made=_written(path),
             holds=count(len(files), "file") if path.is_dir() else "",
-            state=STALE if younger else OK,
-            why=f"{', '.join(younger)} changed since" if younger else "",
+            **_age(younger),
         )
+
+
+def _age(changed: Sequence[str]) -> dict[str, str]:
+    """State of what was made from files, some of which changed since."""
+    return {"state": STALE, "why": f"{', '.join(changed)} changed since"} if changed else {"state": OK}
 
 
 def _journals(run: RunDirectory) -> Iterator[FileStatus]:
@@ -120,7 +128,7 @@ def _journals(run: RunDirectory) -> Iterator[FileStatus]:
         yield FileStatus(name=folder.name, made=_written(folder), state=UNFINISHED, why=why)
 
 
-def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str, Any]) -> tuple[str, list[str]]:
+def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Records) -> tuple[str, list[str]]:
     """Why, and the words of the command; none where nothing is to be done."""
     for row in rows.values():
         if row.state == DAMAGED:
@@ -143,7 +151,7 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
     used = plan.inputs if plan else {}  # shipped files are not the run's, and never wanting
     if calibration is None and (plan is None or {run.trace.name, run.probe.name, run.calibration.name} & used.keys()):
         return "Nothing is calibrated yet.", ["calibrate"]
-    timed = plan is not None and run.profile.name not in used and plan.entries[0].step_ms is not None
+    timed = plan is not None and run.profile.name not in used and plan.entries[0].chosen.step_ms is not None
     if not timed and (why := wanting(run.profile.name)):
         profile = found.get(run.profile.name)
         engine = profile.runtime.get("name") if profile else None
@@ -157,7 +165,7 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
         if why := wanting(file.name):
             return why, maker(file.name)
     exports = [row for name, row in rows.items() if name.startswith(f"{run.export.name}/")]
-    if speculates(plan) and (not exports or any(row.state == STALE for row in exports)):
+    if plan.speculates and (not exports or any(row.state == STALE for row in exports)):
         planned = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else "ENGINE"
         stale = [row.name for row in exports if row.state == STALE]
         engine = stale[0].split("/")[1] if stale else planned
@@ -167,27 +175,19 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Mapping[str,
     return "Everything is up to date.", []
 
 
-def _calibration(calibration: Calibration) -> tuple[dict[str, Any], str]:
-    return calibration.meta, f"accuracies of {calibration.num_heads} heads"
-
-
-def _trace(trace: RankTrace) -> tuple[dict[str, Any], str]:
-    return trace.meta, f"{count(trace.num_sequences, 'answer')}, {count(len(trace.ranks), 'state')}"
-
-
-def _profile(profile: LatencyProfile) -> tuple[dict[str, Any], str]:
+def _timed(profile: LatencyProfile) -> str:
     runtime = profile.runtime.get("name")
-    return profile.info, f"batch sizes {_numbers(profile.batch_sizes)}" + (f"; runtime {runtime}" if runtime else "")
+    return f"batch sizes {_numbers(profile.batch_sizes)}" + (f"; runtime {runtime}" if runtime else "")
 
 
-def _plan(plan: Plan) -> tuple[dict[str, Any], str]:
-    trees = ", ".join("do not speculate" if e.size == 1 else f"{e.size} rows" for e in plan.entries)
+def _plan(plan: Plan) -> Told:
+    trees = ", ".join(f"{e.chosen.size} rows" if e.speculates else "do not speculate" for e in plan.entries)
     engine = plan.constraint.engine if plan.constraint else None
     sizes = _numbers([entry.batch_size for entry in plan.entries])
     return {}, f"batch sizes {sizes}: {trees}" + (f"; for {engine.name}" if engine else "")
 
 
-def _bench(bench: Benchmark) -> tuple[dict[str, Any], str]:
+def _bench(bench: Benchmark) -> Told:
     first = bench.contenders[0]
     by = f"; by {bench.engine}" if bench.engine else ""
     return {"provenance": bench.provenance}, f"batch size {first.batch_size}: {count(first.compared, 'answer')}{by}"

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from treeopt.errors import spoken
 from treeopt.files.shell import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from treeopt.report.grid import Grid
-
 Advance = Callable[[float], None]
 PIPED = 120  # characters of a line that is not a terminal's
-
-
-def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), **options: Any) -> Grid:
-    """A table of texts, with the options of `Grid`; rich is loaded when the first one is made."""
-    from treeopt.report.grid import Grid
-
-    return Grid(title, columns, rows, **options)
 
 
 def together(*renderables: RenderableType) -> RenderableType:
@@ -33,7 +25,7 @@ def together(*renderables: RenderableType) -> RenderableType:
 
 
 def headline(*sentences: str) -> list[RenderableType]:
-    """What is said above a table; nothing without sentences."""
+    """Sentences above a table, in bold; nothing without any."""
     from rich.text import Text
 
     said = " ".join(filter(None, sentences))
@@ -61,7 +53,7 @@ def note(message: str) -> None:
     """Print talk to stderr."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(printable(message), style="dim", markup=False, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(printable(spoken(message)), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from treeopt.trees.draft import Draft
+
+if TYPE_CHECKING:
+    from treeopt.records.figure import Figure
+    from treeopt.records.plan import PlanEntry
 
 
 def pm(value: float | None, error: float | None, digits: int = 2) -> str:
@@ -49,6 +56,30 @@ def lost(losses: Sequence[tuple[int, float]], what: str = "tree") -> str:
     """
     each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
     return f" Against each batch size's own {what} it loses {each}." if each else ""
+
+
+def draft_words(draft: Draft) -> str:
+    """A draft in a few words.
+
+    >>> from treeopt.trees.tree import Tree
+    >>> draft_words(Tree.chain(2)), draft_words(Tree.dense([2, 1]))
+    ('chain of 2', '5 rows, 2 deep')
+    """
+    if len(draft) == 1:
+        return "do not speculate"
+    if draft.topk:
+        return f"dynamic tree {draft.name}"
+    return f"chain of {draft.depth}" if len(draft) == draft.depth + 1 else f"{len(draft)} rows, {draft.depth} deep"
+
+
+def setting_name(draft: Draft) -> str:
+    """What stands beside a mark: the rows of a draft, of a dynamic tree its setting, levels/topk/rows."""
+    return draft.name if draft.topk else str(len(draft))
+
+
+def kinds_of(entry: PlanEntry) -> dict[str, Figure]:
+    """Kind -> the best draft of it, the chosen one first."""
+    return {entry.draft.kind: entry.chosen, **entry.others}
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ T new tokens per row · n columns in use
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class TreeCache(Cache):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the keys and values, once some are written."""
+        """Number format of the keys and values, once some are written."""
         return next((store.dtype for store in self._stores.values()), None)
 
     def allocate(self, keys: Tensor, values: Tensor, device: str) -> Tensor:
@@ -158,8 +158,8 @@ class TreeCache(Cache):
             store[:, :, rows, :, :n] = store[:, :, moved, :, :n]
         self.lengths = [self.lengths[old] for old in order]
 
-    def state(self) -> dict[str, Any]:
-        """What the live rows have committed; `resume` takes it."""
+    def state(self) -> Mapping[str, Any]:
+        """The committed tokens of the live rows; `resume` takes them."""
         rows, n = len(self.lengths), max(self.lengths, default=0)
         stores = {device: store[:, :, :rows, :, :n].to("cpu", copy=True) for device, store in self._stores.items()}
         return {"lengths": list(self.lengths), "stores": stores}
@@ -169,7 +169,7 @@ class TreeCache(Cache):
         rows, n = len(self.lengths), max(self.lengths, default=0)
         return sum(s[:, :, :rows, :, :n].numel() * s.element_size() for s in self._stores.values())
 
-    def resume(self, state: dict[str, Any], device: torch.device) -> None:
+    def resume(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on with the rows of an earlier cache of the same capacity; ``device`` where the layers are on one."""
         self.lengths = list(state["lengths"])
         for where, known in state["stores"].items():

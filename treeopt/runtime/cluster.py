@@ -2,8 +2,7 @@
 
 The cluster is one that runs already, or one on this machine that is made for a command and ends with it. Its workers are
 the actors of a pool of Ray Data: each opens the `Work` once, and blocks go one by one to whichever worker is free. Blocks
-of a worker that dies are given to another, or to its successor. What a worker finishes it keeps itself; only numbers and
-words come back.
+of a worker that dies are given to another, or to its successor. A finished block comes back as bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ ANSWER_S = 10  # that a cluster has to answer a connection
 START_S = "120"  # that a busy machine has to start a cluster of its own
 EXIT = re.compile(r"Worker exit detail: (.*)")
 
-Block = Callable[[int, Callable[[str], None]], None]  # does a block by its number, and says what is worth a note
+DoBlock = Callable[[int, Callable[[str], None]], bytes]  # a finished block by its number; says what is worth a note
 
 
 class Work(Protocol):
-    """What the workers of a pool do, as plain values that are pickled."""
+    """A task for the workers of a pool, of plain values that are pickled."""
 
-    def open(self) -> Block:
+    def open(self) -> DoBlock:
         """Load what is needed, once for every worker."""
 
 
@@ -46,13 +45,11 @@ class Workers:
 
     gpus    : of each worker; without any it computes with ``cpus`` threads
     address : HOST:PORT of a running cluster, or auto; None is that of RAY_ADDRESS, else a cluster of this machine alone
-    journal : fsspec URL for finished blocks; None where all hosts share the disk of the run
     """
 
     number: int = 1
     gpus: float = 0
     address: str | None = None
-    journal: str | None = None
 
 
 class Cluster:
@@ -88,7 +85,7 @@ class Cluster:
             import ray
             import ray.data  # its own needs, too
         except ImportError:
-            raise Unsupported("--engine ray needs Ray. Install it with: pip install 'treeopt[ray]'") from None
+            raise Unsupported("`engine=ray` needs Ray. Install it with: pip install 'treeopt[ray]'") from None
         if not ray.is_initialized():
             options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
             if address == "local":
@@ -111,7 +108,7 @@ class Cluster:
         check_room(self.workers.number, cpus, self.workers.gpus, nodes)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns that runs where a worker will; its TreeoptError here is that of there."""
+        """The result of a function that runs where a worker will; a TreeoptError there is raised here."""
         import ray
 
         called = ray.remote(num_cpus=self.cpus, num_gpus=self.workers.gpus)(attempt)
@@ -123,8 +120,8 @@ class Cluster:
             raise error_of(kind, said)
         return result
 
-    def do(self, work: Work, blocks: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
-        """Have blocks done; the number of each when it is finished, with its notes, in any order."""
+    def do(self, work: Work, blocks: Sequence[int]) -> Iterator[tuple[int, bytes, list[str]]]:
+        """The number, the content and the notes of every block when it is finished, in any order."""
         import ray
         from ray.data import ActorPoolStrategy
 
@@ -132,7 +129,7 @@ class Cluster:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the last two have no names of their own up to Ray 2.63
             done = rows.map_batches(
-                Worker,
+                Actor,
                 fn_constructor_args=(ray.put(work), self.workers.gpus, __version__),
                 batch_size=1,
                 compute=ActorPoolStrategy(size=min(self.workers.number, len(blocks)), max_tasks_in_flight_per_actor=1),
@@ -147,29 +144,30 @@ class Cluster:
             for row in done.iter_rows():
                 if row["kind"]:
                     raise error_of(row["kind"], row["said"])
-                yield int(row["block"]), row["said"].splitlines()
+                yield int(row["block"]), row["content"], row["said"].splitlines()
         except ray.exceptions.RayError as error:
             raise died(error) from None
 
 
-class Worker:
+class Actor:
     """An actor of the pool, which keeps what the work has opened."""
 
     def __init__(self, work: Any, gpus: float, version: str) -> None:
         self._work, self._gpus, self._version = work, gpus, version
-        self._do: Block | None = None
+        self._do: DoBlock | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         number, notes = int(batch["block"][0]), list[str]()
-        _, kind, said = attempt(self._gpus, self._version, self._block, number, notes.append)
-        return {"block": [number], "kind": [kind], "said": [said or "\n".join(notes)]}
+        content, kind, said = attempt(self._gpus, self._version, self._block, number, notes.append)
+        told = said or "\n".join(notes)
+        return {"block": [number], "content": [content or b""], "kind": [kind], "said": [told]}
 
-    def _block(self, number: int, say: Callable[[str], None]) -> None:
+    def _block(self, number: int, say: Callable[[str], None]) -> bytes:
         if self._do is None:
             import ray
 
             self._do = ray.get(self._work).open()
-        self._do(number, say)
+        return self._do(number, say)
 
 
 def attempt(gpus: float, version: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str, str]:
@@ -204,7 +202,7 @@ def died(error: Exception) -> TreeoptError:
     said = first_line(cause or error) if detail is None or cause else detail[1].split(". ")[0].rstrip(".")
     return TreeoptError(
         f"A worker ended {MOST_DEATHS + 1} times over the same block, or could not begin: {said}. Where memory is short, "
-        "ask for fewer --workers or a smaller --batch-size. What was finished is kept, and the same command continues."
+        "ask for fewer `workers` or a smaller `batch_size`. What was finished is kept, and the same command continues."
     )
 
 
@@ -221,14 +219,14 @@ def check_address(address: str) -> None:
     found = re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d{1,5})", address)
     if found is None:
         raise InvalidInput(
-            f"--address must be HOST:PORT of a cluster's head, or auto on one of its machines, but got {address!r}. "
+            f"`address` must be HOST:PORT of a cluster's head, or auto on one of its machines, but got {address!r}. "
             "From outside, submit the command as a job: ray job submit."
         )
     try:
         socket.create_connection((found[1], int(found[2])), ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise InvalidInput(
-            f"--address must be that of a running cluster, but nothing answers at {address}: "
+            f"`address` must be that of a running cluster, but nothing answers at {address}: "
             f"{first_line(error)}. Start one with: ray start --head"
         ) from None
 
@@ -240,7 +238,7 @@ def check_room(number: int, cpus: int, gpus: float, nodes: Sequence[dict[str, fl
     >>> check_room(2, 1, 1, [{"CPU": 8, "GPU": 1}])
     Traceback (most recent call last):
     ...
-    treeopt.errors.InvalidInput: The cluster must have room for --workers 2, each with 1 CPU and 1 GPU, but has room for \
+    treeopt.errors.InvalidInput: The cluster must have room for workers=2, each with 1 CPU and 1 GPU, but has room for \
 1: it has 8 CPUs and 1 GPU. Ask for less, or start more machines first.
     """
     room = 0.0
@@ -250,7 +248,7 @@ def check_room(number: int, cpus: int, gpus: float, nodes: Sequence[dict[str, fl
     if room < number:
         cpu, gpu = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
         raise InvalidInput(
-            f"The cluster must have room for --workers {number}, each with {_some(cpus, 'CPU')} and {_some(gpus, 'GPU')}, "
+            f"The cluster must have room for `workers={number}`, each with {_some(cpus, 'CPU')} and {_some(gpus, 'GPU')}, "
             f"but has room for {room:.0f}: it has {_some(cpu, 'CPU')} and {_some(gpu, 'GPU')}. Ask for less, or start more "
             "machines first."
         )

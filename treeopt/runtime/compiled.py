@@ -24,7 +24,7 @@ def compile_target(target: Target) -> None:
     on_cuda = target.device.type == "cuda"
     if not on_cuda and not any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))):
         raise Unsupported(
-            f"--compile needs a C++ compiler on a CPU ({', '.join(COMPILERS)} or $CXX), but there is none."
+            f"`compiled` needs a C++ compiler on a CPU ({', '.join(COMPILERS)} or $CXX), but there is none."
         )
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
     target.decoder = torch.compile(target.decoder, mode="reduce-overhead" if on_cuda else None)

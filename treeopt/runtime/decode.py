@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +19,15 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.records.rules import SAME_TEXT
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, follow_each, sequence_key
+from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.levels import LevelDraft, chosen_tree, promising_rows
-from treeopt.runtime.drafters.protocol import Drafter, TreeTensors
+from treeopt.runtime.drafters.nodes import Drafting, drafting_of
+from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target, padded
-from treeopt.trees.dynamic import AdaptiveTree, AnyTree, DynamicTree
-from treeopt.trees.tree import IntArray, Tree
+from treeopt.trees.draft import Draft
+from treeopt.trees.tree import IntArray
 
 PREFILL_TOKENS = 8192  # most tokens, padding included, of one prefill pass
 
@@ -41,7 +40,7 @@ def synchronize(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """What answers are decoded with: the target, its drafter (None for plain steps only), a rule, and where they end."""
+    """The parts that decode answers: the target, its drafter (None for plain steps only), a rule, and where they end."""
 
     target: Target
     drafter: Drafter | None
@@ -65,7 +64,7 @@ class Setup:
 
 
 @dataclass
-class Row:
+class AnswerRow:
     """One sequence while it is decoded, and its record afterwards."""
 
     id: int  # place among the prompts
@@ -92,7 +91,7 @@ class Row:
         self.end = self.watch.push(token)
         return self.end is None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, Any]:
         """A live row as plain values and tensors; `Decoder.resume` takes it."""
         states = torch.stack([hidden[i] for hidden, i in self.states]).to("cpu") if self.states else None
         return {
@@ -124,22 +123,21 @@ class Decoder:
         self.draft = drafter.start(batch_size, room) if drafter is not None else None
         self.batch_size, self.most_nodes = batch_size, most_nodes
         self.waiting: deque[tuple[int, Sequence[int]]] = deque()
-        self.live: list[Row] = []
-        self.finished: list[Row] = []
+        self.live: list[AnswerRow] = []
+        self.finished: list[AnswerRow] = []
         self.emitted = 0  # tokens that steps have emitted since `start`
         self._roots = self._keys = torch.empty(0)  # (b,) of every live row
         self.parts: list[tuple[str, float]] | None = None  # a list takes (part, time when it ended)
-        self._tensors: dict[Tree, TreeTensors] = {}
+        self._drafting: dict[Draft, Drafting] = {}
         self._one = torch.ones((1, 1), dtype=torch.bool, device=target.device)  # ancestors and depths of a lone root
         self._zero = torch.zeros(1, dtype=torch.long, device=target.device)
 
     @classmethod
     def for_prompts(
-        cls, setup: Setup, prompts: Iterable[Sequence[int]], trees: Iterable[AnyTree | None] = (), *, batch_size: int
+        cls, setup: Setup, prompts: Iterable[Sequence[int]], trees: Iterable[Draft | None] = (), *, batch_size: int
     ) -> Decoder:
         """A decoder with room for these prompts, their answers, and the largest of these trees."""
-        rooms = (len(tree) if isinstance(tree, Tree) else tree.most.room for tree in trees if tree is not None)
-        most_nodes = max(rooms, default=1)
+        most_nodes = max((tree.cache_rows for tree in trees if tree is not None), default=1)
         return cls(setup, batch_size=batch_size, capacity=setup.capacity(prompts), most_nodes=most_nodes)
 
     def start(self, prompts: Iterable[tuple[int, Sequence[int]]]) -> None:
@@ -149,7 +147,7 @@ class Decoder:
             self.draft.clear()
         self.waiting, self.live, self.finished, self.emitted = deque(prompts), [], [], 0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, Any]:
         """All that plain steps to come depend on, as plain values and tensors; `resume` takes it."""
         assert self.draft is None, "what drafters keep is not in it"
         return {
@@ -160,12 +158,12 @@ class Decoder:
             "keys": self._keys.to("cpu", copy=True),
         }
 
-    def resume(self, state: dict[str, Any], prompts: Sequence[Sequence[int]]) -> None:
+    def resume(self, state: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> None:
         """Go on where another decoder of the same prompts was, to the last bit."""
         device = self.target.device
         self.start((id_, prompts[id_]) for id_ in state["waiting"])
         for known in state["live"]:
-            row = Row(known["id"], prompts[known["id"]], self._watch(prompts[known["id"]]))
+            row = AnswerRow(known["id"], prompts[known["id"]], self._watch(prompts[known["id"]]))
             for token in known["tokens"]:
                 row.emit(token)
             row.accepted = list(known["accepted"])
@@ -215,7 +213,7 @@ class Decoder:
         self._roots = torch.cat([self._roots, roots]) if self.live else roots
         self._keys = torch.cat([self._keys, keys]) if self.live else keys
         for i, (id_, prompt) in enumerate(prompts):
-            self.live.append(Row(id_, prompt, self._watch(prompt)))
+            self.live.append(AnswerRow(id_, prompt, self._watch(prompt)))
             if self.keep_states:
                 self.live[-1].states.append((last, i))
             if self.keep_prompts:
@@ -226,12 +224,19 @@ class Decoder:
         self._drop_finished(goes_on)
 
     @torch.inference_mode()
-    def step(self, tree: AnyTree | None = None) -> IntArray:
+    def step(self, tree: Draft | None = None) -> IntArray:
         """One decoding step of every live row: (b,) guesses accepted. Without a tree, or with a lone
         root, it is a plain autoregressive step."""
         if tree is None or len(tree) == 1:
             return self._plain_step()
-        return self._tree_step(tree) if isinstance(tree, Tree) else self._dynamic_step(tree)
+        if tree not in self._drafting:
+            self._drafting[tree] = self._drafting_of(tree)
+        nodes = self._drafting[tree](self._roots, self._mark)
+        hidden, logits, choices = self._verify(nodes.tokens, nodes.depths, nodes.ancestors, tree.depth)
+        known, chosen, paths = nodes.accepted(choices, logits)
+        self._mark("verify")
+        self._commit(known, chosen, paths, hidden)
+        return np.array([len(path) - 1 for path in paths])
 
     def _mark(self, part: str) -> None:
         if self.parts is not None:
@@ -262,30 +267,6 @@ class Decoder:
         self._drop_finished(goes_on)
         self._mark("commit")
         return accepted
-
-    def _tree_step(self, tree: Tree) -> IntArray:
-        plan = self._prepared(tree)
-        assert self.draft is not None, "a tree step needs a drafter"
-        tokens = self.draft.propose(plan, self._roots, self._mark)  # (b, T)
-        hidden, logits, choices = self._verify(tokens, plan.depths, plan.ancestors, tree.depth)
-        known, chosen = torch.stack([tokens, choices]).tolist()
-        last = self.acceptance.accept(tree, known, chosen, logits)
-        self._mark("verify")
-        self._commit(known, chosen, [plan.paths[node] for node in last], hidden)
-        return tree.depths[last]
-
-    def _dynamic_step(self, tree: DynamicTree | AdaptiveTree) -> IntArray:
-        most = tree.most
-        (pool,) = self._checked(most).grow(most.levels, (most.topk,), self._roots, self._mark)
-        rows = most.rows if isinstance(tree, DynamicTree) else promising_rows(pool, tree)
-        tokens, parents, depths, ancestors = chosen_tree(pool, self._roots, rows)
-        self._mark("choose")
-        hidden, _, choices = self._verify(tokens, depths, ancestors, most.levels)
-        known, chosen, above = torch.stack([tokens, choices, parents]).tolist()
-        paths = follow_each(above, known, chosen)
-        self._mark("verify")
-        self._commit(known, chosen, paths, hidden)
-        return np.array([len(path) - 1 for path in paths])
 
     def _verify(self, tokens: Tensor, depths: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
         """One pass over (b, T) nodes: (b, T, d) hidden states, (b, T, V) logits, and the (b, T) tokens chosen after each.
@@ -325,38 +306,13 @@ class Decoder:
         self._drop_finished(goes_on)
         self._mark("commit")
 
-    def _checked(self, tree: DynamicTree) -> LevelDraft:
-        """The draft, where it and the rule can decode with dynamic trees like this one."""
-        draft: object = self.draft
-        if not isinstance(draft, LevelDraft):
-            kind = self.drafter.kind if self.drafter else "none"
-            raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {kind} has none.")
-        if self.acceptance.record["rule"] not in SAME_TEXT:
-            raise InvalidInput(
-                "A dynamic tree needs greedy decoding or sampling, whose text does not depend on the tree, but the rule is "
-                f"{self.acceptance.record['rule']}."
-            )
-        self._check_fits(tree.levels, tree.topk - 1, tree.room)
-        return draft
-
-    def _prepared(self, tree: Tree) -> TreeTensors:
-        if tree not in self._tensors:
-            self._check_fits(tree.depth, tree.max_rank, len(tree))
-            self._tensors[tree] = TreeTensors.of(tree, self.target.device)
-        return self._tensors[tree]
-
-    def _check_fits(self, depth: int, max_rank: int, rows: int) -> None:
-        """Raise InvalidInput for a tree that is deeper, wider or larger than the drafter or the cache can take."""
-        deepest = self.drafter.num_heads if self.drafter else 0
-        if depth > deepest:
-            raise InvalidInput(f"A tree may be as deep as the drafter guesses, {deepest}, but its depth is {depth}.")
-        known = self.drafter.draft_vocab_size if self.drafter else 0
-        if max_rank >= known:
-            raise InvalidInput(
-                f"A rank must be below the tokens that the drafter knows, {known}, but the tree has {max_rank}."
-            )
-        if rows > self.most_nodes:
-            raise InvalidInput(f"This decoder has room for trees of {self.most_nodes} rows, but got {rows}.")
+    def _drafting_of(self, tree: Draft) -> Drafting:
+        """What drafts such trees; InvalidInput for one that drafter, rule or cache cannot take."""
+        if self.drafter is None or self.draft is None:
+            raise InvalidInput(f"A tree needs a drafter, but there is none for {tree.name}.")
+        if tree.cache_rows > self.most_nodes:
+            raise InvalidInput(f"This decoder has room for trees of {self.most_nodes} rows, but got {tree.cache_rows}.")
+        return drafting_of(tree, self.drafter, self.draft, self.acceptance, self.target.device)
 
     def _drop_finished(self, goes_on: list[bool]) -> None:
         """Move ended rows to ``finished``; the last live rows take their places."""
@@ -380,12 +336,12 @@ def decode(
     target: Target,
     drafter: Drafter | None,
     prompts: Sequence[Sequence[int]],
-    tree: AnyTree | None = None,
+    tree: Draft | None = None,
     *,
     batch_size: int,
     stop: StopRule,
     acceptance: Acceptance | None = None,
-) -> list[Row]:
+) -> list[AnswerRow]:
     """Decode every prompt to its end, with one tree or plainly; the records in the prompts' order."""
     setup = Setup(target, drafter, stop, acceptance or Greedy())
     decoder = Decoder.for_prompts(setup, prompts, [tree], batch_size=batch_size)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
 from treeopt.files.bounds import check_stored
@@ -23,7 +22,7 @@ MOST_REASON_CHARS = 200  # of another library's message
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, object]:
     """The JSON object in a file of somebody else's; InvalidInput where there is none."""
     document = load_json(file, big_numbers=True)
     if not isinstance(document, dict):
@@ -60,7 +59,7 @@ def check_folder(folder: Path) -> None:
             )
 
 
-def check_config(config: dict[str, Any], file: Path) -> None:
+def check_config(config: dict[str, object], file: Path) -> None:
     """InvalidInput for more layers than any model has: each takes memory before a weight is read."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for name in LAYERS:
@@ -84,7 +83,7 @@ def loadable(must: str, name: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException, path: str = "") -> str:
-    """What a library's error says, in one line; for some errors the second line of it.
+    """The message of a library's error in one line; of some errors the second line.
 
     path : that the sentence before has named already
     """

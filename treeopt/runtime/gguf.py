@@ -28,7 +28,7 @@ SUFFIX = ".gguf"
 BYTES_EACH = 4  # of a number that is dequantised: float32, which holds every one exactly
 
 
-def dequantised(file: Path, option: str = "--model") -> Path:
+def dequantised(file: Path, option: str = "`model`") -> Path:
     """The folder in the user's cache with the model of a GGUF file, its tokenizer and its chat template.
 
     It is made where it is missing, and is of these very bytes: another file of the same name gets another folder.

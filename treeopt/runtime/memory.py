@@ -1,15 +1,22 @@
-"""Halve the batch where memory runs out."""
+"""Memory: the batch is halved where it runs out; and the bytes that a plain step has to read.
+
+Decoding few rows is bound by memory, so a step cannot be faster than its weights and its rows' keys and values over the
+bandwidth; how near a plain step comes tells a fast runtime from a slow one.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from treeopt.errors import OutOfRange
-from treeopt.runtime import ranks
+from treeopt.records.profile import BandwidthFloor, StepTiming
+from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.target import Target
 
 T = TypeVar("T")
 
@@ -34,18 +41,14 @@ def with_less_memory(attempt: Callable[[int], T], batch_size: int, say: Callable
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if ranks.count() > 1:  # the others have gone on
-                raise OutOfRange(
-                    f"Memory ran out in one of {ranks.count()} processes: use a smaller --batch-size, or more processes."
-                ) from None
         # The failed attempt's tensors are free only now that its traceback is gone.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if batch_size == 1:
             raise OutOfRange(
-                "One row at a time must fit into memory, but it does not: use a smaller --dtype, shorter "
-                "prompts or answers, a smaller tree, or --device-map auto."
+                "One row at a time must fit into memory, but it does not: use a smaller `dtype`, shorter "
+                "prompts or answers, a smaller tree, or `device_map=auto`."
             )
         say(f"Out of memory with {batch_size} rows at once: going on with {batch_size // 2}.")
         batch_size //= 2
@@ -55,3 +58,38 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out; on a CPU torch raises a plain RuntimeError."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error) for w in words)
+
+
+def weight_bytes(target: Target, drafter: Drafter) -> dict[str, int]:
+    """Bytes of the target's weights, of the drafter's own, and of those that a plain step reads.
+
+    An embedding that is not the lm_head too is read by the row, and left out of the last.
+    """
+    theirs = _storages(target.model)
+    own = {place: n for place, n in _storages(drafter).items() if place not in theirs}
+    whole = sum(theirs.values())
+    embedding = target.model.get_input_embeddings().weight
+    tied = embedding.data_ptr() == target.lm_head.weight.data_ptr()
+    return {"target": whole, "heads": sum(own.values()), "plain_step": whole if tied else whole - embedding.nbytes}
+
+
+def bandwidth_floor(target: Target, plain: StepTiming, *, weights: int, gb_per_s: float) -> BandwidthFloor:
+    """The bytes that a plain step reads at least, and the bandwidth that they are read at."""
+    config, itemsize = target.config, target.lm_head.weight.element_size()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * target.num_layers * heads * width * itemsize
+    return BandwidthFloor(
+        batch_size=plain.batch_size,
+        context_tokens=plain.context_tokens,
+        gb_per_s=gb_per_s,
+        weight_bytes=weights,
+        cache_bytes=per_token * plain.batch_size * plain.context_tokens,
+    )
+
+
+def _storages(owner: Any) -> dict[int, int]:
+    """Address and bytes of the weights of a module, or of a draft model's; nothing for drafters without weights."""
+    module = owner if isinstance(owner, nn.Module) else getattr(getattr(owner, "model", None), "model", None)
+    parameters = module.parameters() if isinstance(module, nn.Module) else ()
+    return {tensor.data_ptr(): tensor.nbytes for tensor in parameters}

@@ -43,7 +43,7 @@ def open_random_session(
     Raises InvalidInput for a config that transformers does not know, Unsupported for one with experts.
     """
     if num_heads < 1:
-        raise InvalidInput(f"--heads must be at least 1, but got {num_heads}.")
+        raise InvalidInput(f"`num_heads` must be at least 1, but got {num_heads}.")
     target = random_target(config, dtype=dtype, device=device, seed=seed)
     heads = random_heads(target, num_heads, seed=seed)
     rng = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def random_target(config: str, *, dtype: str | None, device: str | None, seed: i
     refuse_experts(description, file)
     check_config(description, file)
     device = check_device(device)
-    with loadable("--random-weights must be the config of a causal LM", str(file)):
+    with loadable("`random_weights` must be the config of a causal LM", str(file)):
         known = AutoConfig.from_pretrained(str(file))
         wanted = wanted_dtype(dtype, device) or getattr(known, "dtype", None) or torch.float32
         with torch.random.fork_rng(), torch.device(device):
@@ -82,14 +82,14 @@ def random_target(config: str, *, dtype: str | None, device: str | None, seed: i
 def refuse_experts(config: Any, file: Path) -> None:
     """Raise Unsupported for the config of a mixture of experts, InvalidInput for what is no config."""
     if not isinstance(config, dict) or "model_type" not in config:
-        raise InvalidInput(f"--random-weights must be a config.json with a model_type, but {file} has none.")
+        raise InvalidInput(f"`random_weights` must be a config.json with a model_type, but {file} has none.")
     nested = [value for value in config.values() if isinstance(value, dict)]
     for part in (config, *nested):
         for key in EXPERTS:
             if isinstance(part.get(key), int) and part[key] > 1:
                 raise Unsupported(
-                    f"--random-weights is for dense models, but {file} has {key} = {part[key]}: which experts a "
-                    "token takes depends on real weights, so load those with --model."
+                    f"`random_weights` is for dense models, but {file} has {key} = {part[key]}: which experts a "
+                    "token takes depends on real weights, so load those with `model`."
                 )
 
 

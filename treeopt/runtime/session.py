@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +14,6 @@ from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
 from treeopt.records.origins import Runtime
 from treeopt.records.shards import WHOLE, Shard
-from treeopt.runtime import ranks
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.cluster import Cluster
@@ -32,19 +33,19 @@ class Session:
 
     target: Target
     drafter: Drafter
-    drafter_record: dict[str, Any]  # kind, id, layout, sha256, num_heads
+    drafter_record: dict[str, object]  # kind, id, layout, sha256, num_heads
     prompts: PromptSet
     given: bool = False  # whether the prompts come with answers
     notes: tuple[str, ...] = ()  # what loading repaired, left out, or found strange
     weights: str = "checkpoint"  # or "random weights"
     acceptance: Acceptance = field(default_factory=Greedy)
     temperature: float | None = None  # at which given answers were sampled
-    source: dict[str, Any] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
+    source: Mapping[str, object] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
-    cluster: Cluster | None = None  # whose workers hold it, where this is an `treeopt.runtime.outline.Outline`
+    cluster: Cluster | None = None  # whose workers hold it, where this is an `Outline`
 
     def setup(self, max_new_tokens: int) -> Setup:
-        """What the session's answers are decoded with, each of at most so many tokens."""
+        """The parts that decode the session's answers, each of at most so many tokens."""
         return Setup(self.target, self.drafter, StopRule(self.target.eos_ids, max_new_tokens), self.acceptance)
 
     def provenance(self, seed: int | None = None) -> Provenance:
@@ -56,7 +57,7 @@ class Session:
             dataset=self.prompts.name,
             dataset_fingerprint=self.prompts.fingerprint,
             acceptance=self.acceptance.record,
-            device=ranks.described(target.device),
+            device=str(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
             seed=seed,
             threads=torch.get_num_threads() if target.device.type == "cpu" else None,
@@ -138,12 +139,12 @@ def _prompts_name(settings: SessionSettings) -> str:
     """A file, a folder, a datasets id or "demo"; InvalidInput where prompts are missing."""
     if settings.model != demo.NAME and settings.prompts is None:
         raise InvalidInput(
-            "--prompts is needed with a model of your own, since a tree is only as good as the prompts it "
+            "`prompts` is needed with a model of your own, since a tree is only as good as the prompts it "
             "was measured on: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
         )
     name = settings.prompts or demo.NAME
     if name == demo.NAME and (settings.column or settings.responses or settings.split):
-        raise InvalidInput("--column, --responses and --split need --prompts: the demo's are plain text.")
+        raise InvalidInput("`column`, `responses` and `split` need `prompts`: the demo's are plain text.")
     return name
 
 
@@ -157,3 +158,40 @@ def _skipped_note(prompts: PromptSet) -> tuple[str, ...]:
         f"{prompts.n_skipped:,} prompts left out, the first at row {first.row}: {first.reason}. "
         f"calibration.json lists {listed}.",
     )
+
+
+TARGET = ("name", "revision", "device", "dtype", "tokenizer", "eos_ids", "vocab_size", "context")
+DRAFTER = ("num_heads", "draft_vocab_size", "has_probabilities")
+RULE = ("record",)
+
+
+@dataclass(frozen=True)
+class Outline(Session):
+    """A session that workers hold: of target, drafter and rule it has the plain attributes alone.
+
+    The machine that gives the command so needs neither the memory nor the device that the model takes. The prompts travel
+    whole, since they are read once, and the same for all.
+
+    known : where its figures come from, as the worker tells it
+    """
+
+    known: Provenance = field(default_factory=Provenance)
+
+    def provenance(self, seed: int | None = None) -> Provenance:
+        here = Provenance()
+        return replace(self.known, seed=seed, command=here.command, time=here.time)
+
+
+def open_outline(source: Mapping[str, Any], threads: int) -> Outline:
+    """Open a session, and let go of it but for its outline."""
+    session = open_in_worker(source, threads)
+    known = {f.name: getattr(session, f.name) for f in fields(session)}
+    plain = {"target": TARGET, "drafter": DRAFTER, "acceptance": RULE}
+    known |= {part: SimpleNamespace(**{n: getattr(known[part], n) for n in names}) for part, names in plain.items()}
+    return Outline(**known, known=session.provenance())
+
+
+def open_in_worker(source: Mapping[str, Any], threads: int, prompts: PromptSet | None = None) -> Session:
+    """The session of the options, for these prompts where they are known already."""
+    torch.set_num_threads(threads)
+    return replace(open_session(SessionSettings(**source), prompts), source=source)

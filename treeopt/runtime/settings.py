@@ -3,26 +3,74 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from treeopt import demo
+from treeopt.files.parameters import Count, Range
 
+RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "draft_depth")
 RULE_SETTINGS = ("top_p", "top_k", "seed", "epsilon", "delta")
+
+
+class ModelOptions(TypedDict, total=False):
+    """Options that load a model, and the rule it decodes by; `calibrate` puts them into the trace.
+
+    model         : folder, GGUF file or hub id of the target, or smollm2; by default the run's, or the demo
+    drafter       : folder, file or hub id of heads or of a draft model, or a name (treeopt list drafters); by default the
+                    model's own heads, or the first shipped
+    dtype         : number format: float64, float32, bfloat16 or float16; by default float32 on CPU
+    device        : where the model is: cpu, cuda, cuda:1 and so on; by default cuda where there is one
+    device_map    : spread the model over devices: auto, balanced ... (needs accelerate)
+    revision      : revision of a hub model
+    trust_remote_code : run a hub model's own code
+    prompts       : a .jsonl, .json, .csv, .parquet or .txt file, a folder, a datasets id, or demo
+    column        : column that holds the prompt or conversation; by default the first known name
+    group_by      : column to report groups by, for example category
+    responses     : column of given answers; they are read in one pass, and nothing is generated
+    split         : split of a datasets id
+    chat_template : put the tokenizer's chat template around prompts, where it has one
+    in_order      : take prompts as they stand in the file, not shuffled
+    seed          : seed of the prompts' order, of sampling and of training; by default 0
+    threads       : threads on a CPU; by default the run's, or the fewest that are about as fast
+    acceptance    : rule: greedy; sample (lossless, at ``temperature``); reject (the same with chains of a draft model, by p/q
+                    rejection); typical (Medusa's); by default greedy
+    temperature   : sampling temperature; with ``responses`` that of the answers; by default 1.0; typical 0.7
+    top_p         : with sample and reject: sample from the likeliest tokens of this total probability
+    top_k         : with sample and reject: sample from this many of the likeliest tokens
+    epsilon       : threshold of typical acceptance; by default 0.09
+    delta         : entropy factor of typical acceptance; by default the square root of epsilon
+    draft_depth   : how many tokens a draft model, EAGLE, MTP, ngram or early exit guesses ahead; by default 5
+    """
+
+    drafter: str
+    dtype: str
+    device: str
+    device_map: str
+    revision: str
+    prompts: str
+    column: str
+    group_by: str
+    responses: str
+    split: str
+    chat_template: bool
+    seed: int
+    in_order: bool
+    threads: Count
+    trust_remote_code: bool
+    acceptance: str
+    temperature: Annotated[float, Range(0)]
+    top_p: float
+    top_k: int
+    epsilon: float
+    delta: float
+    draft_depth: int
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """The settings of `open_session`, by the names of the commands' options; None is the option's default.
+    """The settings of `open_session`, by the names of `ModelOptions`; None is the option's default.
 
-    model, revision, dtype, device, device_map, trust_remote_code : see `load_target`; "demo" is the embedded model
     drawn : conversations of the prompts that are held, `order.MOST_DRAWN` at least
-    threads : that a processor computes with; None leaves them as they are
-    drafter, draft_depth : see `open_drafter`
-    prompts, column, group_by, responses, split, chat_template : see `load_prompts`; "demo", the default with the demo
-        model, are pieces of the Python standard library
-    seed : of the prompts' order and of rules that sample; with ``in_order`` prompts are taken as they stand
-    acceptance, temperature, top_p, top_k, epsilon, delta : see `open_acceptance`; with ``responses`` the temperature
-        is that of the given answers
 
     >>> SessionSettings(acceptance="sample", seed=1).rule()
     {'seed': 1}
@@ -55,7 +103,7 @@ class SessionSettings:
 
     @property
     def order_seed(self) -> int | None:
-        """That prompts are shuffled by; None where they are taken as they stand."""
+        """Seed of the prompts' order; None where they are taken as they stand."""
         return None if self.in_order else self.seed or 0
 
     def rule(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.files.places import find_local
-from treeopt.runtime import gguf, ranks
+from treeopt.runtime import gguf
 from treeopt.runtime.cache import TreeCache, tree_mask
 from treeopt.runtime.folder import check_folder, loadable
 
@@ -82,7 +82,7 @@ class Target:
             if not 0 <= layer <= self.num_layers:
                 raise InvalidInput(
                     f"The drafter reads the target before its layer {layer}, but {self.name} has {self.num_layers} "
-                    "layers: pass the --model that the drafter was trained for."
+                    "layers: pass the `model` that the drafter was trained for."
                 )
             self._hooks.append(self._hook(found, layer))
 
@@ -98,7 +98,7 @@ class Target:
         return layers[layer - 1].register_forward_hook(behind)
 
     def states(self, **inputs: Any) -> Tensor:
-        """What `hidden` hands out, by the decoder's own arguments."""
+        """Hidden states as `hidden` hands them out, by the decoder's own arguments."""
         last = self.decoder(**inputs).last_hidden_state
         if not self.layers:
             return last
@@ -117,7 +117,7 @@ class Target:
         )
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """The same of whole texts, each by itself: (rows, longest, d), padded on the right."""
+        """Hidden states of whole texts, each by itself: (rows, longest, d), padded on the right."""
         lengths = [len(text) for text in texts]
         cache = TreeCache(self.num_layers, len(texts), max(lengths), self.layer_devices)
         cache.begin_prefill(list(range(len(texts))), lengths, self.device)
@@ -183,13 +183,13 @@ def load_target(
     revision: str | None = None,
     trust_remote_code: bool = False,
     quantization: Any = None,
-    option: str = "--model",
+    option: str = "`model`",
 ) -> Target:
     """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; "smollm2" is one of the former.
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
-    ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one. Ranks divide
-    a --model among them. quantization is a config of transformers', for weights in 8 bits and the like.
+    ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one.
+    quantization is a config of transformers', for weights in 8 bits and the like.
     """
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -197,8 +197,7 @@ def load_target(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    check_places(device, device_map, quantization)
-    divided = ranks.count() > 1 and option == "--model"
+    check_places(device, device_map)
     folder = find_model(path_or_id, option)
     device = check_device(device)
     wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
@@ -213,9 +212,6 @@ def load_target(
             check_folder(folder)
         place = path_or_id if folder is None else str(folder)
         config = AutoConfig.from_pretrained(place, **common).get_text_config()
-        if divided:
-            ranks.check_divisible(config, path_or_id)
-            placed = ranks.options()
         model, found = AutoModelForCausalLM.from_pretrained(
             place, dtype=wanted, output_loading_info=True, **placed, **common
         )
@@ -227,8 +223,6 @@ def load_target(
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model = model if placed else model.to(device)
         model.eval().requires_grad_(False)
-        if divided:
-            ranks.make_ends_whole(model)
         if model.dtype == torch.float64:  # which grouped products of experts do not take
             model.set_experts_implementation("eager")
         target = Target(model, tokenizer, name=path_or_id, revision=revision)
@@ -236,15 +230,13 @@ def load_target(
         return target
 
 
-def check_places(device: str | None, device_map: str | None, quantization: Any) -> None:
+def check_places(device: str | None, device_map: str | None) -> None:
     """Raise InvalidInput for ways to place a model that exclude each other, and Unsupported without what one needs."""
-    if ranks.count() > 1 and (device, device_map, quantization) != (None, None, None):
-        raise InvalidInput("--device, --device-map and weights in 8 bits do not go with --tensor-parallel.")
     if device_map is not None:
         if device is not None:
-            raise InvalidInput("--device and --device-map exclude each other.")
+            raise InvalidInput("`device` and `device_map` exclude each other.")
         if importlib.util.find_spec("accelerate") is None:
-            raise Unsupported("--device-map needs accelerate. Install it with: pip install accelerate")
+            raise Unsupported("`device_map` needs accelerate. Install it with: pip install accelerate")
 
 
 def find_model(name: str, option: str) -> Path | None:
@@ -265,14 +257,14 @@ def check_device(device: str | None) -> str:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InvalidInput(f"--device must be one that torch has here, but {device}: {error}") from None
+        raise InvalidInput(f"`device` must be one that torch has here, but {device}: {error}") from None
     return device
 
 
 def wanted_dtype(dtype: str | None, device: str) -> torch.dtype | None:
     """One of `DTYPES` by name; without a name float32 on a CPU, and None, the checkpoint's own, elsewhere."""
     if dtype is not None and dtype not in DTYPES:
-        raise InvalidInput(f"--dtype must be one of {', '.join(DTYPES)}, but got {dtype!r}.")
+        raise InvalidInput(f"`dtype` must be one of {', '.join(DTYPES)}, but got {dtype!r}.")
     return DTYPES[dtype] if dtype else torch.float32 if device == "cpu" else None
 
 
@@ -284,14 +276,14 @@ def computes_in_bfloat16() -> bool:
 
 
 def dtype_note(target: Target) -> str | None:
-    """What to know of the number format on a CPU."""
+    """A sentence on the number format, where it matters on a CPU."""
     if target.device.type != "cpu":
         return None
     computes = computes_in_bfloat16()
     if target.dtype == torch.bfloat16 and not computes:
         return (
             "This processor does not compute in bfloat16: it converts every number, so that a step of many rows takes "
-            "many times as long as it should, and larger trees look worse than they are. Use --dtype float32."
+            "many times as long as it should, and larger trees look worse than they are. Use `dtype=float32`."
         )
     if target.dtype == torch.float32 and target.stored_dtype == torch.bfloat16:
         other = (
@@ -299,7 +291,7 @@ def dtype_note(target: Target) -> str | None:
             if computes
             else "but this processor does not compute in it"
         )
-        return f"The checkpoint is in bfloat16 and is loaded in float32. --dtype bfloat16 keeps it; {other}."
+        return f"The checkpoint is in bfloat16 and is loaded in float32. `dtype=bfloat16` keeps it; {other}."
     return None
 
 
@@ -316,8 +308,8 @@ def check_placement(model: Any) -> None:
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
     if places & {"disk", "meta"}:
         raise Unsupported(
-            "Timing a model needs all of it in memory, but --device-map put parts on disk: use a smaller "
-            "--dtype or more devices."
+            "Timing a model needs all of it in memory, but `device_map` put parts on disk: use a smaller "
+            "`dtype` or more devices."
         )
 
 

@@ -1,1 +1,1 @@
-"""What a tree is: its words, its shapes, and the trees that others published."""
+"""Trees: the words for them, their kinds and shapes, and those that others published."""

@@ -8,10 +8,10 @@ numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from treeopt.errors import InvalidInput
-from treeopt.trees.tree import Tree
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64
 
@@ -46,13 +46,15 @@ class DynamicTree:
 
     @property
     def depth(self) -> int:
-        """Of the deepest guess."""
+        """Depth of the deepest guess."""
         return self.levels
 
+    kind = "dynamic"
+
     @property
-    def most(self) -> DynamicTree:
-        """The tree with the most rows, as of an adaptive one: itself."""
-        return self
+    def record(self) -> dict[str, Any]:
+        """The object that files have for it."""
+        return asdict(self)
 
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
@@ -69,18 +71,18 @@ class DynamicTree:
 
     @property
     def name(self) -> str:
-        """As engines' users write it: levels, topk and rows."""
+        """Levels, topk and rows, as engines' users write them."""
         return f"{self.levels}/{self.topk}/{self.rows}"
 
     @property
-    def room(self) -> int:
+    def cache_rows(self) -> int:
         """Most rows that a cache has to hold behind the text: of the verification, or of the draft's own levels."""
         return max(self.rows, 1 + (self.levels - 1) * self.topk)
 
 
 @dataclass(frozen=True)
 class DynamicLimits:
-    """What a dynamic tree may be: at most so many levels, topk and rows.
+    """Limits of dynamic trees: at most so many levels, topk and rows.
 
     within_levels : whether it may have ``topk`` nodes for each level, fewer than its pool has (TensorRT-LLM)
     redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
@@ -109,37 +111,3 @@ def pool_size(levels: int, topk: int) -> int:
     [2, 6, 10]
     """
     return topk + (levels - 1) * topk**2
-
-
-@dataclass(frozen=True)
-class AdaptiveTree:
-    """A dynamic tree whose rows are chosen at each step.
-
-    most           : the tree with the most rows
-    choices        : the numbers of rows to choose from, rising, the last that of ``most``
-    intercepts, slopes : of P(accepted >= d) for each depth d, see `treeopt.growth.adaptive`
-    cost_ms        : of a step with each of ``choices`` · tokens_per_ms : what a millisecond has to bring the batch
-    """
-
-    most: DynamicTree
-    choices: tuple[int, ...]
-    intercepts: tuple[float, ...]
-    slopes: tuple[float, ...]
-    cost_ms: tuple[float, ...]
-    tokens_per_ms: float
-
-    def __len__(self) -> int:
-        return self.most.rows
-
-    @property
-    def depth(self) -> int:
-        """Of the deepest guess."""
-        return self.most.levels
-
-    @property
-    def name(self) -> str:
-        """As of the largest."""
-        return f"{self.most.levels}/{self.most.topk}/{self.choices[0]}-{self.choices[-1]}"
-
-
-AnyTree = Tree | DynamicTree | AdaptiveTree

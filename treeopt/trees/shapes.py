@@ -56,7 +56,7 @@ SHAPES: dict[str, Callable[[Tree], bool]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a tree may be: its size, depth, ranks and shape. Checked once, here; the names are those of the options.
+    """Limits of trees: size, depth, ranks and shape. Checked once, here; the names are those of the options.
 
     budget    : most rows verified per sequence and step, the root included
     max_depth : depth of the deepest node; None for as many as there are heads
@@ -65,7 +65,7 @@ class Limits:
 
     >>> Limits(budget=64, max_depth=0)
     Traceback (most recent call last):
-    treeopt.errors.InvalidInput: --max-depth must be at least 1, but got 0.
+    treeopt.errors.InvalidInput: max_depth must be at least 1, but got 0.
     """
 
     budget: int = 64
@@ -75,9 +75,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for option, value, least, most in (
-            ("--budget", self.budget, 1, MOST_NODES),
-            ("--max-rank", self.max_rank, 0, MOST_RANK),
-            ("--max-depth", self.max_depth, 1, MOST_DEPTH),
+            ("`budget`", self.budget, 1, MOST_NODES),
+            ("`max_rank`", self.max_rank, 0, MOST_RANK),
+            ("`max_depth`", self.max_depth, 1, MOST_DEPTH),
         ):
             if value is not None and not least <= value <= most:
                 said = f"at least {least}" if value < least else f"at most {most}"
@@ -101,4 +101,4 @@ class Limits:
 def check_shape(name: str) -> None:
     """Raise InvalidInput for a name that is not one of `SHAPES`."""
     if name not in SHAPES:
-        raise InvalidInput(f"--shape must be one of {', '.join(SHAPES)}, but got {name!r}.")
+        raise InvalidInput(f"`shape` must be one of {', '.join(SHAPES)}, but got {name!r}.")

@@ -127,6 +127,34 @@ class Tree:
         """Rows verified per sequence and step, root included."""
         return len(self.parents)
 
+    @property
+    def rows(self) -> int:
+        """Rows verified per sequence and step: ``len(tree)``."""
+        return len(self)
+
+    cache_rows = rows  # that a cache has to hold behind the text
+    topk = None  # the nodes are the same at every step
+
+    @property
+    def kind(self) -> str:
+        """ "plain" for a lone root, "chain" for a chain of the likeliest guesses, else "tree"."""
+        is_chain = len(self) == self.depth + 1 and self.max_rank <= 0
+        return "plain" if len(self) == 1 else "chain" if is_chain else "tree"
+
+    @property
+    def name(self) -> str:
+        """Kind and size, as tables have it.
+
+        >>> Tree.chain(3).name, Tree.dense([2]).name
+        ('chain of 3', 'tree of 3 rows')
+        """
+        return f"chain of {self.depth}" if self.kind == "chain" else f"tree of {len(self)} rows"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The object that files have for it."""
+        return {"medusa_choices": self.choices}
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tree) and self.paths == other.paths
 
@@ -143,7 +171,7 @@ class Tree:
 
     @property
     def medusa_choices(self) -> list[list[int]]:
-        """The same as `choices`, by the name that Medusa gave them."""
+        """`choices` by the name that Medusa gave them."""
         return self.choices
 
     @property
@@ -177,11 +205,6 @@ class Tree:
         for i in range(1, len(self)):
             mask[i] |= mask[self.parents[i]]
         return read_only(mask, np.bool_)
-
-    @property
-    def leaves(self) -> IntArray:
-        """Indices of the nodes without children, in order."""
-        return np.setdiff1d(np.arange(len(self)), self.parents[1:])
 
     def expanding(self) -> list[int]:
         """Number of nodes with children at depths 0, 1, ...

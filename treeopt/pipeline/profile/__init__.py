@@ -1,7 +1,7 @@
-"""What decoding steps cost -> profile.json: timed here, by a command, read from a table, or computed.
+"""Latencies of decoding steps -> profile.json: timed here, by a command, read from a table, or computed.
 
-timed.py      real steps of a model that is loaded here, in two stages
-command.py    a user's own benchmark, run for every tree; calls.py, its template and its calls
+timed.py      real steps of a model that is loaded here, by treeopt or an engine, in two stages
+command.py    a user's own benchmark, run for every tree
 table.py      latencies that others timed, from a file
 analytical.py latencies that nobody timed, of a device's roofline
 placement.py  which sizes and trees are timed

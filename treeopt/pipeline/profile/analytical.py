@@ -6,8 +6,7 @@ from typing import Any
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.provenance import Provenance
-from treeopt.latency.devices import device_of
-from treeopt.latency.model_shape import DTYPES, ITEMSIZE, shape_of
+from treeopt.latency.hardware import DTYPES, ITEMSIZE, device_of, shape_of
 from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.pipeline.profile.placement import Wanted
 from treeopt.pipeline.profile.table import NUM_HEADS, calibrated_heads
@@ -38,11 +37,11 @@ def profile_analytical(
     wanted = Wanted(**options)
     if run.profile.exists() and not overwrite and run.read_profile().info.get("measures") != MEASURES:
         raise InvalidInput(
-            f"A measured profile is not replaced by a computed one unasked, but {run.profile} is one: pass another --run, "
-            "or --overwrite."
+            f"A measured profile is not replaced by a computed one unasked, but {run.profile} is one: pass another `run`, "
+            "or `overwrite`."
         )
     if dtype not in (None, *DTYPES):
-        raise Unsupported(f"--analytical knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
+        raise Unsupported(f"`analytical` knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
     found = device_of(device)
     shape, file, own = shape_of(model)
     batch_sizes, contexts = wanted.batch_sizes, wanted.contexts or (CONTEXT,)

@@ -1,25 +1,46 @@
-"""Profile by a user's own benchmark: a command that is run for every tree, in interleaved rounds (`calls`).
+"""Profile by a user's own benchmark: a command that is run for every tree and for plain decoding, in rounds.
 
-The rules of noise are those of `treeopt.latency.rounds`.
+template  the command, with {size} {batch_size} {depth} {context} {tree} in it; size 1 is plain decoding
+tree      a JSON file with the medusa_choices to run, an empty list for plain decoding
+call      one run of the command and a block of the journal, so that a killed profile goes on behind it
+
+Its last line of output is the answer: milliseconds per step, or a JSON object with step_ms (a number or a list)
+or with tokens_per_s and tokens_per_step.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.files import writing
+from treeopt.files.fields import Amount, checked
 from treeopt.files.journal import Journal
 from treeopt.files.provenance import Provenance
+from treeopt.files.shell import command_line
 from treeopt.growth.source import source_of
-from treeopt.latency.rounds import drifts, timings
-from treeopt.pipeline.profile.calls import Calls, Template
+from treeopt.latency.rounds import FEWEST_ROUNDS, Planned, Rounds, Visit, Visitor, time_rounds
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import Wanted, check_sizes, deepest_trees, timing_trees, tree_families
-from treeopt.pipeline.profile.table import NUM_HEADS, UNKNOWN_CONTEXT
+from treeopt.pipeline.profile.table import NUM_HEADS, UNKNOWN_CONTEXT, ms_of_speed
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.origins import Runtime
-from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
+from treeopt.report.terminal import note, progress
+from treeopt.trees.tree import Tree
+
+PLACES = ("size", "batch_size", "depth", "context", "tree")
 
 
 def profile_command(
@@ -65,16 +86,169 @@ def profile_command(
             "time_limit_s": wanted.time_limit_s,
         }
         folder = run.partial("profile") / f"command-batch-size-{batch_size}-context-{context}"
-        calls = Calls(template, batch_size, context, trees, folder / "trees", Journal(folder, key))
-        rounds = calls.rounds(left_s / (len(settings) - i), wanted.precision)
-        left_s -= sum(round_["seconds"] for round_ in rounds)
-        timed, reference = timings(rounds, trees, batch_size, context_tokens=context)
+        calls = Calls(template, batch_size, context, trees, folder / "trees")
+        rounds = calls.rounds(left_s / (len(settings) - i), wanted.precision, Journal(folder, key))
+        left_s -= rounds.seconds
+        timed, reference = rounds.timings(context)
         points += timed
         plain.append(reference)
     info = {
         "measures": "step",
-        "drift": drifts(plain),
+        "settings": [ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens) for p in plain],
         "provenance": provenance,
         "inputs": inputs_of(used) if used else {},
     }
     return finish(run, LatencyProfile(tuple(points), tuple(plain), whose, info), wanted.precision)
+
+
+@dataclass(frozen=True)
+class Template:
+    """The words of a command, some with places for what is to be run."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """Split as a shell does, without running one; InvalidInput for places that are not known.
+
+        >>> Template.parse("bench.sh --nodes {size}").filled(size=8)
+        ['bench.sh', '--nodes', '8']
+        """
+        try:
+            words = tuple(shlex.split(text))
+        except ValueError as error:
+            raise InvalidInput(f"`command` must be a command as in a shell, but {text!r}: {error}.") from None
+        places = {place for word in words for place in re.findall(r"\{(\w+)\}", word)}
+        unknown = sorted(places - set(PLACES))
+        if unknown:
+            raise InvalidInput(
+                f"`command` has the places {', '.join(f'{{{place}}}' for place in PLACES)}, but got {{{unknown[0]}}}."
+            )
+        if not places & {"size", "tree"}:
+            raise InvalidInput("`command` must say what to run by {size} or {tree}, but it has neither.")
+        return cls(words)
+
+    def check(self, wanted: Wanted) -> None:
+        """Raise InvalidInput unless the command can be told all that is wanted."""
+        if self.has("context") and not wanted.contexts:
+            raise InvalidInput("`command` with {context} needs `contexts`, the lengths to measure at.")
+        if len(set(wanted.contexts)) > 1 and not self.has("context"):
+            raise InvalidInput("`contexts` with several lengths needs a place {context} in `command`.")
+        if len(set(wanted.batch_sizes)) > 1 and not self.has("batch_size"):
+            raise InvalidInput("`batch_size` with several needs a place {batch_size} in `command`.")
+
+    def has(self, place: str) -> bool:
+        return any(f"{{{place}}}" in word for word in self.words)
+
+    def filled(self, **values: object) -> list[str]:
+        pattern = re.compile(r"\{(" + "|".join(PLACES) + r")\}")
+        return [pattern.sub(lambda match: str(values[match[1]]), word) for word in self.words]
+
+
+class Calls(Visitor):
+    """The calls of a command at one batch size and context.
+
+    folder : of the tree files
+    """
+
+    plain_visits, is_slow = 1, True
+
+    def __init__(self, template: Template, batch_size: int, context: int, trees: Sequence[Tree], folder: Path) -> None:
+        super().__init__(trees, batch_size)
+        self.template, self.context, self.folder = template, context, folder
+        self.choices = [*(tree.choices for tree in trees), []]
+
+    def rounds(self, time_limit_s: float, precision: float, journal: Journal) -> Rounds:
+        """All rounds, those of an earlier run among them; every call is a block of the journal."""
+        for place, choices in enumerate(self.choices):
+            writing.write_text(self._file(place), json.dumps(choices))
+        title = f"Timing {len(self.trees)} trees by command, batch size {self.batch_size}"
+        first: list[float] = []  # seconds of the calls of the first round
+        with progress(title, max(time_limit_s, 0.0)) as advance:
+
+            def heard(event: Planned | Visit) -> None:
+                if isinstance(event, Planned):
+                    return
+                advance(event.seconds)
+                first.append(event.seconds)
+                if len(first) == len(self.trees) + 1 and FEWEST_ROUNDS * sum(first) > time_limit_s:
+                    note(
+                        f"Each of {FEWEST_ROUNDS} rounds takes about {sum(first):.0f} s at batch size {self.batch_size}: "
+                        f"{FEWEST_ROUNDS * sum(first):.0f} s, more than the {max(time_limit_s, 0):.0f} s that `time_limit_s` "
+                        "leaves. Fewer `sizes` take less."
+                    )
+
+            return time_rounds(self, time_limit_s=time_limit_s, precision=precision, journal=journal, progress=heard)
+
+    def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
+        """One run of the command; how many steps it takes is its own."""
+        started = time.perf_counter()
+        step_ms = self.call(place)
+        return Visit(place=place, seconds=time.perf_counter() - started, step_ms=step_ms)
+
+    def call(self, i: int) -> list[float]:
+        """Run the command for the i-th tree: its samples [ms]."""
+        tree = self.trees[i] if i < len(self.trees) else None
+        words = self.template.filled(
+            size=len(tree) if tree else 1,
+            depth=tree.depth if tree else 0,
+            batch_size=self.batch_size,
+            context=self.context,
+            tree=self._file(i).resolve(),
+        )
+        shown = command_line(*words)
+        try:
+            done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        except OSError as error:
+            raise InvalidInput(f"`command` must be a program, but {shown}: {error.strerror}.") from None
+        if done.returncode:
+            said = _last_line(done.stderr) or "nothing on stderr"
+            raise InvalidInput(f"`command` must exit with 0, but {shown} exited with {done.returncode}: {said}")
+        try:
+            return samples_of(_last_line(done.stdout), self.batch_size)
+        except TreeoptError as error:
+            raise InvalidInput(f"`command` {shown}: {error}") from None
+
+    def _file(self, i: int) -> Path:
+        return self.folder / f"tree-{i if i < len(self.trees) else 'plain'}.json"
+
+
+class Speed(BaseModel):
+    """An answer in tokens."""
+
+    tokens_per_s: Amount
+    tokens_per_step: Amount
+
+
+class Step(BaseModel):
+    """An answer in time."""
+
+    step_ms: Amount
+
+
+def samples_of(line: str, batch_size: int) -> list[float]:
+    """The latencies [ms] that a last line of output gives.
+
+    >>> samples_of('{"tokens_per_s": 250, "tokens_per_step": 2.5}', 1)
+    [10.0]
+    """
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict) and "step_ms" not in answer and "tokens_per_s" in answer:
+        speed = checked(Speed, answer)
+        return [ms_of_speed(batch_size, speed.tokens_per_s, speed.tokens_per_step)]
+    found = answer.get("step_ms") if isinstance(answer, dict) else answer
+    found = found if isinstance(answer, dict) and isinstance(found, list) else [found]
+    if not found or not all(isinstance(ms, int | float) for ms in found):
+        raise InvalidInput(
+            "its last line must be milliseconds per step, or a JSON object with step_ms, or with tokens_per_s and "
+            f"tokens_per_step, but it is {line[:80]!r}."
+        )
+    return [checked(Step, {"step_ms": ms}).step_ms for ms in found]
+
+
+def _last_line(output: bytes) -> str:
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
+from treeopt.latency.paired import median_latency
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.latency.rounds import busy, precision_reached
+from treeopt.latency.rounds import busy, drift, precision_reached
 from treeopt.records.origins import OURS, differing
-from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 
@@ -37,13 +39,13 @@ def check_can_join(
     if differs := differences(earlier, runtime, provenance):
         name = earlier.runtime.get("name")
         same = (
-            f", or --runtime {shell_word(name)}, if it is the same"
+            f", or `runtime={shell_word(name)}`, if it is the same"
             if runtime.get("name") not in (name, OURS) and name
             else ""
         )
         raise InvalidInput(
             f"{run.profile} is a profile of something else and is not replaced unasked; they differ in "
-            f"{', '.join(differs)}. Pass another --run, or --overwrite{same}."
+            f"{', '.join(differs)}. Pass another `run`, or `overwrite`{same}."
         )
 
 
@@ -61,40 +63,49 @@ def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance:
 
 def finish(run: RunDirectory, result: LatencyProfile, precision: float) -> LatencyProfile:
     """The result, with what the run had measured before of the same thing, as the run's profile."""
-    result.info["precision"] = precision_reached(result.points, result.autoregressive, precision)
+    result.info["precision"] = precision
     tell(result)
     whole = with_earlier(run, result)
-    whole.save(run.profile)
+    save(run, whole)
     discard(run.partial("profile"))
     return whole
 
 
-def tell(result: LatencyProfile, remedy: str = "a longer --time-limit helps") -> None:
+def save(run: RunDirectory, profile: LatencyProfile) -> None:
+    """Write the run's profile, with its precision and drift for readers of JSON."""
+    shown: dict[str, object] = {"drift": [round(drift(plain), 4) for plain in profile.autoregressive]}
+    if "precision" in profile.info:
+        shown["precision"] = vars(precision_reached(profile, profile.info["precision"]))
+    replace(profile, info={**profile.info, "shown": shown}).save(run.profile)
+
+
+def tell(result: LatencyProfile, remedy: str = "a longer `time_limit_s` helps") -> None:
     """Notes on what the reader of the table should know."""
-    known = result.info["precision"]
-    if not known["reached"]:
+    known = precision_reached(result, result.info["precision"])
+    if known.missed:
         note(
-            f"{known['missed']} of {known['timings']} latencies are not known to {known['wanted']:.1%} yet, the worst "
-            f"to {known['worst']:.1%}: {remedy}."
+            f"{known.missed} of {known.timings} latencies are not known to {known.wanted:.1%} yet, the worst to "
+            f"{known.worst:.1%}: {remedy}."
         )
     if caution := busy(result.info.get("processor_share")):
         note(caution)
-    for place in result.info["drift"]:
-        if abs(place["drift"]) > TOLD_DRIFT:
+    for plain in result.autoregressive:
+        if abs(slower := drift(plain)) > TOLD_DRIFT:
             note(
-                f"Plain steps at batch size {place['batch_size']} became {abs(place['drift']):.0%} "
-                f"{('slower' if place['drift'] > 0 else 'faster')} while they were timed. Trees are compared with "
-                "plain steps of their own round, which corrects for this."
+                f"Plain steps at batch size {plain.batch_size} became {abs(slower):.0%} {'slower' if slower > 0 else 'faster'} "
+                "while they were timed. Trees are compared with plain steps of their own round, which corrects for this."
             )
-    floors = result.info.get("bandwidth_floor") or []
+    floors = {floor.setting: floor for floor in result.info.get("bandwidth_floor") or ()}
     if floors or "weights" in result.runtime:
         weights = result.info["weight_bytes"]
         note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
-    for floor in floors:
-        note(
-            f"Batch size {floor['batch_size']}: a plain step takes {floor['plain_over_floor']:.2f} times the "
-            f"{floor['floor_ms']:.2f} ms that {floor['gb_per_s']:g} GB/s need for weights and cache."
-        )
+    for plain in result.autoregressive:
+        if floor := floors.get(plain.setting):
+            times = median_latency(plain.step_ms).ms / floor.floor_ms
+            note(
+                f"Batch size {plain.batch_size}: a plain step takes {times:.2f} times the {floor.floor_ms:.2f} ms that "
+                f"{floor.gb_per_s:g} GB/s need for weights and cache."
+            )
 
 
 def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
@@ -118,34 +129,20 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
 
     Rows of real prompts are of about the same length each time, so at a batch size they are one setting.
     """
-    places = earlier.info.get("drift") or []
-    nominal = {(p["batch_size"], p["context_tokens"]) for p in places if p.get("nominal")}
-    again = {p["batch_size"] for p in later.info.get("drift") or [] if not p["nominal"]}
+    nominal = {of.setting for of in earlier.info.get("settings") or () if of.nominal}
+    again = {of.batch_size for of in later.info.get("settings") or () if not of.nominal}
     kept = {s for s in earlier.settings if s not in later.settings and (s in nominal or s[0] not in again)}
 
-    def keep(records: Sequence[Any]) -> list[Any]:
-        return [r for r in records if _setting(r) in kept]
+    def both(before: Sequence[Any] | None, now: Sequence[Any] | None) -> list[Any]:
+        found = [*(one for one in before or () if one.setting in kept), *(now or ())]
+        return sorted(found, key=lambda one: one.setting)
 
-    info = {**later.info}
-    for key in ("drift", "bandwidth_floor"):
+    info = {**later.info, "inputs": {**(earlier.info.get("inputs") or {}), **(later.info.get("inputs") or {})}}
+    for key in ("settings", "bandwidth_floor"):
         if key in earlier.info or key in later.info:
-            info[key] = sorted([*keep(earlier.info.get(key) or []), *(later.info.get(key) or [])], key=_setting)
-    points = sorted(
-        [*keep(earlier.points), *later.points],
-        key=lambda p: (_setting(p), p.size, p.depth, p.topk or 0, bool(p.adaptive)),
-    )
-    plain = sorted([*keep(earlier.autoregressive), *later.autoregressive], key=_setting)
-    whole = LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
-    info["inputs"] = {**(earlier.info.get("inputs") or {}), **(later.info.get("inputs") or {})}
-    if "precision" in earlier.info and "precision" in later.info:
-        info["precision"] = precision_reached(whole.points, whole.autoregressive, later.info["precision"]["wanted"])
-    else:
+            info[key] = both(earlier.info.get(key), later.info.get(key))
+    if "precision" not in earlier.info:  # some latencies have one sample
         info.pop("precision", None)
-    return whole
-
-
-def _setting(record: Any) -> tuple[int, int]:
-    """Batch size and context of a timing or of a record of the file."""
-    if isinstance(record, StepTiming):
-        return record.setting
-    return record["batch_size"], record["context_tokens"]
+    points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.topk or 0))
+    plain = both(earlier.autoregressive, later.autoregressive)
+    return LatencyProfile(tuple(points), tuple(plain), later.runtime, info)

@@ -24,7 +24,8 @@ from treeopt.latency.rounds import PRECISION
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
-from treeopt.trees.dynamic import AdaptiveTree, DynamicTree, pool_size
+from treeopt.trees.draft import Draft
+from treeopt.trees.dynamic import DynamicTree, pool_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
@@ -32,6 +33,8 @@ TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on on
 ALWAYS = (2, 3, 4)  # sizes below the first tile
 TARGETS, MOST_PLACED = 6, 14  # edges wanted, evenly in the logarithm; sizes of a batch size
 DYNAMIC_ROWS = 12  # of the dynamic trees that are timed: what more rows cost is known from the fixed ones
+CHAINS = (1, 2, 3, 4, 5, 6, 8)  # lengths that are timed in an engine
+LEVELS, ROWS = (1, 2, 3, 4, 6, 8), (4, 8, 16, 32, 64)  # of dynamic trees in an engine
 NEAR = 1.25  # a larger tile's edge is taken for a smaller one's so near by
 # Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
 TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
@@ -39,7 +42,7 @@ TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be timed, and how well it is to be known.
+    """The settings to time, and how well their latencies are to be known.
 
     contexts    lengths [tokens] at which to time; none: whatever they are
     sizes       exactly these; by default placed up to ``budget`` rows
@@ -55,7 +58,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if min([*self.batch_sizes, *(self.sizes or ()), self.budget]) < 1:
-            raise InvalidInput("--batch-size, --sizes and --budget must be at least 1.")
+            raise InvalidInput("`batch_size`, `sizes` and `budget` must be at least 1.")
 
     @property
     def largest(self) -> int:
@@ -160,7 +163,7 @@ def check_sizes(sizes: Sequence[int], families: Sequence[TreeFamily]) -> None:
     beyond = sorted({size for size in sizes if size > most})
     if beyond and len(beyond) == len(set(sizes)):
         raise InvalidInput(
-            f"--sizes must be at most {most} with {len(families)} heads and the ranks that are known, but got "
+            f"`sizes` must be at most {most} with {len(families)} heads and the ranks that are known, but got "
             f"{', '.join(map(str, beyond))}."
         )
     if beyond:
@@ -176,27 +179,31 @@ def rivals(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tupl
     Those that were ``measured`` already are left out.
     """
     curve = {point.size: point for point in entry.curve if point.size > 1}
-    others = sorted((s for s in curve if abs(s - entry.size) > 1), key=lambda s: -(curve[s].tokens_per_s or 0.0))
-    wanted = [size for size in (entry.size - 1, entry.size + 1, *others[:2]) if size in curve]
+    others = sorted((s for s in curve if abs(s - entry.chosen.size) > 1), key=lambda s: -(curve[s].tokens_per_s or 0.0))
+    wanted = [size for size in (entry.chosen.size - 1, entry.chosen.size + 1, *others[:2]) if size in curve]
     found = {(size, curve[size].depth) for size in wanted}
-    if entry.size > 1:
-        found.add((entry.size, entry.depth))
+    if entry.chosen.size > 1:
+        found.add((entry.chosen.size, entry.chosen.depth))
     return sorted(found - set(measured))
 
 
-def dynamic_trees(trace: RankTrace | None, budget: int) -> list[DynamicTree | AdaptiveTree]:
-    """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same.
+def engine_trees(source: Source, budget: int, *, dynamic: bool) -> list[Draft]:
+    """The chains that are timed in an engine and, where it takes them and pools were recorded, dynamic trees."""
+    found: list[Draft] = [Tree.chain(n) for n in CHAINS if n <= source.num_heads and n < budget]
+    pools = source.pooled.pools if dynamic and source.pooled is not None else None
+    for topk, levels, rows in itertools.product(pools.topks if pools else (), LEVELS, ROWS):
+        if topk > 1 and pools and levels <= pools.levels and levels < rows <= min(budget, pool_size(levels, topk) + 1):
+            found.append(DynamicTree(levels, topk, rows))
+    return found
 
-    The last one also as an adaptive tree that always takes all rows, for what choosing costs.
-    """
+
+def dynamic_trees(trace: RankTrace | None, budget: int) -> list[DynamicTree]:
+    """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same."""
     if trace is None or (pools := trace.pools) is None:
         return []
-    found: list[DynamicTree | AdaptiveTree] = []
+    found: list[DynamicTree] = []
     for topk in pools.topks:
         for levels in sorted({min(2, pools.levels), pools.levels} if topk > 1 else ()):
             rows = min(DYNAMIC_ROWS, budget, pool_size(levels, topk) + 1)
             found += [DynamicTree(levels, topk, rows)] if rows > levels else []
-    if found and isinstance(last := found[-1], DynamicTree) and last.rows > 3:
-        fit = (0.0,) * last.levels, (1.0,) * last.levels
-        found.append(AdaptiveTree(last, (2, 3, last.rows), *fit, cost_ms=(1e6, 1e6, 1.0), tokens_per_ms=1.0))
     return found

@@ -12,20 +12,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from treeopt.errors import InvalidInput
-from treeopt.files.bounds import few, loads
+from treeopt.files.bounds import limit_rows, loads
+from treeopt.files.fields import Amount, Count, Positive, checked
 from treeopt.files.provenance import Provenance
-from treeopt.files.rows import Amount, Count, Positive, checked
 from treeopt.files.storage import read_text
 from treeopt.latency.roofline import MEASURES
-from treeopt.latency.rounds import PRECISION, drifts, precision_reached
-from treeopt.pipeline.profile.outcome import check_can_join, tell, with_earlier
+from treeopt.latency.rounds import PRECISION
+from treeopt.pipeline.profile.outcome import check_can_join, save, tell, with_earlier
 from treeopt.records.inputs import find_accuracies, inputs_of
-from treeopt.records.profile import LatencyProfile, Setting, StepTiming
+from treeopt.records.profile import LatencyProfile, ProfileSetting, Setting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 
@@ -42,7 +41,7 @@ UNREAD = ("machine", "versions")  # keys of a provenance that a file does not te
 
 
 @dataclass(frozen=True)
-class Row:
+class LatencyRow:
     """One sample, as the file has it; None for what it does not say."""
 
     batch_size: int
@@ -62,7 +61,7 @@ class Row:
             )
 
 
-class Line(BaseModel):
+class LatencyLine(BaseModel):
     """A line of a table, or of JSON with the same names, once `SYNONYMS` are replaced."""
 
     batch_size: Positive
@@ -76,7 +75,7 @@ class Line(BaseModel):
     tokens_per_step: Amount | None = None
     round: Count | None = None
 
-    def row(self) -> Row:
+    def row(self) -> LatencyRow:
         """The sample; InvalidInput where the line says too little, or contradicts itself."""
         said = [n for n in (self.nodes, self.num_speculative_tokens) if n is not None]
         if (self.size is not None) + len(said) != 1:
@@ -91,7 +90,7 @@ class Line(BaseModel):
                 raise InvalidInput("a row must have step_ms, or tokens_per_s and tokens_per_step.")
             ms = ms_of_speed(self.batch_size, self.tokens_per_s, self.tokens_per_step)
         depth = self.num_speculative_tokens if self.depth is None else self.depth
-        return Row(self.batch_size, size, ms, self.context_tokens, depth if size > 1 else 0, self.round)
+        return LatencyRow(self.batch_size, size, ms, self.context_tokens, depth if size > 1 else 0, self.round)
 
 
 class SglangLine(BaseModel):
@@ -102,9 +101,9 @@ class SglangLine(BaseModel):
     steps: Count
     step_time: Amount  # seconds
 
-    def row(self) -> Row:
+    def row(self) -> LatencyRow:
         size = max(1, self.num_draft_tokens)
-        return Row(self.batch_size, size, 1e3 * self.step_time, depth=min(self.steps, size - 1))
+        return LatencyRow(self.batch_size, size, 1e3 * self.step_time, depth=min(self.steps, size - 1))
 
 
 def profile_from_file(
@@ -124,20 +123,20 @@ def profile_from_file(
     num_heads  depth of trees that do not say theirs, so far as their size allows; by default the calibrated one
     """
     if len(contexts) > 1:
-        raise InvalidInput("--from-csv takes one --context, that of rows which do not say theirs.")
+        raise InvalidInput("`from_csv` takes one `contexts`, that of rows which do not say theirs.")
     rows = read_rows(file)
     if contexts:
         rows = [replace(r, context_tokens=r.context_tokens or contexts[0]) for r in rows]
     elif any(row.context_tokens is None for row in rows):
         rows = [replace(r, context_tokens=r.context_tokens or UNKNOWN_CONTEXT) for r in rows]
-        note(f"Some rows do not say their context. It is written as {UNKNOWN_CONTEXT}; pass it with --context.")
+        note(f"Some rows do not say their context. It is written as {UNKNOWN_CONTEXT}; pass it with `contexts`.")
     if any(row.depth is None for row in rows):
         deepest = num_heads or calibrated_heads(run) or NUM_HEADS
         rows = [replace(r, depth=min(r.size - 1, deepest)) if r.depth is None else r for r in rows]
         if any(row.size > 2 for row in rows):
             note(
                 f"The file has no depths. Trees are taken to be {deepest} deep, or as deep as their rows allow. "
-                "Give the depth by a column depth, or by --heads."
+                "Give the depth by a column depth, or by `num_heads`."
             )
     result = profile_of(rows, str(file))
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
@@ -151,18 +150,18 @@ def profile_from_file(
             "their error is unknown."
         )
     else:
-        result.info["precision"] = precision_reached(result.points, result.autoregressive, PRECISION)
+        result.info["precision"] = PRECISION
         tell(result, "more rows of them help")
     if not overwrite:
         check_nothing_lost(run, result)
         result = with_earlier(run, result)
-    result.save(run.profile)
+    save(run, result)
     return result
 
 
-def profile_of(rows: Sequence[Row], name: str) -> LatencyProfile:
+def profile_of(rows: Sequence[LatencyRow], name: str) -> LatencyProfile:
     """Rows with all that they need as a profile; InvalidInput where a setting has no plain row."""
-    groups: dict[tuple[int, int, int, int], list[Row]] = {}
+    groups: dict[tuple[int, int, int, int], list[LatencyRow]] = {}
     for row in rows:
         assert row.context_tokens is not None
         assert row.depth is not None
@@ -184,23 +183,24 @@ def profile_of(rows: Sequence[Row], name: str) -> LatencyProfile:
         for key, group in sorted(groups.items())
     ]
     reference = tuple(timing for timing in timed if timing.size == 1)
-    return LatencyProfile(tuple(t for t in timed if t.size > 1), reference, {}, {"drift": drifts(reference)})
+    settings = [ProfileSetting(batch_size=t.batch_size, context_tokens=t.context_tokens) for t in reference]
+    return LatencyProfile(tuple(t for t in timed if t.size > 1), reference, {}, {"settings": settings})
 
 
-def read_rows(file: Path) -> list[Row]:
+def read_rows(file: Path) -> list[LatencyRow]:
     """The rows of a table (comma, semicolon or tab) or of JSON lines; InvalidInput names the line."""
     text = read_text(file).removeprefix("\ufeff")
     found, unused = [], set[str]()
-    for line, record in few(_records(file, text), file):
+    for line, record in limit_rows(_records(file, text), file):
         try:
             if {"step_time", "num_draft_tokens", "steps"} <= record.keys():
                 found.append(checked(SglangLine, record).row())
                 continue
             named = _by_meaning(record)
-            found.append(checked(Line, named).row())
+            found.append(checked(LatencyLine, named).row())
         except InvalidInput as error:
             raise InvalidInput(f"{file} line {line}: {error}") from None
-        unused |= named.keys() - Line.model_fields.keys()
+        unused |= named.keys() - LatencyLine.model_fields.keys()
     if not found:
         raise InvalidInput(f"{file} must have rows of timings, but it has none.")
     if len({row.round is None for row in found}) > 1:
@@ -210,8 +210,8 @@ def read_rows(file: Path) -> list[Row]:
     return found
 
 
-def _records(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and what stands there under which name; empty cells are left out."""
+def _records(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
+    """LatencyLine number and what stands there under which name; empty cells are left out."""
     if text.lstrip().startswith("{"):
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
@@ -239,7 +239,7 @@ def _records(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise InvalidInput(f"{file} line {reader.line_num} is not a row of a table: {error}.") from None
 
 
-def _json(file: Path, number: int, line: str) -> dict[str, Any]:
+def _json(file: Path, number: int, line: str) -> dict[str, object]:
     try:
         record = loads(line)
     except ValueError:
@@ -249,7 +249,7 @@ def _json(file: Path, number: int, line: str) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _by_meaning(record: Mapping[str, Any]) -> dict[str, Any]:
+def _by_meaning(record: Mapping[str, object]) -> dict[str, object]:
     """The record without synonyms; InvalidInput where it says a thing twice."""
     names: dict[str, str] = {}
     for name in record:
@@ -283,7 +283,7 @@ def check_nothing_lost(run: RunDirectory, result: LatencyProfile) -> None:
         if setting in earlier.settings and timed(earlier, setting) != timed(result, setting):
             raise InvalidInput(
                 f"{run.profile} has other latencies at batch size {setting[0]} and context {setting[1]} already, which are "
-                "not replaced unasked. Leave those rows out, or pass another --run, or --overwrite."
+                "not replaced unasked. Leave those rows out, or pass another `run`, or `overwrite`."
             )
 
 

@@ -1,17 +1,18 @@
 """Pictures of what was measured, chosen and proved.
 
-Every figure is made in two steps, so that its numbers can be used and tested without a drawing:
-``*_data()`` computes a small record from the types of the core, ``draw_*()`` draws that record.
+A figure's module computes a `Chart` from the types of the core, which can be used and tested without a drawing; one
+function draws any chart. The tree alone has a layout of its own.
 
-tree.py       the tree and how often its nodes are accepted
+chart.py      panels, series, and how they are drawn
 accuracy.py   the guesses: by rank, by group of prompts, along the answer
 planning.py   tokens per step and throughput over tree size
+batches.py    kinds of drafts, drafters and what batching trades, over batch sizes
 latency.py    what a step costs and what it is made of
-kinds.py      fixed, dynamic and adaptive trees
 bench.py      what real decoding measured
 training.py   how heads learned
+tree.py       the tree and how often its nodes are accepted
 style.py      one look for all, PNG and SVG
-registry.py   all of them by name, drawn from a run directory
+registry.py   all of them by name, made of a run directory
 """
 
 from treeopt.report.figures.registry import FIGURES, Picture, draw, pictures

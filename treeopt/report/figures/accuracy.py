@@ -10,28 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.records.calibration import ENGINE_LOG, Calibration
-from treeopt.records.rules import guesser
+from treeopt.records.drafters import depth_noun
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.report.figures import style
+from treeopt.report.figures.chart import HEIGHT, Chart, Panel, Series, Shares, wilson
 from treeopt.report.wording import count
-from treeopt.trees.tree import MAX_RANK, IntArray
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from treeopt.trees.tree import MAX_RANK
 
 INTERVALS = "95 % intervals, states as independent"
 
 
 @dataclass(frozen=True)
-class Words:
+class GuessWords:
     """How guesses are spoken of.
 
     guesser : what guesses at each depth, head or depth
@@ -45,41 +41,27 @@ class Words:
     of: str = "share of states"
 
     @classmethod
-    def about(cls, info: Mapping[str, Any]) -> Words:
-        """Those for what a calibration or a trace says of itself."""
+    def about(cls, info: Mapping[str, Any]) -> GuessWords:
+        """The words for what a calibration or a trace says of itself."""
         accepted = (info.get("acceptance") or {}).get("rule") == "rejection"
         if accepted or info.get("source") == ENGINE_LOG:
             return cls("depth", "drafted tokens are accepted", "accepted", "share of drafted tokens")
-        who = guesser(info.get("drafter"))
+        who = depth_noun(info.get("drafter"))
         return cls(who, "the heads are right" if who == "head" else "guesses are right")
 
 
-@dataclass(frozen=True, eq=False)
-class AccuracyData:
-    """Accuracy at each depth.
+def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Chart:
+    """Share of the trials in which the true token was at each rank, and down to it; of one rank a line over depth.
 
-    single     : (K, R)  at exactly this rank
-    cumulative : (K, R)  at this rank or a better one
-    trials     : (K,)
-    """
-
-    single: style.Shares
-    cumulative: style.Shares
-    trials: IntArray
-    caption: str = ""
-    words: Words = Words()
-
-
-def accuracy_data(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> AccuracyData:
-    """Share of the trials in which the true token was at, and down to, each rank.
-
-    >>> data = accuracy_data(Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100])))
-    >>> data.cumulative.value.tolist()
+    >>> chart = accuracy_chart(Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100])))
+    >>> [chart[1][depth].y.tolist() for depth in ("1", "2")]
     [[0.6, 0.8], [0.4, 0.5]]
     """
-    hits, trials = calibration.hits[:, :ranks], calibration.trials
-    info = calibration.meta
+    hits, trials = calibration.hits[:, :ranks], calibration.trials[:, None]
+    info, words = calibration.meta, GuessWords.about(calibration.meta)
     sequences, is_log = info.get("sequences"), info.get("source") == ENGINE_LOG
+    single, cumulative = wilson(hits, trials), wilson(hits.cumsum(1), trials)
+    heads, ranks = hits.shape
     caption = style.sentence(
         f"{count(int(trials.max()), 'draft' if is_log else 'state')}"
         + (f" of {count(sequences, 'sequence')}" if isinstance(sequences, int) else ""),
@@ -88,173 +70,99 @@ def accuracy_data(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Acc
         style.rule(info.get("acceptance")),
         "only drafts whose earlier tokens were accepted" if is_log else None,
         "95 % intervals, drafts as independent" if is_log else INTERVALS,
+        "hollow marks at the lower edge: 0" if ranks > 1 and (single.value == 0).any() else None,
     )
-    return AccuracyData(
-        style.wilson(hits, trials[:, None]),
-        style.wilson(hits.cumsum(1), trials[:, None]),
-        trials,
-        caption,
-        Words.about(info),
-    )
-
-
-@style.look()
-def draw_accuracy(data: AccuracyData, figure: Figure | None = None) -> Figure:
-    """Single ranks on the left (logarithmic), top-1 ... top-k on the right; of one rank a single line over depth."""
-    figure = figure or style.blank()
-    words, (heads, ranks) = data.words, data.single.value.shape
     if ranks == 1:
-        return _draw_only_rank(data, figure)
-    left, right = figure.subplots(1, 2)
+        line = single[:, 0].over("", np.arange(1, heads + 1), **style.series(0))
+        panel = Panel([line], words.guesser, words.of, scale="whole", xlim=(0.5, heads + 0.5), ylim=(0, 1.02))
+        return Chart(f"How often {words.right}, by {words.guesser}", caption, [[panel]], legend=None)
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.4 / max(heads - 1, 1), 0.1)
+    left, right = [], []
     for k in range(heads):
-        line, x = style.series(k), np.arange(ranks) + dodge[k]
-        never = data.single.value[k] == 0  # a logarithmic axis has no place for 0
-        style.bars(left, x[~never], data.single[k, ~never], **line)
-        left.plot(
-            x[never],
-            np.zeros(never.sum()),
-            transform=left.get_xaxis_transform(),
-            clip_on=False,
-            zorder=3,
-            **{**line, "linestyle": "none", "markerfacecolor": "white"},
-        )
-        style.bars(right, np.arange(1, ranks + 1) + dodge[k], data.cumulative[k], label=f"{k + 1}", **line)
-    style.log_axis(left)
-    left.set_xlim(-0.5, ranks - 0.5)
-    right.set_xlim(0.5, ranks + 0.5)
-    left.set(title="At this rank", xlabel="rank (0 is the best candidate)", ylabel=words.of)
-    right.set(title="Among the first k candidates", xlabel="k candidates", ylabel=words.of, ylim=(0, 1.02))
-    for axes in (left, right):
-        axes.locator_params(axis="x", nbins=10, integer=True)
-    style.legend(right, words.guesser)
-    zeros = "hollow marks at the lower edge: 0" if (data.single.value == 0).any() else None
-    style.heading(figure, f"How often {words.right}, by rank", style.sentence(data.caption, zeros))
-    return figure
+        look, x = style.series(k), np.arange(ranks) + dodge[k]
+        never = single.value[k] == 0  # a logarithmic axis has no place for 0
+        left.append(single[k, ~never].over("", x[~never], **look))
+        hollow = {**look, "linestyle": "none", "markerfacecolor": "white"}
+        left.append(Series("", x[never], np.zeros(never.sum()), look=hollow, kind="edge"))
+        right.append(cumulative[k].over(str(k + 1), x + 1, **look))
+    panels = [
+        Panel(
+            left,
+            "rank (0 is the best candidate)",
+            words.of,
+            "At this rank",
+            "whole",
+            log=True,
+            xlim=(-0.5, ranks - 0.5),
+        ),
+        Panel(
+            right,
+            "k candidates",
+            words.of,
+            "Among the first k candidates",
+            "whole",
+            xlim=(0.5, ranks + 0.5),
+            ylim=(0, 1.02),
+        ),
+    ]
+    return Chart(f"How often {words.right}, by rank", caption, [panels], words.guesser)
 
 
-def _draw_only_rank(data: AccuracyData, figure: Figure) -> Figure:
-    axes: Axes = figure.add_subplot()
-    words, heads = data.words, len(data.trials)
-    style.bars(axes, np.arange(1, heads + 1), data.single[:, 0], **style.series(0))
-    axes.set(xlim=(0.5, heads + 0.5), ylim=(0, 1.02), xlabel=words.guesser, ylabel=words.of)
-    axes.locator_params(axis="x", nbins=10, integer=True, min_n_ticks=1)
-    style.heading(figure, f"How often {words.right}, by {words.guesser}", data.caption)
-    return figure
+def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any] | None = None) -> Chart:
+    """Groups by the accuracy at depth 1, best first; tokens per step beside them where they are known for every group.
 
-
-@dataclass(frozen=True, eq=False)
-class GroupsData:
-    """Groups by the accuracy at depth 1, best first.
-
-    top1            : (G, K)  share of the trials in which the best candidate was right
-    tokens_per_step : (G,)    None where it is not known for every group; with 95 % intervals
-    """
-
-    names: tuple[str, ...]
-    top1: style.Shares
-    sequences: tuple[int, ...]
-    tokens_per_step: style.Shares | None = None
-    caption: str = ""
-    words: Words = Words()
-
-
-def groups_data(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any] | None = None) -> GroupsData:
-    """From a calibration's ``groups``: name to hits (K x R), trials (K) and sequences; ``info`` is all that it says.
+    groups : a calibration's, name to hits (K x R), trials (K) and sequences; ``info`` is all that it says
 
     >>> groups = {"chat": {"hits": [[3]], "trials": [10], "sequences": 1},
-    ...           "code": {"hits": [[9]], "trials": [10], "sequences": 1}}
-    >>> groups_data(groups).names
-    ('code', 'chat')
+    ...           "code": {"hits": [[9]], "trials": [10], "sequences": 2}}
+    >>> groups_chart(groups)[0].rows
+    ['code (2)', 'chat (1)']
     """
+    info = info or {}
+    words = GuessWords.about(info)
     try:
         hits = np.stack([np.asarray(group["hits"])[:, 0] for group in groups.values()])
         trials = np.stack([np.asarray(group["trials"]) for group in groups.values()])
         order = np.argsort(-hits[:, 0] / trials[:, 0], kind="stable")
-        names, hits, trials = [list(groups)[i] for i in order], hits[order], trials[order]
-        sequences = tuple(int(groups[name].get("sequences", 0)) for name in names)
+        found, hits, trials = [list(groups.items())[i] for i in order], hits[order], trials[order]
+        sequences = [int(group.get("sequences", 0)) for _, group in found]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise InvalidInput(f"A calibration's groups need hits and trials of every head: {error!r}.") from None
-    rates = [groups[name].get("tokens_per_step") for name in names]
-    info, states = info or {}, count(int(trials.max(1).sum()), "state")
+    heads, y = hits.shape[1], np.arange(len(found))
+    dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.68 / max(heads - 1, 1), 0.15)
+    rows = [f"{style.short(name)} ({n})" for (name, _), n in zip(found, sequences, strict=True)]
+    height, top1 = max(HEIGHT, len(rows) * max(0.3, 0.06 * heads)), wilson(hits, trials)
+    marks = [
+        top1[:, k].along(str(k + 1), y + dodge[k], **{**style.series(k), "linestyle": "none"}) for k in range(heads)
+    ]
+    named = {"rows": rows, "height": height}
+    panels = [Panel(marks, f"{words.share} [{words.of}]", "group (sequences)", xlim=(0, None), width=3, **named)]
+    rates = [group.get("tokens_per_step") for _, group in found]
+    if None not in rates:
+        errors = [group.get("tokens_per_step_stderr") or 0.0 for _, group in found]
+        known = Shares.normal(rates, errors)
+        low, high = min(1.0, float(known.low.min())), float(known.high.max())
+        ends = (low, low + 1.08 * max(high - low, 0.1))
+        marks = [known.along("", y, color="black", marker="D")]
+        panels.append(Panel(marks, "tokens per step", xlim=ends, **named))
     caption = style.sentence(
-        f"{states} of {count(sum(sequences), 'sequence')}",
+        f"{count(int(trials.max(1).sum()), 'state')} of {count(sum(sequences), 'sequence')}",
         style.origin(info.get("provenance")),
         style.rule(info.get("acceptance")),
         INTERVALS,
     )
-    known = np.array([rate for rate in rates if rate is not None], dtype=float)
-    half = style.Z95 * np.array([groups[name].get("tokens_per_step_stderr") or 0.0 for name in names], dtype=float)
-    return GroupsData(
-        tuple(names),
-        style.wilson(hits, trials),
-        sequences,
-        style.Shares(known, known - half, known + half) if len(known) == len(names) else None,
-        caption,
-        Words.about(info),
-    )
+    return Chart(f"How often {words.right}, by group of prompts", caption, [panels], words.guesser)
 
 
-@style.look()
-def draw_groups(data: GroupsData, figure: Figure | None = None) -> Figure:
-    """One line for each group, one mark for each depth; tokens per step beside them where known."""
-    n_groups, heads = data.top1.value.shape
-    figure = figure or style.blank(height=max(4.5, 1.4 + n_groups * max(0.3, 0.06 * heads)))
-    panels = 1 if data.tokens_per_step is None else 2
-    grid = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=[3, 1][:panels])[0]
-    axes, rows = grid[0], np.arange(n_groups)
-    dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.68 / max(heads - 1, 1), 0.15)
-    for k in range(heads):
-        share = data.top1[:, k]
-        line = {**style.series(k), "linestyle": "none"}
-        axes.errorbar(share.value, rows + dodge[k], xerr=share.errors, elinewidth=0.8, label=f"{k + 1}", **line)
-    counts = zip(data.names, data.sequences, strict=True)
-    axes.set_yticks(rows, [f"{style.short(name)} ({n})" for name, n in counts])
-    axes.set(
-        ylim=(n_groups - 0.5, -0.5),
-        xlim=(0, None),
-        ylabel="group (sequences)",
-        xlabel=f"{data.words.share} [{data.words.of}]",
-    )
-    if data.tokens_per_step is not None:
-        rates = data.tokens_per_step
-        grid[1].errorbar(rates.value, rows, xerr=rates.errors, fmt="D", color="black", elinewidth=0.8)
-        low, high = min(1.0, float(rates.low.min())), float(rates.high.max())
-        grid[1].set(xlabel="tokens per step", xlim=(low, low + 1.08 * max(high - low, 0.1)))
-    for panel in grid:
-        panel.grid(visible=False, axis="y")
-        for row in rows[::2]:
-            panel.axhspan(row - 0.5, row + 0.5, color="#F4F4F4", zorder=-1)
-    style.legend(grid[-1], data.words.guesser, handles=axes.get_legend_handles_labels()[0])
-    style.heading(figure, f"How often {data.words.right}, by group of prompts", data.caption)
-    return figure
-
-
-@dataclass(frozen=True, eq=False)
-class PositionsData:
-    """Accuracy along the answer.
-
-    edges  : (B+1,)  bucket b holds the states edges[b] ... edges[b+1]-1 of their answers
-    middle : (B,)    mean position of the states in each
-    top1   : (K, B)
-    trials : (K, B)
-    """
-
-    edges: IntArray
-    middle: NDArray[np.float64]
-    top1: style.Shares
-    trials: IntArray
-    caption: str = ""
-    words: Words = Words()
-
-
-def positions_data(trace: RankTrace, *, buckets: int = 8) -> PositionsData:
+def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
     """Top-1 accuracy at each depth in up to ``buckets`` ranges of positions with about equally many states.
 
+    Thin lines part the ranges; points stand at the mean position of the states in each.
+
     >>> trace = RankTrace(np.array([[0], [0], [0], [3], [-2]]), np.array([0, 5]))
-    >>> data = positions_data(trace, buckets=2)
-    >>> data.edges.tolist(), data.top1.value.tolist()
-    ([0, 2, 4], [[1.0, 0.5]])
+    >>> panel = positions_chart(trace, buckets=2)[0]
+    >>> panel.breaks, panel["1"].y.tolist()
+    ([1.5], [1.0, 0.5])
     """
     states = trace.has_step
     position = (np.arange(len(trace.ranks)) - np.repeat(trace.starts[:-1], trace.lengths))[states]
@@ -268,31 +176,19 @@ def positions_data(trace: RankTrace, *, buckets: int = 8) -> PositionsData:
     hits = np.stack([np.bincount(bucket[column == 0], minlength=n) for column in ranks.T])
     trials = np.stack([np.bincount(bucket[column != NO_TRIAL], minlength=n) for column in ranks.T])
     middle = np.bincount(bucket, position, n) / np.bincount(bucket, minlength=n)
+    top1, words = wilson(hits, trials), GuessWords.about(trace.meta)
     caption = style.sentence(
         f"{count(len(position), 'state')} of {count(trace.num_sequences, 'sequence')}",
         style.origin(trace.meta.get("provenance")),
         style.rule(trace.meta.get("acceptance")),
         INTERVALS,
     )
-    return PositionsData(edges, middle, style.wilson(hits, trials), trials, caption, Words.about(trace.meta))
-
-
-@style.look()
-def draw_positions(data: PositionsData, figure: Figure | None = None) -> Figure:
-    """One line for each depth; grey lines part the buckets."""
-    figure = figure or style.blank()
-    axes: Axes = figure.add_subplot()
-    for edge in data.edges[1:-1]:
-        axes.axvline(float(edge) - 0.5, color="#DDDDDD", linewidth=0.8, zorder=0)
-    for k in range(len(data.trials)):
-        style.bars(axes, data.middle, data.top1[k], label=f"{k + 1}", **style.series(k))
-    axes.grid(visible=False, axis="x")
-    axes.set(
-        xlim=(0, int(data.edges[-1])),
+    panel = Panel(
+        [top1[k].over(str(k + 1), middle, **style.series(k)) for k in range(len(trials))],
+        "position in the answer [tokens]",
+        f"{words.share} [{words.of}]",
+        xlim=(0, int(edges[-1])),
         ylim=(0, None),
-        xlabel="position in the answer [tokens]",
-        ylabel=f"{data.words.share} [{data.words.of}]",
+        breaks=(edges[1:-1] - 0.5).tolist(),
     )
-    style.legend(axes, data.words.guesser)
-    style.heading(figure, f"How often {data.words.right} along the answer", data.caption)
-    return figure
+    return Chart(f"How often {words.right} along the answer", caption, [[panel]], words.guesser)

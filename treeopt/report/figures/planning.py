@@ -5,47 +5,30 @@ N sizes (1 ... budget)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.source import objective_for, source_of
-from treeopt.planning.comparison import MOST_DENSE, Comparison, compare
+from treeopt.planning.comparison import MOST_DENSE, compare
 from treeopt.records.inputs import Accuracies
-from treeopt.records.origins import Runtime
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.report.figures import style
+from treeopt.report.figures.chart import Chart, Panel, Series, intervals, plain_line
 from treeopt.report.wording import count
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LIMITS = Limits()
+MOST_LINEAR = 6  # ratio of the throughputs above which their axis is logarithmic
 
 
-@dataclass(frozen=True, eq=False)
-class SizesData:
-    """Tokens per step of every size, and of fixed trees for comparison.
-
-    curves : objective -> (N,) cross-fitted tokens per step of sizes 1 ... N, with 95 % intervals
-    """
-
-    curves: Mapping[str, style.Shares]
-    objective: str
-    others: Comparison
-    caption: str = ""
-
-
-def sizes_data(
+def sizes_chart(
     record: Accuracies, limits: Limits = LIMITS, *, objective: str = "replay", most_dense: int = MOST_DENSE
-) -> SizesData:
-    """Cross-fitted curves of all objectives, and replays of dense trees (a sample, where they are many).
+) -> Chart:
+    """Cross-fitted tokens per step of every size for all objectives, beside chains and dense trees (a sample of many).
 
     A probe has one objective, coverage; of the other trees those are shown that were probed.
     Raises OutOfRange for a record with a single sequence, which has nothing to hold out.
@@ -53,118 +36,80 @@ def sizes_data(
     source = source_of(record)
     objective = objective_for(source, objective)
     found = compare(source, replace(limits, shape="sibling-closed"), most_dense=most_dense)
-    curves = {}
-    for name, held_out in found.held_out.items():
-        low, high = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
-        curves[name] = style.Shares(held_out.tokens_per_step, low, high)
+    series = []
+    for i, (name, held_out) in enumerate(found.held_out.items()):
+        look, sizes = style.series(i), np.arange(1, len(held_out.tokens_per_step) + 1)
+        series.append(Series(f"grown: {name}", sizes, held_out.tokens_per_step, look={**look, "markevery": 0.15}))
+        if name == objective:
+            ends = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
+            shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+            series.append(Series("", sizes, held_out.tokens_per_step, ends, shade, "area"))
+    chains = [(size, rate) for name, size, rate in found.fixed if name.startswith("chain")]
+    if chains:
+        series.append(
+            Series("chains of top-1", [n for n, _ in chains], [rate for _, rate in chains], look=style.series(4))
+        )
+    star = {"marker": "*", "markersize": 10, "color": "black", "linestyle": "none"}
+    series += [
+        Series(name, [size], [rate], look=star) for name, size, rate in found.fixed if not name.startswith("chain")
+    ]
+    if dense := found.dense:
+        sample = "" if len(dense) == found.n_dense else f"\n({len(dense)} of {found.n_dense:,})"
+        cross = {"marker": "x", "markersize": 3, "color": "#A0A0A0", "linestyle": "none", "zorder": 1}
+        x, y = [size for _, size, _ in dense], [rate for *_, rate in dense]
+        series.append(Series(f"dense trees{sample}", x, y, look=cross))
     about = count(*source.observed)
     if source.answers is not None:
         about = f"{count(source.answers.num_sequences, 'sequence')}, {about}"
-    return SizesData(
-        curves,
-        objective,
-        found,
-        style.sentence(
-            about,
-            style.origin(source.meta.get("provenance")),
-            style.rule(source.meta.get("acceptance")),
-            "grown trees are cross-fitted: replayed on sequences that they were not grown on",
-            source.approximate,
-            f"shaded: 95 % interval of {objective}",
-        ),
+    caption = style.sentence(
+        about,
+        style.origin(source.meta.get("provenance")),
+        style.rule(source.meta.get("acceptance")),
+        "grown trees are cross-fitted: replayed on sequences that they were not grown on",
+        source.approximate,
+        f"shaded: 95 % interval of {objective}",
     )
+    rows = "rows per step and sequence (tree size)"
+    panel = Panel(series, rows, "tokens per step", scale="sizes", ylim=(0.95, None))
+    return Chart("Tokens per step over tree size", caption, [[panel]])
 
 
-@style.look()
-def draw_sizes(data: SizesData, figure: Figure | None = None) -> Figure:
-    """A line for each objective, small crosses for dense trees."""
-    figure = figure or style.blank()
-    axes = figure.add_subplot()
-    largest = 2
-    for i, (name, curve) in enumerate(data.curves.items()):
-        sizes = np.arange(1, len(curve.value) + 1)
-        largest = max(largest, len(sizes))
-        line = style.series(i)
-        axes.plot(sizes, curve.value, label=f"grown: {name}", markevery=0.15, **line)
-        if name == data.objective:
-            axes.fill_between(sizes, curve.low, curve.high, color=line["color"], alpha=0.15, linewidth=0)
-    chains = [(size, rate) for name, size, rate in data.others.fixed if name.startswith("chain")]
-    if chains:
-        axes.plot(*zip(*chains, strict=True), label="chains of top-1", **style.series(4))
-    for name, size, rate in data.others.fixed:
-        if not name.startswith("chain"):
-            axes.plot(size, rate, "*", markersize=10, color="black", label=name, linestyle="none")
-    if dense := data.others.dense:
-        sample = "" if len(dense) == data.others.n_dense else f"\n({len(dense)} of {data.others.n_dense:,})"
-        axes.plot(
-            [size for _, size, _ in dense],
-            [rate for *_, rate in dense],
-            "x",
-            markersize=3,
-            color="#A0A0A0",
-            label=f"dense trees{sample}",
-            zorder=1,
-        )
-    style.size_axis(axes, [1, largest])
-    axes.set(ylabel="tokens per step", ylim=(0.95, None))
-    style.legend(axes)
-    style.heading(figure, "Tokens per step over tree size", data.caption)
-    return figure
-
-
-@dataclass(frozen=True, eq=False)
-class Throughput:
-    """The best tree of every size for one batch size.
-
-    sizes, tokens_per_s : (N,)
-    tied                : sizes, the chosen one among them, where there is another
-    plain               : tokens per second without speculation; None where the curve lacks it
-    error               : standard error of tokens_per_s at the chosen size
-    """
-
-    batch_size: int
-    context_tokens: int | None
-    sizes: IntArray
-    tokens_per_s: NDArray[np.float64]
-    chosen: int
-    tied: tuple[int, ...]
-    plain: float | None
-    error: float | None
-
-    def bands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Where the curve is tied, run by run: sizes and tokens per second, half of the way to the next sizes included."""
-        logs = np.log2(self.sizes)
-        middle = np.concatenate([logs[:1], (logs[1:] + logs[:-1]) / 2, logs[-1:]])
-        found = []
-        for first, last in style.runs(np.isin(self.sizes, self.tied).tolist()):
-            x = np.unique([middle[first], *logs[first : last + 1], middle[last + 1]])
-            found.append((2**x, np.interp(x, logs, self.tokens_per_s)))
-        return found
-
-    def at(self, size: int) -> float:
-        """Tokens per second at one of the sizes."""
-        return float(self.tokens_per_s[self.sizes == size][0])
-
-
-@dataclass(frozen=True, eq=False)
-class ThroughputData:
-    """A curve for each batch size of the plan."""
-
-    curves: tuple[Throughput, ...]
-    caption: str = ""
-
-
-def throughput_data(plan: Plan) -> ThroughputData:
-    """Predicted tokens per second of every size, from the plan's own curves.
+def throughput_chart(plan: Plan) -> Chart:
+    """Predicted tokens per second of every size, from the plan's own curves, and over plain decoding.
 
     Raises OutOfRange where the plan was made without a profile.
     """
-    curves = tuple(curve for entry in plan.entries if (curve := _throughput(entry)) is not None)
-    if not curves:
+    left: list[Series] = []
+    right: list[Series] = [plain_line(1.0)]
+    every: list[float] = []
+    drawn = [entry for entry in plan.entries if entry.chosen.tokens_per_s and any(p.tokens_per_s for p in entry.curve)]
+    if not drawn:
         raise OutOfRange("The plan has no latencies. Make them with: treeopt profile, then treeopt search")
-    runtime: Runtime = plan.runtime or {}
-    sequences = plan.entries[0].predicted.sequences
-    contexts = [c.context_tokens for c in curves if c.context_tokens is not None]
+    for i, entry in enumerate(drawn):
+        look, plain = {**style.series(i), "marker": ""}, entry.plain.tokens_per_s
+        left += _curve(entry, 1.0, look)
+        right += _curve(entry, plain, look) if plain else []
+        left += [plain_line(plain, look["color"])] if plain else []
+        every += [point.tokens_per_s for point in entry.curve if point.tokens_per_s]
+    log = max(every) > MOST_LINEAR * min(every)
+    rows = "rows per step (tree size)"
+    panels = [
+        Panel(
+            left,
+            rows,
+            "tokens per second",
+            "Throughput (dashed: plain)",
+            "sizes",
+            log=log,
+            ylim=(None if log else 0, None),
+        ),
+        Panel(right, rows, "speedup", "Over plain decoding", "sizes"),
+    ]
+    sequences, contexts = (
+        plan.entries[0].basis.sequences,
+        [e.context_tokens for e in drawn if e.context_tokens is not None],
+    )
+    runtime = plan.runtime or {}
     caption = style.sentence(
         "Predicted: held-out tokens per step over measured latency",
         count(sequences, "sequence") if sequences is not None else "from accuracies alone",
@@ -172,67 +117,35 @@ def throughput_data(plan: Plan) -> ThroughputData:
         " ".join(filter(None, (runtime.get("name"), runtime.get("version")))) or None,
         f"objective {plan.objective}" if plan.objective else None,
         style.rule(plan.acceptance),
+        "★ chosen, with 95 % interval; broad: tied sizes",
     )
-    return ThroughputData(curves, caption)
+    return Chart("Throughput over tree size", caption, [panels], "batch size")
 
 
-def _throughput(entry: PlanEntry) -> Throughput | None:
-    points = sorted((point for point in entry.curve if point.tokens_per_s), key=lambda point: point.size)
-    sizes = [point.size for point in points]
-    if entry.size not in sizes:
-        return None
-    rates = np.array([point.tokens_per_s for point in points], dtype=float)
-    return Throughput(
-        entry.batch_size,
-        entry.context_tokens,
-        np.array(sizes),
-        rates,
-        entry.size,
-        tuple(size for size in entry.tied_sizes if size in sizes) if len(entry.tied_sizes) > 1 else (),
-        float(rates[0]) if sizes[0] == 1 else None,
-        entry.tokens_per_s_stderr,
-    )
+def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Series]:
+    """The line over sizes, in the ``unit``, its tied sizes as broad pieces, and the chosen draft as a star."""
+    points = sorted((p.size, p.tokens_per_s / unit) for p in entry.curve if p.tokens_per_s)
+    sizes, rates = np.transpose(points)
+    broad = {**look, "linewidth": 9, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1, "linestyle": "-"}
+    star = {**look, "marker": "*", "markersize": 10, "mec": "black", "mew": 0.6, "zorder": 4}
+    chosen = entry.chosen
+    rate, error = chosen.tokens_per_s or 0.0, chosen.stderr.tokens_per_s
+    ends = intervals([(rate, None, error)]) / unit
+    return [
+        Series(str(entry.batch_size), sizes, rates, look=look),
+        *(Series("", x, y, look=broad) for x, y in bands(sizes, rates, entry.tied_sizes)),
+        Series("", [chosen.size], [rate / unit], ends, star),
+    ]
 
 
-@style.look()
-def draw_throughput(data: ThroughputData, figure: Figure | None = None) -> Figure:
-    """Tokens per second on the left, the ratio to plain decoding on the right."""
-    figure = figure or style.blank()
-    left, right = figure.subplots(1, 2)
-    for i, curve in enumerate(data.curves):
-        line = {**style.series(i), "marker": ""}
-        for axes, unit in ((left, 1.0), (right, curve.plain)):
-            if not unit:
-                continue
-            rates = curve.tokens_per_s / unit
-            axes.plot(curve.sizes, rates, label=str(curve.batch_size), **line)
-            for x, y in curve.bands():
-                axes.plot(x, y / unit, color=line["color"], linewidth=9, alpha=0.25, solid_capstyle="butt", zorder=1)
-            error = None if curve.error is None else style.Z95 * curve.error / unit
-            axes.errorbar(
-                curve.chosen,
-                curve.at(curve.chosen) / unit,
-                yerr=error,
-                marker="*",
-                markersize=10,
-                color=line["color"],
-                mec="black",
-                mew=0.6,
-                zorder=4,
-            )
-        if curve.plain:
-            style.plain_line(left, curve.plain, line["color"])
-    rates = np.concatenate([curve.tokens_per_s for curve in data.curves])
-    sizes = np.concatenate([curve.sizes for curve in data.curves])
-    style.beside_plain(left, right, rates, sizes, most=6)
-    if left.get_yscale() == "linear":
-        left.yaxis.set_major_formatter(lambda rate, _: f"{rate:,g}")
-    left.set(title="Throughput (dashed: plain)", ylabel="tokens per second")
-    right.set(title="Over plain decoding", ylabel="speedup")
-    style.legend(right, "batch size")
-    style.heading(
-        figure,
-        "Throughput over tree size",
-        style.sentence(data.caption, "★ chosen, with 95 % interval; broad: tied sizes"),
-    )
-    return figure
+def bands(
+    sizes: NDArray[np.float64], rates: NDArray[np.float64], tied: Sequence[int]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Where a curve is tied, run by run: sizes and rates, half of the way to the next sizes included; none of one size."""
+    logs, found = np.log2(sizes), []
+    middle = np.concatenate([logs[:1], (logs[1:] + logs[:-1]) / 2, logs[-1:]])
+    which = np.isin(sizes, tied) if len(tied) > 1 else np.zeros(len(sizes), bool)
+    for first, last in style.runs(which.tolist()):
+        x = np.unique([middle[first], *logs[first : last + 1], middle[last + 1]])
+        found.append((2**x, np.interp(x, logs, rates)))
+    return found

@@ -1,4 +1,4 @@
-"""Every figure by name: what it shows, which files it needs, and how it is drawn from a run directory."""
+"""Every figure by name: what it shows, which files it needs, and how it is made of a run directory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.writing import atomic_writer
-from treeopt.growth.coverage import COVERAGE
+from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
@@ -19,11 +19,21 @@ from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.figures import accuracy, bench, kinds, latency, pareto, planning, style, tree
+from treeopt.report.figures import style
+from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
+from treeopt.report.figures.batches import kinds_chart, pareto_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart
+from treeopt.report.figures.chart import Chart
+from treeopt.report.figures.chart import draw as draw_chart
+from treeopt.report.figures.latency import latency_chart, parts_chart
+from treeopt.report.figures.planning import sizes_chart, throughput_chart
+from treeopt.report.figures.tree import TreeData, draw_tree, tree_data
 from treeopt.trees.shapes import Limits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
+
+T = TypeVar("T")
 
 
 class Inputs:
@@ -33,31 +43,32 @@ class Inputs:
         self.run = run
         self._benches: dict[int, Benchmark] = {}
 
+    def _read(self, file: Path, command: str, read: Callable[[], T]) -> T:
+        if not file.exists():
+            raise OutOfRange(f"{file} does not exist yet. Make it with: {self.run.command(command)}")
+        return read()
+
     @cached_property
     def trace(self) -> RankTrace:
-        _require(self.run.trace, self.run.command("calibrate"))
-        return self.run.read_trace()
+        return self._read(self.run.trace, "calibrate", self.run.read_trace)
 
     @cached_property
     def profile(self) -> LatencyProfile:
-        _require(self.run.profile, self.run.command("profile"))
-        return self.run.read_profile()
+        return self._read(self.run.profile, "profile", self.run.read_profile)
 
     @cached_property
     def plan(self) -> Plan:
-        _require(self.run.plan, self.run.command("search"))
-        return self.run.read_plan()
+        return self._read(self.run.plan, "search", self.run.read_plan)
 
     @cached_property
     def calibration(self) -> Calibration:
         """The run's own, else the one that its plan was made from."""
-        if self.run.calibration.exists():
-            return self.run.read_calibration()
-        if self.run.trace.exists():
+        known = self.run.calibration.exists()
+        if self.run.trace.exists() and not known:
             return Calibration.from_trace(self.trace)
-        if self.run.plan.exists() and (found := source_of(self.source).calibration):
+        if self.run.plan.exists() and not known and (found := source_of(self.source).calibration):
             return found
-        raise OutOfRange(f"{self.run.calibration} does not exist yet. Make it with: {self.run.command('calibrate')}")
+        return self._read(self.run.calibration, "calibrate", self.run.read_calibration)
 
     @cached_property
     def grown_on(self) -> Accuracies | None:
@@ -80,7 +91,7 @@ class Inputs:
             f"The plan was made from {names}, not in {self.run.path}. Run: {self.run.command('calibrate')}"
         )
 
-    def stale(self, figure: Figure, batch_size: int | None) -> list[str]:
+    def stale(self, figure: FigureKind, batch_size: int | None) -> list[str]:
         """A sentence on each file that the plan or the benchmark of a figure was made from and that is another now."""
         if self.run.plan.name in figure.needs:
             return stale_plan(self.run, self.plan)
@@ -96,10 +107,10 @@ class Inputs:
             own = None if batch_size is None else self.run.bench_of(batch_size)
             file = own if own is not None and own.exists() else self.run.bench
             command = self.run.command("bench", *(() if batch_size is None else ("--batch-size", batch_size)))
-            _require(file, command)
+            if not file.exists():
+                raise OutOfRange(f"{file} does not exist yet. Make it with: {command}")
             found = Benchmark.load(file)
-            measured = found.contenders[0].batch_size
-            if file == self.run.bench and batch_size not in (None, measured):
+            if file == self.run.bench and batch_size not in (None, found.contenders[0].batch_size):
                 raise OutOfRange(f"{file} is not of batch size {batch_size}. Measure it with: {command}")
             self._benches[size] = found
         return self._benches[size]
@@ -118,27 +129,32 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Figure:
+class FigureKind:
     """A kind of picture.
 
-    caption        what it shows, in one line
-    needs          files of the run directory; "a or b" where either will do
-    draw           reads, computes and draws; OutOfRange where the files do not hold it
-    per_batch_size whether there is one for each batch size of the plan
+    caption        : what it shows, in one line
+    needs          : files of the run directory; "a or b" where either will do
+    compute        : reads and computes what is drawn; OutOfRange where the files do not hold it
+    per_batch_size : whether there is one for each batch size of the plan
     """
 
     name: str
     caption: str
     needs: tuple[str, ...]
-    draw: Callable[[Inputs, int | None], Drawing]
+    compute: Callable[[Inputs, int | None], Chart | TreeData]
     per_batch_size: bool = False
+
+    def draw(self, inputs: Inputs, batch_size: int | None) -> Drawing:
+        """The picture of a run's files."""
+        data = self.compute(inputs, batch_size)
+        return draw_tree(data) if isinstance(data, TreeData) else draw_chart(data)
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
     """A figure that was drawn; ``stem`` is the name of its files."""
 
-    figure: Figure
+    figure: FigureKind
     stem: str
     batch_size: int | None
     drawing: Drawing
@@ -150,59 +166,56 @@ class Picture:
         return style.to_bytes(self.drawing, "svg")
 
 
-def _tree(inputs: Inputs, batch_size: int | None) -> Drawing:
+def _tree(inputs: Inputs, batch_size: int | None) -> TreeData:
     in_sample = inputs.grown_on is not None
-    chosen = inputs.plan.entry(batch_size).tree
-    return tree.draw_tree(tree.tree_data(chosen, inputs.source, in_sample=in_sample))
+    return tree_data(inputs.plan.entry(batch_size).tree, inputs.source, in_sample=in_sample)
 
 
-def _groups(inputs: Inputs) -> Drawing:
+def _groups(inputs: Inputs) -> Chart:
     info = inputs.calibration.meta
     if not info.get("groups"):
         raise OutOfRange("The calibration's prompts are not grouped. Calibrate on prompts with groups.")
-    return accuracy.draw_groups(accuracy.groups_data(info["groups"], info))
+    return groups_chart(info["groups"], info)
 
 
-def _sizes(inputs: Inputs) -> Drawing:
+def _sizes(inputs: Inputs) -> Chart:
     plan = inputs.plan if inputs.run.plan.exists() else None
     record = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
     # Objectives are compared on trees, whatever an engine takes.
     limits = plan.limits(Limits()) if plan else Limits()
-    objective = (plan and plan.objective) or "replay"
-    return planning.draw_sizes(planning.sizes_data(record, limits, objective=objective))
+    return sizes_chart(record, limits, objective=(plan and plan.objective) or "replay")
 
 
 _MEASURED = ("trace.npz or calibration.json",)
-FIGURES: dict[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        Figure("tree", "The chosen tree, its nodes shaded by how often they are accepted",
-               ("plan.json", *_MEASURED),
-               _tree, True),
-        Figure("accuracy", "Accuracy at each depth by rank, single and cumulative", _MEASURED,
-               lambda i, b: accuracy.draw_accuracy(accuracy.accuracy_data(i.calibration))),
-        Figure("groups", "Top-1 accuracy at each depth by group of prompts", _MEASURED,
-               lambda i, b: _groups(i)),
-        Figure("positions", "Top-1 accuracy at each depth along the answer", ("trace.npz",),
-               lambda i, b: accuracy.draw_positions(accuracy.positions_data(i.trace))),
-        Figure("sizes", "Tokens per step over tree size: the objectives against dense trees",
-               ("trace.npz or probe.npz",),
-               lambda i, b: _sizes(i)),
-        Figure("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
-               lambda i, b: latency.draw_latency(latency.latency_data(i.profile))),
-        Figure("parts", "What a step is made of: draft, target, verify, commit", ("profile.json",),
-               lambda i, b: latency.draw_parts(latency.parts_data(i.profile))),
-        Figure("throughput", "Predicted throughput over tree size, the chosen trees starred", ("plan.json",),
-               lambda i, b: planning.draw_throughput(planning.throughput_data(i.plan))),
-        Figure("kinds", "Fixed, dynamic and adaptive trees: speedup and tokens per step", ("plan.json",),
-               lambda i, b: kinds.draw_kinds(kinds.kinds_data(i.plan, i.benches()))),
-        Figure("pareto", "Tokens per second for each user against those of the whole batch, over batch sizes",
-               ("plan.json",),
-               lambda i, b: pareto.draw_pareto(pareto.pareto_data(i.plan, i.benches()))),
-        Figure("accepted", "Accepted guesses per step: predicted, replayed, measured", ("bench.json",),
-               lambda i, b: bench.draw_accepted(bench.accepted_data(i.bench(b))), True),
-        Figure("contenders", "Speedups and tokens per step of all contenders", ("bench.json",),
-               lambda i, b: bench.draw_contenders(bench.contenders_data(i.bench(b))), True),
+FIGURES: dict[str, FigureKind] = {
+    kind.name: kind
+    for kind in (
+        FigureKind("tree", "The chosen tree, its nodes shaded by how often they are accepted", ("plan.json", *_MEASURED),
+                   _tree, True),
+        FigureKind("accuracy", "Accuracy at each depth by rank, single and cumulative", _MEASURED,
+                   lambda i, b: accuracy_chart(i.calibration)),
+        FigureKind("groups", "Top-1 accuracy at each depth by group of prompts", _MEASURED,
+                   lambda i, b: _groups(i)),
+        FigureKind("positions", "Top-1 accuracy at each depth along the answer", ("trace.npz",),
+                   lambda i, b: positions_chart(i.trace)),
+        FigureKind("sizes", "Tokens per step over tree size: the objectives against dense trees",
+                   ("trace.npz or probe.npz",),
+                   lambda i, b: _sizes(i)),
+        FigureKind("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
+                   lambda i, b: latency_chart(i.profile)),
+        FigureKind("parts", "What a step is made of: draft, target, verify, commit", ("profile.json",),
+                   lambda i, b: parts_chart(i.profile)),
+        FigureKind("throughput", "Predicted throughput over tree size, the chosen trees starred", ("plan.json",),
+                   lambda i, b: throughput_chart(i.plan)),
+        FigureKind("kinds", "Fixed and dynamic trees: speedup and tokens per step", ("plan.json",),
+                   lambda i, b: kinds_chart(i.plan, i.benches())),
+        FigureKind("pareto", "Tokens per second for each user against those of the whole batch, over batch sizes",
+                   ("plan.json",),
+                   lambda i, b: pareto_chart(i.plan, i.benches())),
+        FigureKind("accepted", "Accepted guesses per step: predicted, replayed, measured", ("bench.json",),
+                   lambda i, b: accepted_chart(i.bench(b)), True),
+        FigureKind("contenders", "Speedups and tokens per step of all contenders", ("bench.json",),
+                   lambda i, b: contenders_chart(i.bench(b)), True),
     )
 }  # fmt: skip
 
@@ -268,8 +281,3 @@ def draw(
                 same = kind == "svg" and dpi == style.DPI
                 stream.write(picture.svg if same else style.to_bytes(picture.drawing, kind, dpi))
     return files, notes
-
-
-def _require(file: Path, command: str) -> None:
-    if not file.exists():
-        raise OutOfRange(f"{file} does not exist yet. Make it with: {command}")

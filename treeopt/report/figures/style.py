@@ -12,11 +12,10 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from treeopt.files.shell import printable
 from treeopt.records.rules import option_of
@@ -39,7 +38,8 @@ SEQUENTIAL = "viridis_r"  # dark is much
 
 Z95 = 1.959964  # half width of a 95 % interval in standard errors
 
-_LOOK: dict[str, Any] = {
+Look = dict[str, Any]  # options of matplotlib by name
+_LOOK: Look = {
     "font.family": "sans-serif",
     "font.size": 8,
     "axes.titlesize": 8.5,
@@ -65,38 +65,6 @@ _LOOK: dict[str, Any] = {
     "text.usetex": False,
     "path.simplify": False,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Shares:
-    """Estimated shares and their 95 % intervals; three arrays of one shape."""
-
-    value: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-
-    def __getitem__(self, part: Any) -> Shares:
-        return Shares(self.value[part], self.low[part], self.high[part])
-
-    @property
-    def errors(self) -> NDArray[np.float64]:
-        """(2, ...) how far the intervals reach below and above."""
-        return np.abs([self.value - self.low, self.high - self.value])
-
-
-def wilson(hits: ArrayLike, trials: ArrayLike) -> Shares:
-    """Shares with 95 % Wilson score intervals; without a trial all three are NaN.
-
-    >>> shares = wilson([0, 5], [10, 10])
-    >>> shares.value.tolist(), shares.low.round(3).tolist(), shares.high.round(3).tolist()
-    ([0.0, 0.5], [0.0, 0.237], [0.278, 0.763])
-    """
-    n = np.where(np.asarray(trials) > 0, trials, np.nan).astype(float)
-    value = np.asarray(hits) / n
-    middle = value + Z95**2 / (2 * n)
-    half = Z95 * np.sqrt(value * (1 - value) / n + Z95**2 / (4 * n**2))
-    scale = 1 + Z95**2 / n
-    return Shares(value, np.maximum((middle - half) / scale, 0.0), np.minimum((middle + half) / scale, 1.0))
 
 
 @contextmanager
@@ -138,18 +106,13 @@ def wrap(text: str, most: int) -> str:
     return textwrap.fill(text, most, break_on_hyphens=False).replace("\xa0", " ")
 
 
-def series(i: int) -> dict[str, Any]:
+def series(i: int) -> Look:
     """Colour, marker and line style of the i-th series; no two of the first 32 are alike."""
     return {
         "color": COLOURS[i % len(COLOURS)],
         "marker": MARKERS[i % len(MARKERS)],
         "linestyle": LINES[(i + i // len(COLOURS)) % len(LINES)],
     }
-
-
-def bars(axes: Axes, x: ArrayLike, shares: Shares, **options: Any) -> None:
-    """Points on a line, with their intervals."""
-    axes.errorbar(x, shares.value, yerr=shares.errors, elinewidth=0.8, **options)
 
 
 def legend(axes: Axes, title: str | None = None, **options: Any) -> Legend:
@@ -171,23 +134,6 @@ def size_axis(axes: Axes, sizes: ArrayLike) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlim(low * 0.87, max(high, 2 * low) * 1.15)
     axes.set_xlabel("rows per step and sequence (tree size)")
-
-
-def plain_line(axes: Axes, y: float, color: str = BLACK) -> None:
-    """A dashed line at what plain decoding reaches."""
-    axes.axhline(y, color=color, linestyle=(0, (2, 3)), linewidth=0.9, zorder=1)
-
-
-def beside_plain(left: Axes, right: Axes, values: NDArray[np.float64], sizes: ArrayLike, *, most: float) -> None:
-    """Finish two panels over tree size: values, logarithmic where they differ by ``most`` times, and over the plain one."""
-    if values.max() > most * values.min():
-        log_axis(left)
-    else:
-        left.set_ylim(0, None)
-    plain_line(right, 1.0)
-    for axes in (left, right):
-        size_axis(axes, sizes)
-        axes.set_xlabel("rows per step (tree size)")
 
 
 def log_axis(axes: Axes) -> None:
@@ -233,7 +179,7 @@ def runs(which: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 def sentence(*parts: str | None) -> str:
-    """What is known, with a dot between."""
+    """The known parts of a caption with a dot between them."""
     return " · ".join(part for part in parts if part)
 
 

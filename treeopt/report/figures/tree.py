@@ -19,8 +19,8 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.source import source_of
 from treeopt.growth.worth import product_values
 from treeopt.records.calibration import ENGINE_LOG
+from treeopt.records.drafters import depth_noun
 from treeopt.records.inputs import Accuracies
-from treeopt.records.rules import guesser
 from treeopt.report.figures import style
 from treeopt.report.wording import count
 from treeopt.trees.tree import IntArray, Tree, read_only
@@ -73,7 +73,7 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
     ([2, 1], 2, [1.0, 0.5])
     """
     source = source_of(record)
-    about, who = source.meta, guesser(source.meta.get("drafter"))
+    about, who = source.meta, depth_noun(source.meta.get("drafter"))
     visits, steps = source.visits(tree), None
     if visits is not None and source.answers is not None:
         steps = int(visits[0])
@@ -81,7 +81,7 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
         how = "replay" if source.is_exact else source.kind
         sequences = count(source.answers.num_sequences, "sequence")
         said = f"{how} of {sequences}, {count(steps, 'step')}" + (", in-sample" if in_sample else "")
-        rate = source.tokens_per_step(tree)
+        rate = source.rate(tree).tokens_per_step
     elif source.calibration is None or not source.knows(tree):
         raise OutOfRange(
             f"The calibration has {source.num_heads} heads and {source.num_ranks} ranks, but the tree needs "

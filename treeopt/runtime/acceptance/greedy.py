@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -25,7 +25,7 @@ class Acceptance(Protocol):
     """A rule: it chooses the target's own tokens, and decides which guesses are accepted."""
 
     @property
-    def record(self) -> dict[str, Any]: ...  # "rule", "temperature" and whatever else it depends on
+    def record(self) -> dict[str, object]: ...  # "rule", "temperature" and whatever else it depends on
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """(..., V) logits to the (...) tokens that the target chooses there.
@@ -76,7 +76,7 @@ def follow(tree: Tree, tokens: Nodes, choices: Nodes) -> list[int]:
 
 
 def follow_each(parents: Nodes, tokens: Nodes, choices: Nodes) -> Nodes:
-    """The same for rows with trees of their own, by the (b, T) parents of their nodes: the accepted paths, root first.
+    """The accepted paths, root first, of rows with trees of their own, by the (b, T) parents of their nodes.
 
     >>> follow_each([[-1, 0, 1]], [[7, 8, 9]], [[8, 9, 1]])
     [[0, 1, 2]]

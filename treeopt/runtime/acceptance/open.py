@@ -30,19 +30,19 @@ def open_acceptance(
     """
     if name is None and temperature and not given:
         raise InvalidInput(
-            f"--temperature {temperature} needs a rule that samples: add --acceptance sample (lossless) or "
-            "--acceptance typical."
+            f"`temperature={temperature}` needs a rule that samples: add `acceptance=sample` (lossless) or "
+            "`acceptance=typical`."
         )
     name = name or ("sample" if temperature else "greedy")
     if name not in RULES:
-        raise InvalidInput(f"--acceptance must be one of {', '.join(RULES)}, but got {name!r}.")
+        raise InvalidInput(f"`acceptance` must be one of {', '.join(RULES)}, but got {name!r}.")
     strange = sorted(options.keys() - {*OPTIONS[name], "seed"})  # a seed is also that of the prompts' order
     if strange:
-        raise InvalidInput(f"--{strange[0].replace('_', '-')} is not for --acceptance {name}: leave it out.")
+        raise InvalidInput(f"`{strange[0]}` is not for `acceptance={name}`: leave it out.")
     if name == "greedy":
         if temperature:
             raise InvalidInput(
-                f"--acceptance greedy has no temperature, but got --temperature {temperature}: leave it out."
+                f"`acceptance=greedy` has no temperature, but got `temperature={temperature}`: leave it out."
             )
         return Greedy()
     options = {option: value for option, value in options.items() if option in OPTIONS[name]}
@@ -62,8 +62,8 @@ def by_rejection(drafter: Drafter, target: Target, sampling: Acceptance) -> tupl
 
     if not isinstance(drafter, DraftModel):
         raise InvalidInput(
-            "--acceptance reject weighs the target's probabilities against a draft model's, so it needs --drafter MODEL "
-            f"or early-exit, but the drafter is of the kind {drafter.kind}: use --acceptance sample."
+            "`acceptance=reject` weighs the target's probabilities against a draft model's, so it needs `drafter=MODEL` "
+            f"or early-exit, but the drafter is of the kind {drafter.kind}: use `acceptance=sample`."
         )
     assert isinstance(sampling, Sampling), "rejection samples"
     chains = SampledChain(drafter, target, sampling)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +28,16 @@ from torch.nn import functional as F
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import MISS
 from treeopt.runtime.acceptance.greedy import Nodes, sequence_key
-from treeopt.runtime.acceptance.sampling import Sampling, Stream, gumbel_argmax, rows_at_once, stream_states, uniforms
+from treeopt.runtime.acceptance.sampling import (
+    NoiseStream,
+    Sampling,
+    gumbel_argmax,
+    rows_at_once,
+    stream_states,
+    uniforms,
+)
 from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
-from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.trees.shapes import chain
 from treeopt.trees.tree import Tree
@@ -75,9 +81,9 @@ def reject(
     positions : (b,)  of the first drafted token in its sequence, prompt included
     """
     places = positions[:, None] + torch.arange(drafted.shape[1], device=drafted.device)
-    noise = uniforms(stream_states(seed, Stream.ACCEPT, keys[:, None], places), 1)[..., 0]
+    noise = uniforms(stream_states(seed, NoiseStream.ACCEPT, keys[:, None], places), 1)[..., 0]
     accepted = accepted_tokens(p, q, drafted, noise)
-    states = stream_states(seed, Stream.TOKEN, keys, positions + accepted)
+    states = stream_states(seed, NoiseStream.TOKEN, keys, positions + accepted)
     return accepted, gumbel_argmax(next_probabilities(p, q, accepted).log(), states)
 
 
@@ -114,7 +120,7 @@ class SampledChain(DraftModel):
         return F.pad(shares, (0, self.vocab_size - self.known))
 
     @torch.inference_mode()
-    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
         """(N, K) of each answer: 0 where a chain that is drafted would get the text's token accepted, MISS elsewhere.
 
         Given that token y is what comes, it was drafted and accepted with probability min(p, q)(y) / p(y), and
@@ -131,7 +137,7 @@ class SampledChain(DraftModel):
             tokens = torch.tensor(answer.tokens[1 : 1 + n], dtype=torch.long, device=states.device)[:, None]
             key = torch.tensor([sequence_key(answer.prompt)], device=states.device)
             places = torch.arange(first + 1, first + 1 + n, device=states.device)
-            noise = uniforms(stream_states(self.sampling.seed, Stream.ACCEPT, key, places), 1)
+            noise = uniforms(stream_states(self.sampling.seed, NoiseStream.ACCEPT, key, places), 1)
             rows = rows_at_once(self.vocab_size)
             parts = zip(
                 states.split(rows),
@@ -174,7 +180,7 @@ class ChainDraft(ModelDraft):
             if depth:
                 hidden = self.feed_level(level, tokens[-1], None)
             q = self.drafter.probabilities(hidden)[:, 0]  # (b, V)
-            states = stream_states(seed, Stream.DRAFT, self.keys, positions + depth)
+            states = stream_states(seed, NoiseStream.DRAFT, self.keys, positions + depth)
             drawn = gumbel_argmax(q.log(), states)
             # Beyond the draft's own context nothing is drafted: the target then says the token by itself.
             outside = positions - 1 + depth >= self.drafter.model.context
@@ -200,7 +206,7 @@ class Rejection:
     drafter: SampledChain
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return {**self.drafter.sampling.record, "rule": "rejection"}
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from treeopt.trees.tree import Tree
 CHUNK_NUMBERS = 2**22  # logits handled at once; each takes some 50 bytes meanwhile
 
 
-class Stream(IntEnum):
+class NoiseStream(IntEnum):
     """Uses of noise: streams at the same place of the same text are independent of each other."""
 
     TOKEN = 0  # the target's choice
@@ -53,16 +52,16 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
             raise InvalidInput(
-                f"--temperature must be above 0 to sample, but got {self.temperature}: greedy decoding is "
-                "--acceptance greedy."
+                f"`temperature` must be above 0 to sample, but got {self.temperature}: greedy decoding is "
+                "`acceptance=greedy`."
             )
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InvalidInput(f"--top-p must be above 0 and at most 1, but got {self.top_p}.")
+            raise InvalidInput(f"`top_p` must be above 0 and at most 1, but got {self.top_p}.")
         if self.top_k is not None and self.top_k < 1:
-            raise InvalidInput(f"--top-k must be at least 1, but got {self.top_k}.")
+            raise InvalidInput(f"`top_k` must be at least 1, but got {self.top_k}.")
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return {
             "rule": "sample-then-match",
             "temperature": self.temperature,
@@ -77,7 +76,7 @@ class Sampling:
         Keys and positions are those of `Acceptance.choose`, in any shapes that broadcast to (...).
         """
         shape = logits.shape[:-1]
-        states = stream_states(self.seed, Stream.TOKEN, keys.to(logits.device), positions.to(logits.device))
+        states = stream_states(self.seed, NoiseStream.TOKEN, keys.to(logits.device), positions.to(logits.device))
         rows = rows_at_once(logits.shape[-1])
         parts = logits.reshape(-1, logits.shape[-1]).split(rows)
         of = states.broadcast_to(shape).flatten().split(rows)
@@ -122,7 +121,7 @@ def gumbel_argmax(scores: Tensor, states: Tensor) -> Tensor:
     return (scores + noise[which]).argmax(-1)
 
 
-def stream_states(seed: int, stream: Stream, keys: Tensor, positions: Tensor) -> Tensor:
+def stream_states(seed: int, stream: NoiseStream, keys: Tensor, positions: Tensor) -> Tensor:
     """(...) int64 states of the noise at positions of sequences; keys and positions broadcast."""
     state = _mixed(torch.full_like(keys, _signed(seed)) + GOLDEN)
     for part in (int(stream), keys, positions):

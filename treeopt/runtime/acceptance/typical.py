@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -46,16 +45,16 @@ class Typical:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
             raise InvalidInput(
-                f"--temperature must be above 0 for typical acceptance, but got {self.temperature}: for greedy decoding "
-                "use --acceptance greedy."
+                f"`temperature` must be above 0 for typical acceptance, but got {self.temperature}: for greedy decoding "
+                "use `acceptance=greedy`."
             )
         if not 0 < self.epsilon < 1:
-            raise InvalidInput(f"--epsilon must be a probability above 0 and below 1, but got {self.epsilon}.")
+            raise InvalidInput(f"`epsilon` must be a probability above 0 and below 1, but got {self.epsilon}.")
         if self.delta is not None and not 0 < self.delta < math.inf:
-            raise InvalidInput(f"--delta must be above 0, but got {self.delta}.")
+            raise InvalidInput(f"`delta` must be above 0, but got {self.delta}.")
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return {
             "rule": "typical",
             "temperature": self.temperature,

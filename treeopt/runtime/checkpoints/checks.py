@@ -14,15 +14,11 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import StoredTensors
-from treeopt.runtime.drafters.eagle import EagleHeads
-from treeopt.runtime.drafters.eagle3 import Eagle3Heads
-from treeopt.runtime.drafters.hydra import HydraHeads
-from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.drafters.states import Heads
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ROUNDING = 2**-7  # of bfloat16, relative: tensors that differ by less are copies in another precision
 
-Heads = MedusaHeads | HydraHeads | EagleHeads | Eagle3Heads
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -57,11 +53,23 @@ class LoadedHeads:
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of heads that was recognised by its names; ``build`` reads its tensors and checks them."""
+    """A checkpoint of heads that was recognised by its names; ``build`` reads its tensors and checks them.
+
+    shares : whether the heads guess with the base's lm_head, which is not among them
+    """
 
     stored: StoredTensors
     layout: str
     build: Callable[[Base], LoadedHeads]
+    shares: bool = False
+
+
+class Published(NamedTuple):
+    """Heads as a reader of their layout wants them: a file of tensors, and config.json beside it unless None."""
+
+    file: str
+    tensors: dict[str, Tensor]
+    config: dict[str, object] | None
 
 
 def loaded_heads(
@@ -121,7 +129,7 @@ def read_floats(
         if tensor.dtype != dtype and not bool(torch.isfinite(tensor.to(dtype)).all()):
             raise InvalidInput(
                 f"{quoted(name)} in {stored.origin} has weights that are too large for "
-                f"{str(dtype).removeprefix('torch.')}: use another --dtype."
+                f"{str(dtype).removeprefix('torch.')}: use another `dtype`."
             )
     return tensors, dtype
 
@@ -147,12 +155,12 @@ def targets_lm_head(stored: StoredTensors, lm_head: Tensor | None, width: int) -
     if lm_head is None:
         raise InvalidInput(
             f"{stored.origin} holds no projection and guesses with the target's lm_head, so it needs the target: "
-            "pass --model."
+            "pass `model`."
         )
     if lm_head.ndim != 2 or lm_head.shape[1] != width:
         raise InvalidInput(
             f"{stored.origin} has width {width} and guesses with the target's lm_head, but that has the shape "
-            f"{tuple(lm_head.shape)}: pass the --model that it was trained for."
+            f"{tuple(lm_head.shape)}: pass the `model` that it was trained for."
         )
     return lm_head.detach()
 
@@ -198,7 +206,7 @@ def choose_embedding(
     if target is None:
         if own is None:
             raise InvalidInput(
-                f"{quoted(name)} is missing in {stored.origin}: pass --model, which has these embeddings."
+                f"{quoted(name)} is missing in {stored.origin}: pass `model`, which has these embeddings."
             )
         return own
     if own is None:

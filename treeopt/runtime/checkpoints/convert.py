@@ -1,4 +1,4 @@
-"""Rewrite published heads in another layout."""
+"""Read published heads by the layouts of `treeopt.records.drafters`, and rewrite them in another layout."""
 
 from __future__ import annotations
 
@@ -6,14 +6,48 @@ from pathlib import Path
 
 from torch import Tensor
 
-from treeopt.errors import InvalidInput
-from treeopt.runtime.checkpoints.checks import Base, LoadedHeads
-from treeopt.runtime.checkpoints.files import find_checkpoint
-from treeopt.runtime.checkpoints.load import open_checkpoint
-from treeopt.runtime.checkpoints.save import check_kind, kind_of, read_lm_head, save_heads
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
+from treeopt.records.drafters import DRAFTERS, LAYOUTS, Layout, kind_of_layout
+from treeopt.runtime.checkpoints.checks import Base, Checkpoint, LoadedHeads
+from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
+from treeopt.runtime.checkpoints.save import check_kind, read_lm_head, save_heads
+from treeopt.runtime.drafters import part_of
 
-WITH_WEIGHTS = ("merged", "modelopt")  # layouts that contain the base
-WITHOUT_LM_HEAD = ("medusa-shared", "eagle-1")  # whose heads guess with the base's
+
+def load_heads(path_or_id: str, base: Base, revision: str | None = None) -> LoadedHeads:
+    """The heads in a file, a folder or a hub repository, in any published layout.
+
+    Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
+    """
+    return open_checkpoint(path_or_id, revision).build(base)
+
+
+def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
+    """Find and recognise a checkpoint by its names; no tensor of safetensors is read."""
+    stored = find_tensors(find_checkpoint(path_or_id, revision))
+    for kind, row in DRAFTERS.items():
+        found: Checkpoint | None = part_of(kind, "recognises")(stored) if row.recognises else None
+        if found is not None:
+            return found
+    raise _refusal(stored)
+
+
+def _refusal(stored: StoredTensors) -> TreeoptError:
+    """The error that names what the tensors are instead of heads in a published layout."""
+    names = list(stored.parts)
+    if not names:
+        return InvalidInput(f"{stored.origin} must hold heads, but it has no tensors.")
+
+    def has(*starts: str) -> bool:
+        return any(name.startswith(starts) for name in names)
+
+    readable = "`drafter` must be Medusa, Hydra or EAGLE heads, but"
+    if has("speculator.") or stored.config.get("model_type") == "mlp_speculator":
+        return Unsupported(f"{readable} {stored.origin} holds an MLP speculator, whose layout is not read.")
+    return InvalidInput(
+        f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors "
+        f"are {', '.join(quoted(name) for name in sorted(names)[:3])}{' ...' if len(names) > 3 else '.'}"
+    )
 
 
 def convert(
@@ -33,24 +67,24 @@ def convert(
     source's.
     """
     checkpoint = open_checkpoint(source, revision)
-    check_kind(kind_of(checkpoint.layout), layout)
-    base_folder = checkpoint.stored.folder if base is None and checkpoint.layout in WITH_WEIGHTS else None
-    own = any(name.endswith("lm_head.weight") for name in checkpoint.stored.parts)
-    shares = checkpoint.layout in WITHOUT_LM_HEAD or (checkpoint.layout == "eagle-3" and not own)
-    needs_lm_head = lm_head is None and (layout == "medusa-shared" or shares)
-    if base is not None and (needs_lm_head or layout in WITH_WEIGHTS):
+    theirs, ours = LAYOUTS[checkpoint.layout], LAYOUTS.get(layout, Layout(""))
+    check_kind(kind_of_layout(checkpoint.layout), layout)
+    base_folder = checkpoint.stored.folder if base is None and theirs.has_base else None
+    needs_lm_head = lm_head is None and (ours.shares or checkpoint.shares)
+    if base is not None and (needs_lm_head or ours.has_base):
         base_folder = find_checkpoint(base)
     if needs_lm_head:
         if base_folder is None:
             raise InvalidInput(
                 f"{source} is {checkpoint.layout!r}, and heads of the layouts "
-                f"{' and '.join(map(repr, WITHOUT_LM_HEAD))} share the base's lm_head: pass it with --model."
+                f"{' and '.join(repr(name) for name in LAYOUTS if LAYOUTS[name].shares)} share the base's lm_head: pass it "
+                "with `model`."
             )
         lm_head = read_lm_head(base_folder)
     loaded = checkpoint.build(Base(lm_head))
     name = base or (str(base_folder) if base_folder else None) or loaded.base
-    if name is None and layout.startswith(("medusa", "hydra")):
+    if name is None and ours.names_base:
         raise InvalidInput(
-            f"The layout {layout!r} names its base model, but {source} names none: pass it with --model."
+            f"The layout {layout!r} names its base model, but {source} names none: pass it with `model`."
         )
     return loaded, save_heads(loaded.heads, layout, folder, base=name or "", base_folder=base_folder, lm_head=lm_head)

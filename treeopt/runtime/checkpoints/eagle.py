@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from treeopt.runtime.checkpoints.checks import (
     Base,
     Checkpoint,
     LoadedHeads,
+    Published,
     check_names,
     check_shapes,
     check_size,
@@ -22,7 +22,7 @@ from treeopt.runtime.checkpoints.checks import (
     size_of,
     targets_lm_head,
 )
-from treeopt.runtime.checkpoints.files import StoredTensors
+from treeopt.runtime.checkpoints.files import MODEL_FILES, StoredTensors
 from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, described, layer_record
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.layer import OneLayer
@@ -43,7 +43,7 @@ def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
         return None
     names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
     found = check_names(stored, names, f"a drafter in the layout {LAYOUT!r}", known=names)
-    return Checkpoint(stored, LAYOUT, partial(_build, stored, found))
+    return Checkpoint(stored, LAYOUT, partial(_build, stored, found), shares=True)
 
 
 def _build(stored: StoredTensors, names: list[str], base: Base) -> LoadedHeads:
@@ -91,13 +91,8 @@ def _weights(heads: EagleHeads) -> dict[str, torch.nn.Parameter]:
     return {**{f"fc.{name}": weight for name, weight in heads.fc.named_parameters()}, **heads.layer.weights}
 
 
-def eagle_tensors(heads: EagleHeads) -> dict[str, Tensor]:
-    """All tensors of the layout under their published names."""
-    return {EMBEDDING: heads.embedding, **_weights(heads)}
-
-
-def eagle_config(heads: EagleHeads, base: str) -> dict[str, Any]:
-    return {
+def publish_eagle(heads: EagleHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
+    config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **layer_record(heads.layer.config),
@@ -107,3 +102,4 @@ def eagle_config(heads: EagleHeads, base: str) -> dict[str, Any]:
         "bias": heads.fc.bias is not None,
         "base_model_name_or_path": base,
     }
+    return Published(MODEL_FILES[0], {EMBEDDING: heads.embedding, **_weights(heads)}, config)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from treeopt.runtime.checkpoints.checks import (
     Base,
     Checkpoint,
     LoadedHeads,
+    Published,
     check_names,
     check_shapes,
     check_size,
@@ -29,8 +29,8 @@ from treeopt.runtime.checkpoints.checks import (
     size_of,
     targets_lm_head,
 )
-from treeopt.runtime.checkpoints.eagle3_config import check_flags, form_of, settings
-from treeopt.runtime.checkpoints.files import StoredTensors
+from treeopt.runtime.checkpoints.eagle3_config import check_flags, eagle3_config, form_of, settings
+from treeopt.runtime.checkpoints.files import MODEL_FILES, StoredTensors
 from treeopt.runtime.checkpoints.layer import ATTENTION, LAYER, build_layer_config, described
 from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, PairLayer
 from treeopt.runtime.drafters.layer import OneLayer
@@ -82,7 +82,7 @@ def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
                     f"An EAGLE-3 drafter is read if it is one layer with plain attention, but {quoted(name)} in "
                     f"{stored.origin} is of {what}."
                 )
-    return Checkpoint(stored, LAYOUT, partial(_build, stored, _checked(stored, names)))
+    return Checkpoint(stored, LAYOUT, partial(_build, stored, _checked(stored, names)), shares=HEAD not in names)
 
 
 def _checked(stored: StoredTensors, names: dict[str, str]) -> dict[str, str]:
@@ -164,7 +164,7 @@ def _build(stored: StoredTensors, names: dict[str, str], base: Base) -> LoadedHe
     return loaded_heads(heads, LAYOUT, stored, names.values(), [*notes, *more])
 
 
-def _vocab_size(stored: StoredTensors, told: dict[str, Any], base: Base) -> int:
+def _vocab_size(stored: StoredTensors, told: dict[str, object], base: Base) -> int:
     """V: the target's where it is at hand, else what the file says."""
     if base.lm_head is not None:
         return len(base.lm_head)
@@ -172,7 +172,7 @@ def _vocab_size(stored: StoredTensors, told: dict[str, Any], base: Base) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= 2**31:
         raise InvalidInput(
             f"config.json of {stored.origin} must say vocab_size, the number of the target's tokens, but it says "
-            f"{quoted(size)}: mend it, or pass --model."
+            f"{quoted(size)}: mend it, or pass `model`."
         )
     return size
 
@@ -230,9 +230,13 @@ def _embedding(
     if base.embedding is not None and base.embedding.shape[1] != shape[1]:
         raise InvalidInput(
             f"{stored.origin} holds a layer of width {shape[1]} without {EMBEDDING}, so it needs a target of this width, "
-            f"but that has {base.embedding.shape[1]}: pass the --model that it was trained for."
+            f"but that has {base.embedding.shape[1]}: pass the `model` that it was trained for."
         )
     return base.embedding, False
+
+
+def publish_eagle3(heads: Eagle3Heads, layout: str, base: str, lm_head: Tensor | None = None) -> Published:
+    return Published(MODEL_FILES[0], eagle3_tensors(heads), eagle3_config(heads, base))
 
 
 def eagle3_tensors(heads: Eagle3Heads) -> dict[str, Tensor]:

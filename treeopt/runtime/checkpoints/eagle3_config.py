@@ -1,4 +1,4 @@
-"""What config.json says of an EAGLE-3 drafter, in the forms of SafeAILab, SpecForge, Model Optimizer, speculators and NeMo.
+"""Settings of an EAGLE-3 drafter in its config.json, in the forms of SafeAILab, SpecForge, Model Optimizer, speculators and NeMo.
 
 Model Optimizer says some of it in a nested eagle_config, speculators the layer's sizes in a transformer_layer_config, of
 which it leaves out what transformers has by default.
@@ -19,7 +19,7 @@ THETA = (
     10000.0  # base of the rotation where none is said: EAGLE-3's own file for Llama 3.1 says none, the target 500000
 )
 MOST_LAYERS = 1000
-LEFT_OUT: dict[str, dict[str, Any]] = {  # by speculators, of a layer's config: transformers' defaults
+LEFT_OUT: dict[str, dict[str, object]] = {  # by speculators, of a layer's config: transformers' defaults
     "llama": {"num_attention_heads": 32},
     "qwen3": {"num_attention_heads": 32, "head_dim": 128},
 }
@@ -38,10 +38,10 @@ NEEDED: dict[str, tuple[Any, ...]] = {  # what a flag that changes the guesses m
 LENGTHY = ("dynamic", "longrope")  # rotations that depend on the longest text read together
 
 
-def settings(stored: StoredTensors) -> dict[str, Any]:
+def settings(stored: StoredTensors) -> dict[str, object]:
     """All that config.json says, nested or not; what is null is not said."""
-    told: dict[str, Any] = {}
-    parts = {key: stored.config.get(key) or {} for key in ("transformer_layer_config", "eagle_config")}
+    told: dict[str, object] = {}
+    parts: dict[str, Any] = {key: stored.config.get(key) or {} for key in ("transformer_layer_config", "eagle_config")}
     for key, part in parts.items():
         if not isinstance(part, dict):
             raise InvalidInput(f"{key} must be an object, but config.json of {stored.origin} has {quoted(part)}.")
@@ -56,7 +56,7 @@ def settings(stored: StoredTensors) -> dict[str, Any]:
     return told
 
 
-def check_flags(stored: StoredTensors, told: dict[str, Any]) -> None:
+def check_flags(stored: StoredTensors, told: dict[str, object]) -> None:
     """Raise Unsupported, by name, for a drafter whose guesses are made in a way that is not this one."""
     for key, values in NEEDED.items():
         said = told.get(key, values[0])
@@ -83,7 +83,7 @@ def check_flags(stored: StoredTensors, told: dict[str, Any]) -> None:
 
 
 def form_of(
-    stored: StoredTensors, told: dict[str, Any], names: Mapping[str, str], sizes: tuple[int, int, int], *, own: bool
+    stored: StoredTensors, told: dict[str, object], names: Mapping[str, str], sizes: tuple[int, int, int], *, own: bool
 ) -> tuple[Form, list[str]]:
     """The form of a drafter, and notes.
 
@@ -97,7 +97,7 @@ def form_of(
         raise InvalidInput(
             f"{quoted(names['fc.weight'])} must fuse two or more of the target's states of width {width}, but that in "
             f"{stored.origin} reads {columns} "
-            "numbers: pass the --model that it was trained for."
+            "numbers: pass the `model` that it was trained for."
         )
     state_norms = [f"fc_norm.{i}.weight" for i in range(states)]
     if state_norms[0] in names and (missing := [name for name in state_norms if name not in names]):
@@ -139,14 +139,14 @@ def form_of(
     return form, notes
 
 
-def _flag(stored: StoredTensors, told: dict[str, Any], key: str, otherwise: bool = False) -> bool:
+def _flag(stored: StoredTensors, told: dict[str, object], key: str, otherwise: bool = False) -> bool:
     value = told.get(key, otherwise)
     if not isinstance(value, bool):
         raise InvalidInput(f"{key} must be true or false, but config.json of {stored.origin} says {quoted(value)}.")
     return value
 
 
-def _layers(stored: StoredTensors, told: dict[str, Any], states: int) -> tuple[int, ...] | None:
+def _layers(stored: StoredTensors, told: dict[str, object], states: int) -> tuple[int, ...] | None:
     """At whose inputs the target is read; None for the usual layers.
 
     Some say the layer whose input is read, others the one whose output is, the layer before. SGLang tells them apart by
@@ -167,7 +167,7 @@ def _layers(stored: StoredTensors, told: dict[str, Any], states: int) -> tuple[i
     return tuple(i + (said[0] == 1) for i in said)
 
 
-def eagle3_config(heads: Eagle3Heads, base: str) -> dict[str, Any]:
+def eagle3_config(heads: Eagle3Heads, base: str) -> dict[str, object]:
     """SafeAILab's config.json, and what SGLang and vLLM read beside it."""
     form, layer = heads.form, heads.layer.config
     flags = {
@@ -178,7 +178,7 @@ def eagle3_config(heads: Eagle3Heads, base: str) -> dict[str, Any]:
         "bias": form.fc_bias,
         "attention_bias": form.bias,
     }
-    special: dict[str, Any] = {key: value for key, value in flags.items() if value}
+    special: dict[str, object] = {key: value for key, value in flags.items() if value}
     if form.layers is not None:
         assert form.layers[0] != 1, "readers would take it for an output"
         special["eagle_config"] = {LAYERS: list(form.layers)}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from treeopt.errors import InvalidInput, TreeoptError, first_line, quoted
 from treeopt.files.bounds import check_stored
 from treeopt.files.places import find_local
+from treeopt.records.drafters import ASKED
 from treeopt.runtime.folder import check_header, read_object
 
 # In the order in which a folder's files are looked for.
@@ -34,7 +35,7 @@ HEAD_FILES = (
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".bin", ".pt")
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,3})\.safetensors")
-MUST = "--drafter must be a folder, a file of weights, a hub id, mtp, ngram or early-exit:LAYER"
+MUST = f"`drafter` must be a folder, a file of weights, a hub id, {ASKED}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class StoredTensors:
         return self.origin if self.origin.is_dir() else self.origin.parent
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """config.json beside the files; empty where there is none."""
         file = self.folder / "config.json"
         return read_object(file) if file.is_file() else {}
@@ -108,7 +109,7 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
 def find_tensors(path: Path) -> StoredTensors:
     """The tensors of a file, of an index's files, or of the files in a folder that hold the heads."""
     if not path.is_file() and not path.is_dir():
-        raise InvalidInput(f"--drafter must be a folder or a file of weights, but {path} does not exist.")
+        raise InvalidInput(f"`drafter` must be a folder or a file of weights, but {path} does not exist.")
     place = path if path.is_dir() else path.parent
     folder = {file.name: file for file in sorted(place.iterdir()) if file.is_file()}
     if path.is_file():
@@ -132,7 +133,7 @@ def find_tensors(path: Path) -> StoredTensors:
         if files:
             return _listed(path if len(files) > 1 else files[0], files)
     raise InvalidInput(
-        f"--drafter must be a folder with {', '.join(HEAD_FILES[:3])} or a model's files, but {path} has no weights."
+        f"`drafter` must be a folder with {', '.join(HEAD_FILES[:3])} or a model's files, but {path} has no weights."
     )
 
 

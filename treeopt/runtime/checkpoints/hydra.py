@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from treeopt.runtime.checkpoints.checks import (
     Base,
     Checkpoint,
     LoadedHeads,
+    Published,
     Shapes,
     check_names,
     check_shapes,
@@ -43,6 +43,7 @@ EMBEDDING = "input_embed_fn.weight"
 PREFIX_EMBEDDING = PREFIX + "embed_tokens.weight"
 PREFIX_FREQUENCIES = PREFIX + FREQUENCIES
 NORMS = ("layers.0.input_layernorm.weight", "norm.weight")
+FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 ARCHITECTURES = {"hydra": "mlp", "hydra++": "prefix-mlp"}
 NAME = re.compile(r"(hydra_mlp|hydra_lm_head)\.(0|[1-9]\d{0,3})\.((?:0|[1-9]\d{0,3})\.)?[a-z_.]+", re.ASCII)
 
@@ -178,7 +179,7 @@ def _head_shapes(layout: str, i: int, num_layers: int, width: int, vocab_size: i
     return shapes
 
 
-def _notes(config: dict[str, Any], layout: str, num_heads: int, num_layers: int) -> list[str]:
+def _notes(config: dict[str, object], layout: str, num_heads: int, num_layers: int) -> list[str]:
     claims = config.get("hydra_num_heads"), config.get("hydra_num_layers")
     notes = count_notes(claims, num_heads, num_layers)
     claimed = config.get("hydra_head_arch")
@@ -198,17 +199,12 @@ def _weights(heads: HydraHeads) -> dict[str, torch.nn.Parameter]:
     return found
 
 
-def hydra_tensors(heads: HydraHeads) -> dict[str, Tensor]:
-    """All tensors of the layout under their published names."""
+def publish_hydra(heads: HydraHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
     tensors = {EMBEDDING: heads.embedding, **_weights(heads)}
     if heads.prefix_layer is not None:
         tensors[PREFIX_EMBEDDING] = heads.embedding
         tensors[PREFIX_FREQUENCIES] = heads.prefix_layer.model.rotary_emb.inv_freq
-    return tensors | heads.unused
-
-
-def hydra_config(heads: HydraHeads, base: str) -> dict[str, Any]:
-    return {
+    config = {
         "hydra_num_heads": heads.num_heads,
         "hydra_num_layers": heads.num_layers,
         "hydra_head_arch": ARCHITECTURES[heads.kind],
@@ -216,3 +212,4 @@ def hydra_config(heads: HydraHeads, base: str) -> dict[str, Any]:
         "hidden_state_offset": 0,
         "base_model_name_or_path": base,
     }
+    return Published(FILES[layout.endswith("-pt")], tensors | heads.unused, config)

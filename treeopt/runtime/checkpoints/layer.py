@@ -74,7 +74,7 @@ def build_layer_config(
     else:
         raise InvalidInput(
             f"The number of attention heads of the layer in {stored.origin} comes from config.json beside it "
-            "or from the target, but neither is there: pass --model."
+            "or from the target, but neither is there: pass `model`."
         )
     for name in (query, key, value):
         rows = len(tensors[name])
@@ -119,8 +119,8 @@ def described(stored: StoredTensors, told: Mapping[str, Any], width: int) -> Any
         return LlamaConfig(hidden_size=width, **given)
 
 
-def layer_record(layer: Any) -> dict[str, Any]:
-    """What a config.json says of a layer."""
+def layer_record(layer: Any) -> dict[str, object]:
+    """The settings of a layer, as a config.json has them."""
     rope = dict(layer.rope_parameters)
     theta = rope.pop("rope_theta")
     return {

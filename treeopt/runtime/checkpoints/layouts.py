@@ -1,4 +1,4 @@
-"""How the published layouts of Medusa heads name their tensors, and which other layouts are refused.
+"""How the published layouts of Medusa heads name their tensors.
 
 A layout is recognised by the tensors' names; config.json is only asked where names say nothing.
 
@@ -8,7 +8,7 @@ k head · l residual block of it · L blocks (the place of the projection in Med
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
@@ -16,8 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
-from treeopt.files.shipped import LAYOUTS
+from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.checks import check_names, most_common
 from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.drafters.medusa import MedusaHeads
@@ -28,8 +27,8 @@ NUMBER = "(0|[1-9][0-9]{0,3})"
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a tensor's name says: its head, and its block or (projection) the blocks before it."""
+class HeadTensor:
+    """A tensor by its name: its head, and its block or (projection) the blocks before it."""
 
     head: int
     layer: int | None  # None where a projection's name does not tell
@@ -51,11 +50,11 @@ class Scheme:
     def projection_name(self, head: int, num_layers: int) -> str:
         return self.prefix + self.projection.format(k=head, L=num_layers)
 
-    def parse(self, name: str) -> Place | None:
+    def parse(self, name: str) -> HeadTensor | None:
         if match := _pattern(self.prefix + self.block, r"\.(weight|bias)").fullmatch(name):
-            return Place(int(match[1]), int(match[2]), match[3])
+            return HeadTensor(int(match[1]), int(match[2]), match[3])
         if match := _pattern(self.prefix + self.projection).fullmatch(name):
-            return Place(int(match[1]), int(match[2]) if len(match.groups()) > 1 else None, "projection")
+            return HeadTensor(int(match[1]), int(match[2]) if len(match.groups()) > 1 else None, "projection")
         return None
 
 
@@ -87,7 +86,7 @@ def scheme_of(layout: str) -> Scheme:
 
 
 @dataclass(frozen=True)
-class Recognised:
+class RecognisedHeads:
     """A checkpoint of heads whose tensors are all accounted for, by name."""
 
     layout: str
@@ -100,13 +99,16 @@ class Recognised:
     token_map: str | None
 
 
-def recognise(stored: StoredTensors) -> Recognised:
-    """Tell the layout, count heads and blocks, and refuse by name what is missing or left over."""
+def recognise(stored: StoredTensors) -> RecognisedHeads | None:
+    """The layout, heads and blocks that the names tell; None where no name is of Medusa heads.
+
+    What is missing or left over is refused by name.
+    """
     matches = {scheme: {n: p for n in stored.parts if (p := scheme.parse(n))} for scheme in SCHEMES}
     scheme = max(SCHEMES, key=lambda scheme: len(matches[scheme]))
     found, config = matches[scheme], stored.config
     if not found:
-        raise _refusal(stored)
+        return None
     layout = scheme.layout
     if layout in ("merged", "modelopt") and (stored.own or len(found) == len(stored.parts)):
         layout = "medusa"  # the heads alone, saved with their prefix
@@ -140,10 +142,10 @@ def recognise(stored: StoredTensors) -> Recognised:
     )
     present = names[num_heads * num_layers * len(kinds) :]
     mapped = token_map if token_map in stored.parts else None
-    return Recognised(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
+    return RecognisedHeads(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
 
 
-def claimed_counts(layout: str, config: dict[str, Any]) -> tuple[object, object]:
+def claimed_counts(layout: str, config: Mapping[str, Any]) -> tuple[object, object]:
     """Heads and blocks by config.json; None where it does not say."""
     if layout == "modelopt" and isinstance(config.get("medusa"), dict):
         layout, config = "tensorrt-llm", config["medusa"]
@@ -160,26 +162,8 @@ def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Ten
         yield scheme.projection_name(k, heads.num_layers), heads.projection[0 if heads.shares_projection else k].T
 
 
-def _counts(places: list[Place]) -> tuple[int, int]:
+def _counts(places: list[HeadTensor]) -> tuple[int, int]:
     """Heads and blocks per head; a projection's own number of blocks counts most, where names tell it."""
     told = most_common(p.layer for p in places if p.kind == "projection" and p.layer)
     last = max((p.layer or 0 for p in places if p.kind != "projection"), default=0)
     return 1 + max(place.head for place in places), told or 1 + last
-
-
-def _refusal(stored: StoredTensors) -> TreeoptError:
-    """The error that names what the tensors are instead of heads in a published layout."""
-    names = list(stored.parts)
-    if not names:
-        return InvalidInput(f"{stored.origin} must hold heads, but it has no tensors.")
-
-    def has(*starts: str) -> bool:
-        return any(name.startswith(starts) for name in names)
-
-    readable = "--drafter must be Medusa, Hydra or EAGLE heads, but"
-    if has("speculator.") or stored.config.get("model_type") == "mlp_speculator":
-        return Unsupported(f"{readable} {stored.origin} holds an MLP speculator, whose layout is not read.")
-    return InvalidInput(
-        f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors "
-        f"are {', '.join(quoted(name) for name in sorted(names)[:3])}{' ...' if len(names) > 3 else '.'}"
-    )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from treeopt.runtime.cache import TreeCache, tree_mask
 from treeopt.runtime.drafters.levels import Expanded, LevelDraft
-from treeopt.runtime.drafters.protocol import Answer
+from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.drafters.states import one_of_each
 from treeopt.runtime.target import padded
 
@@ -49,7 +49,7 @@ class CausalDraft(LevelDraft):
         raise NotImplementedError
 
     def fused(self, hidden: Tensor) -> Tensor:
-        """What `feed` takes of the target's (b, n, ...) states."""
+        """The states that `feed` takes, of the target's (b, n, ...)."""
         return hidden
 
     def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
@@ -128,21 +128,21 @@ class CausalDraft(LevelDraft):
         mask = self.mask(self.starts, level.ancestors, level.beyond)
         return self.feed(tokens, hidden, (self.starts + (level.depth - 1)).expand(-1, level.nodes), mask)
 
-    def read(self, answer: Answer) -> None:
+    def read(self, answer: GivenText) -> None:
         self.clear()
         text = [*answer.prompt, *answer.tokens]
         hidden = answer.hidden[None] if self.drafter.reads_prompt else answer.hidden.new_empty((1, len(text), 0))
         self.prefill([text[: len(text) + self.ahead - 1]], hidden)
-        self._standing: Sequence[int] = ()
+        self._sought: Sequence[int] = ()
         self._answer, self._width = answer, self._waiting[0][1].shape[-1]
         self._rooted = len(answer.prompt) - self.ahead  # places before the first state's root
 
-    def stand(self, states: Sequence[int]) -> None:
+    def seek(self, states: Sequence[int]) -> None:
         answer = self._answer
-        if states != self._standing:  # else every row has its text still: guesses are written behind it
+        if states != self._sought:  # else every row has its text still: guesses are written behind it
             self.cache.lengths = [self._rooted + states[-1]]
             self.cache.keep([0] * len(states))
-            self._standing = states
+            self._sought = states
         self.cache.lengths = [self._rooted + t for t in states]
         before = [*answer.prompt[-1:], *answer.tokens]  # the token of each state
         hidden = answer.state_hidden[states[0] : states[-1] + 1, None, : self._width]

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.causal import CausalDraft
-from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, GivenText
 from treeopt.runtime.drafters.states import batches, ranks_among
 from treeopt.runtime.target import DTYPES, Target, load_target
 
@@ -39,7 +40,8 @@ class DraftModel:
     vocab_size : V; guesses are of the first min(V, the draft's rows) tokens
     """
 
-    reads_prompt, has_probabilities = False, True
+    reads_prompt = False
+    has_probabilities = DRAFTERS["draft-model"].by_level
 
     def __init__(
         self, model: Target, vocab_size: int, *, num_heads: int = DRAFT_DEPTH, kind: str = "draft-model"
@@ -60,7 +62,7 @@ class DraftModel:
         return self.model.logits(hidden)[..., : self.draft_vocab_size]
 
     @torch.inference_mode()
-    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
         """(N, K) of each answer, from one pass over prompt and answer.
 
         A guess depends on the true tokens before it and not on the state that it was made at, so that
@@ -87,7 +89,7 @@ class DraftModel:
         ranks = ranks_among(self.logits, states, known, top_k, self.model.vocab_size)
         return torch.where(labels == known, ranks, MISS).to("cpu", torch.int16).numpy()
 
-    def _state_ranks(self, answer: Answer, ranks: NDArray[np.int16]) -> NDArray[np.int16]:
+    def _state_ranks(self, answer: GivenText, ranks: NDArray[np.int16]) -> NDArray[np.int16]:
         """(N, K) from the (N,) ranks of the tokens."""
         labels = answer.labels(self.num_heads).numpy()
         padded = np.concatenate([ranks[1:], np.zeros(self.num_heads, dtype=np.int16)])
@@ -147,7 +149,7 @@ def load_draft_model(
         dtype=names.get(target.dtype),
         device=str(target.device),
         trust_remote_code=trust_remote_code,
-        option="--drafter",
+        option="`drafter`",
     )
     check_same_tokenizer(target, draft)
     return DraftModel(draft, target.vocab_size, num_heads=num_heads)
@@ -170,6 +172,23 @@ def check_same_tokenizer(target: Target, draft: Target) -> None:
         )
 
 
+def open_exit(name: str, target: Target, num_heads: int) -> DraftModel:
+    """The early exit that "early-exit:LAYER" names."""
+    return early_exit(target, _exit_layer(name, target), num_heads=num_heads)
+
+
+def _exit_layer(name: str, target: Target) -> int:
+    """The layer that "early-exit:LAYER" names; half of the layers where it names none."""
+    _, _, layer = name.partition(":")
+    if not layer:
+        return max(1, target.num_layers // 2)
+    if not layer.isdecimal() or not 1 <= int(layer) < target.num_layers:
+        raise InvalidInput(
+            f"`drafter=early-exit:LAYER` needs a layer of 1 to {target.num_layers - 1}, but got {layer!r}."
+        )
+    return int(layer)
+
+
 def early_exit(target: Target, layer: int, *, num_heads: int = DRAFT_DEPTH) -> DraftModel:
     """The target's own first ``layer`` layers, its final norm and its lm_head as a draft model.
 
@@ -187,7 +206,7 @@ def first_layers(target: Target, layer: int) -> Target:
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
         raise Unsupported(f"An early exit needs a decoder with a list of layers, but {name} has none.")
     if hasattr(decoder, "_hf_hook"):  # it moves tensors between devices, and is bound to the whole decoder
-        raise Unsupported(f"An early exit needs the target on one device, but {name} is spread: use --device.")
+        raise Unsupported(f"An early exit needs the target on one device, but {name} is spread: use `device`.")
     config = copy.copy(target.config)
     config.num_hidden_layers = layer
     if getattr(config, "layer_types", None):

@@ -17,34 +17,32 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.causal import CausalDraft, pad
 from treeopt.runtime.drafters.layer import OneLayer, zero_linear
-from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Answer
-from treeopt.runtime.drafters.states import batches, ranks_among
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, GivenText
+from treeopt.runtime.drafters.states import Heads, batches, ranks_among
 
 SEEN_AT_ONCE = 2**24  # most entries of the attention mask of an unrolled pass, its own keys not counted
 
 
-class UnrolledHeads(nn.Module):
-    """One layer that reads its own predictions: what EAGLE-1, EAGLE-3 and MTP heads share.
+class UnrolledHeads(Heads):
+    """One layer that reads its own predictions: the base of EAGLE-1, EAGLE-3 and MTP heads.
 
     embedding : (V, d) input embeddings
     token_ids : (Vt,) target id of each token that it guesses, ascending; None where it guesses all
     """
 
-    reads_prompt = has_probabilities = True
+    reads_prompt = True
     num_layers = 1
-    num_heads: int
-    vocab_size: int
     embedding: Tensor
     token_ids: Tensor | None
 
     def fused(self, hidden: Tensor) -> Tensor:
-        """What `predict` takes of the target's (b, n, ...) states: (b, n, d)."""
+        """The (b, n, d) states that `predict` takes, of the target's (b, n, ...)."""
         return hidden
 
     def predict(
@@ -66,7 +64,7 @@ class UnrolledHeads(nn.Module):
         return EagleDraft(self, 1, batch_size, capacity, self.embedding.device)
 
     @torch.inference_mode()
-    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
         """(N, K) of each answer, from the layer unrolled along the true text at every state.
 
         Pass k at state t reads what pass k - 1 predicted there and the true token, and attends to the true pairs up
@@ -77,7 +75,7 @@ class UnrolledHeads(nn.Module):
             self._unroll([answers[i] for i in batch], [found[i] for i in batch], top_k)
         return [ranks.to(torch.int16).numpy() for ranks in found]
 
-    def _unroll(self, answers: list[Answer], ranks: list[Tensor], top_k: int) -> None:
+    def _unroll(self, answers: list[GivenText], ranks: list[Tensor], top_k: int) -> None:
         """Replace the true tokens in the (N, K) ``ranks`` of each answer by their ranks."""
         device = self.embedding.device
         after = [torch.tensor([*answer.prompt, *answer.tokens][1:], device=device) for answer in answers]

@@ -11,20 +11,26 @@ V vocabulary · Vt tokens that the drafter guesses
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.cache_utils import DynamicCache
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.eagle import UnrolledHeads
-from treeopt.runtime.drafters.layer import OneLayer, zero_linear
+from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
+
+if TYPE_CHECKING:
+    from treeopt.runtime.target import Target
+    from treeopt.runtime.training.batches import Batch, Text
+    from treeopt.runtime.training.recipe import Recipe
 
 FEWEST_LAYERS = 7  # of a target whose layers 2, N // 2 and N - 3 are three
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -32,7 +38,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 @dataclass(frozen=True)
 class Form:
-    """What one EAGLE-3 drafter has otherwise than the next.
+    """The ways in which EAGLE-3 drafters differ.
 
     width, vocab_size : w and V, the target's
     states            : L
@@ -133,7 +139,7 @@ class Eagle3Heads(UnrolledHeads):
             raise InvalidInput(
                 "An EAGLE-3 drafter reads the target before its layers 2, N // 2 and N - 3, three of them from "
                 f"{FEWEST_LAYERS} layers on, but the target has {num_layers}: say in the drafter's config.json which are "
-                "read (eagle_aux_hidden_state_layer_ids), or pass the --model that it was trained for."
+                "read (eagle_aux_hidden_state_layer_ids), or pass the `model` that it was trained for."
             )
         return default_layers(num_layers)
 
@@ -159,6 +165,14 @@ class Eagle3Heads(UnrolledHeads):
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(states if self.form.normed_feedback else self.norm(states), self.lm_head)
+
+    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
+        """Logits of the layer unrolled over its own steps (EAGLE-3, figure 6).
+
+        Step k at a place reads what step k - 1 predicted there and the true token, and attends to the true pairs up to it
+        and to its own earlier steps, as it does when it decodes.
+        """
+        return map(self.logits, unrolled(self, hidden, batch))
 
 
 class PairLayer(nn.Module):
@@ -195,3 +209,85 @@ def _zero_norm(width: int, eps: float) -> nn.Module:
     made = LlamaRMSNorm(width, eps=eps)
     nn.init.zeros_(made.weight)
     return made
+
+
+def unrolled(heads: Eagle3Heads, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
+    """(n, d) that each of K steps predicts at the batch's n states.
+
+    The first step is made at all places, since the later ones attend to it. These are made where they are asked for.
+    """
+    tokens, device = batch.tokens, batch.tokens.device
+    (rows, width), keys = tokens.shape, DynamicCache()
+    before = torch.ones((width, width), dtype=torch.bool, device=device).tril()
+    everywhere = torch.arange(width, device=device).expand(rows, -1)
+    first = heads.predict(tokens.roll(-1, 1), heads.fused(hidden), everywhere, keys, before.expand(rows, 1, -1, -1))
+    yield batch.states(first)
+    places, own = batch.places()  # (B, A), (n,)
+    states = _at(first, places)
+    itself = torch.eye(places.shape[1], dtype=torch.bool, device=device).expand(rows, -1, -1)
+    for k in range(1, heads.num_heads):
+        following = _at(tokens.roll(-(k + 1), 1), places)
+        mask = torch.cat([before[places], *[itself] * k], -1)[:, None]
+        states = heads.predict(following, states, places + k, keys, mask)
+        yield states[batch.rows, own]
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """(B, T, ...) at (B, A) places of each row."""
+    return values[torch.arange(len(places), device=places.device)[:, None], places]
+
+
+def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
+    """At whose inputs a drafter that is trained here reads the target: None for the usual three, where they are three.
+
+    The first is never 1, which readers take for the output of layer 1.
+
+    >>> [layers_to_read(n) for n in (1, 2, 3, 4, 6, 7)]
+    [(0, 1), (0, 1, 2), (0, 2, 3), (2, 3, 4), (2, 4, 6), None]
+    """
+    if num_layers >= FEWEST_LAYERS:
+        return None
+    low = 2 if num_layers > 3 else 0
+    return tuple(dict.fromkeys((low, (low + num_layers + 1) // 2, num_layers)))
+
+
+def untrained(
+    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
+) -> Eagle3Heads:
+    """A layer to train: it hands the target's last state on, and its head is rows of the target's own.
+
+    Its rotation is the plain one that EAGLE-3's readers take where config.json says none.
+    """
+    from treeopt.runtime.training.batches import common_tokens
+
+    config = layer_config(target.config, target.width)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    layers = layers_to_read(target.num_layers)
+    ids = common_tokens(texts, target.vocab_size, recipe.guessed)
+    made = Eagle3Heads(
+        config,
+        Form(target.width, target.vocab_size, states=3 if layers is None else len(layers), layers=layers),
+        embedding=target.model.get_input_embeddings().weight.to(lm_head.device),
+        token_ids=None if len(ids) == target.vocab_size else ids,
+        num_heads=recipe.num_heads,
+        dtype=lm_head.dtype,
+        device=lm_head.device,
+    )
+    begin_like(made, target, lm_head[ids.to(lm_head.device)])
+    return made
+
+
+@torch.no_grad()
+def begin_like(heads: Eagle3Heads, target: Target, rows: Tensor) -> None:
+    """Weights with which the layer hands the target's last state on and guesses by (Vt, d) rows of its lm_head."""
+    for name, weight in heads.weights.items():
+        if weight.ndim == 1:
+            torch.nn.init.ones_(weight)
+        elif not name.endswith(("o_proj.weight", "down_proj.weight")):  # what they add is nothing at first
+            torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+    heads.fc.weight.zero_()
+    heads.fc.weight[:, -heads.width :] = torch.eye(heads.width)
+    heads.lm_head.copy_(rows)
+    norm: Any = getattr(target.model.get_decoder(), "norm", None)
+    if "RMSNorm" in type(norm).__name__:  # which scales a vector of ones by its weight, however it is stored
+        heads.weights["norm.weight"].copy_(norm(torch.ones(heads.width, dtype=target.dtype, device=target.device)))

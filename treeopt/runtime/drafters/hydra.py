@@ -10,9 +10,9 @@ N states · K heads · L blocks · d width · V vocabulary · b live rows · E e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,9 +23,14 @@ from torch.nn import functional as F
 from treeopt.runtime.drafters.causal import CausalDraft, pad
 from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.levels import LevelDraft
-from treeopt.runtime.drafters.protocol import Answer, Draft
-from treeopt.runtime.drafters.states import StateDraft, batches, states_at_once
+from treeopt.runtime.drafters.protocol import DrafterState, GivenText
+from treeopt.runtime.drafters.states import Heads, StateDraft, batches, states_at_once
 from treeopt.runtime.ranking import rank_of
+
+if TYPE_CHECKING:
+    from treeopt.runtime.target import Target
+    from treeopt.runtime.training.batches import Batch, Text
+    from treeopt.runtime.training.recipe import Recipe
 
 
 class HydraHead(nn.Module):
@@ -55,7 +60,7 @@ class HydraHead(nn.Module):
         return self.lm_head(x)
 
 
-class HydraHeads(nn.Module):
+class HydraHeads(Heads):
     """K heads that read the path before their guess; with a prefix layer they are Hydra++.
 
     embedding : (V or more, d)  the target's input embeddings, whose storage is used; neither trained nor in the state dict
@@ -65,7 +70,6 @@ class HydraHeads(nn.Module):
     guess depends on, kept on the CPU for writing it again.
     """
 
-    shares_projection, has_probabilities = False, True
     embedding: Tensor
 
     def __init__(
@@ -131,7 +135,7 @@ class HydraHeads(nn.Module):
         return made
 
     def prefix(self, hidden: Tensor) -> Tensor:
-        """What heads read at each (b, T, d) state of whole texts, padded on the right; for plain Hydra the states themselves."""
+        """The (b, T, d) states of whole texts, padded on the right, as the heads read them."""
         return hidden if self.prefix_layer is None else self.prefix_layer(hidden)
 
     def logits(self, hidden: Tensor, path: Tensor, i: int) -> Tensor:
@@ -139,13 +143,17 @@ class HydraHeads(nn.Module):
         inputs = torch.cat([hidden, F.embedding(path, self.embedding).flatten(1)], 1)
         return self.heads[i](inputs)
 
-    def start(self, batch_size: int, capacity: int) -> Draft:
+    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
+        states, tokens = batch.states(self.prefix(hidden)), batch.ahead.clamp_min(0)
+        return (self.logits(states, tokens[:, : k + 1], k) for k in range(self.num_heads))
+
+    def start(self, batch_size: int, capacity: int) -> DrafterState:
         if self.prefix_layer is None:
             return HydraDraft(self)
         return PrefixDraft(self, 1, batch_size, capacity, self.embedding.device)
 
     @torch.inference_mode()
-    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
         """(N, K) of each answer; head i reads the true tokens as far as its own guess."""
         if not answers:
             return []
@@ -162,7 +170,7 @@ class HydraHeads(nn.Module):
         parts = found.to("cpu", torch.int16).split([len(answer.tokens) for answer in answers])
         return [part.numpy() for part in parts]
 
-    def _states(self, answers: Sequence[Answer]) -> list[Tensor]:
+    def _states(self, answers: Sequence[GivenText]) -> list[Tensor]:
         """(N, d) of each answer, through the prefix layer where there is one."""
         if self.prefix_layer is None:
             return [answer.state_hidden for answer in answers]
@@ -176,7 +184,7 @@ class HydraHeads(nn.Module):
 
 
 class PathDraft(LevelDraft):
-    """What both drafts share: a head reads the state before the root and the tokens of the path."""
+    """The base of both drafts: a head reads the state before the root and the tokens of the path."""
 
     _read: Tensor  # (b, E, ...) by the nodes of the level that was expanded last
 
@@ -201,3 +209,20 @@ class PrefixDraft(PathDraft, CausalDraft):
 
     def begin(self, roots: Tensor, depth: int) -> None:
         self._read = self.catch_up(roots)[:, None]
+
+
+def untrained(
+    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
+) -> HydraHeads:
+    """Heads to train, which begin as the target's own head: see `treeopt.records.drafters.DrafterKind`."""
+    embedding = target.model.get_input_embeddings().weight.detach().to(lm_head.device, lm_head.dtype)
+    bias, prefixed = getattr(target.lm_head, "bias", None), recipe.kind == "hydra++"
+    return HydraHeads.untrained(
+        embedding,
+        lm_head,
+        recipe.num_heads,
+        recipe.layers,
+        like=target.config if prefixed else None,
+        lm_head_bias=None if bias is None else bias.detach(),
+        hidden_rms=hidden_rms() if prefixed else 1.0,
+    )

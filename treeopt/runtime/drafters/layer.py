@@ -85,7 +85,7 @@ class OneLayer(nn.Module):
         return output.last_hidden_state
 
     def _apply(self, fn: Any, recurse: bool = True) -> OneLayer:
-        """As any module's, so that ``to`` works; but the rotary frequencies stay float32."""
+        """Apply a change of type or device, as modules do; but the rotary frequencies stay float32."""
         rotary: Any = self.model.rotary_emb
         exact = dict(rotary.named_buffers())
         super()._apply(fn, recurse)

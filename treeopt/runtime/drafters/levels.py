@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.growth.adaptive import Promise, claimed_shares
 from treeopt.records.pools import score_counts
-from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
 from treeopt.runtime.ranking import top_candidates
-from treeopt.trees.dynamic import AdaptiveTree
 
 
 class Expanded(Protocol):
@@ -140,7 +137,7 @@ class LevelDraft:
         return guesses if ids is None else ids[guesses]
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        """(b, T) token of every node: see `Draft`."""
+        """(b, T) token of every node: see `DrafterState`."""
         tokens = [roots[:, None]]
         self.begin(roots, plan.tree.depth)
         for level in plan.levels:
@@ -156,7 +153,7 @@ class LevelDraft:
             roots[:, None],
             max(topks),
         )
-        growing = [Growing(topk, roots) for topk in topks]
+        growing = [GrowingPool(topk, roots) for topk in topks]
         self.begin(roots, levels)
         for depth in range(levels):
             guesses, own = self.children(level, tokens, most)
@@ -172,11 +169,11 @@ class LevelDraft:
                 level, tokens = Frontier(nodes // most, level), children.flatten(1).gather(1, nodes)
         return [one.pool() for one in growing]
 
-    def read(self, answer: Answer) -> None:
-        """Take a whole text, so that `stand` can go to its states; rows that were there are forgotten."""
+    def read(self, answer: GivenText) -> None:
+        """Take a whole text, so that `seek` can go to its states; rows that were there are forgotten."""
         raise NotImplementedError
 
-    def stand(self, states: Sequence[int]) -> None:
+    def seek(self, states: Sequence[int]) -> None:
         """Have a row at each of some neighbouring states of the text that was read, as if decoding had come there.
 
         The states of one call are those of the last one again, or come before them.
@@ -184,7 +181,7 @@ class LevelDraft:
         raise NotImplementedError
 
 
-class Growing:
+class GrowingPool:
     """The pool of one topk while it grows level by level, beside those of others.
 
     at : (b, E) places of its frontier among the expanded nodes of all; None where these are its own
@@ -246,13 +243,6 @@ def best_scores(pool: Pool, topk: int) -> list[Tensor]:
     levels = int(pool.depths[-1])
     parts = pool.scores.half().split([topk, *[topk**2] * (levels - 1)], dim=1)
     return [part.sort(descending=True).values[:, :n] for part, n in zip(parts, score_counts(levels, topk), strict=True)]
-
-
-def promising_rows(pool: Pool, tree: AdaptiveTree) -> int:
-    """The rows that a step with an adaptive tree takes, the same in all of the batch: see `treeopt.growth.adaptive`."""
-    claimed = claimed_shares([part.cpu().numpy() for part in best_scores(pool, tree.most.topk)], tree.choices)
-    promised = Promise(tree.intercepts, tree.slopes).tokens(claimed).sum(0)
-    return tree.choices[int((promised - tree.tokens_per_ms * np.array(tree.cost_ms)).argmax())]
 
 
 def chosen_tree(pool: Pool, roots: Tensor, rows_each: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -31,10 +31,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treeopt.errors import InvalidInput, quoted
+from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
-from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
+from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
+NAMES = ("ngram", "ngram:earliest")  # as --drafter has them
 Matches = list[tuple[int, int]]  # place of the token that followed, and weight, in the order they were taken
 
 
@@ -60,7 +64,8 @@ class PromptLookup:
     earliest: bool = False
 
     kind = "ngram"
-    reads_prompt = has_probabilities = False
+    reads_prompt = False
+    has_probabilities = DRAFTERS["ngram"].by_level
 
     @property
     def draft_vocab_size(self) -> int:
@@ -70,14 +75,14 @@ class PromptLookup:
     def start(self, batch_size: int, capacity: int) -> LookupDraft:
         return LookupDraft(self)
 
-    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
         """(N, K) of each answer; a guess below a token that was not guessed is a miss."""
         return [self._ranks(answer, top_k) for answer in answers]
 
-    def _ranks(self, answer: Answer, top_k: int) -> NDArray[np.int16]:
+    def _ranks(self, answer: GivenText, top_k: int) -> NDArray[np.int16]:
         labels = answer.labels(self.num_heads).numpy()
         ranks = np.where(labels < 0, labels, MISS).astype(np.int16)
-        text = Text(self, list(answer.prompt))
+        text = IndexedText(self, list(answer.prompt))
         for state, (root, true) in enumerate(zip(answer.tokens[:-1], labels.tolist(), strict=False)):
             text.tokens.append(root)
             matches = text.matches()
@@ -92,8 +97,15 @@ class PromptLookup:
         return ranks
 
 
+def open_lookup(name: str, target: Target, num_heads: int) -> PromptLookup:
+    """The look-up that one of `NAMES` asks for; ngram:earliest copies one match alone, as engines do."""
+    if name not in NAMES:
+        raise InvalidInput(f"`drafter` must be {' or '.join(NAMES)} for a look-up, but got {quoted(name)}.")
+    return PromptLookup(target.vocab_size, num_heads=num_heads, earliest=name == NAMES[1])
+
+
 @dataclass
-class Text:
+class IndexedText:
     """The tokens of a sequence, and where every n-gram of them ends."""
 
     lookup: PromptLookup
@@ -112,9 +124,9 @@ class Text:
         self._indexed = max(self._indexed, count)
 
     def matches(self) -> Matches:
-        """Of the last tokens, with weights whose sums compare as the numbers of matches by length do.
+        """Matches of the last tokens, with weights whose sums compare as the numbers of matches by length do.
 
-        >>> Text(PromptLookup(9, longest=2), [7, 5, 8, 5, 7, 5]).matches()
+        >>> IndexedText(PromptLookup(9, longest=2), [7, 5, 8, 5, 7, 5]).matches()
         [(2, 65), (4, 1)]
         """
         lookup, n = self.lookup, len(self.tokens)
@@ -136,7 +148,7 @@ class Text:
     def followers(self, matches: Matches) -> list[tuple[int, Matches]]:
         """The children of the node that ``matches`` pass through, best first: tokens, and the matches of each.
 
-        >>> text = Text(PromptLookup(9, longest=2), [7, 5, 8, 5, 7, 5])
+        >>> text = IndexedText(PromptLookup(9, longest=2), [7, 5, 8, 5, 7, 5])
         >>> text.followers(text.matches())
         [(8, [(3, 65)]), (7, [(5, 1)])]
         """
@@ -159,11 +171,11 @@ class LookupDraft:
 
     def __init__(self, lookup: PromptLookup) -> None:
         self.lookup = lookup
-        self.texts: list[Text] = []
+        self.texts: list[IndexedText] = []
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         for prompt in prompts:
-            text = Text(self.lookup, list(prompt))
+            text = IndexedText(self.lookup, list(prompt))
             text.index(len(prompt))
             self.texts.append(text)
 
@@ -201,7 +213,7 @@ def _families(tree: Tree) -> list[Family]:
     return list(families.items())
 
 
-def _guesses(text: Text, families: list[Family], size: int) -> list[int]:
+def _guesses(text: IndexedText, families: list[Family], size: int) -> list[int]:
     """(T,) the token of every node: the root's, and -1 where the trie has none."""
     tokens = [-1] * size
     tokens[0] = text.tokens[-1]

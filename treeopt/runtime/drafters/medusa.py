@@ -12,9 +12,9 @@ K heads · L blocks · D heads that a tree needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,14 +22,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from treeopt.errors import Unsupported
+from treeopt.records.drafters import LAYOUTS
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.levels import Frontier
-from treeopt.runtime.drafters.protocol import Answer, Mark, TreeTensors
-from treeopt.runtime.drafters.states import StateDraft, places_among, states_at_once
+from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
+from treeopt.runtime.drafters.states import Heads, StateDraft, places_among, states_at_once
 from treeopt.runtime.ranking import rank_of, top_candidates
 
+if TYPE_CHECKING:
+    from treeopt.runtime.target import Target
+    from treeopt.runtime.training.batches import Batch, Text
+    from treeopt.runtime.training.recipe import Recipe
 
-class MedusaHeads(nn.Module):
+
+class MedusaHeads(Heads):
     """K independent heads on the target's last hidden state (after its final norm).
 
     blocks     : (L, K, d, d)   x + SiLU(x W + b) per block; W = 0, b = 0 at first: the identity
@@ -40,8 +47,7 @@ class MedusaHeads(nn.Module):
     ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied.
     """
 
-    kind, has_probabilities = "medusa", True
-    reads_prompt = False
+    kind = "medusa"
     token_ids: Tensor | None
 
     def __init__(
@@ -102,10 +108,14 @@ class MedusaHeads(nn.Module):
 
         return logits
 
+    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
+        states = batch.states(hidden)
+        return (self.logits(states, k) for k in range(self.num_heads))
+
     def start(self, batch_size: int, capacity: int) -> MedusaDraft:
         return MedusaDraft(self)
 
-    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
         """(N, K) of each answer, counted on whole chunks of states of all of them."""
         hidden = torch.cat([answer.state_hidden for answer in answers])
         labels = torch.cat([answer.labels(self.num_heads) for answer in answers])
@@ -140,6 +150,23 @@ class MedusaDraft(StateDraft):
             self._children = self.likeliest(self._logits, topk)
         guesses, own = self._children
         return guesses[:, level.depth, None], own[:, level.depth, None]
+
+
+def untrained(
+    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
+) -> MedusaHeads:
+    """Heads to train, which begin as the target's own head: see `treeopt.records.drafters.DrafterKind`."""
+    if not LAYOUTS[recipe.defaults.layout].shares:
+        return MedusaHeads.like_lm_head(lm_head, recipe.num_heads, recipe.layers)
+    check_bias(target)
+    (vocab_size, width), placed = lm_head.shape, dict[str, Any](dtype=lm_head.dtype, device=lm_head.device)
+    return MedusaHeads(recipe.num_heads, recipe.layers, width, vocab_size, shared=lm_head, **placed)
+
+
+def check_bias(target: Target) -> None:
+    """Raise Unsupported for a target whose lm_head cannot be shared."""
+    if getattr(target.lm_head, "bias", None) is not None:
+        raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
 
 
 @torch.inference_mode()

@@ -76,18 +76,18 @@ class MtpHeads(UnrolledHeads):
         return F.linear(self.layer.post_norm(states) if self.pre_norm else states, self.lm_head)
 
 
-def load_mtp(name: str, target: Target, *, num_heads: int = DRAFT_DEPTH) -> MtpHeads:
+def load_mtp(name: str, target: Target, num_heads: int = DRAFT_DEPTH) -> MtpHeads:
     """The MTP layer in the checkpoint that the target was loaded from; ``name`` is `MTP` or `PRE_NORM`.
 
     Raises Unsupported, saying what is missing, where transformers or treeopt cannot run it.
     """
     if name not in (MTP, PRE_NORM):
-        raise InvalidInput(f"--drafter must be {MTP} or {PRE_NORM} for MTP heads, but got {quoted(name)}.")
+        raise InvalidInput(f"`drafter` must be {MTP} or {PRE_NORM} for MTP heads, but got {quoted(name)}.")
     check_support(target)
     folder, layer = find_checkpoint(target.name, target.revision), f"model.layers.{target.num_layers}."
     if not any(stored.startswith(layer) for stored in find_tensors(folder).parts):
         raise InvalidInput(
-            f"--drafter {name} needs the weights of an MTP layer, {layer}*, but {target.name} has none: they were left "
+            f"`drafter={name}` needs the weights of an MTP layer, {layer}*, but {target.name} has none: they were left "
             "out of this copy. Use the original checkpoint."
         )
     # transformers knows the published models' layers by their numbers, and looks for the newest revision.
@@ -95,7 +95,7 @@ def load_mtp(name: str, target: Target, *, num_heads: int = DRAFT_DEPTH) -> MtpH
     model.config = copy.copy(target.model.config)
     model.config.name_or_path, model.config.dtype = str(folder), target.dtype
     model._keys_to_ignore_on_load_unexpected = {re.escape(layer)}
-    with loadable(f"--drafter {name} needs an MTP layer whose weights fit config.json", target.name):
+    with loadable(f"`drafter={name}` needs an MTP layer whose weights fit config.json", target.name):
         mtp = MtpModel.from_pretrained(model, device_map={"": target.device})
     for weight, values in mtp.layers[0].state_dict().items():
         if not bool(values.isfinite().all()):
@@ -108,7 +108,7 @@ def check_support(target: Target) -> None:
     config, model = target.config, target.model
     family, count = config.model_type, getattr(config, "num_mtp_layers", None)
     if family not in FAMILIES:
-        rule = f"--drafter {MTP} needs an MTP layer like that of {' or '.join(FAMILIES)}"
+        rule = f"`drafter={MTP}` needs an MTP layer like that of {' or '.join(FAMILIES)}"
         if count is not None:
             raise Unsupported(f"{rule}, but this is {family}, whose layer has not been tested.")
         if any(map(DROPPED.fullmatch, model._keys_to_ignore_on_load_unexpected or ())):
@@ -119,11 +119,11 @@ def check_support(target: Target) -> None:
         raise Unsupported(f"{rule}, but {family} models have none.")
     if count != 1:
         has = f"says that it has {quoted(count)}, each for a depth of its own" if count else "has none"
-        raise Unsupported(f"--drafter {MTP} needs a target with one MTP layer, but {target.name} {has}.")
+        raise Unsupported(f"`drafter={MTP}` needs a target with one MTP layer, but {target.name} {has}.")
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported(
-            f"--drafter {MTP} needs weights that are not quantized, since transformers does not restore those of MTP "
+            f"`drafter={MTP}` needs weights that are not quantized, since transformers does not restore those of MTP "
             f"layers, but {target.name} is quantized: use a copy in bfloat16."
         )
     if target.layer_devices is not None or hasattr(target.decoder, "_hf_hook"):
-        raise Unsupported(f"--drafter {MTP} needs the target on one device, but {target.name} is spread: use --device.")
+        raise Unsupported(f"`drafter={MTP}` needs the target on one device, but {target.name} is spread: use `device`.")

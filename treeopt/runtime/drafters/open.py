@@ -9,24 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import demo
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
+from treeopt.records.drafters import DRAFTERS
 from treeopt.runtime import gguf
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
-from treeopt.runtime.drafters.draft_model import early_exit, load_draft_model
-from treeopt.runtime.drafters.eagle3 import Eagle3Heads
-from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.drafters.mtp import MTP, load_mtp
+from treeopt.runtime.drafters import part_of
+from treeopt.runtime.drafters.draft_model import load_draft_model
+from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
 from treeopt.runtime.folder import read_object
 from treeopt.runtime.target import Target, find_model
 
-NGRAM, EARLIEST, EARLY_EXIT = (
-    "ngram",
-    "ngram:earliest",
-    "early-exit",
-)  # names of the drafters without weights of their own, besides MTP
 # In keys that only the config.json of heads has; a tokenizer may lie beside them.
 HEADS = ("medusa", "hydra", "draft_vocab_size", "eagle_config", "speculators_model_type")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -37,7 +32,7 @@ class OpenDrafter:
     """A drafter, its record for provenance (kind, id, sha256, num_heads, ...), and notes for the user."""
 
     drafter: Drafter
-    record: dict[str, Any]
+    record: dict[str, object]
     notes: tuple[str, ...] = ()
 
 
@@ -51,28 +46,23 @@ def open_drafter(
 ) -> OpenDrafter:
     """The drafter that ``name`` stands for; None is the heads in the target's own checkpoint (Medusa-2).
 
-    name  : a folder, file or hub id of heads or of a causal LM, a GGUF file of the latter; "mtp"; "ngram", or "ngram:earliest" for what engines look
-            up; "early-exit:LAYER"; with the demo model and SmolLM2 also one of `demo.DRAFTERS`
+    name  : a folder, file or hub id of heads or of a causal LM, a GGUF file of the latter; what a row of the table is
+            ``asked`` by; with the demo model and SmolLM2 also one of `demo.DRAFTERS`
     depth : deepest guess of a drafter that has no number of heads (default 5)
 
     Raises InvalidInput where drafter and target do not belong together.
     """
     if depth is not None and depth < 1:
-        raise InvalidInput(f"--draft-depth must be at least 1, but got {depth}.")
+        raise InvalidInput(f"`draft_depth` must be at least 1, but got {depth}.")
     where = name or target.name
-    if name in (NGRAM, EARLIEST):
-        lookup = PromptLookup(target.vocab_size, num_heads=depth or DRAFT_DEPTH, earliest=name == EARLIEST)
-        return OpenDrafter(lookup, _record(lookup, name))
-    if name is not None and name.partition(":")[0] == EARLY_EXIT:
-        exit_ = early_exit(target, _exit_layer(name, target), num_heads=depth or DRAFT_DEPTH)
-        return OpenDrafter(exit_, _record(exit_, name))
-    if name is not None and name.partition(":")[0] == MTP:
-        mtp = load_mtp(name, target, num_heads=depth or DRAFT_DEPTH)
-        return OpenDrafter(mtp, _record(mtp, name))
+    for kind, row in DRAFTERS.items():
+        if name is not None and row.asked and name.partition(":")[0] == row.asked.partition(":")[0]:
+            drafter = part_of(kind, "opens")(name, target, depth or DRAFT_DEPTH)
+            return OpenDrafter(drafter, _record(drafter, name))
     if shipped := _shipped(name, target):
         name, where = shipped
     if name is not None and where.endswith(gguf.SUFFIX):
-        where = str(find_model(where, "--drafter"))
+        where = str(find_model(where, "`drafter`"))
     if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)
         weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
@@ -80,48 +70,36 @@ def open_drafter(
     embedding = target.model.get_input_embeddings().weight
     base = Base(target.lm_head.weight, embedding, target.config, target.dtype, target.device, num_heads=depth)
     loaded = load_heads(where, base, revision if where == target.name else None)
-    heads = loaded.heads
+    heads: Any = loaded.heads
     if depth is not None and heads.num_heads != depth:
         raise InvalidInput(
-            f"--draft-depth is for drafters without a fixed number of guesses, but {where} has "
-            f"{heads.num_heads} heads: leave it out, and limit the tree with search --max-depth."
+            f"`draft_depth` is for drafters without a fixed number of guesses, but {where} has "
+            f"{heads.num_heads} heads: leave it out, and limit the tree with treeopt search --max-depth."
         )
-    if heads.shares_projection and target.lm_head.bias is not None:
-        raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
+    if heads.shares_projection:
+        check_bias(target)
     if heads.width != target.width or heads.vocab_size != target.vocab_size:
         raise InvalidInput(
             f"The heads must fit the model (width {target.width}, vocabulary {target.vocab_size}), but "
             f"{where} has width {heads.width} and vocabulary {heads.vocab_size}."
         )
-    target.read_layers(heads.layers_of(target.num_layers) if isinstance(heads, Eagle3Heads) else ())
+    target.read_layers(heads.layers_of(target.num_layers))
     record = _record(heads, name or where, digest=digest_of(loaded.files))
     return OpenDrafter(heads, {**record, "layout": loaded.layout}, () if shipped else tuple(loaded.notes))
 
 
 def _shipped(name: str | None, target: Target) -> tuple[str, str] | None:
-    """What records call a drafter that is shipped for this target, and its folder; None for any other."""
+    """The name in records and the folder of a drafter that is shipped for this target; None for any other."""
     model = demo.NAME if target.name == demo.TITLE else target.name
     folders = demo.DRAFTERS.get(model, {})
     name = next(iter(folders), None) if name in (None, demo.NAME) else name
     return (f"treeopt {model} {name}", str(folders[name])) if name in folders else None
 
 
-def _record(drafter: Drafter, id_: str, *, digest: str | None = None) -> dict[str, Any]:
-    record = {"kind": drafter.kind, "id": id_, "sha256": digest, "num_heads": drafter.num_heads}
+def _record(drafter: Drafter, id_: str, *, digest: str | None = None) -> dict[str, object]:
+    record: dict[str, object] = {"kind": drafter.kind, "id": id_, "sha256": digest, "num_heads": drafter.num_heads}
     layers = getattr(drafter, "num_layers", None)
     return record if layers is None else {**record, "num_layers": layers}
-
-
-def _exit_layer(name: str, target: Target) -> int:
-    """The layer that "early-exit:LAYER" names; half of the layers where it names none."""
-    _, _, layer = name.partition(":")
-    if not layer:
-        return max(1, target.num_layers // 2)
-    if not layer.isdecimal() or not 1 <= int(layer) < target.num_layers:
-        raise InvalidInput(
-            f"--drafter early-exit:LAYER needs a layer of 1 to {target.num_layers - 1}, but got {layer!r}."
-        )
-    return int(layer)
 
 
 def is_causal_lm(folder: Path) -> bool:

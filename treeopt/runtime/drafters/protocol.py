@@ -30,7 +30,7 @@ Mark = Callable[[str], None]  # called with the name of a part of the step when 
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class GivenText:
     """A text to count ranks on.
 
     hidden : (N, d) states of the answer, or (P - 1 + N, d) of prompt and answer where the drafter `reads_prompt`:
@@ -149,7 +149,7 @@ def _index(places: IntArray, device: torch.device) -> Index:
     return slice(first, first + n) if (places == first + np.arange(n)).all() else torch.tensor(places, device=device)
 
 
-class Draft(Protocol):
+class DrafterState(Protocol):
     """A drafter's state for the live rows of a decoder, in their order."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
@@ -196,10 +196,10 @@ class Drafter(Protocol):
     @property
     def has_probabilities(self) -> bool: ...  # whether dynamic trees can be grown from it: its drafts are `LevelDraft`s
 
-    def start(self, batch_size: int, capacity: int) -> Draft:
+    def start(self, batch_size: int, capacity: int) -> DrafterState:
         """For a decoder of so many rows, each with room for ``capacity`` tokens and nodes."""
 
-    def ranks(self, answers: Sequence[Answer], top_k: int) -> list[NDArray[np.int16]]:
+    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
         """(N, K) of each answer: the rank of the true token at every state and depth, along the true text.
 
         MISS from top_k on and for guesses past EOS, NO_TRIAL past any other end and at the last state.

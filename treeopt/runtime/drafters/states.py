@@ -5,16 +5,20 @@ b live rows · N states · K heads · d width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.levels import LevelDraft
-from treeopt.runtime.drafters.protocol import Answer
+from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.ranking import rank_of
+
+if TYPE_CHECKING:
+    from treeopt.runtime.training.batches import Batch
 
 # Bound the memory of a chunk: states times vocabulary, but at least FEWEST_STATES states, at which a
 # matrix product is still efficient (float32 logits over a vocabulary of 128 k: 64 MB). Slices of the
@@ -22,6 +26,32 @@ from treeopt.runtime.ranking import rank_of
 # that it is compared with, or rounding would change ranks; so a slice would have to be computed twice.
 LOGITS_AT_ONCE, FEWEST_STATES = 2**21, 128
 TOKENS_AT_ONCE = 8192  # most vectors, padding included, of one pass over given texts
+
+
+class Heads(nn.Module):
+    """The base of drafters with weights that read the target's hidden states, and that can be stored and trained.
+
+    width             : of the target's states
+    shares_projection : whether guesses are made with the target's own lm_head
+    """
+
+    kind: str
+    num_heads: int
+    width: int
+    vocab_size: int
+    reads_prompt = shares_projection = False
+
+    @property
+    def has_probabilities(self) -> bool:
+        return DRAFTERS[self.kind].by_level
+
+    def layers_of(self, num_layers: int) -> Sequence[int]:
+        """At whose inputs a target of so many layers is read, besides its last state."""
+        return ()
+
+    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
+        """(n, Vt) logits of each of K heads at a batch's n states, by the (B, T, ...) hidden states of its texts."""
+        raise NotImplementedError
 
 
 class StateDraft(LevelDraft):
@@ -37,10 +67,10 @@ class StateDraft(LevelDraft):
     def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         self.hidden = one_of_each(hidden, [path[-1] for path in paths])
 
-    def read(self, answer: Answer) -> None:
+    def read(self, answer: GivenText) -> None:
         self._of_text = answer.state_hidden
 
-    def stand(self, states: Sequence[int]) -> None:
+    def seek(self, states: Sequence[int]) -> None:
         self.hidden = self._of_text[states[0] : states[-1] + 1]
 
     def keep(self, order: Sequence[int]) -> None:

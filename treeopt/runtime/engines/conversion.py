@@ -172,7 +172,7 @@ def _words(tokenizer: Any) -> str:
 
 
 def _digest(tensors: Iterable[tuple[str, Tensor]], *texts: str) -> str:
-    """Of all numbers, their names, and some texts."""
+    """Hex digest of all numbers of some tensors, their names, and some texts."""
     digest = hashlib.sha256("\0".join(texts).encode())
     for name, tensor in tensors:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -11,24 +11,25 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from treeopt.engines.chains import LOOKED_UP
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.export.chains import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.engines import Pass
 from treeopt.runtime.engines.conversion import Say, converted, converted_drafter
 from treeopt.runtime.folder import loadable
+from treeopt.runtime.stepper import Pass, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.dynamic import AnyTree
+from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 DRAFTERS = ("draft-model", "eagle3", "ngram")
@@ -45,23 +46,10 @@ LOOKUP = (
 INT8 = "The engine's target has weights of 8 bits, so the prediction is of a model that is not quite the same."
 
 
-def opener(weights: str) -> Callable[[Target, Drafter, StopRule, Say], OpenVino]:
-    """What opens the engine with weights of this format; Unsupported where the package is missing."""
+class OpenVino(Stepper):
+    """A pipeline of continuous batching that guesses, and one that does not."""
 
-    def make(target: Target, drafter: Drafter, stop: StopRule, say: Say) -> OpenVino:
-        if importlib.util.find_spec("openvino_genai") is None:
-            raise Unsupported(
-                "--engine openvino needs openvino-genai. Install it with: pip install 'treeopt[openvino]'"
-            )
-        return OpenVino(target, drafter, stop, weights, say)
-
-    return make
-
-
-class OpenVino:
-    """An `Engine`: see there."""
-
-    most_rows, is_stepwise, without_own = 64, True, ""
+    most_rows = 64
 
     def __init__(self, target: Target, drafter: Drafter, stop: StopRule, weights: str, say: Say) -> None:
         import openvino_genai
@@ -77,15 +65,15 @@ class OpenVino:
         self._pipelines: dict[bool, Any] = {}
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], tree: AnyTree | None, rows: int = 1
-    ) -> Generator[Pass, None, None]:
-        """The passes; see `treeopt.runtime.engines`. Who stops asking leaves the pipeline empty."""
-        guesses = tree is None or tree.depth > 0
-        with loadable(f"--engine {self.name} must be able to answer", self.target.name):
+        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
+    ) -> Generator[Pass, Draft | None, None]:
+        """The passes. Who stops asking leaves the pipeline empty."""
+        guesses = draft is None or draft.depth > 0
+        with loadable(f"`engine={self.name}` must be able to answer", self.target.name):
             pipeline = self._pipelines.pop(guesses, None) or self._pipeline(guesses)
             requests: dict[int, Any] = {}
             try:
-                yield from self._passes(pipeline, requests, prompts, self._settings(tree), rows)
+                yield from self._passes(pipeline, requests, prompts, self._settings(draft), rows)
             except GeneratorExit:
                 _empty(pipeline, requests)
                 self._pipelines[guesses] = pipeline
@@ -119,7 +107,7 @@ class OpenVino:
             emitted = {place: _read(request) for place, request in requests.items()}
             silent -= {place for place, tokens in emitted.items() if tokens}
             if not any(emitted.values()) and not pipeline.has_non_finished_requests():
-                raise InvalidInput("--engine openvino ended answers that had not come to an end.")
+                raise InvalidInput("`engine=openvino` ended answers that had not come to an end.")
             yield Pass(emitted, seconds, reads_prompt)
             ended = [i for i, tokens in emitted.items() if any(ends[i].push(token) is not None for token in tokens)]
             _empty(pipeline, {place: requests.pop(place) for place in ended}, wait=not requests)
@@ -132,21 +120,20 @@ class OpenVino:
             config.eos_token_id = min(self.stop.eos_ids)
         return config
 
-    def _settings(self, tree: AnyTree | None) -> dict[str, Any]:
-        """Of a request: how many guesses, and in which tree."""
+    def _settings(self, tree: Draft | None) -> dict[str, object]:
+        """Settings of a request: how many guesses, and in which tree."""
         tree = Tree.chain(OWN_LENGTH) if tree is None else tree
         if tree.depth == 0:
             return {}
-        if isinstance(tree, Tree):
+        if tree.topk is None:
             lookup = {"max_ngram_size": LOOKED_UP} if self.drafter.kind == "ngram" else {}
             return {"num_assistant_tokens": tree.depth, **lookup}
-        most = tree.most
-        return {"num_assistant_tokens": most.rows - 1, "tree_depth": most.levels, "branching_factor": most.topk}
+        return {"num_assistant_tokens": tree.rows - 1, "tree_depth": tree.depth, "branching_factor": tree.topk}
 
     def _pipeline(self, guesses: bool) -> Any:
         """A pipeline that guesses, or one that does not."""
         exact = {**EXACT, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        with_: dict[str, Any] = {"prompt_lookup": True} if guesses else {}
+        with_: dict[str, object] = {"prompt_lookup": True} if guesses else {}
         if guesses and isinstance(self.drafter, DraftModel | Eagle3Heads):
             folder = converted_drafter(self.drafter, self.target, self.say)
             with_ = {"draft_model": self.genai.draft_model(str(folder), "CPU", **exact)}
@@ -169,3 +156,13 @@ def _read(request: Any) -> list[int]:
         return []
     (output,) = request.read().values()
     return list(output.generated_ids)
+
+
+def opened(target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str) -> OpenVino:
+    """The engine with weights of a format; Unsupported where the package is missing."""
+    if importlib.util.find_spec("openvino_genai") is None:
+        raise Unsupported("`engine=openvino` needs openvino-genai. Install it with: pip install 'treeopt[openvino]'")
+    return OpenVino(target, drafter, stop, weights, say)
+
+
+in_fp32, in_int8 = partial(opened, weights="fp32"), partial(opened, weights="int8")

@@ -7,7 +7,7 @@ generation/utils.py (`_assisted_decoding`), generation/candidate_generator.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,15 +16,15 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from treeopt.export.chains import LOOKED_UP
+from treeopt.engines.chains import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.engines import Pass
 from treeopt.runtime.folder import loadable
+from treeopt.runtime.stepper import Pass, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.dynamic import AnyTree
+from treeopt.trees.draft import Draft
 
 DRAFTERS = ("draft-model", "early-exit", "ngram")
 # Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
@@ -43,19 +43,17 @@ UNBOUNDED = (
 )
 
 
-class Transformers:
-    """An `Engine`: see there."""
+class Transformers(Stepper):
+    """`generate` of a target; only whole answers come out of it."""
 
     name, version = "transformers", transformers.__version__
-    most_rows, is_stepwise, takes_trees = 1, False, False
+    most_rows, is_stepwise = 1, False
 
     def __init__(self, target: Target, drafter: Drafter, stop: StopRule) -> None:
         self.target, self.kind, self.stop = target, drafter.kind, stop
         self.assistant: Any = None  # the model whose generation config has the settings
-        self._assisted: dict[str, Any] = {}  # arguments of `generate`
-        self._own: dict[str, Any] = {}
-        self.own_length: int | None = None
-        self.without_own = ""
+        self._assisted: dict[str, object] = {}  # arguments of `generate`
+        self._own: Mapping[str, Any] = {}
         self.about = LOOKUP if isinstance(drafter, PromptLookup) and not drafter.earliest else ""
         if isinstance(drafter, DraftModel):
             self.assistant, self.exit = target.model, drafter.model.num_layers
@@ -73,19 +71,19 @@ class Transformers:
                 self.without_own = UNBOUNDED.format(self._own[SETTINGS[1]])
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], tree: AnyTree | None, rows: int = 1
-    ) -> Generator[Pass, None, None]:
-        """The passes, prompt after prompt; see `treeopt.runtime.engines`."""
+        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
+    ) -> Generator[Pass, Draft | None, None]:
+        """The passes, prompt after prompt."""
         for place, prompt in enumerate(prompts):
-            stream, began = self._answer(prompt, None if tree is None else tree.depth)
+            stream, began = self._answer(prompt, None if draft is None else draft.depth)
             for n, (tokens, ended) in enumerate(zip(stream.tokens[1:], stream.times[1:], strict=True)):
                 yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)  # the stream gets the prompt first
                 began = ended
 
-    def _answer(self, prompt: Sequence[int], length: int | None) -> tuple[Stream, float]:
+    def _answer(self, prompt: Sequence[int], length: int | None) -> tuple[PassStream, float]:
         """The answer with chains of ``length`` guesses, and when it began."""
         device, room = self.target.model.device, min(self.stop.max_new_tokens, self.target.context - len(prompt))
-        asked: dict[str, Any] = {"max_new_tokens": room, "do_sample": False, "use_cache": True}
+        asked: dict[str, object] = {"max_new_tokens": room, "do_sample": False, "use_cache": True}
         if self.stop.eos_ids:
             asked["eos_token_id"] = sorted(self.stop.eos_ids)
         told = dict(zip(SETTINGS, (length, "constant", 0.0), strict=True)) if self.assistant and length else {}
@@ -93,8 +91,8 @@ class Transformers:
             asked |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
         elif length != 0 and self.kind == "early-exit":
             asked["assistant_early_exit"] = self.exit
-        ids, stream = torch.tensor([prompt], device=device), Stream(self.stop, length != 0)
-        with self._settings(told), loadable("--engine transformers must be able to answer", self.target.name):
+        ids, stream = torch.tensor([prompt], device=device), PassStream(self.stop, length != 0)
+        with self._settings(told), loadable("`engine=transformers` must be able to answer", self.target.name):
             began = time.perf_counter()
             self.target.model.generate(
                 ids,
@@ -107,7 +105,7 @@ class Transformers:
         return stream, began
 
     @contextmanager
-    def _settings(self, told: dict[str, Any]) -> Iterator[None]:
+    def _settings(self, told: Mapping[str, object]) -> Iterator[None]:
         """With these settings of the assistant, or its own, and no other setting that a checkpoint came with.
 
         Those would be taken where `generate` is not told otherwise, a penalty for repetition for one.
@@ -124,8 +122,8 @@ class Transformers:
                 model.generation_config = config
 
 
-class Stream(StoppingCriteria):
-    """What was emitted, pass by pass, and when; it ends an answer where the rule does, at loops too.
+class PassStream(StoppingCriteria):
+    """Receives the tokens of every pass, and notes when they came; it ends an answer where the rule does, at loops too.
 
     `generate` hands it the prompt first. With ``guesses`` tokens are streamed before they are asked about, and some
     versions ask about guesses too; without, they are asked about first.
@@ -148,3 +146,8 @@ class Stream(StoppingCriteria):
         if not self._guesses:
             self._is_ended = self._watch.push(int(input_ids[0, -1])) is not None
         return torch.full((len(input_ids),), self._is_ended, device=input_ids.device)
+
+
+def opened(target: Target, drafter: Drafter, stop: StopRule, _: object) -> Transformers:
+    """The engine for a target and a drafter."""
+    return Transformers(target, drafter, stop)

@@ -1,1 +1,1 @@
-"""What is measured on a model: ranks, steps, whole answers."""
+"""Measurements on a model: ranks, probes, threads, whole answers and their quality."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.runtime.drafters.levels import LevelDraft, Pool, best_scores
-from treeopt.runtime.drafters.protocol import Answer
+from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.trees.dynamic import MOST_ROWS
 
 NUMBERS_AT_ONCE, MOST_STATES = 2**24, 256  # of the keys of the rows that are drafted together, and rows
@@ -33,16 +33,16 @@ class PoolRecorder:
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
-    def record(self, answer: Answer) -> dict[str, NDArray[Any]]:
+    def record(self, answer: GivenText) -> dict[str, NDArray[Any]]:
         """ "pool_places" (N, n, S (S + 1) / 2) and "pool_scores" (N, ...) at the N states of an answer: see `Pools`."""
-        draft = self._standing(len(answer.prompt) + len(answer.tokens))
+        draft = self._sought(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
         labels, roots = answer.labels(self.levels), torch.tensor(answer.tokens)
         device = answer.hidden.device
         places, scores = [], []
         for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.stand`
             states = slice(begin, min(begin + self._rows, len(roots)))
-            draft.stand(range(states.start, states.stop))
+            draft.seek(range(states.start, states.stop))
             pools = draft.grow(self.levels, self.topks, roots[states].to(device), lambda part: None)
             true = labels[states].to(device)
             places.append(torch.stack([true_places(pool, true, self.levels) for pool in pools], 1).cpu())
@@ -50,7 +50,7 @@ class PoolRecorder:
             scores.append(torch.cat(best, 1).cpu())
         return {"pool_places": torch.cat(places[::-1]).numpy(), "pool_scores": torch.cat(scores[::-1]).numpy()}
 
-    def _standing(self, tokens: int) -> LevelDraft:
+    def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
         capacity = tokens + 1 + (self.levels - 1) * sum(self.topks)
         if self._draft is None or capacity > self._capacity:

@@ -9,7 +9,7 @@ T nodes of the probe tree
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.probe import Probe
 from treeopt.runtime.acceptance.greedy import Nodes
 from treeopt.runtime.acceptance.typical import Floats, Typical, longest
-from treeopt.runtime.decode import Decoder, Row, Setup
+from treeopt.runtime.decode import AnswerRow, Decoder, Setup
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 from treeopt.trees.tree import BoolArray, Tree
@@ -58,7 +58,7 @@ def collect_probe(
     tree: Tree,
     policy: Tree,
     batch_size: int = 16,
-    meta: dict[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] = lambda answers: None,
 ) -> Probe:
     """Answer every prompt with the ``policy`` tree while the larger probe ``tree`` is verified in the same passes.
@@ -99,7 +99,7 @@ def collect_probe(
 
 def probed_steps(
     setup: Setup, probing: Probing, prompts: Sequence[Prompt], batch_size: int, progress: Callable[[int], None]
-) -> tuple[list[Row], list[list[Step]]]:
+) -> tuple[list[AnswerRow], list[list[Step]]]:
     """Decode every prompt to its end: the answers in the prompts' order, and the steps of each."""
     asked = [prompt.tokens for prompt in prompts]
     watched, tree, stop = replace(setup, acceptance=probing), probing.tree, setup.stop

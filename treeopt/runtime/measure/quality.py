@@ -1,4 +1,4 @@
-"""What a rule that changes the text costs: how likely the target itself finds the text, and how much of it changed.
+"""The price of a rule that changes the text: how likely the target itself finds the text, and how much of it changed.
 
 A answers
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
-from treeopt.runtime.decode import Row, Setup
+from treeopt.records.contender import Quality
+from treeopt.runtime.decode import AnswerRow, Setup
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.measure.ranks import read_answers
 from treeopt.runtime.stop import StopRule
@@ -28,7 +30,7 @@ def measure_quality(
     *,
     conversations: Sequence[int] | None = None,
     batch_size: int = 16,
-) -> dict[str, float]:
+) -> Quality:
     """How likely texts are to the target itself, and how far they are from the ``reference``: its own greedy ones.
 
     Log-likelihoods are those of the target at temperature 1, per token, in nats; standard errors over conversations
@@ -36,25 +38,26 @@ def measure_quality(
     `difflib.SequenceMatcher` finds, as a share of the tokens of both texts; answers changed are those that differ at all.
     """
     cluster = np.unique(range(len(prompts)) if conversations is None else conversations, return_inverse=True)[1]
-    found: dict[str, float] = {"answers": len(prompts)}
+    found: dict[str, Any] = {}
     draws = conversation_draws(int(cluster.max()) + 1)
-    rates, samples = [], []
+    samples = []
     for name, answers in (("", texts), ("reference_", reference)):
         sums = np.bincount(cluster, log_likelihoods(target, prompts, answers, batch_size=batch_size))
         lengths = np.bincount(cluster, [len(answer) for answer in answers])
-        rates.append(float(sums.sum() / lengths.sum()))
         samples.append(drawn_rates(sums, lengths, draws))
         found[f"{name}tokens"] = int(lengths.sum())
-        found[f"{name}log_likelihood_nats_per_token"] = rates[-1]
+        found[f"{name}log_likelihood_nats_per_token"] = float(sums.sum() / lengths.sum())
         found[f"{name}log_likelihood_nats_per_token_stderr"] = stderr(samples[-1], draws.shape[1])
-    found["difference_nats_per_token"] = rates[0] - rates[1]
-    found["difference_nats_per_token_stderr"] = stderr(samples[0] - samples[1], draws.shape[1])
     pairs = [(list(text), list(other)) for text, other in zip(texts, reference, strict=True)]
     matchers = [difflib.SequenceMatcher(None, text, other, autojunk=False) for text, other in pairs]
     same = sum(block.size for matcher in matchers for block in matcher.get_matching_blocks())
-    found["changed_tokens_share"] = 1 - 2 * same / sum(len(text) + len(other) for text, other in pairs)
-    found["changed_answers_share"] = float(np.mean([text != other for text, other in pairs]))
-    return found
+    return Quality(
+        answers=len(prompts),
+        difference_nats_per_token_stderr=stderr(samples[0] - samples[1], draws.shape[1]),
+        changed_tokens_share=1 - 2 * same / sum(len(text) + len(other) for text, other in pairs),
+        changed_answers_share=float(np.mean([text != other for text, other in pairs])),
+        **found,
+    )
 
 
 @torch.inference_mode()
@@ -64,7 +67,7 @@ def log_likelihoods(
     """(A,) log-likelihood of every answer after its prompt, in nats: one pass of the target over each."""
     found = np.zeros(len(prompts))
 
-    def add(row: Row) -> None:
+    def add(row: AnswerRow) -> None:
         hidden, at_once = torch.stack([hidden[i] for hidden, i in row.states]), states_at_once(target.vocab_size)
         row.states = []
         said = torch.tensor(row.tokens, device=hidden.device)

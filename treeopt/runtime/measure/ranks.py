@@ -9,7 +9,7 @@ N states of an answer · b rows · T tokens of a row · d width · K guesses at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.records.pools import RANKS_ALONE, Counts
 from treeopt.records.trace import End, RankTrace
-from treeopt.runtime.decode import Decoder, Row, Setup
-from treeopt.runtime.drafters.protocol import Answer, Drafter
+from treeopt.runtime.decode import AnswerRow, Decoder, Setup
+from treeopt.runtime.drafters.protocol import Drafter, GivenText
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.measure.pools import PoolRecorder
 from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
@@ -39,7 +39,7 @@ def collect_trace(
     batch_size: int = 16,
     counts: Counts = RANKS_ALONE,
     given: bool = False,
-    meta: dict[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] = lambda conversations: None,
     unfinished: Unfinished | None = None,
 ) -> RankTrace:
@@ -56,10 +56,10 @@ def collect_trace(
     assert setup.drafter is not None, "ranks are those of a drafter"
     counter = RankCounter(setup.drafter, counts, setup.target.device, setup.target if given else None)
     turns = Turns(setup.target, prompts, given)
-    saved: dict[str, Any] = (unfinished.read() if unfinished else None) or {"turns": [], "decoder": None}
-    ended: list[list[Row]] = []  # of every turn, in the order in which they ended
+    saved: Mapping[str, Any] = (unfinished.read() if unfinished else None) or {"turns": [], "decoder": None}
+    ended: list[list[AnswerRow]] = []  # of every turn, in the order in which they ended
 
-    def done(row: Row) -> None:
+    def done(row: AnswerRow) -> None:
         ended[-1].append(row)
         counter.add(row)
         progress(turns.is_last(row))
@@ -86,7 +86,7 @@ def collect_trace(
     return _trace_of(turns, counter, {**known, **(meta or {})})
 
 
-def _trace_of(turns: Turns, counter: RankCounter, meta: dict[str, Any]) -> RankTrace:
+def _trace_of(turns: Turns, counter: RankCounter, meta: Mapping[str, Any]) -> RankTrace:
     """The trace of all answers, conversation by conversation."""
     rows = [row for answered in turns.answered for row in answered]
     of = [c for c, answered in zip(turns.prompts.conversations, turns.answered, strict=True) for _ in answered]
@@ -115,8 +115,8 @@ class Turns:
 
     def __init__(self, target: Target, prompts: PromptSet, given: bool) -> None:
         self.target, self.prompts, self.given = target, prompts, given
-        self.answered: list[list[Row]] = [[] for _ in prompts.conversations]
-        self.skipped: list[dict[str, Any]] = []
+        self.answered: list[list[AnswerRow]] = [[] for _ in prompts.conversations]
+        self.skipped: list[dict[str, object]] = []
         self.waiting = list(range(len(self.answered)))
         self._asked: list[int] = []  # places of the conversations whose prompts are out
 
@@ -132,12 +132,12 @@ class Turns:
                 self.skipped.append({"row": conversation.row, "reason": str(error)})
         return [prompt for prompt, _ in found], [answer for _, answer in found]
 
-    def is_last(self, row: Row) -> bool:
+    def is_last(self, row: AnswerRow) -> bool:
         """Whether an answer to the last prompts ends its conversation."""
         i = self._asked[row.id]
         return 1 + len(self.answered[i]) == self.prompts.conversations[i].num_turns
 
-    def take(self, rows: Sequence[Row]) -> int:
+    def take(self, rows: Sequence[AnswerRow]) -> int:
         """Take the answers to the last prompts; how many conversations ended with them, or could not be asked."""
         for i, row in zip(self._asked, rows, strict=True):
             self.answered[i].append(row)
@@ -145,7 +145,7 @@ class Turns:
         self.waiting = [i for i in self._asked if len(self.answered[i]) < self.prompts.conversations[i].num_turns]
         return before - len(self.waiting)
 
-    def _next(self, conversation: Conversation, answered: Sequence[Row]) -> tuple[Tokens, Tokens]:
+    def _next(self, conversation: Conversation, answered: Sequence[AnswerRow]) -> tuple[Tokens, Tokens]:
         """The tokens of a turn's prompt, and of its given answer; InvalidInput where it cannot be asked."""
         turn, prompts = 1 + len(answered), self.prompts
         if self.given:
@@ -187,8 +187,8 @@ def write_answers(
     prompts: Sequence[Sequence[int]],
     *,
     batch_size: int,
-    done: Callable[[Row], None],
-    begun: dict[str, Any] | None = None,
+    done: Callable[[AnswerRow], None],
+    begun: Mapping[str, Any] | None = None,
     keep: Callable[[Decoder], None] = lambda decoder: None,
 ) -> None:
     """Have the target answer by plain decoding; ``done`` takes every row, with its hidden states, when it ends.
@@ -222,15 +222,15 @@ def read_answers(
     answers: Sequence[Sequence[int]],
     *,
     batch_size: int,
-    done: Callable[[Row], None],
-) -> list[Row]:
-    """The same rows as if the target had written the answers, by one pass over each (teacher forcing)."""
+    done: Callable[[AnswerRow], None],
+) -> list[AnswerRow]:
+    """Rows of given answers as if the target had written them, by one pass over each (teacher forcing)."""
     target, rows = setup.target, []
     keep_prompts = setup.drafter is not None and setup.drafter.reads_prompt
     for begin in range(0, len(prompts), batch_size):
         batch = []
         for i in range(begin, min(begin + batch_size, len(prompts))):
-            row = Row(i, prompts[i], SequenceEnd(setup.stop, target.context - len(prompts[i])), end=End.LIMIT)
+            row = AnswerRow(i, prompts[i], SequenceEnd(setup.stop, target.context - len(prompts[i])), end=End.LIMIT)
             for token in answers[i]:
                 if not row.emit(token):
                     break
@@ -272,10 +272,10 @@ class RankCounter:
         self.drafter, self.counts, self.device, self.target = drafter, counts, device, target
         self.recorder = PoolRecorder(drafter, counts.levels, counts.topks) if counts.levels else None
         self.found: dict[int, dict[str, NDArray[Any]]] = {}  # of ended rows by id(row)
-        self._pending: list[tuple[Row, Answer]] = []
+        self._pending: list[tuple[AnswerRow, GivenText]] = []
 
-    def arrays(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """Those of a trace of some rows that say what happened at each state."""
+    def arrays(self, rows: Sequence[AnswerRow]) -> dict[str, NDArray[Any]]:
+        """A trace's arrays of what happened at each state of some rows."""
         found = [self.found[id(row)] for row in rows]
         return {
             "starts": np.concatenate([[0], np.cumsum([len(row.tokens) for row in rows])]),
@@ -283,18 +283,18 @@ class RankCounter:
             **{name: np.concatenate([arrays[name] for arrays in found]) for name in found[0]},
         }
 
-    def add(self, row: Row) -> None:
+    def add(self, row: AnswerRow) -> None:
         """Take the states of an ended row; its own references to them are dropped."""
         hidden = torch.stack([hidden[i] for hidden, i in row.states[: len(row.tokens)]])
         if row.prompt_states is not None:
             hidden = torch.cat([row.prompt_states, hidden])
         row.states, row.prompt_states = [], None
         assert row.end is not None, "only ended rows come here"
-        self._pending.append((row, Answer(row.prompt, row.tokens, row.end, hidden)))
+        self._pending.append((row, GivenText(row.prompt, row.tokens, row.end, hidden)))
         if sum(len(answer.hidden) for _, answer in self._pending) >= states_at_once(self.drafter.vocab_size):
             self.flush()
 
-    def state(self, row: Row) -> dict[str, Any]:
+    def state(self, row: AnswerRow) -> dict[str, object]:
         """An ended row with what is known of it, as plain values and tensors; `resume` takes it."""
         found = self.found.get(id(row))
         hidden = next((answer.hidden for other, answer in self._pending if other is row), None)
@@ -307,14 +307,16 @@ class RankCounter:
             "hidden": hidden,
         }
 
-    def resume(self, known: dict[str, Any], prompts: Sequence[Sequence[int]]) -> Row:
+    def resume(self, known: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> AnswerRow:
         """The row of a state, counted or waiting as it was; called in the order in which rows ended."""
         end, prompt = End(known["end"]), prompts[known["id"]]
-        row = Row(known["id"], prompt, SequenceEnd(StopRule(frozenset(), 1)), known["tokens"], known["accepted"], end)
+        row = AnswerRow(
+            known["id"], prompt, SequenceEnd(StopRule(frozenset(), 1)), known["tokens"], known["accepted"], end
+        )
         if known["found"] is not None:
             self.found[id(row)] = {name: array.numpy() for name, array in known["found"].items()}
         else:
-            self._pending.append((row, Answer(prompt, row.tokens, end, known["hidden"].to(self.device))))
+            self._pending.append((row, GivenText(prompt, row.tokens, end, known["hidden"].to(self.device))))
         return row
 
     def flush(self) -> None:
@@ -331,7 +333,7 @@ class RankCounter:
             self.found[id(row)] = found
         self._pending.clear()
 
-    def _target_ranks(self, target: Target, answer: Answer) -> NDArray[np.int16]:
+    def _target_ranks(self, target: Target, answer: GivenText) -> NDArray[np.int16]:
         at_once = states_at_once(target.vocab_size)
         chunks = zip(answer.state_hidden.split(at_once), torch.tensor(answer.tokens).split(at_once), strict=True)
         own = torch.cat([rank_of(target.scores(target.logits(h)), y, self.counts.top_k) for h, y in chunks])

@@ -7,19 +7,21 @@ summed by several threads is rounded otherwise, so a run keeps its number once i
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 import torch
 
-from treeopt.runtime import clock
-from treeopt.runtime.decode import Decoder, Setup
-from treeopt.runtime.measure.steps import Supply, timed_step
+from treeopt.runtime.decode import Setup
+from treeopt.runtime.engines.own import Own
+from treeopt.runtime.stepper import StepVisits
 from treeopt.runtime.stop import StopRule
 
 CLEARLY = 1.1  # times as fast, for more threads
 ROUNDS, FEWEST_ROUNDS, STEPS = 5, 3, 3  # visits to each number of threads, and timed steps of a visit
+PLAIN_STEPS = 0  # their place behind no trees
 ENOUGH_S = 5.0  # after which the fewest rounds do
 SAID_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # variables by which a user says how many threads
 
@@ -56,20 +58,14 @@ def time_steps(setup: Setup, prompts: Sequence[Sequence[int]], counts: Sequence[
     """
     half = setup.target.context // 2
     room = StopRule(frozenset(), min(ROUNDS * len(counts) * (STEPS + 1) + STEPS, half), at_loops=False)
-    asked = [prompt[:half] for prompt in prompts]
-    decoder = Decoder.for_prompts(replace(setup, drafter=None, stop=room), asked, batch_size=1)
-    decoder.start([])
-    supply, found = Supply(decoder, asked), {n: list[float]() for n in counts}
-    started = clock.start()
+    decoder = Own(replace(setup, drafter=None, stop=room))
+    visits = StepVisits(decoder, [prompt[:half] for prompt in prompts], [], batch_size=1)
+    found, began = {n: list[float]() for n in counts}, time.perf_counter()
     for number in range(1 + ROUNDS):
         for n in counts if number % 2 else reversed(counts):
             torch.set_num_threads(n)
-            seconds = []
-            for _ in range(1 + STEPS):
-                supply.refill()
-                seconds.append(timed_step(decoder, None)[0])
-            found[n].append(median(seconds[1:]))
-        if number >= FEWEST_ROUNDS and clock.elapsed(started) > ENOUGH_S:
+            found[n].append(median(visits.visit(PLAIN_STEPS, (1, STEPS), 0).step_ms) / 1e3)
+        if number >= FEWEST_ROUNDS and time.perf_counter() - began > ENOUGH_S:
             break
     return {n: seconds[1:] for n, seconds in found.items()}
 

@@ -17,7 +17,6 @@ import torch
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.writing import atomic_writer, discard
-from treeopt.runtime import ranks
 
 EVERY_S = 30.0  # of work that a killed run loses at most
 SHARE = 0.05  # of the time, that keeping takes at most
@@ -29,13 +28,11 @@ class Unfinished:
 
     key  : all that the state depends on, as plain JSON
     tell : takes the sentence that says why nothing is kept any more
-
-    Nothing is kept of a target that ranks share, each of which has its own part of the cache.
     """
 
     def __init__(self, folder: Path, key: Mapping[str, Any], tell: Callable[[str], None] = lambda said: None) -> None:
         self._journal = Journal(folder, key, ".pt")
-        self._last, self._cost, self._tell, self._failed = time.monotonic(), 0.0, tell, ranks.count() > 1
+        self._last, self._cost, self._tell, self._failed = time.monotonic(), 0.0, tell, False
 
     def is_due(self) -> bool:
         """Whether to keep the state now."""
@@ -69,8 +66,7 @@ class Unfinished:
         """The last state that is whole; None where there is none."""
         for number in sorted(self._numbers(), reverse=True):
             if self._journal.is_finished(number):
-                found: dict[str, Any] = torch.load(self._journal.block(number), map_location="cpu", weights_only=True)
-                return found
+                return dict(torch.load(self._journal.block(number), map_location="cpu", weights_only=True))
         return None
 
     def _numbers(self) -> list[int]:

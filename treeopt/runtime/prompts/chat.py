@@ -49,7 +49,7 @@ class ChatFormat:
                 template = str(target.tokenizer.get_chat_template())
             except ValueError as error:  # several by name, and none by default
                 reason = f"The tokenizer must have a default chat template, but: {first_line(error)}."
-                raise InvalidInput(f"{reason} Or leave it out with --no-chat-template.") from None
+                raise InvalidInput(f"{reason} Or leave it out with `chat_template=False`.") from None
             if "strftime_now" in template:
                 template = DATE_MACRO + template
         chat = cls(target.tokenizer, target.eos_ids, target.vocab_size, template)
@@ -69,7 +69,7 @@ class ChatFormat:
             did = f"takes more than {TEMPLATE_SECONDS} seconds"
         except Exception:  # it may want other messages: each conversation is tried
             return
-        raise InvalidInput(f"The model's chat template {did} for one word: leave it out with --no-chat-template.")
+        raise InvalidInput(f"The model's chat template {did} for one word: leave it out with `chat_template=False`.")
 
     def first_prompts(self, conversations: Sequence[Sequence[Message]]) -> list[Tokens | InvalidInput]:
         """Tokens up to the first answer of each conversation; the error where it cannot be written."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from treeopt.errors import InvalidInput, first_line
+from treeopt.files.bounds import open_regular
 from treeopt.files.places import find_local
 from treeopt.files.storage import sha256_of
 
@@ -51,7 +52,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a source holds.
+    """The rows of a file or data set, with its name and fingerprint.
 
     found       : each row's number (the line in .jsonl and .txt), counted from 1, and its record, or why it has none;
                   they can be read once, and InvalidInput may come among them
@@ -70,17 +71,17 @@ def read_rows(source: str, *, split: str | None = None) -> Rows:
 
     Raises InvalidInput where the source cannot be read or holds nothing.
     """
-    must = "--prompts must be a file, a folder or a hub dataset"
+    must = "`prompts` must be a file, a folder or a hub dataset"
     path = find_local(source, must)
     reader = READERS.get(Path(source.lower().removesuffix(".gz")).suffix)
     if path is not None and path.is_dir():
         return _folder(path, split)
     if path is not None:
         if split is not None:
-            raise InvalidInput(f"--split is for a dataset, but --prompts is {source}. Leave it out.")
+            raise InvalidInput(f"`split` is for a dataset, but `prompts` is {source}. Leave it out.")
         if reader is None:
             raise InvalidInput(
-                f"--prompts must be a file that ends in one of {', '.join(READERS)} (or the same with .gz), "
+                f"`prompts` must be a file that ends in one of {', '.join(READERS)} (or the same with .gz), "
                 f"a folder or a hub dataset, but got {source}."
             )
         return _file(path, reader)
@@ -95,7 +96,7 @@ def _file(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Rows:
 
 def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterator[Found]:
     try:
-        with path.open("rb") as stored:
+        with open_regular(path) as stored:
             stream = io.BytesIO(_unpacked(stored)) if path.suffix.lower() == ".gz" else stored
             mark = stream.read(3)
             if mark[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -106,13 +107,13 @@ def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterato
                     raise ValueError(f"it has more than {MOST_ROWS:,} rows; keep a part of them (head -n {MOST_ROWS})")
                 yield found
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"--prompts must be a readable file, but {path}: {first_line(error)}.") from None
+        raise InvalidInput(f"`prompts` must be a readable file, but {path}: {first_line(error)}.") from None
 
 
 def _not_empty(name: str, found: Iterator[Found]) -> Iterator[Found]:
     first = next(found, None)
     if first is None:
-        raise InvalidInput(f"--prompts must hold at least one prompt, but {name} is empty.")
+        raise InvalidInput(f"`prompts` must hold at least one prompt, but {name} is empty.")
     yield from chain([first], found)
 
 
@@ -300,7 +301,7 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is raised
-    refused = f"--prompts must be a file, a folder or a hub dataset, but {source} cannot be loaded"
+    refused = f"`prompts` must be a file, a folder or a hub dataset, but {source} cannot be loaded"
     try:
         dataset = load()
         if isinstance(dataset, dict):
@@ -334,7 +335,7 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
 def _split(source: str, splits: list[str], wanted: str | None) -> str:
     chosen = wanted or ("train" if "train" in splits else splits[0] if len(splits) == 1 else None)
     if chosen not in splits:
-        raise InvalidInput(f"--split must be one of those of {source}: {listed(splits)}, but got {wanted}.")
+        raise InvalidInput(f"`split` must be one of those of {source}: {listed(splits)}, but got {wanted}.")
     return chosen
 
 

@@ -56,7 +56,7 @@ class Draw(Generic[T]):
                 del self._kept[heapq.heappop(self._last)[1]]
 
     def things(self) -> list[T]:
-        """What was kept, in order; groups are not spread yet."""
+        """The drawn things in order; groups are not spread yet."""
         return [thing for _, thing in sorted(self._kept.values(), key=lambda kept: kept[0])]
 
 

@@ -154,7 +154,7 @@ def load_prompts(
             n_skipped += 1
             if n_skipped <= MOST_SKIPPED:
                 skipped.append(Skipped(row, str(error)))
-    _check_columns(rows.name, columns, {"--column": column, "--group-by": group_by, "--responses": responses})
+    _check_columns(rows.name, columns, {"`column`": column, "`group_by`": group_by, "`responses`": responses})
     chat = ChatFormat.of(target, chat_template=chat_template)
     found, too_long = _tokenised(target, chat, drawn.things())
     n_skipped += len(too_long)
@@ -162,13 +162,13 @@ def load_prompts(
     if not found:
         reasons = "; ".join(f"row {s.row}: {s.reason}" for s in skipped[:MOST_REASONS])
         raise InvalidInput(
-            f"--prompts must hold at least one usable prompt, but none of the {n_skipped} in {rows.name} "
+            f"`prompts` must hold at least one usable prompt, but none of the {n_skipped} in {rows.name} "
             f"is ({reasons}{'; ...' if n_skipped > MOST_REASONS else ''})."
         )
     groups = {conversation.group for conversation in found}
     if len(groups) > MOST_GROUPS:
         raise InvalidInput(
-            f"--group-by must name a column with at most {MOST_GROUPS} different values, but {group_by} "
+            f"`group_by` must name a column with at most {MOST_GROUPS} different values, but {group_by} "
             f"has {len(groups)}."
         )
     prompts = _prompt_set(found, rows.name, rows.fingerprint(), chat, order.seed)
@@ -208,7 +208,7 @@ def demo_prompts(
     from treeopt.demo.corpus import fingerprint, standard_library
 
     if group_by not in (None, "module"):
-        raise InvalidInput(f"The demo's prompts can be grouped by module only, but --group-by is {group_by}.")
+        raise InvalidInput(f"The demo's prompts can be grouped by module only, but `group_by` is {group_by}.")
     modules = standard_library(held_out=held_out)
     rng = np.random.default_rng((seed or 0) % 2**64)
     texts: list[tuple[str, str]] = []
@@ -252,7 +252,7 @@ def _check_columns(source: str, columns: Collection[str], options: Mapping[str, 
     for option, name in options.items():
         if name is not None and name not in columns:
             raise InvalidInput(f"{option} must be a column of {source}: {listed(columns)}, but got {name}.")
-    if options["--column"] is None and not any(name in columns for name in COLUMNS):
+    if options["`column`"] is None and not any(name in columns for name in COLUMNS):
         raise InvalidInput(
-            f"A prompt must stand under {listed(COLUMNS)}, but {source} has {listed(columns)}: name one with --column."
+            f"A prompt must stand under {listed(COLUMNS)}, but {source} has {listed(columns)}: name one with `column`."
         )

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.training.losses import NO_LABEL
 from treeopt.trees.tree import IntArray
 
 HELD_OUT_SHARE = 0.05  # of the conversations
+NO_LABEL = -100  # which torch's cross-entropy leaves out
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def split_texts(texts: Sequence[Text], share: float = HELD_OUT_SHARE) -> tuple[l
     if len(names) < 2:
         raise InvalidInput(
             "Training needs at least 2 conversations, one of them held out, but there "
-            f"{'is 1' if names else 'are none'}: raise --num-prompts, or pass other --prompts."
+            f"{'is 1' if names else 'are none'}: raise `num_prompts`, or pass other `prompts`."
         )
     held_out = set(names[: max(1, round(share * len(names)))])
     return [t for t in texts if t.sha256 not in held_out], [t for t in texts if t.sha256 in held_out]
@@ -134,3 +134,15 @@ def digest_of(texts: Sequence[Text]) -> str:
     for text in texts:
         digest.update(np.array([text.prompt_tokens, *text.tokens], dtype="<i4").tobytes())
     return digest.hexdigest()
+
+
+def common_tokens(texts: Sequence[Text], vocab_size: int, size: int) -> Tensor:
+    """(size,) ids of the tokens that the answers have most often, ascending; of equally common ones the lower.
+
+    >>> common_tokens([Text(np.array([9, 4, 7, 4]), 1, "")], 10, 3).tolist()
+    [0, 4, 7]
+    """
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for text in texts:
+        counts += np.bincount(text.tokens[text.prompt_tokens :], minlength=vocab_size)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))

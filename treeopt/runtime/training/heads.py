@@ -1,29 +1,24 @@
-"""Heads that have learned nothing yet: each begins as a copy of the target's own; and what they cost.
-
-EAGLE-3's layer begins so too: it hands the last of the target's states on, and its head is rows of the target's.
-
-d width · V vocabulary · K heads
-"""
+"""Heads before and after training: each begins as a copy of the target's own, and is written as readers expect it."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from treeopt.errors import Unsupported
-from treeopt.runtime.drafters.eagle3 import FEWEST_LAYERS, Eagle3Heads, Form
-from treeopt.runtime.drafters.hydra import HydraHeads
-from treeopt.runtime.drafters.layer import layer_config
-from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.files.writing import temporary
+from treeopt.records.drafters import DRAFTERS
+from treeopt.runtime.checkpoints import save_heads
+from treeopt.runtime.checkpoints.save import by_libraries
+from treeopt.runtime.drafters import part_of
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
-from treeopt.runtime.training.recipe import DRAFT_VOCAB, EAGLE_3, HYDRA, HYDRA_PLUS, MEDUSA_SHARED, Recipe
+from treeopt.runtime.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -42,125 +37,62 @@ class Size:
         return f"{self.total:,} parameters ({parts}), {self.total * self.bytes_each / 1e6:,.1f} MB"
 
 
-def make_heads(target: Target, recipe: Recipe, *, hidden_rms: float = 1.0, texts: Sequence[Text] = ()) -> Any:
+def make_heads(
+    target: Target, recipe: Recipe, texts: Sequence[Text] = (), hidden_rms: Callable[[], float] = lambda: 1.0
+) -> Any:
     """Heads to train, in float32 or more: they guess what the target itself says next.
 
+    texts      : by which the tokens are chosen that EAGLE-3 guesses
     hidden_rms : usual root mean square of the target's hidden states, with which the norm of Hydra++'s prefix
                  layer begins
-    texts      : by which the tokens are chosen that EAGLE-3 guesses
 
-    From now on the target hands out the states that EAGLE-3 reads.
+    From now on the target hands out the states that the heads read.
     """
     dtype = torch.promote_types(target.dtype, torch.float32)
     torch.manual_seed(recipe.seed)
     lm_head = target.lm_head.weight.detach().to(dtype)
-    if recipe.kind != EAGLE_3:
-        heads = _made(target, recipe, lm_head, hidden_rms).requires_grad_(True)
-        if heads.shares_projection:
-            heads.projection.requires_grad_(False)  # it is the target's
-        return heads
-    ids = common_tokens(texts, target.vocab_size, recipe.draft_vocab or DRAFT_VOCAB)
-    heads = _eagle3(target, recipe, lm_head, None if len(ids) == target.vocab_size else ids)
+    heads = begin(recipe)(target, recipe, lm_head, texts, hidden_rms).requires_grad_(True)
+    if heads.shares_projection:
+        heads.projection.requires_grad_(False)  # it is the target's
     target.read_layers(heads.layers_of(target.num_layers))
-    begin_like(heads, target, lm_head[ids.to(lm_head.device)])
-    return heads.requires_grad_(True)
+    return heads
+
+
+def begin(recipe: Recipe) -> Callable[..., Any]:
+    """The function that makes heads of a recipe's kind."""
+    kind = next(name for name, kind in DRAFTERS.items() if recipe.kind in kind.recipes)
+    return part_of(kind, "begins")
 
 
 def size_of_heads(target: Target, recipe: Recipe) -> Size:
-    """What heads would cost, without making them."""
+    """The parameters that heads would have, without making them."""
     lm_head = torch.empty_like(target.lm_head.weight, device="meta")
-    if recipe.kind == EAGLE_3:
-        size = min(target.vocab_size, recipe.draft_vocab or DRAFT_VOCAB)
-        made: Any = _eagle3(target, recipe, lm_head, torch.arange(size))
-    else:
-        made = _made(target, recipe, lm_head, 1.0)
+    made = begin(recipe)(target, recipe, lm_head, (), lambda: 1.0)
     parts: Counter[str] = Counter()
     for name, parameter in made.named_parameters():
         if name == "projection" and made.shares_projection:
             continue
         is_projection = "projection" in name or "lm_head" in name
-        part = "projections" if is_projection else "prefix layer" if name.startswith("prefix") else "blocks"
-        part = "layer" if part == "blocks" and recipe.kind == EAGLE_3 else part
-        parts[part] += parameter.numel()
+        own = "layer" if recipe.defaults.one_layer else "blocks"
+        parts["projections" if is_projection else "prefix layer" if name.startswith("prefix") else own] += (
+            parameter.numel()
+        )
     return Size(dict(parts), target.dtype.itemsize)
 
 
-def _made(target: Target, recipe: Recipe, lm_head: Tensor, hidden_rms: float) -> Any:
-    if recipe.kind == MEDUSA_SHARED:
-        if getattr(target.lm_head, "bias", None) is not None:
-            raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
-        vocab_size, width = lm_head.shape
-        like: dict[str, Any] = {"dtype": lm_head.dtype, "device": lm_head.device}
-        return MedusaHeads(recipe.num_heads, recipe.layers, width, vocab_size, shared=lm_head, **like)
-    if recipe.kind not in (HYDRA, HYDRA_PLUS):
-        return MedusaHeads.like_lm_head(lm_head, recipe.num_heads, recipe.layers)
-    embedding = target.model.get_input_embeddings().weight.detach().to(lm_head.device, lm_head.dtype)
-    bias = getattr(target.lm_head, "bias", None)
-    return HydraHeads.untrained(
-        embedding,
-        lm_head,
-        recipe.num_heads,
-        recipe.layers,
-        like=target.config if recipe.kind == HYDRA_PLUS else None,
-        lm_head_bias=None if bias is None else bias.detach(),
-        hidden_rms=hidden_rms,
-    )
-
-
-def common_tokens(texts: Sequence[Text], vocab_size: int, size: int) -> Tensor:
-    """(size,) ids of the tokens that the answers have most often, ascending; of equally common ones the lower.
-
-    >>> common_tokens([Text(np.array([9, 4, 7, 4]), 1, "")], 10, 3).tolist()
-    [0, 4, 7]
-    """
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for text in texts:
-        counts += np.bincount(text.tokens[text.prompt_tokens :], minlength=vocab_size)
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
-
-
-def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
-    """At whose inputs a drafter that is trained here reads the target: None for the usual three, where they are three.
-
-    The first is never 1, which readers take for the output of layer 1.
-
-    >>> [layers_to_read(n) for n in (1, 2, 3, 4, 6, 7)]
-    [(0, 1), (0, 1, 2), (0, 2, 3), (2, 3, 4), (2, 4, 6), None]
-    """
-    if num_layers >= FEWEST_LAYERS:
-        return None
-    low = 2 if num_layers > 3 else 0
-    return tuple(dict.fromkeys((low, (low + num_layers + 1) // 2, num_layers)))
-
-
-def _eagle3(target: Target, recipe: Recipe, lm_head: Tensor, token_ids: Tensor | None) -> Eagle3Heads:
-    """Without weights. Its rotation is the plain one that EAGLE-3's readers take where config.json says none."""
-    config = layer_config(target.config, target.width)
-    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
-    layers = layers_to_read(target.num_layers)
-    form = Form(target.width, target.vocab_size, states=3 if layers is None else len(layers), layers=layers)
-    return Eagle3Heads(
-        config,
-        form,
-        embedding=target.model.get_input_embeddings().weight.to(lm_head.device),
-        token_ids=token_ids,
-        num_heads=recipe.num_heads,
-        dtype=lm_head.dtype,
-        device=lm_head.device,
-    )
-
-
-@torch.no_grad()
-def begin_like(heads: Eagle3Heads, target: Target, rows: Tensor) -> None:
-    """Weights with which the layer hands the target's last state on and guesses by (Vt, d) rows of its lm_head."""
-    for name, weight in heads.weights.items():
-        if weight.ndim == 1:
-            torch.nn.init.ones_(weight)
-        elif not name.endswith(("o_proj.weight", "down_proj.weight")):  # what they add is nothing at first
-            torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-    heads.fc.weight.zero_()
-    heads.fc.weight[:, -heads.width :] = torch.eye(heads.width)
-    heads.lm_head.copy_(rows)
-    norm: Any = getattr(target.model.get_decoder(), "norm", None)
-    if "RMSNorm" in type(norm).__name__:  # which scales a vector of ones by its weight, however it is stored
-        heads.weights["norm.weight"].copy_(norm(torch.ones(heads.width, dtype=target.dtype, device=target.device)))
+def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> list[Path]:
+    """The files written. The heads take the target's dtype; Medusa-2's adapter becomes part of the base."""
+    heads = trainee.heads.eval().requires_grad_(False).to(target.dtype)
+    layout = recipe.defaults.layout
+    if not recipe.defaults.trains_base:
+        lm_head = target.lm_head.weight if heads.shares_projection else None
+        return save_heads(heads, layout, folder, base=target.name, lm_head=lm_head)
+    base_folder = temporary(folder / "training" / "base")
+    try:
+        with by_libraries(base_folder):
+            trainee.merged().save_pretrained(base_folder)
+            if target.tokenizer is not None:
+                target.tokenizer.save_pretrained(base_folder)
+        return save_heads(heads, layout, folder, base=target.name, base_folder=base_folder)
+    finally:
+        shutil.rmtree(base_folder, ignore_errors=True)

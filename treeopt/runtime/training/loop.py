@@ -3,6 +3,9 @@
 The texts of a step are spread over processes and passes; the loss of each is divided by the labels of the
 whole step, so the gradient is the same however they are spread.
 
+A checkpoint is two files, named by the step: weights (safetensors, only what is trained) and the optimiser's state (torch,
+loadable without pickles). ``state.json`` names the step whose files are whole; it is written last.
+
 W processes · A passes of each per step · K heads
 """
 
@@ -12,22 +15,26 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files import storage, writing
+from treeopt.files.journal import Journal
 from treeopt.files.storage import read_text
 from treeopt.files.writing import append_line, write_text
+from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.decode import synchronize
+from treeopt.runtime.folder import reason_of
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
-from treeopt.runtime.training.checkpoint import Checkpoints, Position
 from treeopt.runtime.training.recipe import CLIP_NORM, Recipe
 from treeopt.runtime.training.trainees import FrozenStates, Sums
 from treeopt.trees.tree import IntArray
@@ -37,7 +44,7 @@ LOGGED = ("accuracy", "head_loss_nats", "base_nats_per_token", "base_kl_nats_per
 PER_HEAD = ("head_loss", "hits")
 
 
-def record_of(sums: Sums, trials: IntArray) -> dict[str, Any]:
+def record_of(sums: Sums, trials: IntArray) -> dict[str, object]:
     """For files: what was counted over some texts, and the rates that follow. trials : (K+1,) of base and heads."""
     tokens, *tried = trials.tolist()
 
@@ -78,7 +85,7 @@ class Loop:
         passes = accelerator.num_processes * recipe.accumulate
         if recipe.batch_size < passes:
             raise InvalidInput(
-                f"--batch-size must be at least 1 for each process and pass, {passes}, but got {recipe.batch_size}."
+                f"`batch_size` must be at least 1 for each process and pass, {passes}, but got {recipe.batch_size}."
             )
         groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
         optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
@@ -110,7 +117,7 @@ class Loop:
         seconds = self._together(self.position.seconds + time.perf_counter() - started)
         if step == 0 and self.recipe.is_over(step, seconds):
             raise OutOfRange(
-                f"Training needs time for a step, but reading the texts took {seconds / 60:.1f} minutes: raise --minutes."
+                f"Training needs time for a step, but reading the texts took {seconds / 60:.1f} minutes: raise `minutes`."
             )
         # Several processes keep nothing when they are stopped, and may have to be stopped while they wait.
         while not self.recipe.is_over(step, seconds):
@@ -130,14 +137,14 @@ class Loop:
                     raise
                 raise OutOfRange(
                     f"A step must fit into memory, but one of {self.recipe.batch_size} texts in "
-                    f"{self.recipe.accumulate} passes does not: use more passes (--accumulate), or shorter "
-                    "texts (--tokens)."
+                    f"{self.recipe.accumulate} passes does not: use more passes (`accumulate`), or shorter "
+                    "texts (`tokens`)."
                 ) from None
             if step % self.checkpoint_steps == 0:
                 self.checkpoint()
             yield self.position
 
-    def _gradient(self, step: int, seconds: float) -> dict[str, Any]:
+    def _gradient(self, step: int, seconds: float) -> dict[str, object]:
         """The gradient of a step, left in the parameters; its line of the log. The weights stay as they are."""
         recipe, accelerator = self.recipe, self.accelerator
         share = recipe.share(step, seconds)
@@ -178,7 +185,7 @@ class Loop:
         return model(batch, hidden, torch.from_numpy(trials).to(self.device), share)
 
     @torch.no_grad()
-    def count(self, texts: Sequence[Text], states: FrozenStates | None) -> dict[str, Any]:
+    def count(self, texts: Sequence[Text], states: FrozenStates | None) -> dict[str, object]:
         """The record of losses and hits over some texts, with the weights as they are."""
         self.trainee.eval()
         trials = count_trials(texts, self.trainee.heads.num_heads)
@@ -214,7 +221,7 @@ class Loop:
             self.checkpoints.save(self.position, self.trainee, self.optimiser, self.accelerator.scaler)
         self.accelerator.wait_for_everyone()
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, object]) -> None:
         if self.accelerator.is_main_process:
             append_line(self.log, json.dumps(line))
 
@@ -245,3 +252,92 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
     for late in held:
         signal.raise_signal(late)
+
+
+STATE = "state.json"
+DIGESTS = ("texts", "weights")  # keys whose values say nothing to a reader
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run is: steps done, and seconds of training that they took."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoints of one run, under a folder of their own.
+
+    key : all that the weights depend on, as plain JSON
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        self.folder, self.key = folder, key
+
+    def check(self) -> None:
+        """Raise InvalidInput where the folder has a checkpoint of another run."""
+        if not (self.folder / STATE).exists():
+            return
+        known, wanted = storage.load_json(self.folder / "key.json"), json.loads(storage.to_json(self.key))
+        known = known if isinstance(known, dict) else {}
+        other = [name for name in wanted if known.get(name) != wanted[name]]
+        if other:
+            said = [
+                name.removeprefix("num_").replace("_", " ")
+                + ("" if name in DIGESTS else f" ({known.get(name)}, not {wanted[name]})")
+                for name in other
+            ]
+            raise InvalidInput(
+                f"{self.folder} holds a half-trained run that differs in {', '.join(said)}: continue it with its own "
+                "command, pass another `output`, or delete that folder."
+            )
+
+    def open(self) -> None:
+        """Begin, or keep what there is of this run."""
+        self.check()
+        Journal(self.folder, self.key)
+
+    def position(self) -> Position:
+        """Where the last checkpoint is; the beginning where there is none."""
+        file = self.folder / STATE
+        return storage.typed(Position, storage.load_json(file), file) if file.exists() else Position()
+
+    def save(self, position: Position, module: nn.Module, optimiser: Any, scaler: Any = None) -> None:
+        name = f"{position.step:08d}"
+        write_tensors(self.folder / f"{name}.safetensors", weights(module))
+        state = {"optimiser": optimiser.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
+        with writing.atomic_writer(self.folder / f"{name}.optimiser") as stream:
+            torch.save(state, stream)
+        writing.write_text(self.folder / STATE, storage.to_json(vars(position)) + "\n")
+        for file in self.folder.iterdir():
+            if file.suffix in (".safetensors", ".optimiser") and not file.name.startswith(name):
+                file.unlink()
+
+    def load(self, module: nn.Module, optimiser: Any, scaler: Any = None) -> Position:
+        """Put the last checkpoint into module and optimiser; the beginning where there is none."""
+        from safetensors.torch import load_file
+
+        position = self.position()
+        if not position.step:
+            return position
+        name = f"{position.step:08d}"
+        try:
+            stored = load_file(self.folder / f"{name}.safetensors")
+            state = torch.load(self.folder / f"{name}.optimiser", weights_only=True, map_location="cpu")
+            missing, strange = module.load_state_dict(stored, strict=False)
+            if strange or set(missing) & weights(module).keys():
+                raise ValueError(f"{name}.safetensors must have all that is trained, and nothing else")
+            optimiser.load_state_dict(state["optimiser"])
+            if scaler is not None:
+                scaler.load_state_dict(state["scaler"])
+        except Exception as error:  # safetensors and torch raise anything at damaged files
+            raise InvalidInput(
+                f"{self.folder} cannot be continued: {reason_of(error)}. Delete it to begin anew."
+            ) from None
+        return position
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of a module that are trained, on the CPU."""
+    return {name: p.detach().cpu().contiguous() for name, p in module.named_parameters() if p.requires_grad}

@@ -15,31 +15,35 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.target import Target, open_target
-from treeopt.runtime.training.recipe import MEDUSA_2
+from treeopt.runtime.training.recipe import Recipe
 
 LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
 
 
-def check_packages(kind: str, *, load_in_8bit: bool) -> None:
+def check_packages(recipe: Recipe, *, load_in_8bit: bool) -> None:
     """Raise Unsupported where a package or a device is missing, before anything is loaded."""
-    packages = ("accelerate", "peft") if kind == MEDUSA_2 else ("accelerate",)
+    packages = ("accelerate", "peft") if recipe.defaults.trains_base else ("accelerate",)
     absent = [package for package in packages if importlib.util.find_spec(package) is None]
     if absent:
-        raise Unsupported(f"--kind {kind} needs {' and '.join(absent)}. Install with: pip install {' '.join(absent)}")
+        raise Unsupported(
+            f"`kind={recipe.kind}` needs {' and '.join(absent)}. Install with: pip install {' '.join(absent)}"
+        )
     if not load_in_8bit:
         return
-    if kind == MEDUSA_2:
-        raise Unsupported("--load-in-8bit is for a base that stays as it is, but medusa-2 trains it: leave it out.")
+    if recipe.defaults.trains_base:
+        raise Unsupported(
+            f"`load_in_8bit` is for a base that stays as it is, but {recipe.kind} trains it: leave it out."
+        )
     if importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available():
         missing = "bitsandbytes is not installed" if torch.cuda.is_available() else "there is no CUDA device"
         raise Unsupported(
-            f"--load-in-8bit needs bitsandbytes and a CUDA device, but {missing}: leave it out, or install "
+            f"`load_in_8bit` needs bitsandbytes and a CUDA device, but {missing}: leave it out, or install "
             "bitsandbytes with: pip install bitsandbytes"
         )
 
 
 def open_accelerator(
-    kind: str, *, device: str | None, dtype: str | None = None, mixed_precision: str | None = None
+    recipe: Recipe, *, device: str | None, dtype: str | None = None, mixed_precision: str | None = None
 ) -> Any:
     """accelerate's view of the devices; started by ``accelerate launch`` it is one process of several.
 
@@ -51,7 +55,7 @@ def open_accelerator(
     # While Medusa-2's heads learn alone, the base's adapter is no part of the loss.
     handlers = [
         InitProcessGroupKwargs(timeout=LONGEST_WAIT),
-        DistributedDataParallelKwargs(find_unused_parameters=kind == MEDUSA_2),
+        DistributedDataParallelKwargs(find_unused_parameters=recipe.defaults.trains_base),
     ]
     cpu = device is not None and torch.device(device).type == "cpu"
     precision = wanted_precision(mixed_precision, device, dtype)
@@ -59,7 +63,7 @@ def open_accelerator(
 
 
 def wanted_precision(given: str | None, device: str | None, dtype: str | None) -> str:
-    """What is given, here or to ``accelerate launch``; else bf16 for half precision on a CUDA device."""
+    """The precision that is given, here or to ``accelerate launch``; else bf16 for half precision on a CUDA device."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # it says "no" where the user said nothing
     if given or launched != "no" or dtype in ("float32", "float64"):
         return given or launched
@@ -87,11 +91,11 @@ def open_seeds(target: Target, prompts: str | None, most: int, seed: int | None 
     if prompts is None or prompts == demo.NAME:
         if target.name != demo.TITLE:
             raise InvalidInput(
-                "--prompts is needed with a model of your own: heads learn from its answers to prompts like "
+                "`prompts` is needed with a model of your own: heads learn from its answers to prompts like "
                 "those that it will be asked."
             )
         if options:
-            raise InvalidInput(f"--{sorted(options)[0].replace('_', '-')} needs --prompts: the demo's are plain text.")
+            raise InvalidInput(f"`{sorted(options)[0]}` needs `prompts`: the demo's are plain text.")
         return demo_prompts(target, held_out=False, most=most, seed=seed)
     found = load_prompts(target, prompts, order=Order(seed, max(most, MOST_DRAWN)), **options)
     return replace(found, conversations=found.conversations[:most])

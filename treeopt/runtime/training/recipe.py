@@ -9,14 +9,14 @@ s step, from 0 · S steps in all · x share of the run that is over
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 from treeopt.errors import InvalidInput
+from treeopt.files.parameters import Count, Positive, parameters_of
+from treeopt.records.drafters import RECIPES, RecipeDefaults
 
-MEDUSA_1, MEDUSA_SHARED, MEDUSA_2 = "medusa-1", "medusa-shared", "medusa-2"
-HYDRA, HYDRA_PLUS, EAGLE_3 = "hydra", "hydra++", "eagle3"
+KINDS = tuple(RECIPES)
 PRECISIONS = ("no", "bf16", "fp16")
 WARMUP_STEPS = 40  # most steps in which the learning rate rises; at most a tenth of the steps
 HEADS_ALONE = 0.25  # share of a Medusa-2 run in which the base is left as it is
@@ -27,81 +27,53 @@ DRAFT_VOCAB = 32_000  # as published drafters have
 
 
 @dataclass(frozen=True)
-class Defaults:
-    """What a kind of heads is trained with unless the user says otherwise.
-
-    decay   : weight of head k's loss is decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head k is
-              step k of the layer; in Hydra's code all are alike
-    teacher : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
-    """
-
-    num_layers: int
-    learning_rate: float
-    decay: float
-    teacher: bool = False
-
-
-DEFAULTS: Mapping[str, Defaults] = {
-    MEDUSA_1: Defaults(1, 1e-3, 0.8),
-    MEDUSA_SHARED: Defaults(1, 1e-3, 0.8),
-    MEDUSA_2: Defaults(1, 2e-3, 0.8),
-    HYDRA: Defaults(1, 1e-3, 1.0),
-    HYDRA_PLUS: Defaults(4, 1e-3, 1.0, teacher=True),
-    EAGLE_3: Defaults(1, 5e-4, 0.8, teacher=True),
-}
-KINDS = tuple(DEFAULTS)
-
-
-@dataclass(frozen=True)
 class Recipe:
     """How heads of one kind are trained.
 
-    num_heads     : of EAGLE-3, whose layer makes all guesses, the steps that it is unrolled over
-    num_layers    : blocks of a head; None for the kind's own number
-    learning_rate : peak of the heads'; None for the kind's own. The base of Medusa-2 learns with a quarter
-    steps, epochs, minutes : it is over after so many steps, passes over the texts, or minutes of training; one
-                    of them, by default one pass
-    batch_size    : texts of a step, over all processes and passes
-    accumulate    : passes that a step's texts are spread over, which changes memory, not the result
-    draft_vocab   : of EAGLE-3: how many tokens it guesses, the commonest of the answers; None for at most `DRAFT_VOCAB`
+    It is over after so many steps, passes over the texts, or minutes of training, one of them.
+
+    kind          : what to train
+    num_heads     : number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over
+    num_layers    : residual blocks of each head; by default 1; hydra++ 4
+    draft_vocab   : tokens that eagle3 guesses: those that the answers have most often; by default 32,000, or all
+    steps         : steps to train
+    epochs        : passes over the texts; by default 1, unless ``steps`` or ``minutes``
+    minutes       : minutes to train. The learning rate falls over this time
+    batch_size    : texts in each step, over all devices
+    accumulate    : split each step into this many passes, to save memory
+    learning_rate : highest learning rate of the heads; by default 0.001; medusa-2 0.002; eagle3 0.0005
     """
 
-    kind: str = MEDUSA_1
-    num_heads: int = 4
-    num_layers: int | None = None
-    steps: int | None = None
-    epochs: float | None = None
-    minutes: float | None = None
-    batch_size: int = 8
-    accumulate: int = 1
-    learning_rate: float | None = None
+    kind: Annotated[str, KINDS] = "medusa-1"
+    num_heads: Count = 4
+    num_layers: Count | None = None
+    draft_vocab: Count | None = None
+    steps: Count | None = None
+    epochs: Positive | None = None
+    minutes: Positive | None = None
+    batch_size: Count = 8
+    accumulate: Count = 1
+    learning_rate: Positive | None = None
     seed: int = 0
-    draft_vocab: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in DEFAULTS:
-            raise InvalidInput(f"--kind must be one of {', '.join(KINDS)}, but got {self.kind!r}.")
-        for name in ("num_heads", "num_layers", "steps", "batch_size", "accumulate", "draft_vocab"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = name.removeprefix("num_").replace("_", "-")
-                raise InvalidInput(f"--{option} must be at least 1, but got {value}.")
-        for name in ("epochs", "minutes", "learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InvalidInput(f"--{name.replace('_', '-')} must be above 0, but got {value}.")
-        if self.kind == EAGLE_3 and self.num_layers not in (None, 1):
-            raise InvalidInput(f"--layers must be 1 for {EAGLE_3}, which is one layer, but got {self.num_layers}.")
-        if self.kind != EAGLE_3 and self.draft_vocab is not None:
-            raise InvalidInput(f"--draft-vocab is for --kind {EAGLE_3}: heads of the kind {self.kind} know all tokens.")
-        lengths = [f"--{name}" for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
+        for name, parameter in parameters_of(type(self)).items():
+            parameter.check(getattr(self, name))
+        if self.defaults.one_layer and self.num_layers not in (None, 1):
+            raise InvalidInput(
+                f"`num_layers` must be 1 for {self.kind}, which is one layer, but got {self.num_layers}."
+            )
+        if not self.defaults.one_layer and self.draft_vocab is not None:
+            layers = " or ".join(kind for kind in KINDS if RECIPES[kind].one_layer)
+            raise InvalidInput(f"`draft_vocab` is for `kind={layers}`: heads of the kind {self.kind} know all tokens.")
+        lengths = [f"`{name}`" for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
         if len(lengths) > 1:
             raise InvalidInput(
                 f"{' and '.join(lengths)} exclude each other, as each says how long to train: give one of them."
             )
 
     def over(self, num_texts: int) -> Recipe:
-        """The same with its epochs as steps, for so many texts to learn from.
+        """This recipe with its epochs as steps, for so many texts to learn from.
 
         >>> Recipe(epochs=2, batch_size=8).over(30).steps
         8
@@ -111,12 +83,17 @@ class Recipe:
         return replace(self, steps=math.ceil((self.epochs or 1.0) * num_texts / self.batch_size), epochs=None)
 
     @property
-    def defaults(self) -> Defaults:
-        return DEFAULTS[self.kind]
+    def defaults(self) -> RecipeDefaults:
+        return RECIPES[self.kind]
 
     @property
     def layers(self) -> int:
         return self.num_layers or self.defaults.num_layers
+
+    @property
+    def guessed(self) -> int:
+        """Tokens of the vocabulary that a layer guesses at most."""
+        return self.draft_vocab or DRAFT_VOCAB
 
     @property
     def peak_rate(self) -> float:
@@ -146,7 +123,7 @@ class Recipe:
 
     def heads_alone(self, share: float) -> bool:
         """Whether the base waits: always, but in the later part of a Medusa-2 run."""
-        return self.kind != MEDUSA_2 or share < HEADS_ALONE
+        return not self.defaults.trains_base or share < HEADS_ALONE
 
     def joint_weight(self, share: float) -> float:
         """Weight of the heads' loss beside the base's: 1 while they learn alone, then a sine up to lambda_0.
@@ -159,7 +136,7 @@ class Recipe:
             return 1.0
         return JOINT_WEIGHT * math.sin(math.pi / 2 * (share - HEADS_ALONE) / (1 - HEADS_ALONE))
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """All that a run depends on, for files."""
         resolved = {"num_layers": self.layers, "learning_rate": self.peak_rate, "teacher": self.defaults.teacher}
         return {name: value for name, value in vars(self).items() if name != "epochs"} | resolved

@@ -34,7 +34,7 @@ from treeopt.runtime.training.batches import Text
 
 BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most
 DIGEST_NUMBERS = 64
-Elsewhere = Callable[[Path, dict[str, Any], list[int]], None]  # folder and key of a journal, sizes of its blocks
+Elsewhere = Callable[[Path, dict[str, object], list[int]], None]  # folder and key of a journal, sizes of its blocks
 FEWEST_ANSWER_TOKENS = 2  # fewer leave no head anything to guess
 
 
@@ -91,7 +91,7 @@ def own_texts(
     if worker.rank == 0:
         Journal(place, key, ".npz")
     worker.wait()
-    journal, answers = Journal(place, key, ".npz"), Answers(target, prompts, asking)
+    journal, answers = Journal(place, key, ".npz"), AnswerWriter(target, prompts, asking)
     blocks = answers.blocks
     if elsewhere is not None and worker.rank == 0:
         elsewhere(place, key, [len(block) for block in blocks])
@@ -108,7 +108,7 @@ def own_texts(
     ]
 
 
-class Answers:
+class AnswerWriter:
     """Writes blocks of a target's answers, with as many rows at once as fit into memory."""
 
     def __init__(self, target: Target, prompts: PromptSet, asking: Asking) -> None:
@@ -179,7 +179,7 @@ def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text
     return [text for text in found if text is not None]
 
 
-def _arrays(answered: Sequence[tuple[int, Tokens, Tokens]]) -> dict[str, Any]:
+def _arrays(answered: Sequence[tuple[int, Tokens, Tokens]]) -> dict[str, NDArray[Any]]:
     lengths = [len(prompt) + len(answer) for _, prompt, answer in answered]
     flat = [token for _, prompt, answer in answered for token in (*prompt, *answer)]
     return {

@@ -1,32 +1,38 @@
 """The modules that a step trains: each turns a batch into a loss and into counts.
 
 The base is frozen here: its hidden states are computed without gradients, or kept in memory where several
-epochs read the same ones. Medusa-2, which trains the base too, is in medusa2.py.
+epochs read the same ones. Losses are sums over states: a step divides them once, however many passes it takes. Head k
+(from 1) guesses the token at p + k + 1 of a state at place p.
+
+In Medusa-2 the base and its heads learn together, the base through LoRA: L = L_base + lambda_0 L_heads (Medusa, section
+2.2.2). On the model's own answers L_base is the distance to the original base, KL(original || now) (section 2.3.2), and the
+original is the same model with the adapter switched off; on given answers it is the loss of the text. The base waits
+while the heads learn the first quarter of the run alone.
 
 B texts · T tokens · n states · d width · V vocabulary · K heads
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
+from torch.nn import functional as F
 
-from treeopt.runtime.drafters.eagle3 import Eagle3Heads
-from treeopt.runtime.drafters.states import places_among
+from treeopt.runtime.drafters.states import Heads, places_among
 from treeopt.runtime.target import Target
-from treeopt.runtime.training.batches import Batch, Text, make_batch
-from treeopt.runtime.training.losses import NO_LABEL, teacher_loss, text_loss
-from treeopt.runtime.training.recipe import EAGLE_3, HYDRA_PLUS, Recipe
+from treeopt.runtime.training.batches import NO_LABEL, Batch, Text, make_batch
+from treeopt.runtime.training.recipe import BASE_RATE, Recipe
 
 CACHE_SHARE = 0.5  # most that hidden states may take of the memory that is free
 
 
 class Sums(NamedTuple):
-    """What a batch gave, summed over its states.
+    """Losses and hits of a batch, summed over its states.
 
     loss      : ()    what is minimised: already divided by the trials of the whole step
     head_loss : (K,)  [nats]
@@ -54,7 +60,7 @@ class HeadsTrainee(nn.Module):
         super().__init__()
         self.heads, self.recipe, self.scores = heads, recipe, scores
 
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[dict[str, object]]:
         parameters = [p for p in self.heads.parameters() if p.requires_grad]
         return [{"params": parameters, "peak": self.recipe.peak_rate}]
 
@@ -64,76 +70,25 @@ class HeadsTrainee(nn.Module):
         if self.recipe.defaults.teacher:
             with torch.no_grad():
                 teacher = self.scores(batch.states(hidden))
-        places, kind = hidden.to(dtype_of(self.heads)), self.recipe.kind
-        if kind == EAGLE_3:
-            head_loss, hits = count_steps(self.heads, places, batch, teacher=teacher)
-        else:
-            places = self.heads.prefix(places) if kind == HYDRA_PLUS else places
-            head_loss, hits = count_heads(self.heads, batch.states(places), batch, teacher=teacher)
+        head_loss, hits = count(self.heads, hidden.to(dtype_of(self.heads)), batch, teacher)
         loss = heads_loss(head_loss, trials, self.recipe)
         return Sums(loss, head_loss.detach(), hits, *torch.zeros(2, dtype=loss.dtype, device=loss.device))
 
 
-def count_heads(heads: Any, states: Tensor, batch: Batch, *, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(K,) loss and (K,) hits of the heads on (n, d) states, each summed over those where it has a label.
+def count(heads: Heads, hidden: Tensor, batch: Batch, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(K,) loss and (K,) hits of the heads on (B, T, ...) states, each summed over the states where it has a label.
 
-    teacher : (n, V) logits of the base at the same states; the loss is then against the base's distribution
+    A token that the heads do not guess is no label.
+
+    teacher : (n, V) logits of the base at the batch's states; the loss is then against the base's distribution
     """
-    tokens = batch.ahead.where(batch.ahead != NO_LABEL, 0)
-
-    def guess(k: int) -> Tensor:
-        path = () if heads.kind == "medusa" else (tokens[:, : k + 1],)  # Hydra's read the tokens before their guess
-        return heads.logits(states, *path, k)
-
-    return _count(map(guess, range(heads.num_heads)), batch.ahead, teacher)
-
-
-def count_steps(
-    heads: Eagle3Heads, hidden: Tensor, batch: Batch, *, teacher: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The same of EAGLE-3's layer on (B, T, ...) states, unrolled over its own steps (EAGLE-3, figure 6).
-
-    Step k at a place reads what step k - 1 predicted there and the true token, and attends to the true pairs up to it
-    and to its own earlier steps, as it does when it decodes. Tokens that it does not guess have no label.
-    """
-    ahead, ids = batch.ahead, heads.token_ids
+    ahead, ids = batch.ahead, getattr(heads, "token_ids", None)
     if ids is not None:
         places = places_among(ahead, ids)
         ahead = torch.where(ids[places] == ahead, places, NO_LABEL)
         teacher = None if teacher is None else teacher[:, ids]
-    return _count(map(heads.logits, unrolled(heads, hidden, batch)), ahead, teacher)
-
-
-def unrolled(heads: Eagle3Heads, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
-    """(n, d) that each of K steps predicts at the batch's n states.
-
-    The first step is made at all places, since the later ones attend to it. These are made where they are asked for.
-    """
-    tokens, device = batch.tokens, batch.tokens.device
-    (rows, width), keys = tokens.shape, DynamicCache()
-    before = torch.ones((width, width), dtype=torch.bool, device=device).tril()
-    everywhere = torch.arange(width, device=device).expand(rows, -1)
-    first = heads.predict(tokens.roll(-1, 1), heads.fused(hidden), everywhere, keys, before.expand(rows, 1, -1, -1))
-    yield batch.states(first)
-    places, own = batch.places()  # (B, A), (n,)
-    states = _at(first, places)
-    itself = torch.eye(places.shape[1], dtype=torch.bool, device=device).expand(rows, -1, -1)
-    for k in range(1, heads.num_heads):
-        following = _at(tokens.roll(-(k + 1), 1), places)
-        mask = torch.cat([before[places], *[itself] * k], -1)[:, None]
-        states = heads.predict(following, states, places + k, keys, mask)
-        yield states[batch.rows, own]
-
-
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """(B, T, ...) at (B, A) places of each row."""
-    return values[torch.arange(len(places), device=places.device)[:, None], places]
-
-
-def _count(guesses: Iterable[Tensor], ahead: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(K,) loss and (K,) hits of the (n, Vt) logits of each head, by the (n, K+1) tokens ahead."""
     losses, hits = [], []
-    for k, logits in enumerate(guesses):
+    for k, logits in enumerate(heads.taught(hidden, batch)):
         labels = ahead[:, k + 1]
         if teacher is None:
             losses.append(text_loss(logits, labels))
@@ -141,6 +96,37 @@ def _count(guesses: Iterable[Tensor], ahead: Tensor, teacher: Tensor | None) -> 
             losses.append(teacher_loss(logits, teacher.roll(-(k + 1), 0), labels))
         hits.append((logits.argmax(-1) == labels).sum())
     return torch.stack(losses), torch.stack(hits)
+
+
+def text_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """-log p of the (N,) labels under (N, V) logits [nats], summed; NO_LABEL counts nothing.
+
+    >>> round(float(text_loss(torch.zeros(3, 4), torch.tensor([0, 2, NO_LABEL]))), 4)  # 2 ln 4
+    2.7726
+    """
+    return F.cross_entropy(at_least_float32(logits), labels, ignore_index=NO_LABEL, reduction="sum")
+
+
+def teacher_loss(logits: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of (N, V) logits against the distribution of the (N, V) teacher's, summed [nats].
+
+    Rows without a label count nothing.
+    """
+    known = labels != NO_LABEL
+    wanted = at_least_float32(teacher[known]).softmax(-1)
+    return F.cross_entropy(at_least_float32(logits[known]), wanted, reduction="sum")
+
+
+def kl_to_base(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
+    """KL(original || now) of two (N, V) logits, summed over the rows with a label [nats]."""
+    known = labels != NO_LABEL
+    now = at_least_float32(logits[known]).log_softmax(-1)
+    before = at_least_float32(original[known]).log_softmax(-1)
+    return F.kl_div(now, before, reduction="sum", log_target=True)
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def heads_loss(head_loss: Tensor, trials: Tensor, recipe: Recipe) -> Tensor:
@@ -196,3 +182,71 @@ class FrozenStates:
     @torch.no_grad()
     def _compute(self, batch: Batch) -> Tensor:
         return self.target.states(input_ids=batch.tokens, use_cache=False)
+
+
+class JointTrainee(nn.Module):
+    """Heads and a base with an adapter; all but these stays as it is.
+
+    own_answers : whether the texts are the model's own, so that the base is held where it was
+    """
+
+    needs_states = False
+
+    def __init__(self, heads: Any, recipe: Recipe, target: Target, *, own_answers: bool) -> None:
+        super().__init__()
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(recipe.seed)
+        with warnings.catch_warnings():  # peft asks for an attribute that transformers is about to rename
+            warnings.simplefilter("ignore", FutureWarning)
+            # LoRA's layers take their places inside the target's own decoder, which is the one that runs.
+            lora = LoraConfig(  # Medusa, appendix
+                r=32, lora_alpha=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"
+            )
+            self.base: Any = get_peft_model(target.model, lora)
+        self.heads, self.recipe, self.own_answers = heads, recipe, own_answers
+        self._decoder: Callable[..., Any] = lambda tokens: target.decoder(input_ids=tokens, use_cache=False)
+        self._scores: Callable[[Tensor], Tensor] = lambda hidden: target.scores(target.logits(hidden))
+
+    def groups(self) -> list[dict[str, object]]:
+        heads = [p for p in self.heads.parameters() if p.requires_grad]
+        adapter = [p for p in self.base.parameters() if p.requires_grad]
+        return [
+            {"params": heads, "peak": self.recipe.peak_rate},
+            {"params": adapter, "peak": BASE_RATE * self.recipe.peak_rate},
+        ]
+
+    def train(self, mode: bool = True) -> JointTrainee:
+        """Dropout only where LoRA has it: the base's own would disturb what it is compared with."""
+        super().train(mode)
+        self.base.eval()
+        for name, module in self.base.named_modules():
+            if "lora_dropout" in name:
+                module.train(mode)
+        return self
+
+    def forward(self, batch: Batch, hidden: None, trials: Tensor, share: float) -> Sums:
+        """The loss of a batch; outside training all parts of it are counted."""
+        alone = self.training and self.recipe.heads_alone(share)
+        with torch.no_grad() if alone else nullcontext():
+            made = self._decoder(batch.tokens).last_hidden_state
+        states, (head_loss, hits) = batch.states(made), count(self.heads, made.to(dtype_of(self.heads)), batch)
+        loss = self.recipe.joint_weight(share) * heads_loss(head_loss, trials, self.recipe)
+        base_loss = base_kl = torch.zeros_like(loss)
+        if not alone:
+            labels, logits = batch.ahead[:, 0], self._scores(states)
+            base_loss = text_loss(logits, labels)
+            if self.own_answers or not self.training:
+                base_kl = kl_to_base(logits, self._original(batch), labels)
+            loss = loss + (base_kl if self.own_answers else base_loss) / trials[0]
+        return Sums(loss, head_loss.detach(), hits, base_loss.detach(), base_kl.detach())
+
+    @torch.no_grad()
+    def _original(self, batch: Batch) -> Tensor:
+        """(n, V) logits of the base as it was."""
+        with self.base.disable_adapter():
+            return self._scores(batch.states(self._decoder(batch.tokens).last_hidden_state))
+
+    def merged(self) -> Any:
+        """The base with the adapter added to its weights; this trainee is of no use afterwards."""
+        return self.base.merge_and_unload()

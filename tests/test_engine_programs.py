@@ -1,0 +1,214 @@
+"""Programs that are written for libraries: run by the engine itself, or by what stands for it."""
+
+import json
+import runpy
+import shutil
+import sys
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from treeopt import demo
+from treeopt.engines.base import Request
+from treeopt.engines.programs import SCRIPT
+from treeopt.engines.registry import ENGINES
+from treeopt.engines.write import export_request
+from treeopt.errors import InvalidInput
+
+FILE = "generation_config.json"
+NAMES = ("transformers", "openvino", "mlc-llm", "mlx-lm", "exllamav3")
+FIXED = [(name, way) for name in NAMES for way in ENGINES[name].methods if not way.dynamic]
+WAYS = [(name, way, drafter) for name, way in FIXED for drafter in way.drafters]
+named = pytest.mark.parametrize(
+    ("engine", "way", "drafter"), WAYS, ids=[f"{e}-{way.name}-{drafter}" for e, way, drafter in WAYS]
+)
+SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": 0.9, "top_k": None, "seed": 0}
+REJECTED = {**SAMPLED, "rule": "rejection"}
+
+PROMPT = "def area(width, height):\n    return width *"
+
+
+def with_settings(source, folder, settings):
+    """A copy of a checkpoint whose own generation config has these settings."""
+    shutil.copytree(source, folder)
+    path = folder / FILE
+    known = json.loads(path.read_text()) if path.exists() else {"eos_token_id": 0}
+    path.write_text(json.dumps({**known, **settings}))
+    return folder
+
+
+def files_of(engine, drafter, length=3, **others):
+    request = Request(lengths=((1, None, length),), num_heads=5, drafter=drafter, **others)
+    return dict(export_request(request, engine).files)
+
+
+class TestTransformers:
+    """Its generate.py on the demo model: the engine itself says whether the settings reached it."""
+
+    @pytest.fixture
+    def generate(self, tmp_path, monkeypatch, capsys):
+        """The text, and how many tokens were guessed at each step."""
+        from transformers.generation import candidate_generator
+
+        guessed = []
+
+        def spy(cls):
+            made = cls.get_candidates
+
+            def get_candidates(self, ids, **options):
+                found = made(self, ids, **options)
+                guessed.append(found[0].shape[1] - ids.shape[1])
+                return found
+
+            monkeypatch.setattr(cls, "get_candidates", get_candidates)
+
+        def run(drafter, argument=None, length=3, *, model=demo.MODEL, prompt=PROMPT, **others):
+            guessed.clear()
+            spy(candidate_generator.AssistedCandidateGenerator)
+            spy(candidate_generator.AssistedCandidateGeneratorDifferentTokenizers)
+            spy(candidate_generator.PromptLookupCandidateGenerator)
+            for name, text in files_of("transformers", drafter, length, **others).items():
+                (tmp_path / name).write_text(text.replace("max_new_tokens=128", "max_new_tokens=24"))
+            words = [model, *([argument] if argument else []), prompt]
+            monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, words)])
+            torch.manual_seed(0)
+            runpy.run_path(str(tmp_path / SCRIPT))
+            monkeypatch.undo()
+            return capsys.readouterr().out, list(guessed)
+
+        return run
+
+    def test_every_drafter_guesses_the_length_and_leaves_the_text(self, generate):
+        plain, none = generate("ngram", length=0)
+        assert not none
+        for drafter, argument in (
+            ("draft-model", demo.DRAFTERS[demo.NAME]["draft"]),
+            ("early-exit", "2"),
+            ("ngram", None),
+        ):
+            text, guessed = generate(drafter, argument)
+            assert text == plain
+            assert max(guessed) == 3
+            assert drafter == "ngram" or set(guessed[:4]) == {3}  # n-grams guess only where they find something
+
+    @pytest.mark.parametrize(
+        ("setting", "rule"), [({"repetition_penalty": 1.5}, None), ({"min_p": 1.0}, REJECTED), ("pad_token_id", None)]
+    )
+    def test_settings_and_padding_of_the_checkpoints_change_nothing(self, generate, tmp_path, setting, rule):
+        from transformers import AutoTokenizer
+
+        if setting == "pad_token_id":
+            setting = {setting: AutoTokenizer.from_pretrained(demo.MODEL)(PROMPT)["input_ids"][3]}
+        folders = [with_settings(demo.MODEL, tmp_path / "model", setting)]
+        folders.append(with_settings(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "draft", setting))
+        for drafter, of, argument in (
+            ("draft-model", demo.DRAFTERS[demo.NAME]["draft"], folders[1]),
+            ("early-exit", "4", "4"),
+        ):
+            expected = generate(drafter, of, acceptance=rule)
+            assert generate(drafter, argument, model=folders[0], acceptance=rule) == expected
+
+    def test_a_draft_model_with_another_number_of_rows_guesses_text(self, generate, tmp_path):
+        from transformers import AutoModelForCausalLM
+
+        folder = shutil.copytree(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "draft")
+        draft = AutoModelForCausalLM.from_pretrained(folder)
+        draft.resize_token_embeddings(draft.config.vocab_size + 8)
+        draft.save_pretrained(folder)
+        text, guessed = generate("draft-model", folder)
+        assert text == generate("ngram", length=0)[0]
+        assert any(guessed)
+
+    def test_a_chat_model_gets_its_template(self, generate, tmp_path):
+        template = "<{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}>{% if add_generation_prompt %}:{% endif %}"
+        folder = with_settings(demo.MODEL, tmp_path / "model", {})
+        (folder / "chat_template.jinja").write_text(template)
+        chat = generate("ngram", model=folder)
+        assert chat == generate("ngram", prompt=f"<user: {PROMPT}>:") != generate("ngram")
+
+    def test_the_library_knows_every_key(self):
+        from transformers import GenerationConfig
+
+        for drafter in ("draft-model", "ngram"):
+            assert not GenerationConfig().update(**json.loads(files_of("transformers", drafter)[FILE]))
+
+    def test_the_layer_of_the_plan_stands_in_the_command_and_no_other_text_does(self):
+        for known, layer in (("early-exit:7", "7"), ("early-exit:07", "7"), ("early-exit", "LAYER"), (None, "LAYER")):
+            command = files_of("transformers", "early-exit", drafter_id=known)["commands.sh"]
+            assert f"MODEL {layer} PROMPT" in command
+        for damaged in ("", "early-exit:", "early-exit:0", "early-exit:-1", "early-exit:7; touch x", "early-exit:$(x)"):
+            with pytest.raises(InvalidInput, match="must be named early-exit:LAYER"):
+                files_of("transformers", "early-exit", drafter_id=damaged)
+
+
+@pytest.fixture
+def run_program(tmp_path, monkeypatch):
+    """Runs an export's generate.py with a library that stands for the engine's."""
+
+    def run(library, files, *words):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        monkeypatch.setitem(sys.modules, library._mock_name, library)
+        monkeypatch.setattr(sys, "argv", [SCRIPT, *words])
+        runpy.run_path(str(tmp_path / SCRIPT))
+
+    return run
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_openvino_gets_the_plans_settings_alone(run_program, length):
+    files, library = files_of("openvino", "ngram", length), MagicMock(name="openvino_genai")
+    run_program(library, files, "MODEL", PROMPT)
+    library.GenerationConfig.assert_called_once_with(**json.loads(files[FILE]), max_new_tokens=128)
+    library.LLMPipeline().generate.assert_called_once_with(PROMPT, library.GenerationConfig())
+
+
+@pytest.mark.parametrize(("drafter", "length"), [("ngram", 3), ("draft-model", 3), ("ngram", 0)])
+def test_onnx_runtime_genai_gets_the_options_before_it_generates(run_program, drafter, length):
+    files, library = files_of("onnx-genai", drafter, length), MagicMock(name="onnxruntime_genai")
+    library.Tokenizer().encode.return_value = [1, 2, 3]
+    library.Generator().is_done.side_effect = [False, True]
+    run_program(library, files, "MODEL", PROMPT)
+    options, params = json.loads(files["options.json"]), library.GeneratorParams()
+    params.set_search_options.assert_called_once_with(max_length=131, **options["search"])
+    params.set_speculative_options.assert_called_once_with(**options["speculative"])
+    library.Generator().append_tokens.assert_called_once_with([1, 2, 3])
+    assert options["speculative"].get("max_draft_tokens", 0) == length
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no template"), ImportError("no transformers")])
+def test_exllama_gets_the_template_of_a_chat_model(run_program, capsys, error):
+    library, tokenizer = MagicMock(name="exllamav3"), MagicMock()
+    library.model_init.init.return_value = (None, MagicMock(), None, tokenizer, None, None, None)
+    library.model_init.add_args.side_effect = lambda parser, **_: [
+        parser.add_argument(flag, **how)
+        for flag, how in (("--num_draft_tokens", {}), ("--ngram_match_min", {}), ("--dynamic_draft", {}))
+    ]
+    tokenizer.hf_render_chat_template.side_effect = error or (lambda messages: f"<{messages[0]['content']}>")
+    run_program(library, files_of("exllamav3", "draft-model"), "--prompt", PROMPT)
+    (prompt, _), options = library.Generator().generate.call_args
+    assert prompt == (PROMPT if error else f"<{PROMPT}>")
+    assert (options["add_bos"], options["encode_special_tokens"]) == (bool(error), not error)
+    assert not error or str(error) in capsys.readouterr().err
+
+
+@named
+@pytest.mark.parametrize("rule", [SAMPLED, REJECTED], ids=["sample", "reject"])
+def test_a_plan_for_sampling_goes_only_where_the_source_does_the_same(engine, way, drafter, rule):
+    name = "sample" if rule is SAMPLED else "reject"
+    if name not in way.rules:
+        with pytest.raises(InvalidInput, match="the plan holds for acceptance"):
+            files_of(engine, drafter, acceptance=rule)
+        return
+    files = files_of(engine, drafter, acceptance=rule)
+    if FILE in files:
+        wanted = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0}
+        assert wanted.items() <= json.loads(files[FILE]).items()
+    if engine == "exllamav3":
+        assert "--temperature 0.7 --top_p 0.9 --top_k 0 --temperature_first" in files["commands.sh"]
+
+
+def test_a_rule_without_its_temperature_still_samples():
+    files = files_of("transformers", "draft-model", acceptance={"rule": "rejection"})
+    assert {"do_sample": True, "temperature": 1.0}.items() <= json.loads(files[FILE]).items()

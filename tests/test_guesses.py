@@ -1,0 +1,288 @@
+"""Drafters of random weights against the slow way, one node at a time over the whole text, in every form that they have."""
+
+import shutil
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.compiled import compile_target
+from treeopt.runtime.drafters import eagle as eagle_module
+from treeopt.runtime.drafters import states as states_module
+from treeopt.runtime.drafters.eagle import EagleHeads
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form, default_layers
+from treeopt.runtime.drafters.hydra import HydraHeads
+from treeopt.runtime.drafters.layer import OneLayer, layer_config
+from treeopt.runtime.drafters.states import batches
+from treeopt.runtime.ranking import top_candidates
+from treeopt.runtime.target import Target
+
+from .conftest import VOCABULARY, tiny_model
+from .slow_drafters import check_proposals, check_ranks, slow_eagle, slow_eagle3, slow_hydra
+from .test_mtp import drafting, slow_mtp
+
+small_model = cache(tiny_model)
+PLAIN = Form(width=32, vocab_size=VOCABULARY, layers=(0, 1, 2))
+FORMS = {
+    "plain": PLAIN,
+    "two-states": replace(PLAIN, states=2, layers=(2, 0)),
+    "norm_before_residual": replace(PLAIN, before_residual=True),
+    "norm_before_fc": replace(PLAIN, fuse_norm=True),
+    "fc_norm": replace(PLAIN, state_norms=True),
+    "norm_output": replace(PLAIN, normed_feedback=True),
+    "bias": replace(PLAIN, fc_bias=True, bias=True),
+    "q_norm": replace(PLAIN, head_norms=True),
+    "all": Form(32, VOCABULARY, 3, (0, 1, 2), True, False, True, True, True, True, True),
+}
+SOME = torch.tensor([0, 1, 2, 5, *range(8, 31, 2), 33, 34, 36])  # of the tokens
+
+
+def random(heads, seed=0):
+    """Random weights all over, the norms' too."""
+    torch.manual_seed(seed)
+    for weight in heads.parameters():
+        torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
+    return heads.eval().requires_grad_(False)
+
+
+def random_hydra(num_heads=3, num_layers=1, *, prefix=False) -> HydraHeads:
+    model = small_model()
+    ends, like = (model.model.embed_tokens.weight, model.lm_head.weight), model.config if prefix else None
+    return random(HydraHeads.untrained(*ends, num_heads, num_layers, like=like))
+
+
+def random_eagle(num_heads=5, *, bias=True) -> EagleHeads:
+    model = small_model()
+    ends = {"embedding": model.model.embed_tokens.weight, "lm_head": model.lm_head.weight}
+    config = layer_config(model.config, model.config.hidden_size)
+    return random(EagleHeads(config, **ends, bias=bias, num_heads=num_heads, dtype=torch.float64))
+
+
+def random_eagle3(form=PLAIN, *, num_heads=4, token_ids=SOME, width=32, shared=False) -> Eagle3Heads:
+    """A layer of another width than the target's if asked."""
+    model = small_model()
+    torch.manual_seed(0)
+    heads = Eagle3Heads(
+        layer_config(model.config, width, heads=4, key_heads=2, head_width=8),
+        form,
+        embedding=model.model.embed_tokens.weight if width == 32 else torch.randn(VOCABULARY, width),
+        lm_head=model.lm_head.weight if shared else None,
+        token_ids=token_ids,
+        num_heads=num_heads,
+        dtype=torch.float64,
+    )
+    return random(heads)
+
+
+CASES = {  # how a drafter is made, and the slow way
+    **{
+        f"hydra{'++' * prefix} {layers}": (partial(random_hydra, heads, layers, prefix=prefix), slow_hydra)
+        for prefix in (False, True)
+        for layers, heads in ((1, 4), (3, 2))
+    },
+    "eagle": (random_eagle, slow_eagle),
+    "eagle without bias": (partial(random_eagle, 2, bias=False), slow_eagle),
+    "eagle, one guess": (partial(random_eagle, 1), slow_eagle),
+    **{f"eagle3 {name}": (partial(random_eagle3, form), slow_eagle3) for name, form in FORMS.items()},
+    "eagle3, narrower": (partial(random_eagle3, width=24), slow_eagle3),
+    "eagle3, all tokens": (partial(random_eagle3, token_ids=None), slow_eagle3),
+    "eagle3, the target's head": (partial(random_eagle3, token_ids=None, shared=True), slow_eagle3),
+    **{
+        f"mtp {kind}{', before the norm' * before}": (lambda *at: drafting(*at)[1], slow_mtp, kind, before)
+        for kind in ("deepseek_v3", "glm4_moe")
+        for before in (False, True)
+    },
+}
+
+
+def made(name):
+    make, slow, *options = CASES[name]
+    return make(*options), slow
+
+
+@pytest.mark.parametrize("name", CASES)
+class TestAgainstTheSlowWay:
+    def test_every_node_is_guessed_as_for_it_alone(self, name):
+        """A head deeper than there are is -1; rows are ragged, come and go, and plain steps draft nothing."""
+        check_proposals(*made(name), seed=len(name))
+
+    def test_ranks_are_those_of_the_slow_way(self, name):
+        check_ranks(*made(name), seed=0)
+
+
+@pytest.mark.parametrize("name", ["hydra 1", "hydra++ 3", "eagle", "eagle3 plain"])
+def test_ranks_do_not_depend_on_how_many_states_are_read_together(name, monkeypatch):
+    monkeypatch.setattr(eagle_module, "SEEN_AT_ONCE", 60)
+    monkeypatch.setattr(states_module, "FEWEST_STATES", 2)
+    monkeypatch.setattr(states_module, "LOGITS_AT_ONCE", 0)
+    monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 12 if "hydra" in name else 24)
+    check_ranks(*made(name), seed=1)
+
+
+def test_it_shares_the_targets_weights_and_trains_its_own():
+    heads = random_eagle().requires_grad_(True)
+    model = tiny_model()
+    assert not set(heads.state_dict()) & {"embedding", "lm_head"}
+    tokens = torch.randint(model.config.vocab_size, (2, 9))
+    hidden = model.model(tokens).last_hidden_state
+    loss = (heads.predict(tokens[:, 1:], hidden[:, :-1]) - hidden[:, 1:]).pow(2).mean()
+    loss.backward()
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in heads.parameters())
+
+
+def test_texts_are_read_in_batches_of_like_lengths(monkeypatch):
+    monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 10)
+    lengths = [5, 1, 30, 4, 3, 2]
+    found = batches(lengths)
+    assert sorted(i for batch in found for i in batch) == list(range(6))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 10 for batch in found)
+    assert [i for batch in found for i in batch] == [1, 5, 4, 3, 0, 2]
+    assert batches([]) == []
+
+
+def test_a_layer_needs_frequencies_of_its_width():
+    model = tiny_model()
+    config = layer_config(model.config, model.config.hidden_size)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": -1.0}
+    with pytest.raises(InvalidInput, match="4 finite rotary frequencies"):
+        OneLayer(config, normed=True)
+
+
+def test_the_usual_layers_are_three_from_seven_layers_on():
+    heads = random_eagle3(replace(PLAIN, layers=None))
+    for n in range(7, 100):
+        low, middle, high = heads.layers_of(n)
+        assert (low, middle, high) == default_layers(n)
+        assert 2 == low < middle < high < n
+    with pytest.raises(InvalidInput, match="from 7 layers on, but the target has 6"):
+        heads.layers_of(6)
+
+
+def test_an_untrained_prefix_layer_keeps_the_order_of_the_targets_head():
+    """It ends in a norm: its states are the target's but for a factor above 0, which hidden_rms brings near 1."""
+    model = tiny_model()
+    tokens = torch.randint(model.config.vocab_size, (3, 20))
+    hidden = model.model(tokens).last_hidden_state
+    usual = float(hidden.pow(2).mean().sqrt())
+    heads = HydraHeads.untrained(
+        model.model.embed_tokens.weight, model.lm_head.weight, 2, 4, like=model.config, hidden_rms=usual
+    )
+    made = heads.prefix(hidden)
+    factors = (made / hidden).flatten(0, 1)  # (n, d)
+    torch.testing.assert_close(factors, factors[:, :1].expand_as(factors), rtol=1e-6, atol=0.0)
+    assert bool(((factors > 0.8) & (factors < 1.25)).all())
+    own = model.lm_head(hidden).flatten(0, 1)
+    guessed = heads.logits(made.flatten(0, 1), tokens.flatten()[:, None], 0)
+    assert torch.equal(top_candidates(guessed, 20), top_candidates(own, 20))
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_heads_can_be_trained(prefix):
+    """Gradients reach every weight after one step of each, and neither the embeddings nor the target."""
+    model = tiny_model()
+    heads = HydraHeads.untrained(
+        model.model.embed_tokens.weight, model.lm_head.weight, 2, 2, like=model.config if prefix else None
+    )
+    tokens = torch.randint(model.config.vocab_size, (2, 9))
+    hidden = model.model(tokens).last_hidden_state
+    optimizer = torch.optim.SGD(heads.parameters(), lr=0.5)
+    losses = []
+    for _ in range(4):
+        states = heads.prefix(hidden)[:, :6].flatten(0, 1)
+        path = torch.stack([tokens[:, 1:7], tokens[:, 2:8]], 2).flatten(0, 1)
+        loss = sum(
+            torch.nn.functional.cross_entropy(
+                heads.logits(states, path[:, : i + 1], i), tokens[:, i + 2 : i + 8].flatten()
+            )
+            for i in range(2)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in heads.parameters())
+    assert not heads.embedding.requires_grad
+    assert "embedding" not in heads.state_dict()
+
+
+def test_rotary_frequencies_keep_their_precision():
+    """In bfloat16 the position 1000 would be off by whole turns."""
+    heads = random_hydra(prefix=True)
+    exact = heads.prefix_layer.model.rotary_emb.inv_freq.clone()
+    heads.bfloat16()
+    assert heads.prefix_layer.weights["norm.weight"].dtype == torch.bfloat16
+    assert heads.prefix_layer.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(heads.prefix_layer.model.rotary_emb.inv_freq, exact)
+
+
+def test_a_row_padded_on_the_right_is_read_as_alone():
+    heads = random_hydra(prefix=True)
+    hidden = torch.randn(2, 9, heads.width, dtype=torch.float64)
+    torch.testing.assert_close(heads.prefix(hidden)[:1, :5], heads.prefix(hidden[:1, :5]), rtol=1e-6, atol=1e-6)
+
+
+# The target's states between its layers
+
+
+def residual(target: Target, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """The states before every layer and behind the last one, by running the layers one after the other."""
+    model, found = target.model.model, []
+    states, positions = model.embed_tokens(tokens), torch.arange(tokens.shape[1])[None]
+    n, window = tokens.shape[1], getattr(target.config, "sliding_window", None)
+    kinds = getattr(target.config, "layer_types", None)
+    for i, layer in enumerate(model.layers):
+        found.append(states)
+        slides = window is not None and (kinds is None or kinds[i] == "sliding_attention")
+        back = torch.arange(n)[:, None] - torch.arange(n)
+        mask = torch.zeros(n, n, dtype=states.dtype).masked_fill(
+            (back < 0) | (slides & (back >= (window or n))), -torch.inf
+        )
+        states = layer(states, attention_mask=mask[None, None], position_embeddings=model.rotary_emb(states, positions))
+    return [*found, states]
+
+
+def test_the_target_hands_out_what_goes_from_layer_to_layer(any_target):
+    target = Target(any_target.model)
+    tokens = torch.randint(VOCABULARY, (1, 20))
+    plain = target.read(tokens.tolist())
+    expected = residual(target, tokens)
+    for layers in [(0, 1, 2), (3,), (2, 3, 0), ()]:
+        target.read_layers(layers)
+        hidden = target.read(tokens.tolist())
+        assert target.state_width == hidden.shape[-1] == 32 * (1 + len(layers))
+        assert torch.equal(hidden[..., :32], plain)
+        for part, layer in zip(hidden[..., 32:].split(32, -1), layers, strict=True) if layers else ():
+            torch.testing.assert_close(part, expected[layer], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(target.logits(hidden), target.lm_head(plain))
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in target.model.model.layers)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_a_compiled_target_hands_out_the_same_states():
+    target = Target(tiny_model())
+    target.read_layers((0, 2, 3))
+    texts = torch.randint(VOCABULARY, (2, 9)).tolist()
+    with torch.inference_mode():
+        plain = target.read(texts)
+        compile_target(target)
+        torch.testing.assert_close(target.read(texts), plain)
+
+
+def test_layers_that_a_target_does_not_have_are_refused():
+    target = Target(tiny_model())
+    for layer in (4, -1, 10**6):
+        with pytest.raises(InvalidInput, match=f"before its layer {layer}, but unknown has 3 layers"):
+            target.read_layers((1, layer))
+
+
+def test_a_decoder_without_a_list_of_layers_is_refused():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    target = Target(GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=2, n_head=2)).eval())
+    target.read_layers(())
+    with pytest.raises(Unsupported, match="GPT2LMHeadModel has no list of layers"):
+        target.read_layers((1,))

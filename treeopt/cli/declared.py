@@ -1,0 +1,247 @@
+"""Commands made of functions: an option is declared by a parameter, its help is the parameter's row in the docstring.
+
+The parameters are those of the function of `treeopt` that a command calls, and the command's own, which only the terminal
+has. What differs in the terminal stands here: the words of some options, and the headings that --help puts them under.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import cache, reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+import treeopt
+from treeopt.files.parameters import REQUIRED, Parameter, parameters_of, without_table
+
+Function = Callable[..., Any]
+# Headings of --help and the parameters below them; what is in none of them comes first.
+GROUPS = {
+    "Load": ("batch_sizes", "context", "contexts"),
+    "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
+                         "max_draft_len", "for_groups", "tolerance"),
+    "Latencies from elsewhere": ("from_csv", "command", "runtime", "analytical", "num_heads", "overwrite"),
+    "Model and drafter": ("random_weights", "model", "drafter", "draft_depth", "revision", "dtype", "device", "device_map",
+                          "compiled", "mixed_precision", "load_in_8bit", "trust_remote_code"),
+    "Several machines": ("workers", "gpus_per_worker", "address"),
+    "Prompts and answers": ("prompts", "column", "group_by", "responses", "split", "chat_template", "num_prompts",
+                            "bench_prompts", "max_new_tokens", "tokens", "answers"),
+    "How guesses are accepted": ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "seed"),
+    "Files and output": ("calibration", "profile", "run", "output", "picture", "as_json", "_click_default_help"),
+}  # fmt: skip
+# Words of options that are not the parameter's name.
+WORDS = {
+    "batch_sizes": "--batch-size", "contexts": "--context", "topks": "--topk", "trees": "--tree", "formats": "--format",
+    "num_heads": "--heads", "num_layers": "--layers", "shares": "--weight", "time_limit_s": "--time-limit",
+    "gb_per_s": "--bandwidth", "compiled": "--compile", "layout": "--to", "kind": "--from", "version": "--engine-version",
+    "chat_template": "--no-chat-template", "output": "-o/--output", "as_json": "--json",
+}  # fmt: skip
+METAVARS = {
+    "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "command": "TEMPLATE",
+    "runtime": "NAME", "analytical": "DEVICE", "verify": "N", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
+    "topic": "[TOPIC]", "name": "[NAME]",
+}  # fmt: skip
+SHARED = {
+    "run": Parameter("run", str, treeopt.RUN, "run directory"),
+    "as_json": Parameter("as_json", bool, False, "print the result as one JSON document"),
+}
+
+
+class DeclaredCommand(click.Command):
+    """A command whose options are declared elsewhere, and in --help stand in `GROUPS`.
+
+    build : makes the options and the text of --help, when they are asked for first; a single option of a group stands
+            among the ungrouped
+    """
+
+    def __init__(
+        self, name: str, callback: Function, build: Callable[[], tuple[list[click.Parameter], str]], said: str
+    ):
+        self.build = cache(build)
+        super().__init__(name, callback=callback, short_help=said)
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        return self.build()[0]
+
+    @params.setter
+    def params(self, none: list[click.Parameter]) -> None:
+        """Options come from their declarations alone."""
+
+    @property
+    def help(self) -> str | None:
+        return self.build()[1]
+
+    @help.setter
+    def help(self, none: str | None) -> None:
+        """The text comes from the docstring alone."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        group_of = {name: title for title, names in GROUPS.items() for name in names}
+        found: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in GROUPS}}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None and isinstance(parameter, click.Option):
+                found[group_of.get(parameter.name or "", "Options")].append(record)
+        alone = [title for title, records in found.items() if len(records) == 1]
+        found["Options"] += [record for title in alone if title != "Options" for record in found.pop(title)]
+        for title, records in found.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class Value(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """The type of an option, whose value is read and checked as its parameter is declared."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.parameter = parameter
+        names = {int: "integer", float: "float", Path: "path"}
+        self.name = names.get(parameter.kind, "text")
+        if parameter.many:
+            self.name = (
+                "N,N,... | N:SHARE,..." if parameter.mix else "N,N,..." if parameter.kind is int else "NAME,NAME,..."
+            )
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        one = self.parameter
+        parts = [part.strip() for part in value.split(",")] if one.many else [value]
+        if one.mix and ":" in value:
+            found: Any = self._shares(parts, param, ctx)
+        elif one.many:
+            found = tuple(self._read(part, param, ctx) for part in parts if part or one.kind is int)
+        else:
+            found = self._read(value, param, ctx)
+        if fault := one.fault(found):
+            self.fail(f"{fault}.", param, ctx)
+        return found / 100 if one.range is not None and one.range.percent else found
+
+    def _read(self, text: str, param: Any, ctx: Any) -> Any:
+        try:
+            return self.parameter.kind(text)
+        except ValueError:
+            what = "whole numbers with commas between" if self.parameter.many else "a number"
+            return self.fail(f"must be {what}, but got {text!r}.", param, ctx)
+
+    def _shares(self, parts: Collection[str], param: Any, ctx: Any) -> dict[int, float]:
+        """Batch sizes with the share of the time that each takes."""
+        shares: dict[int, float] = {}
+        for part in parts:
+            number, _, share = part.partition(":")
+            batch_size = self._read(number, param, ctx)
+            if batch_size in shares:
+                self.fail(f"must have each batch size once, but has {batch_size} twice.", param, ctx)
+            if not re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", share) or not 0 < float(share) < float("inf"):
+                self.fail(f"must have a positive share behind every batch size, but got {part!r}.", param, ctx)
+            shares[batch_size] = float(share)
+        return shares
+
+
+def command(
+    *sources: Function | str,
+    name: str | None = None,
+    names: Collection[str] | None = None,
+    without: Collection[str] = (),
+    words: Mapping[str, str] | None = None,
+    writes: bool = True,
+    hidden: Collection[str] = (),
+) -> Callable[[Function], click.Command]:
+    """Make a function a command, with options for its own parameters and those of ``sources``.
+
+    Of its own parameters those before * are arguments, and ``run`` is the run directory, opened. It is called with what
+    was given or has a default.
+
+    sources : functions and classes, or where they are, "MODULE:NAME", where importing that takes long
+    names   : the parameters of ``sources`` that are taken, all but those of ``without`` by default
+    words   : of options that are called otherwise in this command alone
+    writes  : whether it is the run directory's only writer while it runs
+    hidden  : options that the command refuses, left out of its help
+    """
+
+    def decorate(function: Function) -> click.Command:
+        own = dict(parameters_of(function))
+        given = [k for k, one in own.items() if not one.is_keyword and k not in SHARED]
+
+        def build() -> tuple[list[click.Parameter], str]:
+            known = [parameters_of(_found(source) if isinstance(source, str) else source) for source in sources]
+            taken = {k: v for one in known for k, v in one.items() if names is None or k in names}
+            left = {k: v for k, v in taken.items() if k not in {*without, "run", "options", "self"}} | own
+            called = WORDS | dict(words or {})
+            flags = {k: called.get(k, f"--{k.replace('_', '-')}").rpartition("/")[2] for k in left}
+            params: list[click.Parameter] = [_argument(own[k]) for k in given]
+            for k, one in left.items():
+                if k not in given and k not in SHARED and one.kind is not object:
+                    params.append(_option(one, called.get(k, flags[k]), flags, k in hidden))
+            params += [_option(SHARED[k], called.get(k, f"--{k}"), flags, False) for k in SHARED if k in own]
+            return params, without_table(function.__doc__ or "", list(left))
+
+        def callback(**values: Any) -> Any:
+            asked = {k: v for k, v in values.items() if (v is not None and v != ()) or k in given}
+            if "run" not in own:
+                return function(**asked)
+            from treeopt.records.rundir import RunDirectory
+
+            run = RunDirectory(asked.pop("run"))
+            if not writes:
+                return function(run=run, **asked)
+            with run.writing():
+                return function(run=run, **asked)
+
+        summary = (function.__doc__ or "").partition("\n")[0]
+        return DeclaredCommand(name or function.__name__, callback, build, summary)
+
+    return decorate
+
+
+def _found(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return reduce(getattr, name.split("."), import_module(module))
+
+
+def _argument(one: Parameter) -> click.Argument:
+    kind = click.Path(path_type=Path) if one.kind is Path else None
+    about = {"required": one.default is REQUIRED, "metavar": METAVARS.get(one.name), "type": kind}
+    return click.Argument([one.name], nargs=-1 if one.many else 1, **about)  # type: ignore[arg-type]
+
+
+def _option(one: Parameter, word: str, flags: Mapping[str, str], hidden: bool) -> click.Option:
+    text, _, otherwise = one.text.partition("; by default ")
+    text = said(text, flags)
+    text = f"{text[:1].upper()}{text[1:]}." + (f"  [default: {said(otherwise, flags)}]" if otherwise else "")
+    about: dict[str, Any] = {"help": text, "hidden": hidden, "metavar": METAVARS.get(one.name)}
+    about["required"] = one.default is REQUIRED
+    if word.startswith("--no-"):
+        about |= {"help": f"Do not {text[0].lower()}{text[1:]}", "flag_value": False, "default": None, "type": bool}
+    elif one.kind is bool:
+        about |= {"is_flag": True, "default": one.default, "metavar": None}
+    elif one.choices:
+        about |= {"type": click.Choice(one.choices), "default": one.default, "show_default": one.default is not None}
+    elif one.many and one.kind is not int and not one.mix and one.default == ():
+        single = replace(one, many=False)
+        about |= {"multiple": True, "type": click.Path(path_type=Path) if one.kind is Path else Value(single)}
+    else:
+        default = one.default if one.default not in ((), REQUIRED) else None
+        if isinstance(default, tuple):
+            default = ",".join(map(str, default))
+        elif one.range is not None and one.range.percent and default is not None:
+            default = f"{100 * default:g}"
+        elif isinstance(default, int | float):
+            default = f"{default:g}"
+        kind = click.Path(path_type=Path) if one.kind is Path else Value(one)
+        about |= {"type": kind, "default": default, "show_default": default is not None}
+    return click.Option([one.name, *word.split("/")], **about)
+
+
+def said(text: str, flags: Mapping[str, str]) -> str:
+    """A row's text with options for the parameters that it names.
+
+    >>> said("the order of `prompts`, shuffled by ``seed``", {"seed": "--seed"})
+    'the order of prompts, shuffled by --seed'
+    """
+    return re.sub(r"``?(\w+)``?", lambda match: flags.get(match[1], match[1]), text).rstrip(".")

@@ -1,0 +1,151 @@
+"""Other tools' files: treeopt import, merge, import-tree, export and convert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.cli.declared import command
+from treeopt.cli.output import show_files, show_result
+from treeopt.files.parameters import Count
+
+if TYPE_CHECKING:
+    from treeopt.records.rundir import RunDirectory
+
+
+@command("treeopt.pipeline.importing:import_file", name="import", without=("paths",))
+def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options: Any) -> None:
+    """Take what another tool measured as the run's calibration.
+
+    \b
+    FILE holds
+        medusa-pt      hit tensors of Medusa's heads_accuracy.py
+        recall         recall@k as JSON
+        acceptance     an acceptance vector as Sequoia keeps it
+        csv            a table of accuracies or hits
+        ranks          ranks that an engine logged, as JSON lines
+    or what an engine counted while it served chains
+        vllm-metrics   /metrics before and after, the log, vllm bench serve
+        vllm-requests  responses with draft metrics, or AIPerf's records
+        sglang         responses with meta_info or sglext
+        tensorrt-llm   /prometheus/metrics before and after, or responses
+        llama-cpp      the log, or /metrics before and after
+
+    \b
+    Example:
+        treeopt import vicuna_heads_accuracy.pt
+        treeopt import recall.json --trials 5000 --run other-run
+        treeopt import before.txt after.txt --drafter eagle3
+    """
+    from treeopt import pipeline
+    from treeopt.report.tables import calibration_table
+    from treeopt.report.terminal import note
+
+    calibration = pipeline.import_file(run, files, **options)
+    for text in calibration.meta["notes"]:
+        note(text)
+    show_result(calibration.document(), calibration_table(calibration), as_json)
+
+
+@command("treeopt.pipeline.merge:merge_runs", without=("others",))
+def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: Any) -> None:
+    """Make one calibration of several, or of its shards.
+
+    Each RUN is a run directory. All shards that treeopt calibrate --shard made become the trace of a single
+    process, byte for byte, in whatever order and however many at a time they are merged. Calibrations
+    of different prompts become groups of one trace; with --weight each counts by its share of the
+    conversations. Other models, drafters, acceptance rules or ranks are refused.
+
+    \b
+    Example:
+        treeopt merge part-1 part-2 part-3 --run whole
+        treeopt merge chat code --weight 0.7 --weight 0.3 --run traffic
+    """
+    from treeopt import pipeline
+    from treeopt.report.tables import calibration_table
+
+    calibration = pipeline.merge_runs(run, runs, **options)
+    show_result(calibration.document(), calibration_table(calibration), as_json)
+
+
+@command(name="import-tree")
+def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_size: Count | None = None) -> None:
+    """Read a tree in any engine's format, and say what is wrong.
+
+    FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Triton's braces,
+    Neuron's lists of children, vLLM's tuples, or a plan. What has one obvious repair is repaired, and said;
+    so is what each engine would have made of the list as it stood.
+
+    \b
+    Example:
+        treeopt import-tree medusa_choices.py --output tree.json
+        treeopt import-tree config.pbtxt
+
+    output     : write the tree there; by default print it
+    batch_size : which of a plan's trees, where FILE is a plan
+    """
+    from treeopt import pipeline
+    from treeopt.engines.diagnosis import document
+    from treeopt.files.storage import schema, write_json
+    from treeopt.report.terminal import note
+
+    found = pipeline.import_tree(file, batch_size=batch_size)
+    for text in found.repaired:
+        note(text)
+    for reading in found.readings:
+        note(f"{reading.engine} reads {reading.reads}: {reading.why}")
+    tree = document(found)
+    if output is not None:
+        write_json(output, "tree", tree)
+    shown = {"schema": schema("tree"), **tree, **({"files": [str(output)]} if output is not None else {})}
+    show_result(shown, str(output) if output is not None else str(found.tree.choices), as_json)
+
+
+@command("treeopt.records.plan:Plan.export", without=("folder",), words={"engine": "--to"})
+def export(
+    run: RunDirectory,
+    as_json: bool,
+    *,
+    engine: str,
+    tree: str | None = None,
+    heads: Count | None = None,
+    **options: Any,
+) -> None:
+    """Write the chosen trees as an engine's own configuration.
+
+    The command that uses them is printed. What the engine would refuse or misread is refused here, with the search to run
+    instead.
+
+    \b
+    Example:
+        treeopt export --to tensorrt-llm --batch-size 4
+        treeopt export --to vllm
+        treeopt export --to neuron-medusa --tree mc_sim_7b_63
+
+    engine : the serving engine (treeopt list engines)
+    tree   : export this tree instead of the plan's: a file, or the name of a published one
+    heads  : number of heads of the drafter of ``tree``; by default the depth of the tree
+    """
+    from treeopt import pipeline
+
+    paths, written = pipeline.export(run, engine, tree=tree, heads=heads, **options)
+    show_files(paths, written.notes, as_json, command=written.command)
+
+
+@command("treeopt.pipeline.export:convert")
+def convert(as_json: bool, drafter: str, **options: Any) -> None:
+    """Write published heads in another engine's layout.
+
+    DRAFTER is a folder, a file or a hub id in any layout that treeopt reads. OpenVINO reads whole models too: DRAFTER is one
+    where no --model is given. optimum-intel converts it, in a virtual environment of its own.
+
+    \b
+    Example:
+        treeopt convert medusa-vicuna-7b-v1.3 --to vllm --output heads-for-vllm
+        treeopt convert smollm2 --to openvino --weights int8 --output model-for-openvino
+        treeopt convert my-eagle3 --to openvino --model smollm2 --output drafter-for-openvino
+    """
+    from treeopt import pipeline
+
+    paths, notes = pipeline.convert(drafter, **options)
+    show_files(paths, notes, as_json)

@@ -1,0 +1,132 @@
+"""The steps that are functions of the package, too: treeopt calibrate, search, bench, compare and score."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import treeopt
+from treeopt.cli.declared import command
+from treeopt.cli.output import show_comparison, show_result
+
+if TYPE_CHECKING:
+    from treeopt.records.rundir import RunDirectory
+
+
+@command(treeopt.calibrate)
+def calibrate(run: RunDirectory, as_json: bool, **options: Any) -> None:
+    """Measure how often the drafter guesses right, rank by rank.
+
+    The target answers the prompts by the rule of --acceptance, conversations turn by turn. With --responses
+    nothing is generated: given answers are read in one pass. What that measures is exact for the answers that
+    the target itself sampled at --temperature, and an estimate for greedy decoding otherwise.
+
+    The same command again continues where it was stopped, with or without --engine ray. Another measurement of
+    the run is kept without --overwrite. With --shard several machines share the prompts, each in a run directory
+    of its own, and treeopt merge joins them.
+
+    \b
+    Example:
+        treeopt calibrate --num-prompts 64
+        treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
+        treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
+        treeopt calibrate --shard 2/8 --run part-2
+        treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --engine ray --workers 4 --gpus-per-worker 1
+    """
+    from treeopt.report.tables import calibration_table
+
+    treeopt.calibrate(run=run, **options)
+    result = run.read_calibration()
+    show_result(result.document(), calibration_table(result), as_json)
+
+
+@command(treeopt.search, words={"engine": "--for"})
+def search(run: RunDirectory, as_json: bool, **options: Any) -> None:
+    """Choose the tree with the best throughput for each batch size.
+
+    Figures are held out, with error bars over conversations and over rounds of timing. Sizes that the
+    data cannot tell apart are named as tied; of those that cost at most 0.5 % the smallest is chosen.
+
+    \b
+    Example:
+        treeopt search --budget 64 --batch-size 4
+        treeopt search --batch-size 1:0.5,4:0.3,8:0.2
+        treeopt search --verify 3
+        treeopt search --for vllm --batch-size 1,8,32
+        treeopt search --sample 5000
+        treeopt search --calibration vicuna-7b-medusa1 --budget 39
+    """
+    from treeopt.report.plan_table import plan_table
+
+    plan = treeopt.search(run=run, **options)
+    show_result(plan.document(), plan_table(plan), as_json)
+
+
+@command(treeopt.bench, without=("plan",))
+def bench(run: RunDirectory, as_json: bool, **options: Any) -> None:
+    """Decode held-out prompts for real, with trees and without.
+
+    The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree. Of the other trees,
+    those that are shown to be slower than the chosen one stop early, and that is said.
+    --prompts trace decodes the prompts of the run's own trace instead. --engine decodes the plan's chain or dynamic tree in another
+    runtime, beside its own plain decoding; bench.json stays.
+
+    \b
+    Example:
+        treeopt bench --num-prompts 16 --rounds 3
+        treeopt bench --engine transformers
+        treeopt bench --prompts trace --tree my_tree.json --dtype float64
+    """
+    from treeopt.report.bench_table import bench_table
+
+    result = treeopt.bench(run=run, **options)
+    show_result(result.document(), bench_table(result), as_json)
+
+
+@command(treeopt.compare, without=("first", "others"))
+def compare(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Say whether a plan is still right for other traffic.
+
+    \b
+    A and B are run directories, or a trace, calibration or plan. B may also be
+    what an engine counted: scrapes of its metrics, its log, its responses.
+    It says which depths moved, beyond noise or not, and what A's plan loses on B.
+    A alone            its groups: what each would gain by a plan of its own
+    A B ... of several drafters, for one model on one machine: which is fastest
+
+    Exit status: 0 keep the plan, 3 plan anew; 1 and 2 as always.
+
+    \b
+    Example:
+        treeopt compare treeopt-run this-month
+        treeopt compare treeopt-run before.prom after.prom --tolerance 1
+        treeopt compare treeopt-run
+        treeopt compare runs/medusa runs/hydra --picture drafters.png
+    """
+    found = treeopt.compare(*sources, **options)
+    show_comparison(found, as_json)
+    click.get_current_context().exit(found.status)
+
+
+@command(treeopt.score, writes=False)
+def score(run: RunDirectory, as_json: bool, tree: str, **options: Any) -> None:
+    """Compare a tree with the best tree of its size.
+
+    TREE is a list of medusa_choices, a plan, any file that treeopt export writes, or the name of a
+    published tree (treeopt list). It is judged by the run's trace, or its calibration.
+
+    \b
+    Example:
+        treeopt score mc_sim_7b_63
+        treeopt score my_tree.json --calibration vicuna-7b-medusa1
+    """
+    from treeopt.files.storage import schema
+    from treeopt.report.tables import score_table
+    from treeopt.report.terminal import note
+
+    found = treeopt.score(tree, run=run, **options)
+    for text in found.notes:
+        note(text)
+    document = {"schema": schema("score"), "tree": tree, **found.document()}
+    show_result(document, score_table(found, tree), as_json)

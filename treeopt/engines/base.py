@@ -1,0 +1,192 @@
+"""The words of this room: what every engine's file is made of.
+
+engine   a serving engine, by the name that --to and --for take
+method   one way in which it speculates: a carrier for the tree, the chain length or the schedule, and its limits
+request  what is to be written · written  the files, the launch command and what the user has to know
+kind     a kind of files that are imported, of an engine or of another tool
+
+A tree method gets a tree; a chain method gets lengths by batch size, of which those without a schedule take one; a method
+of dynamic trees gets settings by batch size, three numbers each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from treeopt.engines.measured.files import Found
+from treeopt.engines.measured.survival import CountedDrafts
+from treeopt.errors import InvalidInput
+from treeopt.records.rules import rule_of
+from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK, DynamicLimits, DynamicTree
+from treeopt.trees.tree import Tree
+
+COMMANDS = "commands.sh"  # the file of the launch command
+Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
+Settings = tuple[tuple[int, int | None, DynamicTree | None], ...]  # dynamic trees likewise; None: do not speculate
+Choices = list[Any]  # of lists or tuples of ranks, or of anything else: a list of a user's
+
+
+class Unknown(Exception):
+    """Raised by a reader of lists where it is not known what the engine makes of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The drafts to write for an engine. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
+
+    For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains.
+
+    max_draft_len  of an engine that has been built already; None where it is built for this tree
+    acceptance     record of the rule that the tree was chosen for; None for greedy decoding
+    drafter_id     which drafter of its kind, as records name it
+    """
+
+    tree: Tree | None = None
+    lengths: Lengths = ()
+    dynamic: DynamicTree | None = None
+    settings: Settings = ()
+    batch_size: int = 1
+    num_heads: int
+    num_layers: int = 1
+    drafter: str | None = None
+    drafter_id: str | None = None
+    version: str | None = None
+    max_draft_len: int | None = None
+    acceptance: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InvalidInput(f"{name} must be a whole number of at least 1 to be exported, but is {value!r}.")
+
+    @property
+    def rule(self) -> str:
+        """The acceptance rule, by --acceptance's name."""
+        return rule_of(self.acceptance)
+
+    @property
+    def dynamics(self) -> Settings:
+        """The settings of dynamic trees by batch size; a chain is one of topk 1."""
+        chains = tuple((a, b, DynamicTree(k, 1, k + 1) if k else None) for a, b, k in self.lengths)
+        return self.settings or chains or ((1, None, self.dynamic),)
+
+    def tree_of(self, engine: str) -> Tree:
+        """The tree; InvalidInput where there is none to speculate with."""
+        if self.tree is None or len(self.tree) == 1:
+            raise InvalidInput(
+                f"{engine} needs at least one choice, but the plan is not to speculate here: serve the model "
+                "without its heads."
+            )
+        return self.tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """File name to text, the exact launch command with the flags that must match, and notes."""
+
+    files: Mapping[str, str]
+    command: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way in which an engine speculates.
+
+    drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
+    shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes
+    dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
+    within_levels  whether such a tree has at most topk nodes for each level, fewer than its pool has
+    redrafts       whether the drafter reads the expanded nodes of all levels above again on each level
+    fills_levels   which dynamic trees must have a row for each level: all, chains or none
+    rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
+                   that is written; rejection's law with guesses that are not drawn is that of ``sample``
+    max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out; the levels
+                   of a dynamic tree, and the length of a chain, are its depth
+    carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
+    derived        fields that follow from the tree, "max_draft_len = choices"
+    first_depth_closed  whether ranks must have no gap at depth 1, though they may further down
+    by_version     whether its files differ by release
+    by_batch_size  whether it takes a schedule · built_for_size  whether another size needs another engine build
+    versions, status, source   which releases have it, whether they still do, and where that was read
+    checked        the release or commit whose source its export was checked against
+    write          the files; the launch command is added to them as `COMMANDS` where it is not among them
+    """
+
+    name: str
+    drafters: tuple[str, ...]
+    shape: str = "chain"
+    dynamic: bool = False
+    within_levels: bool = False
+    redrafts: bool = False
+    fills_levels: str = "chains"
+    rules: tuple[str, ...] = ("greedy",)
+    max_rank: int | None = None
+    max_depth: int | None = None
+    max_nodes: int | None = None
+    max_batch_size: int | None = None
+    carrier: str
+    syntax: str
+    derived: tuple[str, ...] = ()
+    first_depth_closed: bool = False
+    by_version: bool = False
+    by_batch_size: bool = False
+    built_for_size: bool = False
+    versions: str = "current"
+    status: str = "live"
+    source: str
+    checked: str
+    write: Callable[[Request], Written]
+
+    @property
+    def dynamic_limits(self) -> DynamicLimits | None:
+        """The limits of its dynamic trees; None where it takes none."""
+        if not self.dynamic:
+            return None
+        rows = MOST_ROWS if self.max_nodes is None else min(MOST_ROWS, self.max_nodes + 1)
+        levels = min(MOST_LEVELS, self.max_depth or MOST_LEVELS)
+        return DynamicLimits(levels, MOST_TOPK, rows, self.within_levels, self.redrafts, chains=True)
+
+    def decodes(self, batch_size: int | None) -> bool:
+        """Whether it decodes that many sequences at once."""
+        return self.max_batch_size is None or (batch_size or 0) <= self.max_batch_size
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: what it must hold, how that is recognised and read, and the options that reading takes.
+
+    takes_others : whether another kind's files are read too, so that it is asked last
+    """
+
+    needed: str
+    matches: Callable[[Any], bool]
+    read: Callable[..., Found | CountedDrafts]
+    options: tuple[str, ...] = ()
+    takes_several: bool = False  # whether reading takes a list of files
+    takes_others: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingEngine:
+    """A serving engine and its methods, the usual one first.
+
+    package  its name on the Python package index; None where its source is not there
+    imports  kinds of files in which it says what it counted of its drafts, by --from's names
+    readers  its code that reads lists, by name: the tree that comes of a user's list, or of the tree that was meant, for
+             ``treeopt import-tree``. InvalidInput where it decodes with another tree, another error where it fails
+    runs     how it decodes here, by --engine's names: module:function of (target, drafter, stop, say), imported when asked
+    counting readers that verify a choice twice if it is listed twice
+    """
+
+    name: str
+    title: str
+    package: str | None = None
+    methods: tuple[Method, ...] = ()
+    imports: Mapping[str, Kind] = field(default_factory=dict)
+    readers: Mapping[str, Callable[[Choices, Tree], Tree]] = field(default_factory=dict)
+    counting: tuple[str, ...] = ()
+    runs: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,150 @@
+"""Chains and dynamic trees as engines are told of them: ranges of batch sizes, and flags of a launch command.
+
+ranges : (from, to, what) of batch sizes, from 1 on without a gap, the last without end; what is a length K, 0 for none,
+         or a dynamic tree, None for none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from treeopt.engines.base import COMMANDS, Request, Written
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.trees.dynamic import DynamicTree
+
+Value = TypeVar("Value")
+Ranges = tuple[tuple[int, int | None, Value], ...]  # of batch sizes, with what they get: `Lengths`, `Settings`
+
+LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, as treeopt's own ``ngram`` does
+LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
+BLOCKS = ("dflash", "dspark")  # drafters that guess a block at once, as long as they were trained for at most
+
+
+def merged(ranges: Ranges[Value]) -> Ranges[Value]:
+    """Ranges of batch sizes in which neighbours differ, from any that follow one another.
+
+    Raises InvalidInput where the ranges do not begin at 1, leave a gap or overlap.
+
+    >>> merged(((1, 4, 3), (5, 8, 3), (9, None, 0)))
+    ((1, 8, 3), (9, None, 0))
+    """
+    expected: int | None = 1
+    found: list[tuple[int, int | None, Value]] = []
+    for begin, end, what in ranges:
+        if begin != expected or (end is not None and end < begin):
+            raise InvalidInput(
+                "A schedule must have ranges of batch sizes from 1 on, without gap or overlap, but has "
+                f"{begin} to {'the end' if end is None else end} where it must go on from {expected}."
+            )
+        if isinstance(what, int) and what < 0:
+            raise InvalidInput(f"A chain must have at least 0 guesses, but got {what}.")
+        expected = None if end is None else end + 1
+        first = found.pop()[0] if found and found[-1][2] == what else begin
+        found.append((first, end, what))
+    if expected is not None:
+        raise InvalidInput("The last range of a schedule must be open, so that it serves every batch size.")
+    if ranges[-1][0] > LAST:
+        raise InvalidInput(f"A schedule may distinguish batch sizes up to {LAST}, but has {ranges[-1][0]}.")
+    return tuple(found)
+
+
+def said(ranges: Ranges[int] | Ranges[DynamicTree | None]) -> str:
+    """The ranges in words.
+
+    >>> said(((1, 8, 4), (9, None, 0))), said(((1, 8, DynamicTree(3, 2, 8)), (9, None, None)))
+    ('1-8: 4, from 9 on: 0', '1-8: 3/2/8, from 9 on: none')
+    """
+    words = [(a, b, "none" if k is None else str(k) if isinstance(k, int) else k.name) for a, b, k in ranges]
+    return ", ".join(f"{a}-{b}: {k}" if b is not None else f"from {a} on: {k}" for a, b, k in words)
+
+
+def only_length(request: Request, engine: str) -> int:
+    """The one length for all batch sizes; InvalidInput where the schedule has several."""
+    return _only(merged(request.lengths), f"{engine} takes one chain length", "schedule")
+
+
+def only_setting(request: Request, engine: str) -> DynamicTree | None:
+    """The one dynamic tree for all batch sizes, None for no speculation; InvalidInput where the plan has several."""
+    return _only(merged(request.dynamics), f"{engine} takes one dynamic tree", "plan")
+
+
+def _only(ranges: Ranges[Value], takes: str, whose: str) -> Value:
+    if len(ranges) > 1:
+        raise InvalidInput(
+            f"{takes} for all batch sizes, but the {whose} has {said(ranges)}: "  # type: ignore[arg-type]
+            "export one of them with `batch_size`."
+        )
+    return ranges[0][2]
+
+
+def within_heads(length: int, request: Request, engine: str) -> int:
+    """The length; InvalidInput where there are not as many heads, of which each makes one guess."""
+    if length > request.num_heads:
+        raise InvalidInput(
+            f"{engine} takes a chain up to the number of heads, {request.num_heads}, but this one has "
+            f"{length} guesses: search again with `max_depth={request.num_heads}`."
+        )
+    return length
+
+
+def drafter_of(request: Request, kinds: Iterable[str], engine: str) -> str:
+    """The plan's drafter kind, the first of ``kinds`` where it names none; Unsupported for another."""
+    kinds = tuple(kinds)
+    drafter = request.drafter or kinds[0]
+    if drafter not in kinds:
+        raise Unsupported(f"{engine} runs {', '.join(kinds)} this way, but the drafter is {drafter}.")
+    return drafter
+
+
+def launch(command: str, notes: Iterable[str] = (), files: Mapping[str, str] | None = None) -> Written:
+    """The files, and the launch command as one more."""
+    return Written(files={**(files or {}), COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
+
+
+def plain(command: str, what: str = "chain") -> Written:
+    """The base model alone, where no chain pays, or no tree."""
+    return Written(
+        files={COMMANDS: f"# No {what} pays: the base model without speculation.\n{command}\n"},
+        command=command,
+        notes=(f"No {what} pays here: the command serves the base model.",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Writes one chain for all batch sizes as flags of a launch command, from data alone.
+
+    serve   : the command; what ends it with speculation, and what without
+    options : kind of drafter to its flags: {length} is the chain's, {rows} one more, {looked_up} an n-gram's and
+              {batch_rows} the rows of all sequences
+    slots   : sequences that it decodes at once unless told otherwise, and what tells it
+    heads   : kinds of drafters whose heads make one guess each
+    notes   : of every chain, then by kind of drafter; they take the same numbers, and {batch_size}
+    also    : notes that a request needs with a chain of a length
+    """
+
+    engine: str
+    serve: str
+    alone: str = ""
+    options: Mapping[str, str]
+    slots: tuple[int, str] = (0, "")
+    heads: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    notes_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    also: Callable[[Request, int], Sequence[str]] = lambda request, length: ()
+
+    def __call__(self, request: Request) -> Written:
+        kind = drafter_of(request, self.options, self.engine)
+        length = only_length(request, self.engine)
+        slots, more = self.slots
+        serve = self.serve + (more.format(batch_size=request.batch_size) if request.batch_size > slots else "")
+        if length == 0:
+            return plain(f"{serve}{self.alone}")
+        if kind in self.heads:
+            within_heads(length, request, self.engine)
+        numbers = {"length": length, "rows": length + 1, "looked_up": min(length, LOOKED_UP)}
+        numbers |= {"batch_size": request.batch_size, "batch_rows": request.batch_size * (length + 1)}
+        notes = [note.format(**numbers) for note in (*self.notes, *self.notes_of.get(kind, ()))]
+        return launch(f"{serve} {self.options[kind].format(**numbers)}", [*notes, *self.also(request, length)])

@@ -1,0 +1,77 @@
+"""ExLlamaV3, a library: generate.py takes the options of its own loader, ``exllamav3.model_init``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.chains import Flags
+from treeopt.engines.programs import SCRIPT, sampling
+from treeopt.files.shell import shell_word
+
+PROGRAM = '''"""Generation with ExLlamaV3: python generate.py, the options of its own loader, and --prompt PROMPT"""
+
+import sys
+from argparse import ArgumentParser
+
+from exllamav3 import Generator, model_init
+
+parser = ArgumentParser()
+greedy = {"temperature": 0.0, "min_p": 0.0}
+model_init.add_args(parser, add_sampling_args=True, default_sampling_args=greedy, add_draft_model_args=True)
+parser.add_argument("--prompt", required=True)
+args = parser.parse_args()
+model, config, cache, tokenizer, draft_model, _, draft_cache = model_init.init(args)
+generator = Generator(
+    model,
+    cache,
+    tokenizer,
+    draft_model=draft_model,
+    draft_cache=draft_cache,
+    num_draft_tokens=args.num_draft_tokens,
+    ngram_match_min=args.ngram_match_min,
+    dynamic_draft_tokens=args.dynamic_draft,
+)
+sampler = model_init.get_arg_sampler(args)
+prompt, is_chat = args.prompt, False
+try:
+    prompt, is_chat = tokenizer.hf_render_chat_template([{"role": "user", "content": prompt}]), True
+except (ImportError, ValueError) as error:  # without transformers, or without a template
+    print(f"The prompt is given as it is: {error}", file=sys.stderr)
+text = generator.generate(
+    prompt,
+    128,
+    sampler=sampler,
+    encode_special_tokens=is_chat,
+    stop_conditions=config.eos_token_id_list,
+    add_bos=not is_chat,
+    completion_only=True,
+)
+print(text)
+'''
+
+
+FLAGS = {
+    "draft-model": "--draft_model_dir DRAFTER",
+    "dflash": "--draft_model_dir DRAFTER",
+    "mtp": "--mtp",
+    "ngram": "--ngram_match_min 1",
+}  # treeopt's own ``ngram`` looks single tokens up too
+
+
+def write(request: Request) -> Written:
+    """A program, and its options."""
+    asked = sampling(request)
+    flags = [f" --{key} {shell_word(asked[key])}" for key in ("temperature", "top_p", "top_k") if key in asked]
+    end = f"{''.join(flags)}{' --temperature_first' * bool(flags)} --prompt PROMPT"
+    options = {kind: f"{flag} --num_draft_tokens {{length}}{end}" for kind, flag in FLAGS.items()}
+    written = Flags(engine="ExLlamaV3", serve=f"python {SCRIPT} --model_dir MODEL", alone=end, options=options)(request)
+    return replace(written, files={**written.files, SCRIPT: PROGRAM})
+
+
+ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3", methods=(
+    Method(name="generator", checked="1.6.5", drafters=tuple(FLAGS), rules=("greedy", "sample"),
+           carrier="num_draft_tokens of Generator()", syntax="--draft_model_dir DRAFTER --num_draft_tokens 3",
+           derived=("dynamic_draft_tokens = False",),
+           source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py", write=write),
+))  # fmt: skip

@@ -1,0 +1,217 @@
+"""llama.cpp: the longest chain as a flag; and what its server logs of its drafts, or shows under /metrics.
+
+It stops a chain earlier where its drafter is unsure, and takes no tree from outside.
+
+draft acceptance = 0.60667 (  182 accepted /   300 generated), mean len =  2.82      a request
+     acc per pos = (0.800, 0.600, 0.420)               its rates, later in the log: --verbosity 4 alone
+draft acceptance = ..., mean acceptance length =  2.82, acceptance rate per position = (0.800, 0.600, 0.420)
+                                                       both in one line, from PR #24536 (June 2026) on
+statistics draft-eagle3: ..., #gen drafts = 100, #acc drafts = 80, #gen tokens = 300, #acc tokens = 182,
+    #mean acc len = 2.82, #acc rate/pos = (0.800, 0.600, 0.420)     the process so far: the last line counts
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total              counters, read as those of vLLM
+
+Rates are survivals over verified drafts, the mean has the target's own token in it. Lines of requests are
+read where there are some, since only they tell requests apart; both count the same drafts. The totals of
+/metrics have six digits, its counters by position have all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treeopt.engines.base import Kind, Method, ServingEngine
+from treeopt.engines.chains import Flags
+from treeopt.engines.measured.exposition import counters_among, is_exposition, six_digits
+from treeopt.engines.measured.files import File
+from treeopt.engines.measured.printed import RATE, Printed, number, pooled, whole
+from treeopt.engines.measured.requests import bodies
+from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Group
+from treeopt.engines.vllm import COUNTERS, from_counters
+from treeopt.errors import InvalidInput
+
+DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min 0"
+write = Flags(
+    engine="llama.cpp",
+    serve="llama-server --model MODEL.gguf",
+    slots=(4, " --parallel {batch_size} --kv-unified"),  # one context for all, as where it is not told
+    options={
+        "draft-model": f"--spec-type draft-simple --spec-draft-model DRAFTER.gguf {DRAFT}",
+        "eagle3": f"--spec-type draft-eagle3 --spec-draft-model DRAFTER.gguf {DRAFT}",
+        "mtp": f"--spec-type draft-mtp {DRAFT}",
+        "dflash": f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {DRAFT}",
+        "dspark": f"--spec-type draft-dspark --spec-draft-model DRAFTER.gguf {DRAFT}",
+        "ngram": "--spec-type ngram-simple --spec-ngram-simple-size-n {looked_up} --spec-ngram-simple-size-m {length}",
+    },
+    notes_of={
+        **dict.fromkeys(
+            ("draft-model", "eagle3"),
+            (
+                "--spec-draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its "
+                "drafter is unsure.",
+                "Builds that do not know --spec-type have other names for these options: treeopt list engines llama-cpp",
+            ),
+        ),
+        "mtp": (
+            "It drafts with MODEL's own layers; --spec-draft-model names them where they are a file of their own. From a "
+            "model of several such layers it silently drafts no more tokens than it has layers.",
+        ),
+        "ngram": ("It looks up that number of tokens and no fewer, and drafts only where as many follow in the text.",),
+    },
+)
+
+PREFIX = r"llamacpp:spec_decode_"
+RATES = r"\(([^)]{0,20000})\)"
+REQUEST = re.compile(
+    r"draft acceptance(?: rate)? = ([\d.]+) \(\s*(\d+) accepted /\s*(\d+) generated\)"
+    rf"(?:, mean (?:acceptance length|len) =\s*([\d.]+)(?:, acceptance rate per position = {RATES})?)?"
+)
+POSITIONS = re.compile(rf"acc per pos = {RATES}")
+# Both lines of a request name its slot and task; behind a router also the port of their server.
+SLOT = re.compile(r"\bid\s{1,3}(-?\d+) \| task (-?\d+) \|")
+PORT = re.compile(r"\[ ?(\d{4,5})\] ")
+PROCESS = re.compile(
+    r"statistics\s+(\S+): (?:#calls\(b,g,a\) =\s*\d+\s+\d+\s+(\d+), )?(?:(?!statistics).)*?#gen drafts =\s*(\d+), "
+    r"#acc drafts =\s*(\d+), #gen tokens =\s*(\d+), #acc tokens =\s*(\d+)"
+    rf"(?:, #mean acc len =\s*([\d.]+), #acc rate/pos = {RATES})?"
+)
+NEEDED = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+ASK = "start the server with --verbosity 4, or with --metrics and save /metrics before and after"
+OLD_LINE = (
+    "only means of its drafts: survival needs rates by position, which llama.cpp prints since PR #24536 of June 2026. "
+    f"Update it, and {ASK}"
+)
+NO_TRACE = f"only means of its drafts: llama.cpp prints rates by position ('acc per pos') as trace. {ASK.capitalize()}"
+WAY = ", all of them full: --spec-draft-p-min 0 and --spec-draft-n-min 0"
+NUMBERS = "numbers in its lines of drafts"
+CUMULATIVE = (
+    "The lines 'statistics' count since the start of the process: only the last one was read. For recurrent and hybrid "
+    "models they count the target's own token as accepted: use the lines of requests there."
+)
+
+
+def is_of_drafts(content: Any) -> bool:
+    text = text_of(content)
+    if is_exposition(text, PREFIX) or REQUEST.search(text) or PROCESS.search(text):
+        return True
+    return isinstance(content, dict) and isinstance(content.get("timings"), dict) and "draft_n" in content["timings"]
+
+
+def read_drafts(files: Sequence[File]) -> CountedDrafts:
+    """Drafts of all files together: scrapes are subtracted, logs are pooled."""
+    texts = [(text_of(content), path) for content, path in files]
+    for text, one in texts:
+        if not text:
+            raise InvalidInput(
+                f"{one} has only means of its drafts, and survival needs rates by position: import the log."
+            )
+    if counters := counters_among(texts, PREFIX, COUNTERS, six_digits):
+        return from_counters(counters, NEEDED, WAY)
+    groups: list[Group] = []
+    said: list[str] = []
+    are_requests = True
+    for text, one in texts:
+        found, notes, of_requests = _from_log(text, one)
+        groups += found
+        said += notes
+        are_requests &= of_requests
+    return CountedDrafts(groups, files[-1][1], said, are_requests, way=WAY)
+
+
+def text_of(content: Any) -> str:
+    """A log as it is printed, also where it is JSON lines of --log-jsonl; "" where it is none."""
+    if isinstance(content, str):
+        return content
+    said = (body.get("msg") for body in bodies(content) if body.get("type") == "log")
+    return "\n".join(one for one in said if isinstance(one, str))
+
+
+@dataclass
+class DraftLine:
+    """The numbers of a request's drafts; the mean and the rates may be missing."""
+
+    accepted: str
+    drafted: str
+    mean: str | None
+    rates: str | None
+
+
+def lines_of_requests(text: str) -> Iterator[DraftLine]:
+    """Requests of a log, with the rates of the same slot and task that follow before its next request."""
+    waiting: dict[tuple[str, ...], DraftLine] = {}
+    for line in text.splitlines():
+        slot, port = SLOT.search(line), PORT.match(line)
+        key = (port[1] if port else "", *(slot.groups() if slot else ()))
+        if found := REQUEST.search(line):
+            if key in waiting:
+                yield waiting.pop(key)
+            waiting[key] = DraftLine(found[2], found[3], found[4], found[5])
+        elif (found := POSITIONS.search(line)) and key in waiting:
+            one = waiting.pop(key)
+            one.rates = one.rates or found[1]
+            yield one
+    yield from waiting.values()
+
+
+def _from_log(text: str, path: Path) -> tuple[list[Group], list[str], bool]:
+    """Drafts of a log, notes, and whether they are of requests."""
+    last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
+    drafting = {name: found for name, found in last.items() if whole(found[3])}
+    if len(drafting) > 1:
+        raise InvalidInput(
+            f"{path} must be of one drafter, but has statistics of {', '.join(sorted(drafting))}: their drafts differ. "
+            "Serve with one of them."
+        )
+    requests = list(lines_of_requests(text))
+    verified = [one for one in requests if one.mean is not None and one.rates]
+    if verified:
+        printed = [_printed(one.rates, one.accepted, one.drafted, one.mean, path) for one in verified]
+        groups, notes = pooled(
+            [(f"{path}, draft line {n},", line) for n, line in enumerate(printed, 1) if line.drafted]
+        )
+        if left := len(requests) - len(verified):
+            notes.append(f"{left} lines without rates by position were left out.")
+        return groups, notes, True
+    used = [found for found in drafting.values() if found[8] is not None]
+    if last and not drafting and not requests:
+        raise InvalidInput(NONE.format(path))
+    if not used:
+        raise InvalidInput(f"{path} has {NO_TRACE if any(one.mean for one in requests) else OLD_LINE}.")
+    groups, notes = pooled([(f"{path}, draft line 1,", _statistics(used[0], path))])
+    return groups, [CUMULATIVE, *notes], False
+
+
+def _statistics(found: re.Match[str], path: Path) -> Printed:
+    """Rates are over the drafts that were verified, and end where none was accepted; guesses are of all that were made."""
+    made, first, drafted, accepted = (whole(found[n]) for n in (3, 4, 5, 6))
+    drafts = whole(found[2]) if found[2] else made
+    line = _printed(found[8], found[6], found[5], found[7], path, drafts)
+    rates = list(line.rates)
+    if drafts and abs(sum(rates) * drafts - accepted) <= RATE * len(rates) * drafts + 1e-6:
+        rates += [0.0] * (min(-(-drafted // made), MOST_LENGTH + 1) - len(rates))
+    if rates and abs(rates[0] * drafts - first) > RATE * drafts + 0.5:
+        raise InvalidInput(
+            f"{path} must accept the first guess of as many drafts as it says, {first}, but the rate is {rates[0]}."
+        )
+    return Printed(rates, accepted, round(drafted * drafts / made), line.mean, drafts, may_be_cut=True)
+
+
+def _printed(
+    rates: str | None, accepted: str, drafted: str, mean: str | None, path: Path, drafts: int | None = None
+) -> Printed:
+    numbers = [number(part, path, NUMBERS) for part in [*filter(None, (rates or "").split(",")), mean or ""]]
+    return Printed(numbers[:-1], whole(accepted), whole(drafted), numbers[-1], drafts, may_be_cut=True)
+
+
+KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts, takes_several=True)
+ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", imports={"llama-cpp": KIND}, methods=(
+    Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options),
+           rules=("greedy", "sample"), carrier="--spec-type, --spec-draft-n-max",
+           syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
+           derived=("rows of a step = n-max + 1",),
+           versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
+           source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
+))  # fmt: skip

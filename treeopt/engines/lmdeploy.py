@@ -1,0 +1,31 @@
+"""LMDeploy: the length of a chain as a flag, with its PyTorch backend alone."""
+
+from treeopt.engines.base import Method, ServingEngine
+from treeopt.engines.chains import Flags
+
+OWN = " --speculative-draft-model DRAFTER"
+KINDS = {"eagle3": ("eagle3", OWN), "eagle": ("eagle", OWN), "mtp": ("deepseek_mtp", ""), "dflash": ("dflash", OWN)}
+write = Flags(
+    engine="LMDeploy",
+    serve="lmdeploy serve api_server MODEL --backend pytorch",
+    options={
+        kind: f"--speculative-algorithm {name}{own} --speculative-num-draft-tokens {{length}}"
+        for kind, (name, own) in KINDS.items()
+    },
+    notes=("Without --backend pytorch it may take TurboMind, which only warns and does not speculate.",),
+    notes_of={
+        "mtp": (
+            "DeepSeek's own layer is deepseek_mtp; hy3_mtp and qwen3_5_mtp are other models'. The layer is read from "
+            "MODEL unless --speculative-draft-model names another folder.",
+        )
+    },
+)
+
+ENGINE = ServingEngine(name="lmdeploy", title="LMDeploy", package="lmdeploy", methods=(
+    Method(name="number", checked="0.18.0", drafters=tuple(write.options), rules=("greedy", "sample"),
+           carrier="--speculative-num-draft-tokens",
+           syntax="--backend pytorch --speculative-algorithm eagle3 --speculative-num-draft-tokens 3",
+           derived=("backend = pytorch",), versions="current, PyTorch backend only",
+           source="InternLM/lmdeploy lmdeploy/messages.py, lmdeploy/cli/utils.py, lmdeploy/pytorch/spec_decode/spec_agent.py",
+           write=write),
+))  # fmt: skip

@@ -1,0 +1,129 @@
+"""Files of other tools: what they hold, before anything is made of it. Nothing is unpickled but tensors.
+
+a torch file   its tensors as arrays, in the list or dict that held them
+JSON           the document; of JSON lines a list with one document a line
+anything else  its text
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput, TreeoptError, quoted
+from treeopt.files.bounds import MOST_TENSOR_BYTES, check_stored, limit_rows, loads, open_regular
+from treeopt.files.storage import read_text
+from treeopt.records.calibration import Calibration
+from treeopt.records.trace import RankTrace
+from treeopt.trees.tree import MOST_DEPTH
+
+File = tuple[Any, Path]  # what a file holds, and its path
+LOGS = (
+    "'iterLatencyMS'",
+    "Decode batch",
+    "SpecDecoding metrics: ",
+    "draft acceptance",
+)  # in logs whose lines may begin as JSON does
+TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
+
+
+@dataclass(frozen=True)
+class Found:
+    """A measurement that was read: a trace where ranks are known state by state, else a calibration; and what to know of it."""
+
+    calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
+    trace: RankTrace | None = None
+
+    @property
+    def source(self) -> RankTrace | Calibration:
+        found = self.calibration if self.trace is None else self.trace
+        assert found is not None
+        return found
+
+
+def load_file(path: Path) -> Any:
+    """Arrays, a JSON document, a list of JSON lines, or a text; InvalidInput where it is none of them."""
+    try:
+        with open_regular(path) as stream:
+            start = stream.read(4)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from None
+    if start.startswith(TORCH):
+        return _arrays(path)
+    text = read_text(path).removeprefix("\ufeff").strip()
+    if not text:
+        raise InvalidInput(f"{path} must hold a measurement, but it is empty.")
+    return _documents(path, text) if text[0] in "{[" else text
+
+
+def head_order(names: Collection[str], path: Path) -> list[str]:
+    """Names of heads in their order: they end in numbers that count up from 0 or from 1.
+
+    >>> head_order(["head_2", "head_1"], Path("x.json"))
+    ['head_1', 'head_2']
+    """
+    if len(names) > MOST_DEPTH:
+        raise InvalidInput(f"{path} may have {MOST_DEPTH} heads, but has {len(names):,}.")
+    numbers = {name: re.search(r"(\d{1,4})\Z", name, re.ASCII) for name in names}
+    ordered = sorted(names, key=lambda name: int(found[1]) if (found := numbers[name]) else -1)
+    counted = [int(found[1]) if (found := numbers[name]) else -1 for name in ordered]
+    if not counted or counted not in (list(range(len(counted))), list(range(1, len(counted) + 1))):
+        raise InvalidInput(f"{path} must number its heads 0, 1, ... or 1, 2, ..., but has {quoted(list(names))}.")
+    return ordered
+
+
+def _documents(path: Path, text: str) -> Any:
+    try:
+        try:
+            return loads(text)
+        except json.JSONDecodeError as error:
+            if not error.msg.startswith("Extra data"):
+                raise
+        lines = (line for line in text.splitlines() if line.strip())
+        return [loads(line) for line in limit_rows(lines, path)]
+    except InvalidInput:
+        raise
+    except ValueError as error:
+        if any(mark in text for mark in LOGS):
+            return text
+        raise InvalidInput(f"{path} must be valid JSON, or one document a line, but it is not: {error}.") from None
+
+
+def _arrays(path: Path) -> Any:
+    import torch
+
+    left = [MOST_TENSOR_BYTES]  # bytes that may still be taken: one tensor may stand in many places
+
+    def array(value: Any) -> NDArray[Any]:
+        plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+        # A pickle may describe a huge tensor over few bytes.
+        if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise InvalidInput(f"{path} must hold plain tensors, but holds {quoted(type(value).__name__)}.")
+        left[0] -= value.numel() * max(value.element_size(), 8)
+        if left[0] < 0:
+            raise InvalidInput(f"The tensors of {path} may have {MOST_TENSOR_BYTES // 2**20} MiB, but have more.")
+        values = value.detach()
+        return np.array((values.double() if values.is_floating_point() else values).numpy())
+
+    try:
+        check_stored(path)
+        held = torch.load(path, weights_only=True, map_location="cpu")
+        if isinstance(held, list | tuple):
+            return [array(value) for value in held]
+        if isinstance(held, dict) and all(isinstance(name, str | int) for name in held):
+            return {str(name): array(value) for name, value in held.items()}
+        return array(held)
+    except TreeoptError:
+        raise
+    except Exception:  # a flipped byte makes the parsers raise anything, from KeyError to MemoryError
+        raise InvalidInput(
+            f"{path} must be tensors saved by torch, but it is not readable as that: it may be cut off, or hold code."
+        ) from None

@@ -1,0 +1,105 @@
+"""`NAME_heads_accuracy.pt`, which Medusa's medusa/eval/heads_accuracy.py writes (commit e2a5d20).
+
+The script decodes every prompt greedily for the same number of steps and saves one tensor a head: whether
+each of the head's 20 candidates was the token that came. A prompt of N = steps + 1 tokens has the states
+0...steps; head k guesses token t + 1 + k of them, so that it has steps - k + 1 rows a prompt, in order of
+t. So heads 1 and 2 tell how many prompts there were (rows1 - rows2), and row j of a block is state j: the
+file is a whole trace, although its own reader sums it up and divides by the literal 16100, the rows of
+head 1 for 805 prompts of 20 steps.
+
+Each prompt is one sequence of consecutive states of greedy decoding, so trees can be replayed on it
+exactly. One thing cannot be mended: the script looks for no EOS, and what an answer says behind it counts.
+
+hits : (rows, R) bool  of one head; at most one candidate a row is the true token
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.engines.measured.files import Found, head_order
+from treeopt.engines.measured.rates import counted
+from treeopt.errors import InvalidInput
+from treeopt.records.trace import MISS, NO_TRIAL, End, RankTrace
+from treeopt.trees.tree import MOST_DEPTH, MOST_RANK, BoolArray
+
+NO_EOS = "Medusa's script does not stop at EOS, so what the model wrote after the end of an answer counts too."
+NO_BLOCKS = (
+    "The prompts do not have the same number of steps each, so it is unknown which rows belong "
+    "together. Only the accuracy of each head was taken, over its own rows."
+)
+
+
+def matches(content: Any) -> bool:
+    tensors = list(content.values()) if isinstance(content, dict) else content
+    return (
+        isinstance(tensors, list)
+        and bool(tensors)
+        and all(isinstance(one, np.ndarray) and one.ndim == 2 for one in tensors)
+    )
+
+
+def read(content: Any, path: Path) -> Found:
+    """The trace of hit tensors; where the rows do not fit together, counts alone."""
+    names = head_order(content, path) if isinstance(content, dict) else range(len(content))
+    heads = check_hits([content[name] for name in names], path)
+    rows = [len(hits) for hits in heads]
+    blocks = block_shape(rows)
+    if blocks is None:
+        hits = np.stack([head.sum(0) for head in heads])
+        return Found(counted(hits, rows, path), (NO_BLOCKS, NO_EOS))
+    prompts, steps = blocks
+    ranks = np.full((prompts, steps + 1, len(heads)), NO_TRIAL)
+    for k, hits in enumerate(heads):
+        rank = np.where(hits.any(1), hits.argmax(1), MISS)
+        ranks[:, : steps - k, k] = rank.reshape(prompts, steps - k)
+    meta = {"top_k": heads[0].shape[1], "acceptance": {"rule": "greedy", "temperature": 0.0}}
+    trace = RankTrace(
+        ranks=ranks.reshape(-1, len(heads)),
+        starts=np.arange(prompts + 1) * (steps + 1),
+        end=np.full(prompts, End.LIMIT),
+        meta=meta,
+    )
+    return Found(notes=(NO_EOS,), trace=trace)
+
+
+def block_shape(rows: list[int]) -> tuple[int, int] | None:
+    """(prompts, steps) that give every head its number of rows; None where there are none.
+
+    >>> block_shape([16100, 15295, 14490]), block_shape([16100, 16100])
+    ((805, 20), None)
+    """
+    prompts = rows[0] - rows[1] if len(rows) > 1 else 0
+    if prompts < 1 or rows[0] % prompts:
+        return None
+    steps = rows[0] // prompts
+    return (prompts, steps) if rows == [prompts * (steps - k) for k in range(len(rows))] else None
+
+
+def check_hits(tables: list[NDArray[Any]], path: Path) -> list[BoolArray]:
+    """Tables of hits, rows x candidates; InvalidInput where they are not."""
+    if len(tables) > MOST_DEPTH:
+        raise InvalidInput(f"{path} may have {MOST_DEPTH} heads, but has {len(tables):,}.")
+    shapes = [table.shape for table in tables]
+    if any(table.dtype.kind not in "biu" or not np.isin(table, (0, 1)).all() for table in tables):
+        raise InvalidInput(f"{path} must hold hits, true or false, but it holds other numbers.")
+    if any(0 in shape for shape in shapes):
+        raise InvalidInput(f"{path} must have rows for every head, but its tables are of the shapes {shapes}.")
+    hits = [table.astype(bool) for table in tables]
+    if any((table.sum(1) > 1).any() for table in hits):
+        turned = all((table.sum(0) <= 1).all() for table in hits)
+        raise InvalidInput(
+            f"{path} must hold tables of rows x candidates with one hit a row at most, but {shapes[0]} "
+            + ("looks transposed: turn the tables round." if turned else "has several: its hits look cumulative.")
+        )
+    candidates = {shape[1] for shape in shapes}
+    if len(candidates) > 1 or max(candidates) > MOST_RANK:
+        raise InvalidInput(
+            f"{path} must hold tables of rows x candidates, as many candidates for every head, but their "
+            f"shapes are {shapes}."
+        )
+    return hits

@@ -1,0 +1,238 @@
+"""Counts from the shares that tools print: cumulative or rank by rank, with trials given or assumed.
+
+shares : (K, R)  of head k, the true token among its first r + 1 candidates, or at exactly rank r
+trials : (K,)    states at which head k had something to guess
+
+recall@k of each head as JSON: the share of states with the true token among the first k candidates.
+
+{"recall": {"head_0": {"1": 0.6, "2": 0.7, ...}, ...}, "total_predictions": {"0": 5000, ...}}
+    as cactus-compute/fmtp writes it (scripts/measure_head_accuracy.py, commit da360d4)
+{"head_0": {"recall@1": 0.6, "recall@2": 0.7, ...}, ...}
+{"recall": [[0.6, 0.7, ...], ...], "trials": [5000, ...]}
+
+Named by k, shares are cumulative; a bare table of rows tells by itself: rows that never fall are. Taking
+recall@k for the share of one rank is the classical slip: it makes deep candidates look nearly certain.
+
+An acceptance vector as Sequoia keeps it (Infini-AI-Lab/Sequoia, tests/test_accept.py, commit 0ff3ff7):
+
+vector : (R + 2,)  entry 0 is not used, entry i is the chance that child i of a node is accepted, and the
+                   last one the chance that none is; so entries 1... sum to 1
+
+One vector serves all depths; --heads says how many. tests/fast_test.py there leaves out the last entry,
+but its reader drops it all the same and with it the chance of the last child; a vector that sums to less
+than 1 is taken as it is, child by child.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.engines.measured.files import Found, head_order
+from treeopt.errors import InvalidInput, quoted
+from treeopt.files.storage import typed
+from treeopt.records.calibration import Calibration
+from treeopt.trees.tree import MOST_DEPTH, MOST_RANK
+
+SLACK = 1e-3  # shares may sum to this much above one: tools round what they print
+MOST_TRIALS = 2**53  # whole numbers that a float tells apart
+
+CUMULATIVE = "The shares are cumulative (top-1, top-2, ...) and were turned into differences."
+PER_RANK = "The shares fall along the ranks, so they were taken as those of single ranks."
+
+
+def from_shares(
+    rows: Sequence[Sequence[float]],
+    trials: Sequence[int] | None,
+    path: Path,
+    *,
+    assumed: int | None = None,
+    cumulative: bool | None = None,
+) -> Found:
+    """Counts of shares; ``cumulative`` None lets them tell: shares that never fall are cumulative.
+
+    assumed : trials of every head where the file has none (--trials)
+
+    >>> found = from_shares([[0.6, 0.8], [0.4, 0.5]], [10, 10], Path("x.json"))
+    >>> found.calibration.hits.tolist(), found.notes[0][:25]
+    ([[6, 2], [4, 1]], 'The shares are cumulative')
+    """
+    shares = check_shares(rows, path)
+    notes = []
+    if cumulative is None:
+        cumulative = bool((np.diff(shares, axis=1) >= 0).all()) and shares.shape[1] > 1
+        notes += [CUMULATIVE if cumulative else PER_RANK] if shares.shape[1] > 1 else []
+    elif cumulative:
+        notes.append(CUMULATIVE)
+    if cumulative and (np.diff(shares, axis=1) < 0).any():
+        k = int((np.diff(shares, axis=1) < 0).any(1).argmax())
+        raise InvalidInput(f"{path} must have cumulative shares that never fall, but those of head {k + 1} do.")
+    upto = shares if cumulative else shares.cumsum(1)
+    if upto[:, -1].max() > 1 + SLACK:
+        k = int(upto[:, -1].argmax())
+        raise InvalidInput(
+            f"{path} must have shares of single ranks that sum to 1 at most, or cumulative ones that never "
+            f"fall, but those of head {k + 1} sum to {upto[k, -1]:.3g}."
+        )
+    tried = known_trials(trials, len(shares), path, assumed)
+    if trials is None:
+        notes.append(assumption(tried[0]))
+    ends = np.rint(np.minimum(upto, 1) * np.array(tried)[:, None]).astype(np.int64)
+    return Found(counted(np.diff(ends, axis=1, prepend=0), tried, path), tuple(notes))
+
+
+def check_shares(rows: Sequence[Sequence[float]], path: Path) -> NDArray[np.float64]:
+    """(K, R) shares; InvalidInput where they are no table of numbers from 0 to 1."""
+    widths = {len(row) for row in rows}
+    if len(widths) != 1 or 0 in widths:
+        raise InvalidInput(
+            f"{path} must have as many ranks for every head, at least one, but has {quoted(widths or 'none')}."
+        )
+    if len(rows) > MOST_DEPTH or max(widths) > MOST_RANK + 1:
+        raise InvalidInput(
+            f"{path} may have {MOST_DEPTH} heads and {MOST_RANK + 1:,} ranks, but has {len(rows):,} and {max(widths):,}."
+        )
+    shares = np.array(rows, dtype=np.float64)
+    if not ((shares >= 0) & (shares <= 1)).all():
+        odd = shares[~((shares >= 0) & (shares <= 1))][0]
+        raise InvalidInput(f"{path} must have shares from 0 to 1, but has {odd:g}.")
+    return shares
+
+
+def known_trials(trials: Sequence[int] | None, heads: int, path: Path, assumed: int | None) -> list[int]:
+    """Trials of every head: the file's, or those that --trials assumes; never both."""
+    if (trials is None) == (assumed is None):
+        raise InvalidInput(
+            f"{path} does not say how many trials its shares rest on: pass `trials`."
+            if trials is None
+            else f"{path} says how many trials its shares rest on: leave `trials` out."
+        )
+    found = [assumed or 1] * heads if trials is None else list(trials)
+    if len(found) != heads or not all(1 <= n <= MOST_TRIALS for n in found):
+        raise InvalidInput(
+            f"{path} must have trials for each of its {heads} heads, at least 1, but has {quoted(found)}."
+        )
+    return found
+
+
+def assumption(trials: int) -> str:
+    return (
+        f"The file has no counts: {trials} trials a head were assumed, as was said, and every standard "
+        "error rests on that."
+    )
+
+
+def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calibration:
+    """The calibration of these counts; InvalidInput names the file."""
+    try:
+        return Calibration(hits, np.array(trials))
+    except InvalidInput as error:
+        raise InvalidInput(f"{path} cannot be a calibration: {error}") from None
+
+
+K_NAME = re.compile(r"(?:recall@|top[-_ ]?|@)?([1-9]\d{0,4})\Z", re.ASCII | re.IGNORECASE)
+TOTALS = ("trials", "totals", "total", "total_predictions")
+
+
+def is_recall(content: Any) -> bool:
+    return isinstance(content, dict) and ("recall" in content or bool(_named_heads(content)))
+
+
+def read_recall(content: Any, path: Path, *, trials: int | None = None) -> Found:
+    """Counts of recall@k, differenced."""
+    table = content["recall"] if "recall" in content else _named_heads(content)
+    if isinstance(table, list):
+        rows = typed(list[list[float]], table, path)
+        return from_shares(rows, _totals(content, len(rows), path), path, assumed=trials)
+    heads = typed(dict[str, dict[str, float]], table, path)
+    read_rows = [_row(heads[name], name, path) for name in head_order(heads, path)]
+    totals = _totals(content, len(heads), path)
+    found = from_shares([row for row, _ in read_rows], totals, path, assumed=trials, cumulative=True)
+    return Found(found.calibration, (*found.notes, *dict.fromkeys(note for _, note in read_rows if note)))
+
+
+def _named_heads(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entries that are objects with recall@k."""
+    return {
+        name: head
+        for name, head in content.items()
+        if isinstance(head, dict) and any(key.lower().startswith("recall@") for key in head)
+    }
+
+
+def _row(shares: dict[str, float], name: str, path: Path) -> tuple[list[float], str | None]:
+    """Shares of k = 1, 2, ... as far as no k is left out, and a note of the rest."""
+    by_k = {}
+    for key, share in shares.items():
+        match = K_NAME.fullmatch(key)
+        if match is None or int(match[1]) in by_k:
+            raise InvalidInput(f"{path} must name its shares recall@1, recall@2, ..., but {name} has {quoted(key)}.")
+        by_k[int(match[1])] = share
+    row: list[float] = []
+    while len(row) + 1 in by_k:
+        row.append(by_k[len(row) + 1])
+    if not row:
+        raise InvalidInput(f"{path} must have recall@1 for every head, but {quoted(name)} has none.")
+    if len(row) == len(by_k):
+        return row, None
+    return (
+        row,
+        (
+            f"Ranks beyond {len(row)} were left out: the file skips values of k after that, so single ranks "
+            "cannot be told apart."
+        ),
+    )
+
+
+def _totals(content: Mapping[str, Any], n_heads: int, path: Path) -> list[int] | None:
+    """Trials of every head: one number for all, a list, or an object by head."""
+    given = next((content[key] for key in TOTALS if content.get(key) is not None), None)
+    if isinstance(given, dict):
+        totals = typed(dict[str, int], given, path)
+        return [totals[name] for name in head_order(totals, path)]
+    if given is None or isinstance(given, list):
+        return typed(list[int], given, path) if given is not None else None
+    return [typed(int, given, path)] * n_heads
+
+
+NAMES = ("acceptance", "acceptance_rate_vector")
+ALL_CHILDREN = (
+    "The vector sums to less than 1, so its last entry was taken as that of a child, not as the "
+    "chance that no child is accepted."
+)
+
+
+def is_vector(content: Any) -> bool:
+    if isinstance(content, dict):
+        return any(name in content for name in NAMES)
+    if isinstance(content, np.ndarray):
+        return content.ndim == 1
+    return isinstance(content, list) and bool(content) and all(type(one) in (int, float) for one in content)
+
+
+def read_vector(content: Any, path: Path, *, trials: int | None = None, heads: int | None = None) -> Found:
+    """Counts of one vector of shares at every depth."""
+    if heads is None:
+        raise InvalidInput(f"{path} is one vector for all depths: pass the number of depths with `heads`.")
+    if not 1 <= heads <= MOST_DEPTH:
+        raise InvalidInput(f"`heads` must be 1 to {MOST_DEPTH}, but got {heads}.")
+    vector = next(content[name] for name in NAMES if name in content) if isinstance(content, dict) else content
+    chances = typed(list[float], vector.tolist() if isinstance(vector, np.ndarray) else vector, path)
+    if len(chances) < 3 or chances[0] != 0:
+        raise InvalidInput(
+            f"{path} must have an unused entry of 0, one for each child and one for none of them, but it has "
+            f"{len(chances)} entries, the first {chances[0] if chances else 'missing'}."
+        )
+    total = float(check_shares([chances], path).sum())
+    if total > 1 + SLACK:
+        raise InvalidInput(f"{path} must have chances that sum to 1 at most, but they sum to {total:.3g}.")
+    whole = total > 1 - SLACK
+    children = chances[1:-1] if whole else chances[1:]
+    found = from_shares([children] * heads, None, path, assumed=trials, cumulative=False)
+    notes = [f"One vector was taken for all {heads} depths.", *([] if whole else [ALL_CHILDREN])]
+    return Found(found.calibration, (*notes, *found.notes))

@@ -1,0 +1,35 @@
+"""MLC-LLM: ``--overrides`` has the length of a chain; a tree only with spec_tree_width above 1, which stays away.
+
+A draft model's step takes the sequences x rows that max_num_sequence holds: too few for one sequence end the server.
+"""
+
+from treeopt.engines.base import Method, ServingEngine
+from treeopt.engines.chains import Flags
+
+MODE = "--additional-models DRAFTER --speculative-mode"
+write = Flags(
+    engine="MLC-LLM",
+    serve="mlc_llm serve MODEL",
+    options={
+        "draft-model": f"{MODE} small_draft --overrides 'spec_draft_length={{length}};max_num_sequence={{batch_rows}}'",
+        "eagle": f"{MODE} eagle --overrides spec_draft_length={{length}}",
+        "medusa": f"{MODE} medusa --overrides spec_draft_length={{length}}",
+    },
+    heads=("medusa",),
+    notes_of={
+        "draft-model": (
+            "max_num_sequence is {batch_size} sequences x {rows} rows: with fewer MLC-LLM leaves sequences "
+            "out of a step, and ends where not even one fits.",
+        )
+    },
+)
+
+ENGINE = ServingEngine(name="mlc-llm", title="MLC-LLM", methods=(
+    Method(name="draft-length", checked="main 1ca8b28", drafters=tuple(write.options), rules=("greedy", "reject"),
+           carrier="--speculative-mode, spec_draft_length in --overrides", syntax="spec_draft_length=3;max_num_sequence=4",
+           derived=("spec_tree_width = 1", "max_num_sequence >= sequences x (length + 1) with a draft model",
+                    "spec_draft_length <= heads"),
+           source="mlc-ai/mlc-llm python/mlc_llm/cli/serve.py, cpp/serve/engine_actions/batch_draft.cc, "
+                  "cpp/serve/sampler/cpu_sampler.cc",
+           write=write),
+))  # fmt: skip

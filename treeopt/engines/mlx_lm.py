@@ -1,0 +1,17 @@
+"""mlx-lm: the length of a draft model's chain as a flag of its server; one sequence at a time."""
+
+from treeopt.engines.base import Method, ServingEngine
+from treeopt.engines.chains import Flags
+
+write = Flags(
+    engine="mlx-lm",
+    serve="mlx_lm.server --model MODEL",
+    options={"draft-model": "--draft-model DRAFTER --num-draft-tokens {length}"},
+    notes=("A request's own num_draft_tokens goes before the flag. mlx_lm.generate takes the same flags.",),
+)
+
+ENGINE = ServingEngine(name="mlx-lm", title="mlx-lm", package="mlx-lm", methods=(
+    Method(name="number", checked="0.32.2", drafters=tuple(write.options), max_batch_size=1,
+           carrier="--num-draft-tokens", syntax="--draft-model DRAFTER --num-draft-tokens 3",
+           source="ml-explore/mlx-lm mlx_lm/generate.py, mlx_lm/server.py", write=write),
+))  # fmt: skip

@@ -1,0 +1,129 @@
+"""AWS Neuron (NxD Inference): Medusa's list as bare JSON, and EAGLE's tree as lists of children by number.
+
+``speculation_length`` counts the root, so both are the tree's size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
+from treeopt.engines.lists import TOPK, listed
+from treeopt.errors import InvalidInput, quoted
+from treeopt.files.shell import shell_word
+from treeopt.trees.tree import MAX_RANK, Choice, Tree, check_size
+
+MEDUSA_FILE, TREE_FILE = "medusa_tree.json", "token_tree.json"
+
+
+def write_medusa(request: Request) -> Written:
+    """The list for ``--medusa-tree-json``."""
+    tree = request.tree_of("neuron-medusa")
+    command = (
+        "inference_demo --model-type llama --task-type causal-lm run --model-path MODEL "
+        f"--compiled-model-path COMPILED --batch-size 1 --is-medusa --medusa-speculation-length {len(tree)} "
+        f"--num-medusa-heads {shell_word(request.num_heads)} --medusa-tree-json {MEDUSA_FILE} --on-device-sampling "
+        f"--global-topk {TOPK}"
+    )
+    notes = (
+        f"medusa_speculation_length must be {len(tree)}, the size of the tree, and differ from every "
+        "context-encoding bucket.",
+        f"Its buffers have a stride of {TOPK} candidates a head, so global_topk is set to {TOPK}. Greedy only, and not in "
+        "async mode.",
+        "MODEL must hold medusa_heads.pt: treeopt convert DRAFTER --to neuron --output MODEL",
+    )
+    return Written(files={MEDUSA_FILE: f"{listed(tree)}\n"}, command=command, notes=notes)
+
+
+def write_tree(request: Request) -> Written:
+    """The children of every node for ``--token-tree-json``; nodes are numbered by depth, then by path."""
+    tree = request.tree_of("neuron-token-tree")
+    children: dict[str, list[str]] = {}
+    for node in range(1, len(tree)):
+        children.setdefault(str(int(tree.parents[node])), []).append(str(node))
+    command = (
+        "inference_demo --model-type llama --task-type causal-lm run --model-path MODEL "
+        "--compiled-model-path COMPILED --draft-model-path DRAFTER --batch-size 1 --enable-eagle-speculation "
+        f"--enable-fused-speculation --speculation-length {len(tree)} --token-tree-json {TREE_FILE} "
+        "--on-device-sampling"
+    )
+    notes = [f"speculation_length must be {len(tree)}, the size of the tree. EAGLE-1 drafters only, greedy."]
+    if not leaf_last(tree):
+        notes.append(
+            "In this tree a leaf comes before an inner node of its level. Neuron may gather the wrong tokens "
+            "there, as its topk_permute_index reads. Compare its text with plain decoding before you rely on "
+            "it."
+        )
+    return Written(files={TREE_FILE: f"{json.dumps(children)}\n"}, command=command, notes=tuple(notes))
+
+
+def token_tree(children: Mapping[Any, Any]) -> Tree:
+    """The tree of lists of children by number; InvalidInput where NxD Inference raises a ValueError.
+
+    Ranks are places in the list. A node that the root does not reach is silently left out.
+
+    >>> token_tree({"0": ["1", "2"], "1": ["3", "4"]}).choices
+    [[0], [1], [0, 0], [0, 1]]
+    >>> len(token_tree({"0": ["1"], "7": ["8"]}))
+    2
+    """
+    check_size(sum(map(len, children.values())))
+    below = {int(parent): [int(child) for child in row] for parent, row in children.items()}
+    if not below.get(0):
+        raise InvalidInput("A token tree must give the root, 0, at least one child.")
+    paths: dict[int, Choice] = {0: ()}
+    waiting = [0]
+    for node in waiting:  # grows while it is gone through: by breadth
+        for rank, child in enumerate(below.get(node, [])):
+            if child in paths:
+                raise InvalidInput(f"A node of a token tree must have one parent, but {child} has two.")
+            paths[child] = (*paths[node], rank)
+            waiting.append(child)
+    if sorted(waiting, key=lambda node: (len(paths[node]), node)) != list(range(len(waiting))):
+        raise InvalidInput(f"The nodes of a token tree must be numbered by breadth, but are {quoted(waiting)}.")
+    return Tree.from_choices([path for path in paths.values() if path])
+
+
+def leaf_last(tree: Tree) -> bool:
+    """Whether on every level the nodes with children come before those without.
+
+    >>> leaf_last(Tree.from_choices([[0], [1], [0, 0]])), leaf_last(Tree.from_choices([[0], [1], [1, 0]]))
+    (True, False)
+    """
+    inner = set(tree.parents[1:].tolist())
+    places = [(int(tree.depths[node]), node not in inner) for node in range(len(tree))]
+    return places == sorted(places)
+
+
+def by_counts(_: Choices, tree: Tree) -> Tree:
+    """The tree of an engine that keeps how many children every node has, and not which.
+
+    >>> by_counts([], Tree.from_choices([[1], [1, 2]])).choices
+    [[0], [0, 0]]
+    """
+    taken: dict[Choice, Choice] = {(): ()}
+    children: dict[Choice, int] = {}
+    for path in tree.paths[1:]:
+        rank = children.get(path[:-1], 0)
+        children[path[:-1]] = rank + 1
+        taken[path] = (*taken[path[:-1]], rank)
+    return Tree.from_choices(list(taken.values())[1:])
+
+
+CHECKED, SOURCE = "main 4bcdc54 of 2026-07", "aws-neuron/neuronx-distributed-inference"
+ENGINES = (
+    ServingEngine(name="neuron-medusa", title="AWS Neuron, Medusa", methods=(
+        Method(name="medusa-tree", checked=CHECKED, drafters=("medusa",), shape="any", max_rank=MAX_RANK, max_batch_size=1,
+               carrier="--medusa-tree-json, NeuronConfig(medusa_tree=...)", syntax="[[0], [1], [0, 0]]",
+               derived=("medusa_speculation_length = choices + 1", "global_topk = 10"),
+               source=f"{SOURCE} models/config.py, inference_demo.py", write=write_medusa),
+    )),
+    ServingEngine(name="neuron-token-tree", title="AWS Neuron, EAGLE", readers={"Neuron's token tree": by_counts}, methods=(
+        Method(name="token-tree", checked=CHECKED, drafters=("eagle",), shape="sibling-closed", max_batch_size=1,
+               carrier="--token-tree-json, NeuronConfig(token_tree_config=...)", syntax='{"0": ["1", "2"], "1": ["3"]}',
+               derived=("speculation_length = choices + 1",), versions="current; not with EAGLE-3",
+               source=f"{SOURCE} modules/eagle/token_tree.py", write=write_tree),
+    )),
+)  # fmt: skip

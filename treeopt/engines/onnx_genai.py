@@ -1,0 +1,75 @@
+"""ONNX Runtime GenAI: the length of a chain among the speculative options of a generator, one sequence at a time.
+
+max_draft_tokens  the length, 1 to 16, while min_adaptive_k is 0; above 0 the engine adapts the length to its timings
+ngram_size        matches the last N - 1 tokens, no fewer; 0 for none
+model.draft       in MODEL's genai_config.json: the draft model's decoder, beside that of the target
+"""
+
+from __future__ import annotations
+
+from treeopt.engines.base import Method, ServingEngine
+from treeopt.engines.chains import LOOKED_UP
+from treeopt.engines.programs import Library, Way
+
+MOST_LENGTH = 16
+PROGRAM = '''"""Speculative decoding with ONNX Runtime GenAI: python generate.py {arguments}"""
+
+import json
+import sys
+from pathlib import Path
+
+import onnxruntime_genai
+
+{names} = sys.argv[1:]
+settings = json.loads(Path(__file__).with_name("options.json").read_text())
+model = onnxruntime_genai.Model(name)
+tokenizer = onnxruntime_genai.Tokenizer(model)
+tokens = tokenizer.encode(prompt)
+params = onnxruntime_genai.GeneratorParams(model)
+params.set_search_options(max_length=len(tokens) + 128, **settings["search"])
+params.set_speculative_options(**settings["speculative"])
+generator = onnxruntime_genai.Generator(model, params)
+generator.append_tokens(tokens)
+while not generator.is_done():
+    generator.generate_next_token()
+print(tokenizer.decode(generator.get_sequence(0)[len(tokens) :]))
+'''
+FIXED = {"min_adaptive_k": 0, "cooldown": False}  # every step drafts the plan's length
+
+
+def library(drafter: str, way: Way, note: str) -> Library:
+    """Writes generate.py and its options for a kind of drafter."""
+    return Library(
+        "ONNX Runtime GenAI",
+        PROGRAM,
+        {drafter: way},
+        (note,),
+        file="options.json",
+        together=lambda sampling, drafting: {"search": sampling, "speculative": drafting},
+    )
+
+
+draft = library(
+    "draft-model",
+    Way("max_draft_tokens", FIXED),
+    "genai_config.json of MODEL must have the draft model's decoder as model.draft, of the same vocabulary, tokenizer and "
+    "execution providers. Without it, and for plain decoding, MODEL is the target alone.",
+)
+lookup = library(
+    "ngram",
+    Way("max_draft_tokens", {**FIXED, "ngram_size": LOOKED_UP + 1, "ngram_chained_lookup": False}),
+    f"It looks the last {LOOKED_UP} tokens up and no fewer, and the latest place wins.",
+)
+
+OPTIONS = "set_speculative_options() of GeneratorParams, or speculative in genai_config.json"
+SOURCE = "microsoft/onnxruntime-genai docs/SpeculativeDecoding.md, src/decoding/"
+ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="onnxruntime-genai", methods=(
+    Method(name="draft-model", drafters=("draft-model",), rules=("greedy", "reject"),
+           checked="0.18.0", max_depth=MOST_LENGTH, max_batch_size=1, carrier=OPTIONS,
+           syntax='{"max_draft_tokens": 3}', derived=("min_adaptive_k = 0",),
+           source=f"{SOURCE}base_speculative_strategy.cpp, speculative_sampling.h", write=draft),
+    Method(name="ngram", drafters=("ngram",), rules=("greedy", "sample"),
+           checked="0.18.0", max_depth=MOST_LENGTH, max_batch_size=1, carrier=OPTIONS,
+           syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
+           source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=lookup),
+))  # fmt: skip

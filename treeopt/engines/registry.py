@@ -1,0 +1,107 @@
+"""All engines, read from this folder: a new one is a file with `ENGINE` (or `ENGINES`), and nothing else knows its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+from treeopt.engines.base import Kind, Method, ServingEngine
+from treeopt.engines.measured.formats import FORMATS
+from treeopt.errors import InvalidInput, Unsupported
+
+MARK = re.compile(r"^(ENGINES?) = ", re.M)  # in a file that is of an engine
+
+
+def _engines() -> Iterable[ServingEngine]:
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if found := MARK.search(path.read_text(encoding="utf-8")):
+            told = getattr(import_module(f"treeopt.engines.{path.stem}"), found[1])
+            yield from told if isinstance(told, tuple) else (told,)
+
+
+ENGINES: dict[str, ServingEngine] = {engine.name: engine for engine in _engines()}  # in the order of their files
+_KINDS = {name: kind for engine in ENGINES.values() for name, kind in engine.imports.items()}
+# Files that are imported, by --from's names; the first that a file matches is taken.
+KINDS: dict[str, Kind] = FORMATS | dict(sorted(_KINDS.items(), key=lambda item: item[1].takes_others))
+
+
+def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:
+    """The method of an engine that runs a kind of drafter, or the one that is named.
+
+    Without a drafter the engine's usual one. Raises Unsupported for a name that is not known, InvalidInput for
+    a drafter that the engine or the method cannot run.
+
+    >>> method_of("vllm", "medusa").shape
+    'chain'
+    >>> method_of("tgi", "redrafter")
+    Traceback (most recent call last):
+    treeopt.errors.InvalidInput: tgi runs drafters of the kinds medusa, ngram, but this drafter is redrafter. It runs in \
+redrafter.
+    """
+    if engine not in ENGINES:
+        raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.")
+    methods = ENGINES[engine].methods
+    if method is not None:
+        named = {one.name: one for one in methods}
+        if method not in named:
+            raise Unsupported(f"`method` of {engine} must be one of {', '.join(named)}, but got {method!r}.")
+        methods = (named[method],)
+    for one in methods:
+        if drafter is None or drafter in one.drafters:
+            return one
+    kinds = dict.fromkeys(kind for one in methods for kind in one.drafters)
+    others = list(runners(drafter))
+    able = f" It runs in {', '.join(others)}." if others else ""
+    way = engine if method is None else f"{engine} with {method}"
+    raise InvalidInput(f"{way} runs drafters of the kinds {', '.join(kinds)}, but this drafter is {drafter}.{able}")
+
+
+def tree_method_of(engine: str, drafter: str | None, rule: str, batch_sizes: Iterable[int]) -> Method | None:
+    """The engine's method of dynamic trees for a kind of drafter, a rule and batch sizes; None where it has none.
+
+    >>> tree_method_of("sglang", "eagle3", "greedy", [8]).name, tree_method_of("vllm", "eagle3", "greedy", [8])
+    ('dynamic-tree', None)
+    """
+    most = max(batch_sizes, default=1)
+    able = (one for one in ENGINES[engine].methods if one.dynamic and one.decodes(most))
+    return next((one for one in able if drafter in one.drafters and rule in one.rules), None)
+
+
+def grows_trees(drafter: str | None) -> bool:
+    """Whether an engine grows dynamic trees of a kind of drafter.
+
+    >>> grows_trees("eagle3"), grows_trees("medusa")
+    (True, False)
+    """
+    return any(one.dynamic and drafter in one.drafters for engine in ENGINES.values() for one in engine.methods)
+
+
+def runners(drafter: str | None) -> dict[str, Method]:
+    """The engines that run a kind of drafter, and their usual method for it; all without a kind.
+
+    >>> list(runners("redrafter"))
+    ['redrafter']
+    """
+    return {
+        name: method_of(name, drafter)
+        for name, engine in ENGINES.items()
+        if drafter is None or any(drafter in one.drafters for one in engine.methods)
+    }
+
+
+def search_for(engine: str, way: Method) -> str:
+    """The command that plans what a method takes."""
+    return f"treeopt search --for {engine}" + (f" --method {way.name}" if len(ENGINES[engine].methods) > 1 else "")
+
+
+def removal_notes(way: Method, engine: str) -> list[str]:
+    """A note where the engine's newest releases have not got a method any more.
+
+    >>> removal_notes(method_of("vllm", "medusa"), "vllm")
+    ['This way into vLLM was removed upstream in 0.33.0; it is for releases up to 0.32.0.']
+    """
+    if way.status == "live":
+        return []
+    return [f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}."]

@@ -1,0 +1,287 @@
+"""TensorRT-LLM: chains, schedules and dynamic trees of its PyTorch backend, and what it counts of them.
+
+Of draft_len_schedule two meanings of the same keys have been released, and nothing in the file tells them apart:
+
+upper-bound   {4: 4, 8: 2}  up to 4: 4, 5 to 8: 2, above: 0      since PR #10860 of January 2026
+lower-bound   {1: 4, 4: 2}  from 1 on: 4, from 4 on: 2           before, since PR #8194
+
+So the file says in a comment for which it was written. Of a dynamic tree max_draft_len is the levels, and
+max_total_draft_tokens its nodes without the root. The trees of its old TensorRT engines are in `tensorrt_trees`.
+
+Its drafts are counted in two places, and read there:
+
+trtllm_spec_decode_{drafted,accepted}_tokens_total{token_position}   with return_perf_metrics: true
+    (tensorrt_llm/metrics/collector.py); drafted tells how many drafts were long enough
+choices[].speculative_decoding.acceptance_histogram                  with per_request_spec_decode_stats: true
+
+--iteration_log (lines of Python's repr, read as literals), /perf_metrics and the reports of trtllm-bench
+have means only. Of drafts of one token a mean is all there is to know, so those are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from treeopt.engines import chains, tensorrt_trees
+from treeopt.engines.base import Kind, Lengths, Method, Request, ServingEngine, Written
+from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
+from treeopt.engines.measured.files import File
+from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
+from treeopt.engines.measured.survival import CountedDrafts, Group, Summed, chain_histogram
+from treeopt.errors import InvalidInput
+from treeopt.files.bounds import parse_literal
+from treeopt.files.storage import typed
+
+FILE = "llm_api_options.yml"
+TYPES = {"eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
+OWN_MODEL = ("eagle3", "draft-model")
+UPPER, LOWER = "upper-bound", "lower-bound"
+
+
+def write(request: Request) -> Written:
+    """The options of ``trtllm-serve``; InvalidInput where the first range has not the longest chain."""
+    meaning = meaning_of(request.version)
+    drafter = chains.drafter_of(request, TYPES, "TensorRT-LLM")
+    lengths = chains.merged(request.lengths)
+    longest = max(length for _, _, length in lengths)
+    if longest == 0:
+        return chains.plain("trtllm-serve MODEL")
+    if lengths[0][2] != longest:
+        raise InvalidInput(
+            "TensorRT-LLM needs max_draft_len at the smallest key of its draft_len_schedule, so no range may "
+            f"have a longer chain than the first, but the schedule has {chains.said(lengths)}: export one length "
+            "with `batch_size`."
+        )
+    lines = ["speculative_config:", f"  decoding_type: {TYPES[drafter]}", f"  max_draft_len: {longest}"]
+    if drafter == "mtp" and meaning == LOWER:  # from which older releases take max_draft_len
+        lines.append(f"  num_nextn_predict_layers: {longest}")
+    if drafter in OWN_MODEL:
+        lines.append("  speculative_model: DRAFTER")
+    if drafter == "ngram":
+        lines.append(f"  max_matching_ngram_size: {chains.LOOKED_UP}")
+    notes: list[str] = []
+    if request.rule != "greedy":
+        if meaning == LOWER:
+            raise InvalidInput(
+                f"Releases whose draft_len_schedule has {LOWER} keys have no use_rejection_sampling: leave `version` "
+                "out, or plan for greedy decoding."
+            )
+        lines.append(f"  use_rejection_sampling: {'true' if request.rule == 'reject' else 'false'}")
+        notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
+    if len(lengths) > 1:
+        schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
+        pairs = ", ".join(f"{key}: {length}" for key, length in schedule.items())
+        lines = [f"# draft_len_schedule: {meaning}", *lines, f"  draft_len_schedule: {{{pairs}}}"]
+        notes += _notes(lengths, meaning, drafter)
+    option = "--config" if meaning == UPPER else "--extra_llm_api_options"
+    command = f"trtllm-serve MODEL {option} {FILE}"
+    return chains.launch(command, notes, {FILE: "\n".join(lines) + "\n"})
+
+
+TREE_NOTES = (
+    "TensorRT-LLM builds no dynamic trees for targets with sliding windows or MLA (gpt-oss, DeepSeek).",
+    "It makes room for a tree of every sequence of its --max_batch_size.",
+)
+
+
+def write_tree(request: Request) -> Written:
+    """The options of ``trtllm-serve`` for a dynamic tree; a chain is written as one."""
+    chains.drafter_of(request, ("eagle3",), "TensorRT-LLM's dynamic trees")
+    tree = chains.only_setting(request, "TensorRT-LLM")
+    if tree is None:
+        return chains.plain("trtllm-serve MODEL", "tree")
+    if tree.topk == 1:
+        return write(replace(request, lengths=((1, None, tree.levels),)))
+    lines = [
+        "speculative_config:",
+        f"  decoding_type: {TYPES['eagle3']}",
+        f"  max_draft_len: {tree.levels}",
+        f"  max_total_draft_tokens: {tree.rows - 1}",
+        "  use_dynamic_tree: true",
+        f"  dynamic_tree_max_topK: {tree.topk}",
+        "  speculative_model: DRAFTER",
+    ]
+    if request.rule != "greedy":
+        lines.append("  use_rejection_sampling: false")
+    return chains.launch(f"trtllm-serve MODEL --config {FILE}", TREE_NOTES, {FILE: "\n".join(lines) + "\n"})
+
+
+def meaning_of(version: str | None) -> str:
+    """Which meaning of the keys a release has; the newest without one.
+
+    Which release switched is not known: pull request #10860 dates from after 1.2.0rc6.
+
+    >>> meaning_of(None), meaning_of("lower-bound"), meaning_of("1.1"), meaning_of("1.3")
+    ('upper-bound', 'lower-bound', 'lower-bound', 'upper-bound')
+    """
+    if version in (None, UPPER, LOWER):
+        return version or UPPER
+    release = re.match(r"v?(\d+)\.(\d+)", version or "")
+    if release is None:
+        raise InvalidInput(f"A TensorRT-LLM version must be {UPPER}, {LOWER} or as in 1.2, but is {version!r}.")
+    if int(release[1]) < 1:
+        raise InvalidInput(
+            f"TensorRT-LLM has draft_len_schedule since PR #8194, but {version} is older: use a release from 1.2 on."
+        )
+    return LOWER if (int(release[1]), int(release[2])) <= (1, 2) else UPPER
+
+
+def upper_bounds(lengths: Lengths) -> dict[int, int]:
+    """Last batch size of a range to its length; a last range without speculation needs no key.
+
+    >>> upper_bounds(((1, 4, 4), (5, 8, 2), (9, None, 0)))
+    {4: 4, 8: 2}
+    """
+    return {end or chains.LAST: length for _, end, length in lengths if end is not None or length}
+
+
+def _notes(lengths: Lengths, meaning: str, drafter: str) -> list[str]:
+    """Notes on the meaning that was written, how to get the other, and where the releases differ."""
+    other = LOWER if meaning == UPPER else UPPER
+    which = "up to" if meaning == UPPER else "from"
+    older = "since PR #10860" if meaning == UPPER else "before PR #10860"
+    notes = [
+        f"A key of draft_len_schedule means {which} that batch size, as in TensorRT-LLM {older}; releases on the "
+        f"other side of it silently read it otherwise: `version={other}`."
+    ]
+    if meaning == UPPER and lengths[-1][2]:
+        notes.append(f"Its last key is {chains.LAST}: above it TensorRT-LLM does not speculate.")
+    if meaning == UPPER and drafter != "ngram" and any(length == 0 for _, _, length in lengths):
+        notes.append("Some releases silently draft one token where the schedule has 0, to keep the drafter warm.")
+    if meaning == LOWER and drafter not in ("ngram", "draft-model"):
+        notes.append("The first releases with draft_len_schedule heed it for ngram and draft models only.")
+    return notes
+
+
+PREFIX = r"trtllm_spec_decode_"
+COUNTERS = ("drafted_tokens", "accepted_tokens")
+POSITION = "token_position"
+TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
+STATS = "specDecodingStats"
+MOST_LINE_CHARS = 2**16
+MEANS = ("decoding_stats", "perf_metrics", "phases")
+WAY = ", or serve with return_perf_metrics: true and save /prometheus/metrics"
+ASK = (
+    "serve with return_perf_metrics: true and save /prometheus/metrics, which counts by token_position, or with "
+    "per_request_spec_decode_stats: true and save the responses"
+)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The draft statistics of an iteration, by the names that TensorRT-LLM gives them."""
+
+    numDraftTokens: int = 0  # noqa: N815
+    numAcceptedTokens: int = 0  # noqa: N815
+    numRequestsWithDraftTokens: int = 0  # noqa: N815
+
+
+def is_of_drafts(content: Any) -> bool:
+    if isinstance(content, str):
+        return STATS in content or is_exposition(content, PREFIX)
+    return any(STATS in body or any(name in body for name in MEANS) or records_of(body) for body in bodies(content))
+
+
+def read_drafts(files: Sequence[File]) -> CountedDrafts:
+    """Drafts of all files together: scrapes are subtracted, requests and iterations are pooled."""
+    path = files[-1][1]
+    if counters := counters_among(files, PREFIX, COUNTERS):
+        return CountedDrafts([from_counters(counters)], path, counters.notes)
+    records, skipped = gather(files, records_of)
+    drafted = accepted = steps = 0
+    for content, one in files:
+        for stats in typed(list[Iteration], list(_iterations(content)), one):
+            drafted += stats.numDraftTokens
+            accepted += stats.numAcceptedTokens
+            steps += stats.numRequestsWithDraftTokens
+    if any(record.get("acceptance_histogram") for record in records):
+        named = [{ours: r.get(ours, r.get(theirs)) for ours, theirs in TOTALS.items()} for r in records]
+        return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped, way=WAY)
+    if steps and drafted == steps:  # one token a draft: its mean is its survival
+        return CountedDrafts([chain_histogram(steps, [accepted], path)], path)
+    mean = f" ({1 + accepted / steps:.2f} tokens a step over {steps} drafts)" if steps else ""
+    raise InvalidInput(f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}.")
+
+
+def from_counters(counters: Counters) -> Group:
+    """Drafts at risk at each position; drafted by position tells how many drafts were so long."""
+    path = counters.path
+    drafted, accepted = (counters.by_position(name, POSITION) for name in COUNTERS)
+    accepted += [0] * (len(drafted) - len(accepted))  # a position appears once something was accepted there
+    if not drafted:
+        raise InvalidInput(
+            f"{path} has only means of its drafts: survival needs trtllm_spec_decode_drafted_tokens_total by "
+            f"token_position. Instead, {ASK}."
+        )
+    chain_histogram(drafted[0], drafted, path)  # never rise
+    histogram = chain_histogram(drafted[0], accepted, path)
+    if len(accepted) > len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
+        raise InvalidInput(
+            f"{path} must accept at most what was drafted at each position, but has {accepted} of {drafted}."
+        )
+    if drafted[0] == drafted[-1]:
+        return histogram
+    had = np.array(drafted, dtype=np.int64)
+    return Summed(np.array(accepted, dtype=np.int64), had, had)
+
+
+def records_of(body: Body) -> list[Body]:
+    """The histograms of a response's choices, or of AIPerf's record of it."""
+    found = [body.get("spec_decode_acceptance"), *(choice.get("speculative_decoding") for choice in choices(body))]
+    return [one for one in found if isinstance(one, dict)]
+
+
+def _iterations(content: Any) -> Iterator[Body]:
+    """The draft statistics of iterations, from JSON or from lines of Python's repr."""
+    for body in bodies(content) if not isinstance(content, str) else map(_literal, content.splitlines()):
+        stats = body.get(STATS) if isinstance(body, dict) else None
+        if isinstance(stats, dict):
+            yield stats
+
+
+def _literal(line: str) -> Any:
+    """A line as a literal; None where it is none, or too long to be an iteration's. Nothing in it is run."""
+    try:
+        return parse_literal(line) if len(line) < MOST_LINE_CHARS and STATS in line else None
+    except ValueError:
+        return None
+
+
+MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
+ENGINE = ServingEngine(
+    name="tensorrt-llm", title="TensorRT-LLM", counting=("TensorRT-LLM, C++",),
+    readers={"TensorRT-LLM, C++": tensorrt_trees.read_cpp, "TensorRT-LLM, Python": tensorrt_trees.read_python},
+    imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
+                                  is_of_drafts, read_drafts, takes_several=True, takes_others=True)},
+    methods=(
+    Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), shape="any", first_depth_closed=True,
+           max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
+           carrier="medusa_choices: YAML of the LLM API, list of trtllm-bench, --medusa_choices",
+           syntax="[[0], [1], [0, 0]]", derived=("max_draft_len = choices",), built_for_size=True,
+           versions="TensorRT engines, up to 1.2", status="removed upstream in PR #15918",
+           source="NVIDIA/TensorRT-LLM tensorrt_llm/runtime/medusa_utils.py, "
+                  "cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp",
+           write=tensorrt_trees.write),
+    Method(name="draft-len", checked=MAIN, drafters=tuple(TYPES), rules=("greedy", "sample", "reject"),
+           carrier="speculative_config in the YAML of trtllm-serve --config", syntax="draft_len_schedule: {4: 4, 8: 2}",
+           derived=("max_draft_len = length at the smallest key",), by_version=True, by_batch_size=True,
+           versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
+           source=f"{ARGS}, PRs #8194, #10860, #12262, #12588", write=write),
+    Method(name="dynamic-tree", checked=MAIN, dynamic=True, within_levels=True, redrafts=True, fills_levels="all", drafters=("eagle3",),
+           rules=("greedy", "sample"), carrier="speculative_config in the YAML of trtllm-serve --config",
+           syntax="use_dynamic_tree: true, dynamic_tree_max_topK: 4, max_draft_len: 5, max_total_draft_tokens: 15",
+           derived=("max_draft_len = levels", "max_total_draft_tokens = rows - 1", "levels <= rows - 1 <= topk x levels"),
+           versions="PR #13081 on; not for targets with sliding windows or MLA",
+           source=f"{ARGS}, tensorrt_llm/_torch/speculative/eagle3_dynamic_tree.py", write=write_tree),
+    Method(name="eagle", checked="main before PR #18210", drafters=("eagle",), shape="sibling-closed", max_nodes=63,
+           max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
+           carrier="eagle_choices: YAML of the LLM API, --eagle_choices", syntax="[[0], [1], [0, 0]]",
+           derived=("max_draft_len = depth", "max_total_draft_tokens = choices"),
+           versions="two-model EAGLE, before 1.4", status="removed upstream in PR #18210",
+           source=f"{ARGS}, tensorrt_llm/_torch/speculative/spec_tree_manager.py", write=tensorrt_trees.write_eagle),
+))  # fmt: skip

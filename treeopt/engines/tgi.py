@@ -1,0 +1,43 @@
+"""text-generation-inference: the length of a chain, one top-1 guess per head; it takes no tree.
+
+The launcher's --model-id names the folder of the heads, whose config.json names the base model.
+"""
+
+from __future__ import annotations
+
+from treeopt.engines.base import Method, Request, ServingEngine
+from treeopt.engines.chains import Flags
+
+MOST_ROWS = 128  # above batch x (1 + N) rows TGI silently stops speculating
+
+
+def room(request: Request, length: int) -> list[str]:
+    """A warning of more rows than TGI speculates with."""
+    rows = request.batch_size * (1 + length)
+    said = f"TGI silently stops speculating above {MOST_ROWS} rows, but {request.batch_size} sequences "
+    return [f"{said}x {1 + length} rows are {rows}."] if rows > MOST_ROWS else []
+
+
+write = Flags(
+    engine="TGI",
+    serve="text-generation-launcher --model-id",
+    alone=" BASE",
+    options={"medusa": "HEADS --speculate {length}", "ngram": "BASE --speculate {length}"},
+    heads=("medusa",),
+    notes_of={
+        "medusa": (
+            "HEADS holds medusa_lm_head.safetensors and a config.json that names the base model and has no "
+            '"architectures": treeopt convert DRAFTER --to medusa --output HEADS',
+        )
+    },
+    also=room,
+)
+
+ENGINE = ServingEngine(name="tgi", title="text-generation-inference", methods=(
+    Method(name="speculate", checked="main db931fc of 2026-01", drafters=tuple(write.options), rules=("greedy", "sample"),
+           carrier="--speculate", syntax="--speculate 3",
+           derived=("--speculate <= heads", "batch x (1 + length) <= 128 rows"),
+           versions="current; the project is in maintenance mode",
+           source="huggingface/text-generation-inference server/text_generation_server/models/__init__.py, layers/medusa.py",
+           write=write),
+))  # fmt: skip

@@ -1,0 +1,85 @@
+"""transformers: the length of a chain in the generation config of the model that drafts.
+
+That is the draft model's own, or the target's own for n-grams and early exits. ``num_assistant_tokens`` given to
+``generate`` is ignored, and an ``assistant_early_exit`` in the file would make the exit draft with exits of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+from treeopt.engines.base import Method, Request, ServingEngine
+from treeopt.engines.chains import LOOKED_UP
+from treeopt.engines.programs import Library, Way
+from treeopt.errors import InvalidInput, quoted
+
+EXIT = re.compile(r"early-exit(?::0*([1-9][0-9]{0,5}))?")  # a drafter's id
+PROGRAM = '''"""Assisted generation with transformers: python generate.py {arguments}"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+{names} = sys.argv[1:]
+settings = json.loads(Path(__file__).with_name("generation_config.json").read_text())
+device = "cuda" if torch.cuda.is_available() else "cpu"
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").to(device)
+ends = model.generation_config.eos_token_id
+padding = ends[0] if isinstance(ends, list) else ends  # drafters do not see any other padding in the prompt
+model.generation_config = GenerationConfig(**settings, eos_token_id=ends, pad_token_id=padding)
+{loading}if tokenizer.chat_template:
+    messages = [{{"role": "user", "content": prompt}}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=not tokenizer.chat_template).to(device)
+tokens = model.generate(**inputs, max_new_tokens=128{options})
+print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+'''
+ASSISTANT = """assistant = AutoModelForCausalLM.from_pretrained(drafter, dtype="auto").to(device)
+assistant.generation_config = GenerationConfig(**settings)
+both = {}
+if assistant.config.get_text_config().vocab_size != model.config.get_text_config().vocab_size:
+    both = {"tokenizer": tokenizer, "assistant_tokenizer": AutoTokenizer.from_pretrained(drafter)}
+"""
+FIXED = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}  # drafted to its end
+NOTE = (
+    "transformers reads these keys in the generation config of the model that drafts, and ignores num_assistant_tokens "
+    "as an argument of generate: see generate.py."
+)
+
+
+def layer(request: Request) -> str:
+    """The layer of an early exit; a placeholder where the plan names none."""
+    named = request.drafter_id
+    found = EXIT.fullmatch("early-exit" if named is None else named)
+    if found is None:
+        raise InvalidInput(
+            f"An early exit must be named early-exit:LAYER, but the plan has {quoted(named)}: calibrate again."
+        )
+    return found[1] or "LAYER"
+
+
+LENGTH = "num_assistant_tokens"
+assistant = Library("transformers", PROGRAM, {
+    "draft-model": Way(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
+    "early-exit": Way(LENGTH, FIXED, layer, options=", assistant_early_exit=int(drafter)"),
+}, (NOTE,))  # fmt: skip
+lookup = Library(
+    "transformers", PROGRAM, {"ngram": Way("prompt_lookup_num_tokens", {"max_matching_ngram_size": LOOKED_UP})}
+)
+
+SOURCE = "huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py"
+ENGINE = ServingEngine(name="transformers", title="transformers", package="transformers",
+                       runs={"transformers": "treeopt.runtime.engines.transformers:opened"}, methods=(
+    Method(name="assistant", checked="5.23.0", drafters=tuple(assistant.ways), rules=("greedy", "reject"), max_batch_size=1,
+           carrier="generation_config.json of the drafting model, assistant_model or assistant_early_exit of generate()",
+           syntax='{"num_assistant_tokens": 3}',
+           derived=("num_assistant_tokens_schedule = constant", "assistant_confidence_threshold = 0"),
+           source=SOURCE, write=assistant),
+    Method(name="prompt-lookup", checked="5.23.0", drafters=tuple(lookup.ways), rules=("greedy", "sample"), max_batch_size=1,
+           carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
+           derived=("max_matching_ngram_size = 3",), source=SOURCE, write=lookup),
+))  # fmt: skip

@@ -1,0 +1,322 @@
+"""vLLM: ``--speculative-config``, a chain length or one for each range of batch sizes; and what it counts of its drafts.
+
+/metrics                       counters since the start (vllm/v1/spec_decode/metrics.py): one scrape or two
+log line "SpecDecoding metrics" sums of an interval, as rates by position (same file)
+vllm bench serve               JSON, or JSON lines of --append-result: the difference of two scrapes
+vllm bench sweep serve         summary.json, or summary.csv with lists as strings: the same, run by run
+metrics.speculative_decoding   of a request (--per-request-spec-decode-metrics): at the root of a response, or of the last
+                               chunk of a stream; null for n > 1. The arrays of the level "detailed" make mixed lengths exact
+spec_decode_acceptance         lines of AIPerf's profile_export.jsonl, of vLLM or TensorRT-LLM; sparse
+pooled_spec_decode_acceptance_histogram   of AIPerf's profile_export_aiperf.json: all requests in one sum
+
+The acceptance length of all of them has the target's own token in it, accepted tokens have not, and of
+the rates only those by position are used: the plain acceptance rate is in percent here and a share there.
+Steps without a draft are not counted. Older log lines have means only.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from treeopt.engines import chains
+from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
+from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
+from treeopt.engines.measured.files import File
+from treeopt.engines.measured.printed import RATE, Printed, number, pooled, whole
+from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
+from treeopt.engines.measured.survival import NONE, CountedDrafts, Group, Summed, group_of
+from treeopt.errors import InvalidInput
+from treeopt.files.bounds import limit_rows, loads
+from treeopt.files.fields import Count
+from treeopt.files.fields import checked as row_of
+from treeopt.files.shell import shell_word
+from treeopt.files.storage import typed
+
+FILE = "speculative_config.json"
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+METHODS = {
+    "eagle3": "eagle3",
+    "eagle": "eagle",
+    "mtp": "mtp",
+    "draft-model": "draft_model",
+    "ngram": "ngram",
+    "dflash": "dflash",
+    "dspark": "dspark",
+}
+IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
+MEDUSA_UNTIL = "0.32.0"
+
+
+Settings = dict[str, Any]  # of a speculative config
+
+
+def write_medusa(request: Request) -> Written:
+    """One chain length for all batch sizes: vLLM's proposer asserts that it never changes."""
+    chains.drafter_of(request, ("medusa",), "vLLM's Medusa proposer")
+    length = chains.within_heads(chains.only_length(request, "vLLM with Medusa heads"), request, "vLLM")
+    if length == 0:
+        return chains.plain("vllm serve MODEL")
+    config = {"method": "medusa", "model": "HEADS", "num_speculative_tokens": length}
+    note = "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS"
+    return _written(config, [note])
+
+
+def write_chain(request: Request) -> Written:
+    """One length, or a length for each range of batch sizes."""
+    drafter = chains.drafter_of(request, METHODS, "vLLM")
+    lengths = chains.merged(request.lengths)
+    longest = max(length for _, _, length in lengths)
+    if longest == 0:
+        return chains.plain("vllm serve MODEL")
+    config: Settings = {"method": METHODS[drafter]}
+    if drafter not in IN_THE_MODEL:
+        config["model"] = "DRAFTER"
+    if drafter == "ngram":
+        config["prompt_lookup_max"], config["prompt_lookup_min"] = chains.LOOKED_UP, 1
+    if request.rule == "reject":
+        config["draft_sample_method"] = "probabilistic"
+    config["num_speculative_tokens"] = longest
+    notes = []
+    if drafter == "mtp" and longest > 1:
+        notes.append(
+            f"vLLM does not start where the model has fewer MTP layers than {longest} and their number does not divide "
+            f"{longest}."
+        )
+    if drafter == "draft-model":
+        notes.append(
+            "vLLM does not start where the vocabularies of MODEL and DRAFTER differ in size, unless the config has "
+            '"use_heterogeneous_vocab": true, which goes with greedy drafts alone.'
+        )
+    if len(lengths) > 1:
+        config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
+        notes.append(f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.")
+        notes.append(
+            f"With --data-parallel-size above 1 vLLM drops the schedule and keeps {longest} at every batch size."
+        )
+        notes.append(
+            "Schedules run with full CUDA graphs on model runner V2 only, the default of 0.33.0; releases from 0.25.0 on "
+            "take VLLM_USE_V2_MODEL_RUNNER=1."
+        )
+    return _written(config, notes)
+
+
+def write_suffix(request: Request) -> Written:
+    """One chain length for all batch sizes: it runs on model runner V1, which drops a schedule of this method."""
+    chains.drafter_of(request, ("suffix",), "vLLM's suffix decoding")
+    length = chains.only_length(request, "vLLM with suffix decoding")
+    if length == 0:
+        return chains.plain("vllm serve MODEL")
+    note = "Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1"
+    return _written({"method": "suffix", "num_speculative_tokens": length}, [note])
+
+
+def _written(config: Settings, notes: Iterable[str]) -> Written:
+    text = json.dumps(config)
+    command = f"vllm serve MODEL --speculative-config {shell_word(text)}"
+    return chains.launch(command, notes, {FILE: f"{text}\n"})
+
+
+PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
+COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
+RATES = "spec_decode_per_position_acceptance_rates"
+# Both are searched for in turn, since a pattern with gaps in it takes hours on a line that repeats its beginning.
+MEAN = re.compile(r"SpecDecoding metrics: (?:(?!SpecDecoding).)*?Mean acceptance length: ([\d.]+|nan), ")
+COUNTS = re.compile(
+    r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
+)
+ANY_LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: ")
+OLD_LINE = (
+    "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
+    "'Per-position acceptance rate' since 2025; update it, or save /metrics"
+)
+SUMS = 1e-6  # by which sums of what was rounded may be off
+MOST_ROUNDED = 0.01  # of the drafts, by which a rounded count may be off
+WAY = ", or serve with --per-request-spec-decode-metrics detailed and save the responses"
+NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
+
+
+def is_of_metrics(content: Any) -> bool:
+    if isinstance(content, str):
+        return is_exposition(content, PREFIX) or bool(ANY_LINE.search(content)) or _is_table(content)
+    return any("spec_decode_acceptance_length" in run or RATES in run for run in bodies(content))
+
+
+def read_metrics(files: Sequence[File]) -> CountedDrafts:
+    """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
+    if counters := counters_among(files, PREFIX, COUNTERS):
+        return from_counters(counters, NO_POSITIONS, WAY)
+    groups: list[Group] = []
+    said: list[str] = []
+    for content, one in files:
+        is_log = isinstance(content, str) and not _is_table(content)
+        found, notes = _from_log(content, one) if is_log else _from_runs(content, one)
+        groups += found
+        said += notes
+    return CountedDrafts(groups, files[-1][1], said, may_leave_out=True, way=WAY)
+
+
+def from_counters(counters: Counters, needed: str, way: str) -> CountedDrafts:
+    """The counters that vLLM and llama.cpp name alike."""
+    path = counters.path
+    drafts, drafted, accepted = (counters.sum(name) for name in COUNTERS[:3])
+    reached = counters.by_position(COUNTERS[3], "position")
+    if drafts == 0 and not any(reached):
+        raise InvalidInput(NONE.format(path))
+    if drafts is None or not reached:
+        raise InvalidInput(f"{path} must have num_drafts and {needed}, but has not.")
+    off, slack = (counters.slack(name) for name in COUNTERS[:2])
+    if off > max(1, MOST_ROUNDED * drafts):
+        raise InvalidInput(
+            f"{path} must have totals that tell its drafts, but {drafts:,} drafts are known to within {off:,.0f} only, since "
+            "the totals are rounded: restart the server before the measurement, or measure for longer."
+        )
+    if 0 < reached[0] - drafts <= off + SUMS:
+        drafts = reached[0]
+    if accepted is not None and abs(sum(reached) - accepted) <= sum(map(counters.slack, COUNTERS[2:])) + SUMS:
+        accepted = None
+    full = drafts * len(reached)
+    if drafted is not None and abs(drafted - full) <= slack + len(reached) * off + SUMS:
+        drafted = full
+    group = group_of(drafts, reached, drafted, path, accepted)
+    if isinstance(group, Summed) and drafted is not None:
+        group = group.rounded(drafted, ceil(off), ceil(slack))
+    return CountedDrafts([group], path, counters.notes, way=way, off=off / max(drafts, 1))
+
+
+def _from_log(text: str, path: Path) -> tuple[list[Group], list[str]]:
+    """One histogram an interval; drafts are worked out from the rates."""
+    lines: list[tuple[str, Printed]] = []
+    old = 0
+    for place, line in enumerate(text.splitlines(), 1):
+        mean = MEAN.search(line)
+        counts = COUNTS.search(line, mean.end()) if mean else None
+        if mean is None or counts is None:
+            old += bool(ANY_LINE.search(line))
+        elif "nan" not in mean[1] + counts[3]:
+            rates = [float(rate) for rate in counts[3].split(", ")]
+            length = number(mean[1], path, "a mean acceptance length")
+            lines.append((f"{path}, line {place},", Printed(rates, whole(counts[1]), whole(counts[2]), length)))
+    if not lines:
+        raise InvalidInput(f"{path} has {OLD_LINE if old else 'no interval with drafts'}.")
+    groups, notes = pooled(lines)
+    return groups, [*notes, *([f"{old} lines without rates by position were left out."] if old else [])]
+
+
+class Run(BaseModel):
+    """The figures of a benchmark's drafts; pandas writes 5800.0 where a column has holes."""
+
+    drafts: Count = Field(alias="spec_decode_num_drafts")
+    drafted: Count = Field(alias="spec_decode_draft_tokens")
+    accepted: Count = Field(alias="spec_decode_accepted_tokens")
+
+
+def _from_runs(content: Any, path: Path) -> tuple[list[Group], list[str]]:
+    """One histogram a run; runs without speculation are left out."""
+    records = list(_rows(content, path) if isinstance(content, str) else bodies(content))
+    groups: list[Group] = []
+    for r, record in enumerate(records, 1):
+        where = f"{path}, run {r},"
+        if record.get(RATES) is None:
+            continue
+        rates = typed(list[float], record[RATES], path)
+        try:
+            run = row_of(Run, record)
+        except InvalidInput as error:
+            raise InvalidInput(f"{where} is not as it should be: {error}") from None
+        reached = [round(rate * run.drafts) if 0 <= rate <= 1 else -1 for rate in rates]
+        off = [abs(count - rate * run.drafts) for count, rate in zip(reached, rates, strict=True)]
+        is_exact = all(one < 1e-6 * max(run.drafts, 1) for one in off)
+        groups.append(group_of(run.drafts, reached, run.drafted, where, run.accepted if is_exact else None))
+        if abs(sum(reached) - run.accepted) > len(rates) * (RATE * run.drafts + 0.5):
+            raise InvalidInput(
+                f"{where} must have rates by position that sum to the accepted tokens, {run.accepted}, but they sum to "
+                f"{sum(reached)}."
+            )
+    if not groups:
+        raise InvalidInput(
+            f"{path} must have {RATES} in some run, but has none: vllm bench serve writes them only with "
+            "speculation, and only if it can read the server's /metrics."
+        )
+    left = len(records) - len(groups)
+    return groups, [f"{left} of {len(records)} runs have no drafts and were left out."] if left else []
+
+
+def _is_table(text: str) -> bool:
+    return RATES in text.split("\n", 1)[0].split(",")
+
+
+def _rows(text: str, path: Path) -> Iterator[Body]:
+    """The runs of a sweep's summary.csv, as objects; lists are strings in it and what is missing is empty."""
+    try:
+        for row in limit_rows(csv.DictReader(text.replace("\0", "").splitlines()), path):
+            rates = row.get(RATES) or ""
+            yield {**row, RATES: loads(rates) if rates.startswith("[") else None}
+    except InvalidInput:
+        raise
+    except (csv.Error, ValueError):
+        raise InvalidInput(f"{path} must be CSV with lists of rates under {RATES}, but is not.") from None
+
+
+POOLED = "pooled_spec_decode_acceptance_histogram"
+RECORD = "spec_decode_acceptance"
+NO_LENGTH = (
+    "The pooled histogram does not say how long drafts were. The largest number of accepted tokens "
+    "was taken as the length."
+)
+
+
+def is_of_requests(content: Any) -> bool:
+    return any(records_of(body) or body.get(POOLED) for body in bodies(content))
+
+
+def read_responses(files: Sequence[File]) -> CountedDrafts:
+    """Drafts over the requests of all files."""
+    for content, path in files:
+        pooled = [body[POOLED] for body in bodies(content) if body.get(POOLED)]
+        if pooled:
+            if len(files) > 1 or len(pooled) > 1:
+                raise InvalidInput(f"{path} is a sum over requests: import it alone.")
+            return read_requests([{"acceptance_histogram": pooled[0]}], path, notes=[NO_LENGTH], are_requests=False)
+    records, skipped = gather(files, records_of)
+    return read_requests(records, files[-1][1], skipped=skipped, way=WAY)
+
+
+def records_of(body: Body) -> list[Body]:
+    """The records of drafts in a response."""
+    metrics = body.get("metrics")
+    found = [body.get(RECORD), metrics.get("speculative_decoding") if isinstance(metrics, dict) else None]
+    return [one for one in found if isinstance(one, dict)]
+
+
+IMPORTS = {
+    "vllm-metrics": Kind("vLLM's /metrics, its log lines 'SpecDecoding metrics', or results of vllm bench serve with speculation",
+                         is_of_metrics, read_metrics, takes_several=True),
+    "vllm-requests": Kind("responses with metrics.speculative_decoding (serve with --per-request-spec-decode-metrics summary, "
+                          "and ask streams for stream_options.include_usage), or AIPerf's records of them",
+                          is_of_requests, read_responses, takes_several=True),
+}  # fmt: skip
+CONFIG = "num_speculative_tokens in --speculative-config"
+ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", imports=IMPORTS, methods=(
+    Method(name="batch-size", checked="0.33.0", drafters=tuple(METHODS), rules=("greedy", "sample", "reject"),
+           carrier="num_speculative_tokens_per_batch_size in --speculative-config", syntax="[[1, 16, 3], [17, 4096, 0]]",
+           derived=("num_speculative_tokens = longest length", "of MTP ≤ its layers or = a multiple of them"),
+           by_batch_size=True, versions="PR #32374 on; not with data parallelism",
+           source="vllm-project/vllm vllm/v1/spec_decode/dynamic/utils.py, vllm/config/speculative.py, vllm/config/vllm.py",
+           write=write_chain),
+    Method(name="suffix", checked="0.33.0", drafters=("suffix",), rules=("greedy", "sample"), carrier=CONFIG,
+           syntax='{"method": "suffix", "num_speculative_tokens": 3}',
+           source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write_suffix),
+    Method(name="medusa", checked="0.32.0", drafters=("medusa",), rules=("greedy", "sample"), carrier=CONFIG,
+           syntax='{"method": "medusa", "model": "HEADS", "num_speculative_tokens": 3}',
+           derived=("num_speculative_tokens <= heads",), versions=f"releases up to {MEDUSA_UNTIL}",
+           status="removed upstream in 0.33.0", source="vllm-project/vllm vllm/v1/spec_decode/medusa.py",
+           write=write_medusa),
+))  # fmt: skip

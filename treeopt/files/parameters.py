@@ -1,0 +1,247 @@
+"""Parameters, declared once: the signature of a function or a dataclass says type, range and default, its docstring the text.
+
+A command makes its options of them (`treeopt.cli.declared`), and what is called from Python is checked by them (`declared`).
+A docstring's row is ``name : text``; what follows "; by default" says what an omitted parameter means.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import inspect
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, wraps
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from treeopt.errors import InvalidInput
+
+P = ParamSpec("P")
+R = TypeVar("R")
+ROW = re.compile(r"^ *(\w+(?:, \w+)*) +: +(.+)$")
+REQUIRED = inspect.Parameter.empty
+KINDS = (bool, int, float, str, Path)  # a parameter of several is the first of these that it may be
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``least``, or above it, to ``most``; percent: a share that a command has in per cent."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False
+    percent: bool = False
+
+    def fault(self, value: float) -> str | None:
+        """The rule that a number breaks; None for one of the range.
+
+        >>> Range(1).fault(0), Range(0, above=True).fault(0.0), Range(1, 10).fault(4)
+        ('must be at least 1', 'must be above 0', None)
+        """
+        if math.isnan(value) or value < self.least or (self.above and value == self.least):
+            return f"must be {'above' if self.above else 'at least'} {self.least:g}"
+        return f"must be at most {self.most:,}" if value > self.most or value == math.inf else None
+
+
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, above=True)]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a function, by its name.
+
+    kind    : of one value
+    many    : several may be given; mix: or a mapping, of batch sizes to shares
+    choices : the words that there are; any where there are none
+    """
+
+    name: str
+    kind: type
+    default: Any = REQUIRED
+    text: str = ""
+    many: bool = False
+    mix: bool = False
+    choices: tuple[str, ...] = ()
+    range: Range | None = None
+    is_keyword: bool = True
+
+    def fault(self, value: Any) -> str | None:
+        """The rule that a given value breaks; None for one that fits.
+
+        >>> Parameter("rounds", int, range=Range(1)).fault(0)
+        'must be at least 1, but got 0'
+        """
+        if (
+            self.kind in (int, float)
+            and not self.many
+            and not isinstance(value, Integral if self.kind is int else Real)
+        ):
+            return f"must be a {'whole ' * (self.kind is int)}number, but got {value!r}"
+        if self.choices and value not in self.choices:
+            return f"must be one of {', '.join(self.choices)}, but got {value!r}"
+        if self.range is None or (self.mix and isinstance(value, Mapping) and not value):
+            return None
+        for number in value if self.many else (value,):
+            if not isinstance(number, Real):
+                return f"must be numbers, but got {number!r}"
+            if words := self.range.fault(float(number)):
+                return f"{words}, but got {number}"
+        return None
+
+    def check(self, value: Any) -> None:
+        """Raise InvalidInput, which names the parameter, for a value that does not fit."""
+        if value is not None and (fault := self.fault(value)):
+            raise InvalidInput(f"`{self.name}` {fault}.")
+
+
+def parameters_of(source: Any) -> Mapping[str, Parameter]:
+    """The parameters of a function, a dataclass or a TypedDict by name, those of ``**options: Unpack[...]`` among them."""
+    return _parameters_of(source)
+
+
+@cache
+def _parameters_of(source: Any) -> Mapping[str, Parameter]:
+    texts, names = texts_of(source.__doc__ or ""), _Names(vars(sys.modules[source.__module__]))
+    if isinstance(source, type) and hasattr(source, "__total__"):
+        hints = {name: hint.__forward_arg__ for name, hint in source.__annotations__.items()}
+        return {name: read(name, hint, names, text=texts.get(name, "")) for name, hint in hints.items()}
+    found: dict[str, Parameter] = {}
+    for parameter in inspect.signature(source).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            rest = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
+            shared = dict(parameters_of(names[rest[1]])) if rest else {}
+            texts = texts_of(names[rest[1]].__doc__) | texts if rest else texts
+            found = {name: replace(one, text=one.text or texts.get(name, "")) for name, one in found.items()} | shared
+            continue
+        many = parameter.kind is parameter.VAR_POSITIONAL
+        one = read(parameter.name, parameter.annotation, names, parameter.default, texts.get(parameter.name, ""))
+        is_keyword = parameter.kind is parameter.KEYWORD_ONLY
+        found[one.name] = replace(one, many=one.many or many, is_keyword=is_keyword)
+    return found
+
+
+def texts_of(docstring: str) -> dict[str, str]:
+    """The rows of a docstring's table by name; lines that stand deeper belong to the row above.
+
+    >>> texts_of("Summary.\\n\\n    one : first\\n          and more\\n    two, three : others\\n\\n    Raises nothing.")
+    {'one': 'first and more', 'two': 'others', 'three': 'others'}
+    """
+    found: dict[str, str] = {}
+    names: list[str] = []
+    column = 0
+    for line in docstring.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if row := ROW.match(line):
+            names, column = row[1].split(", "), indent
+            found |= dict.fromkeys(names, row[2])
+        elif line.strip() and names and indent > column:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return found
+
+
+def without_table(docstring: str, names: Sequence[str]) -> str:
+    """The docstring without its rows of these names."""
+    kept: list[str] = []
+    column: int | None = None
+    for line in inspect.cleandoc(docstring).splitlines():
+        row, indent = ROW.match(line), len(line) - len(line.lstrip())
+        if row and set(row[1].split(", ")) <= set(names):
+            column = indent
+        elif column is None or not line.strip() or indent <= column:
+            column = None
+            kept.append(line)
+    return "\n".join(kept).strip()
+
+
+class _Names(dict[str, Any]):
+    """Names as annotations mean them; those that are imported for types alone are no kind of an option."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, type(name, (), {}))
+
+
+def read(name: str, annotation: Any, names: _Names, default: Any = None, text: str = "") -> Parameter:
+    """The parameter that an annotation declares, given as the source has it."""
+    hint = eval(annotation, {}, names) if isinstance(annotation, str) else annotation
+    extras: list[Any] = []
+    kinds: set[type] = set()
+    shapes: set[Any] = set()
+
+    def walk(hint: Any) -> None:
+        origin, parts = get_origin(hint), get_args(hint)
+        if origin is Annotated:
+            extras.extend(hint.__metadata__)
+            walk(parts[0])
+        elif origin is Literal:
+            extras.append(parts)
+            kinds.add(str)
+        elif origin in (Union, types.UnionType):
+            for part in parts:
+                walk(part)
+        elif origin in (collections.abc.Sequence, collections.abc.Mapping, tuple):
+            shapes.add(origin)
+            walk(parts[0])
+        elif isinstance(hint, type):
+            kinds.add(hint)
+
+    walk(hint)
+    return Parameter(
+        name,
+        next((kind for kind in KINDS if kind in kinds), object),
+        default,
+        text,
+        many=bool(shapes),
+        mix=collections.abc.Mapping in shapes,
+        choices=next((extra for extra in extras if isinstance(extra, tuple)), ()),
+        range=next((extra for extra in extras if isinstance(extra, Range)), None),
+    )
+
+
+def declared(function: Callable[P, R]) -> Callable[P, R]:
+    """The function with what it gets checked by its parameters; ``batch_size`` and ``batch_sizes`` are both understood.
+
+    >>> from collections.abc import Sequence
+    >>> @declared
+    ... def timed(batch_sizes: Sequence[Count] = (1,)) -> object:
+    ...     return batch_sizes
+    >>> timed(batch_size=4), timed(batch_sizes=[1, 2])
+    ((4,), [1, 2])
+    """
+
+    @wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        known = parameters_of(function)
+        asked: dict[str, Any] = dict(given)
+        for name, other in (("batch_size", "batch_sizes"), ("batch_sizes", "batch_size")):
+            if name in asked and name not in known and other in known:
+                if other in asked:
+                    raise InvalidInput(f"`{name}` and `{other}` are one: leave one out.")
+                asked[other] = asked.pop(name)
+        asked = {name: _fitting(known[name], value) if name in known else value for name, value in asked.items()}
+        for name, value in (inspect.signature(function).bind_partial(*args).arguments | asked).items():
+            if name in known:
+                known[name].check(value)
+        return function(*args, **asked)
+
+    return checked
+
+
+def _fitting(parameter: Parameter, value: Any) -> Any:
+    """A single value as a sequence, or a sequence of one as the value, where the parameter is of that kind."""
+    if parameter.many and isinstance(value, Integral | str | Path):
+        return (value,)
+    if parameter.name == "batch_size" and isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != 1:
+            raise InvalidInput(f"`batch_size` must be one number here, but got {list(value)}.")
+        return value[0]
+    return value

@@ -1,0 +1,152 @@
+"""Who is decoded in a benchmark, and what is predicted of each: the plan's draft, its rivals, and trees that were given.
+
+treeopt's own decoder takes any draft; another engine chains and perhaps dynamic trees, so what is judged there stands behind
+plain decoding: the plan's chain; the dynamic tree that was planned for the engine; or the plan's best chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.growth.source import Source, objective_for
+from treeopt.pipeline.trees import named_tree
+from treeopt.records.contender import Predicted
+from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.terminal import note
+from treeopt.report.verdict import PUBLISHED
+from treeopt.trees.draft import Draft
+from treeopt.trees.published import published_tree
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.runtime.drafters.protocol import Drafter
+    from treeopt.runtime.stepper import Stepper
+
+OWN_SETTINGS = "defaults"  # the contender that decodes by an engine's own settings
+PLAIN = Tree.chain(0)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A draft that is decoded, and what the calibration predicts for it.
+
+    draft              : the root alone is plain decoding
+    predicted          : tokens per step by several estimates
+    predicted_accepted : share of the steps that emit 0, 1, ... guesses
+    is_replayable      : whether its guesses are all of the draft's nodes, and those that the reference ranks
+    is_own             : whether an engine decodes it by its own settings, which may guess less than the draft
+    """
+
+    draft: Draft = PLAIN
+    predicted: Predicted = field(default_factory=Predicted)
+    predicted_accepted: list[float] = field(default_factory=list)
+    is_replayable: bool = True
+    is_own: bool = False
+
+
+def own_entrants(
+    plan: Plan, entry: PlanEntry, source: Source, drafter: Drafter, files: Sequence[str | Path]
+) -> dict[str, Entrant]:
+    """The contenders of treeopt's own decoder.
+
+    A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
+    """
+    num_heads = drafter.num_heads
+    limits = plan.limits(Limits(entry.chosen.size, num_heads))
+    whole = source.crossfit(limits, objective_for(source, plan.objective or "replay"))
+    most = len(whole.family)
+    entrants = plain_and_chosen(entry)
+    published = published_tree().cut(max_depth=num_heads)
+    if published.max_rank < drafter.draft_vocab_size:  # not of a draft model's chains, nor with very few tokens
+        entrants[PUBLISHED] = fixed(source, published)
+    entrants |= rivals(entry)
+    chain_of = entry.best("chain")
+    entrants["chain"] = fixed(source, Tree.chain(chain_of.depth if chain_of else num_heads))
+    accepted = source.held_out_shares(whole, most).tolist()
+    entrants["budget"] = Entrant(whole.family.tree(most), Predicted(**whole.rates(most).document()), accepted)
+    return {**entrants, **given_trees(files, source, entrants)}
+
+
+def engine_entrants(
+    run: RunDirectory, plan: Plan, entry: PlanEntry, source: Source, engine: Stepper, files: Sequence[str | Path]
+) -> dict[str, Entrant]:
+    """The contenders of another engine: plain, what the plan comes to, some chains, its own settings, and files."""
+    entrants, chain_of = plain_and_chosen(entry), entry.best("chain")
+    best = chain_of.depth if chain_of else source.num_heads
+    lengths = [1, source.num_heads]
+    takes_dynamic = engine.takes_trees and entry.batch_size == 1
+    drafted = rivals(entry) if takes_dynamic else {}
+    if entry.draft.kind == "tree" or (entry.draft.kind == "dynamic" and not takes_dynamic):
+        del entrants["chosen"]
+        lengths = [best, *sorted({*lengths} - {best})]
+        note(
+            f"{engine.name} takes no draft of the kind that the plan has, {entry.draft.kind}. The plan's best chain, of "
+            f"{best}, is decoded instead. To plan for it: {run.command('search', '--for', engine.name)}"
+        )
+    else:
+        lengths = [length for length in sorted({*lengths, best}) if Tree.chain(length) != entry.draft]
+    entrants |= {f"chain of {length}": fixed(source, Tree.chain(length)) for length in lengths}
+    entrants |= drafted
+    if engine.own_length is not None:
+        entrants[OWN_SETTINGS] = Entrant(Tree.chain(engine.own_length), is_own=True)
+    entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
+    return _taken(entrants, source, engine)
+
+
+def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> dict[str, Entrant]:
+    """Contenders that the engine takes, with whether their steps can be replayed; Unsupported for another."""
+    found = {}
+    for name, entrant in entrants.items():
+        draft, is_ours = entrant.draft, not engine.about
+        if draft.topk:
+            found[name] = replace(entrant, is_replayable=is_ours)
+        elif draft.kind not in ("plain", "chain"):
+            raise Unsupported(
+                f"{engine.name} takes chains of the likeliest guesses, but {name} is a tree of {len(draft)} rows, or "
+                "has other guesses."
+            )
+        elif entrant.is_own or draft.depth > source.num_heads:
+            found[name] = Entrant(draft, is_replayable=False, is_own=entrant.is_own)
+        else:
+            found[name] = replace(entrant, is_replayable=is_ours or len(draft) == 1)
+    return found
+
+
+def plain_and_chosen(entry: PlanEntry) -> dict[str, Entrant]:
+    """Plain decoding and the plan's draft, with what the plan predicts."""
+    return {
+        "plain": Entrant(PLAIN, Predicted(product=1.0, joint=1.0, replayed=1.0, replayed_stderr=0.0)),
+        "chosen": Entrant(entry.draft, entry.predicted, entry.accepted),
+    }
+
+
+def rivals(entry: PlanEntry) -> dict[str, Entrant]:
+    """The best dynamic tree of a plan, where it is not what was chosen."""
+    if (figure := entry.others.get("dynamic")) is None:
+        return {}
+    expected = Predicted(replayed=figure.tokens_per_step, replayed_stderr=figure.stderr.tokens_per_step)
+    return {"dynamic": Entrant(figure.draft, expected)}
+
+
+def given_trees(files: Sequence[str | Path], source: Source, taken: Collection[str]) -> dict[str, Entrant]:
+    """More contenders, by file or published name; InvalidInput for a name that is taken."""
+    found: dict[str, Entrant] = {}
+    for file in files:
+        name = Path(file).stem
+        if name in (*taken, *found):
+            raise InvalidInput(f"Contenders need names of their own, but {name!r} is taken: rename {file}.")
+        found[name] = fixed(source, named_tree(str(file)))
+    return found
+
+
+def fixed(source: Source, tree: Tree) -> Entrant:
+    """A tree that was not grown here; without predictions where it has nodes that the source does not tell apart."""
+    if not source.knows(tree):
+        return Entrant(tree)
+    return Entrant(tree, Predicted(**source.rate(tree).document()), source.guess_shares(tree).tolist())

@@ -1,0 +1,219 @@
+"""The kinds of drafters: one row says all that treeopt does with a kind, and everything reads it here.
+
+A new drafter is a row of `DRAFTERS`, a module in ``treeopt/runtime`` that the row names, and a row of the contract in
+tests/test_drafters.py. Functions are named as ``module:function`` below ``treeopt.runtime`` and are imported where they
+are used, so that the table itself needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A published layout of checkpoints.
+
+    about      : for `treeopt list layouts` and the documentation
+    names_base : config.json names the base model
+    has_base   : the files hold the base's weights too
+    shares     : the heads guess with the base's lm_head, which the files do not hold
+    """
+
+    about: str
+    names_base: bool = False
+    has_base: bool = False
+    shares: bool = False
+
+
+@dataclass(frozen=True)
+class RecipeDefaults:
+    """The usual training of one kind of `treeopt train`.
+
+    layout      : in which the result is written
+    decay       : weight of head k's loss is decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head k is
+                  step k of the layer; in Hydra's code all are alike
+    teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
+    trains_base : the base learns too, through LoRA (Medusa-2)
+    one_layer   : a single layer, which makes all guesses and may know a part of the vocabulary (EAGLE-3)
+    """
+
+    layout: str
+    num_layers: int
+    learning_rate: float
+    decay: float
+    teacher: bool = False
+    trains_base: bool = False
+    one_layer: bool = False
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """A kind of drafter; what is empty it does not have.
+
+    about       : for `treeopt list drafters`
+    asked       : how --drafter asks for one that has no files of its own
+    is_heads    : it has one head for every depth
+    by_level    : its guesses come level by level with probabilities, so that dynamic trees grow from it
+    opens       : function of (name, target, number of guesses) that opens what ``asked`` names: a `Drafter`
+    recognises  : function of `StoredTensors` that gives a `Checkpoint`, or None where the files are another's
+    writes      : function of (heads, layout, base, lm_head) that gives `Published` files
+    layouts     : of its checkpoints
+    begins      : function of (target, recipe, lm_head, texts, rms of hidden states) that gives heads to train
+    recipes     : by the name that `treeopt train --kind` takes
+    note        : what to know of counts of its drafts by an engine
+    ends_itself : it ends a draft where it is unsure or finds no more, so that its lengths are no choice of ours
+    """
+
+    about: str = ""
+    asked: str = ""
+    is_heads: bool = False
+    by_level: bool = True
+    opens: str = ""
+    recognises: str = ""
+    writes: str = ""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    begins: str = ""
+    recipes: Mapping[str, RecipeDefaults] = field(default_factory=dict)
+    note: str = ""
+    ends_itself: bool = False
+
+
+ENDS = (
+    "Drafts of {} end where it finds no more or is unsure, and an end counts as a miss. So survival is right for the limit "
+    "that was served, and an estimate for others. A plan counts all rows up to the limit, and fewer are verified. Steps for "
+    "which it found nothing are seldom counted by engines: real tokens per step are lower."
+)
+OF_YOUR_OWN = "their folder, file or hub id"
+
+DRAFTERS = {
+    "medusa": DrafterKind(
+        about=f"Medusa's heads: {OF_YOUR_OWN}; those of the demo model and of SmolLM2 are medusa",
+        is_heads=True,
+        recognises="checkpoints.medusa:recognise_medusa",
+        writes="checkpoints.medusa:publish_medusa",
+        layouts={
+            "medusa": Layout("medusa_lm_head.safetensors, a projection per head: Medusa v0.1, TGI", names_base=True),
+            "medusa-pt": Layout(
+                "the same tensors in medusa_lm_head.pt: Medusa v0.1, TensorRT-LLM's converter", names_base=True
+            ),
+            "medusa-shared": Layout(
+                "medusa_lm_head.safetensors, residual blocks only, on the base's lm_head: Medusa, TGI",
+                names_base=True,
+                shares=True,
+            ),
+            "merged": Layout("one model with the heads under medusa_head.: Medusa-2", has_base=True),
+            "modelopt": Layout("one model with the heads under medusa_heads.: NVIDIA Model Optimizer", has_base=True),
+            "vllm": Layout("model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM up to 0.32.0"),
+            "tensorrt-llm": Layout("rank0.safetensors, the heads' part of a TensorRT-LLM checkpoint"),
+            "neuron": Layout("medusa_heads.pt, to lie beside the base's files: AWS Neuron"),
+        },
+        begins="drafters.medusa:untrained",
+        recipes={
+            "medusa-1": RecipeDefaults("medusa", 1, 1e-3, 0.8),
+            "medusa-shared": RecipeDefaults("medusa-shared", 1, 1e-3, 0.8),
+            "medusa-2": RecipeDefaults("merged", 1, 2e-3, 0.8, trains_base=True),
+        },
+    ),
+    "hydra": DrafterKind(
+        about="heads that read the guesses before theirs: as above; the demo model's are hydra",
+        is_heads=True,
+        recognises="checkpoints.hydra:recognise_hydra",
+        writes="checkpoints.hydra:publish_hydra",
+        layouts={
+            "hydra": Layout("the tensors of hydra-pt in hydra_lm_head.safetensors", names_base=True),
+            "hydra-pt": Layout("hydra_lm_head.pt, heads that read the guesses before them: Hydra", names_base=True),
+        },
+        begins="drafters.hydra:untrained",
+        recipes={"hydra": RecipeDefaults("hydra", 1, 1e-3, 1.0)},
+    ),
+    "hydra++": DrafterKind(
+        about="Hydra's heads behind a layer that reads the text: as above",
+        is_heads=True,
+        recognises="checkpoints.hydra:recognise_hydra",
+        writes="checkpoints.hydra:publish_hydra",
+        layouts={
+            "hydra++": Layout("the tensors of hydra++-pt in hydra_lm_head.safetensors", names_base=True),
+            "hydra++-pt": Layout("hydra_lm_head.pt with a prefix layer: Hydra++", names_base=True),
+        },
+        begins="drafters.hydra:untrained",
+        recipes={"hydra++": RecipeDefaults("hydra++", 4, 1e-3, 1.0, teacher=True)},
+    ),
+    "eagle3": DrafterKind(
+        about="EAGLE-3's layer: as above; those of the demo model and of SmolLM2 are eagle3",
+        recognises="checkpoints.eagle3:recognise_eagle3",
+        writes="checkpoints.eagle3:publish_eagle3",
+        layouts={
+            "eagle-3": Layout("model.safetensors with fc, midlayer and a vocabulary of its own: EAGLE-3, SGLang, vLLM")
+        },
+        begins="drafters.eagle3:untrained",
+        recipes={"eagle3": RecipeDefaults("eagle-3", 1, 5e-4, 0.8, teacher=True, one_layer=True)},
+    ),
+    "eagle": DrafterKind(
+        about="the layer of EAGLE-1 and EAGLE-2: as above",
+        recognises="checkpoints.eagle:recognise_eagle",
+        writes="checkpoints.eagle:publish_eagle",
+        layouts={"eagle-1": Layout("model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2", shares=True)},
+    ),
+    "draft-model": DrafterKind(
+        about="a small causal LM with the same tokenizer: its folder, GGUF file or hub id; the demo model's is draft"
+    ),
+    "mtp": DrafterKind(
+        about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
+        asked="mtp",
+        opens="drafters.mtp:load_mtp",
+    ),
+    "ngram": DrafterKind(
+        about="the tokens that followed the same last tokens earlier in the text; ngram:earliest as engines look up",
+        asked="ngram",
+        by_level=False,
+        opens="drafters.lookup:open_lookup",
+        note=ENDS.format("n-gram look-up"),
+        ends_itself=True,
+    ),
+    "early-exit": DrafterKind(
+        about="the target's own first layers, early-exit:LAYER",
+        asked="early-exit:LAYER",
+        opens="drafters.draft_model:open_exit",
+    ),
+}
+# Kinds that only engines run, and treeopt plans for by their counts.
+ELSEWHERE = {
+    "redrafter": DrafterKind(),
+    "suffix": DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True),
+    "dflash": DrafterKind(
+        note="DFlash drafts a block in one pass: its time hardly depends on the length, which a profile of another drafter "
+        "does not show. A block of another length is drafted otherwise."
+    ),
+    "dspark": DrafterKind(
+        note="DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as "
+        "misses: survival holds for the load that was measured. Turn adaptive verification off to measure the guesses "
+        "themselves.",
+        ends_itself=True,
+    ),
+}
+COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
+LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
+RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}
+ASKED = ", ".join(kind.asked for kind in DRAFTERS.values() if kind.asked)  # as --drafter takes them
+
+
+def kind_of_layout(layout: str) -> str:
+    """The kind of drafter that a layout holds.
+
+    >>> kind_of_layout("merged"), kind_of_layout("eagle-1")
+    ('medusa', 'eagle')
+    """
+    return next(name for name, kind in DRAFTERS.items() if layout in kind.layouts)
+
+
+def depth_noun(drafter: Mapping[str, Any] | None) -> str:
+    """A word for a guess's place in a draft: head, where the drafter has one for each depth, else depth.
+
+    >>> depth_noun({"kind": "hydra"}), depth_noun({"kind": "ngram"}), depth_noun(None)
+    ('head', 'depth', 'depth')
+    """
+    kind = DRAFTERS.get((drafter or {}).get("kind", ""))
+    return "head" if kind is not None and kind.is_heads else "depth"

@@ -1,0 +1,162 @@
+"""Pictures over batch sizes: kinds of drafts beside each other, drafters beside each other, and what batching trades."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeopt.errors import OutOfRange
+from treeopt.planning.compared import DraftersCompared
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.figure import Figure
+from treeopt.records.plan import Plan
+from treeopt.report.figures import style
+from treeopt.report.figures.chart import Chart, Panel, Series, intervals, plain_line
+from treeopt.report.figures.style import Look
+from treeopt.report.wording import kinds_of, setting_name
+
+TOGETHER = 0.7  # width that the marks of one batch size share
+MOST_LINEAR = 12  # ratio of the totals above which their axis is logarithmic
+LOOKS = {  # colour, marker, line
+    "plain decoding": (style.BLACK, "s", (0, (2, 3))),
+    "the plan's trees": (style.BLUE, "o", "-"),
+    "plain decoding, measured": (style.BLACK, "s", "none"),
+    "the plan's trees, measured": (style.VERMILLION, "D", "none"),
+}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What one of several reaches at a batch size."""
+
+    name: str
+    figure: Figure
+    is_measured: bool
+
+
+def kinds_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> Chart:
+    """What a plan expects of the best draft of each kind, and what its benchmarks measured of these.
+
+    benches : batch size -> its benchmark
+
+    Raises OutOfRange for a plan without dynamic trees.
+    """
+    marks = []
+    for entry in plan.entries:
+        if entry.best("dynamic") is None:
+            continue
+        bench = (benches or {}).get(entry.batch_size)
+        measured = {c.draft: bench.figure(c.name) for c in reversed(bench.contenders)} if bench else {}
+        for name, best in kinds_of(entry).items():
+            marks.append(Placed(name, best, is_measured=False))
+            if found := measured.get(best.draft):
+                marks.append(Placed(name, found, is_measured=True))
+    if not marks:
+        raise OutOfRange(
+            "The plan has no dynamic trees. They need treeopt calibrate --topk, treeopt profile, then treeopt search"
+        )
+    about = " ".join(filter(None, ((plan.runtime or {}).get("name"), (plan.runtime or {}).get("version")))) or None
+    return _beside(marks, "The best draft of each kind", about, style.rule(plan.acceptance))
+
+
+def drafters_chart(result: DraftersCompared) -> Chart:
+    """What each drafter reaches at each batch size with its own best draft."""
+    marks = [Placed(style.short(one.drafter), one.figure, one.is_measured) for one in result.settings]
+    return _beside(marks, "Drafters, each with its own best tree", result.about)
+
+
+def _beside(marks: Sequence[Placed], title: str, *about: str | None) -> Chart:
+    """Speedups on the left, tokens per step on the right; predicted ones are hollow."""
+    sizes = sorted({mark.figure.batch_size for mark in marks})
+    names = list(dict.fromkeys(mark.name for mark in marks))
+    width = TOGETHER / len(names)
+    left, right = [plain_line(1.0)], []
+    for i, name in enumerate(names):
+        for is_measured in (True, False):
+            mine = [m.figure for m in marks if (m.name, m.is_measured) == (name, is_measured)]
+            look = {**style.series(i), "linestyle": "none", "fillstyle": "full" if is_measured else "none"}
+            aside = width * (i - (len(names) - 1) / 2 + (0.12 if is_measured else -0.12))
+            x = [sizes.index(figure.batch_size) + aside for figure in mine]
+            noted = {m.figure.batch_size for m in marks if m.name == name and is_measured and not m.is_measured}
+            notes = ["" if figure.batch_size in noted else setting_name(figure.draft) for figure in mine]
+            timed = [(at, f.speedup_ratio, note) for at, f, note in zip(x, mine, notes, strict=True)]
+            known = [(at, ratio, note) for at, ratio, note in timed if ratio]
+            left.append(
+                Series(
+                    "",
+                    [at for at, *_ in known],
+                    [ratio.value for _, ratio, _ in known],
+                    intervals([(ratio.value, (ratio.low, ratio.high), None) for _, ratio, _ in known]),
+                    look,
+                    notes=[note for *_, note in known],
+                )
+            )
+            rates = [(f.tokens_per_step, f.interval95.tokens_per_step, f.stderr.tokens_per_step) for f in mine]
+            right.append(Series(name if mine else "", x, [rate[0] for rate in rates], intervals(rates), look))
+    axes: Look = {"scale": [str(size) for size in sizes], "ylim": (0, None)}
+    panels = [
+        Panel(left, "batch size", "speedup over plain decoding", **axes),
+        Panel(right, "batch size", "tokens per step", **axes),
+    ]
+    hollow = "hollow: predicted" if any(not mark.is_measured for mark in marks) else None
+    said = "numbers: rows a step, of dynamic trees levels/topk/rows"
+    return Chart(title, style.sentence(*about, hollow, said, "bars: 95 % intervals"), [panels])
+
+
+def pareto_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> Chart:
+    """Tokens per second for each user against those of the whole batch: the plan's trees and plain decoding.
+
+    Predicted ones as lines, and as marks those that were measured. Raises OutOfRange for fewer than two batch sizes with
+    latencies.
+    """
+    timed = [entry for entry in plan.entries if entry.chosen.speedup is not None]
+    if len(timed) < 2:
+        raise OutOfRange(
+            "The picture needs at least two batch sizes with latencies. Make them with: treeopt profile --batch-size "
+            "1,4, then treeopt search"
+        )
+    decoded = sorted((benches or {}).items())
+    rates: dict[str, list[Figure]] = {
+        "the plan's trees": [entry.chosen for entry in timed],
+        "plain decoding": [entry.plain for entry in timed],
+    }
+    for kind, name in (("the plan's trees", "chosen"), ("plain decoding", "plain")):
+        found = [bench.figure(name) for _, bench in decoded if name in {c.name for c in bench.contenders}]
+        rates[f"{kind}, measured"] = [figure for figure in found if figure.tokens_per_s]
+    series, most_user, ends_of_all = [], 0.0, []
+    for kind, figures in rates.items():
+        sizes = np.array([figure.batch_size for figure in figures])
+        total = np.array([figure.tokens_per_s or 0.0 for figure in figures])
+        ends = intervals([(f.tokens_per_s or 0.0, f.interval95.tokens_per_s, f.stderr.tokens_per_s) for f in figures])
+        if not figures:
+            continue
+        colour, marker, line = LOOKS[kind]
+        look = {"color": colour, "marker": marker, "linestyle": line, "markersize": 7 if line == "none" else 4}
+        look |= {"markerfacecolor": "none"} if line == "none" else {}
+        notes = [] if line == "none" else [str(size) for size in sizes]
+        side = "left" if kind == "plain decoding" else "right"
+        series.append(Series(kind, total / sizes, total, ends, look, notes=notes, side=side))  # type: ignore[arg-type]
+        most_user = max(most_user, float((total / sizes).max()))
+        ends_of_all += [*total, *ends.ravel()]
+    totals = [total for total in ends_of_all if total > 0]
+    log = max(totals) > MOST_LINEAR * min(totals)
+    ylim = (0.7 * min(totals), 1.5 * max(totals)) if log else (0.0, 1.12 * max(totals))
+    panel = Panel(
+        series,
+        "tokens per second for each user",
+        "tokens per second of the batch",
+        log=log,
+        xlim=(0, 1.12 * most_user),
+        ylim=ylim,
+    )
+    runtime = plan.runtime or {}
+    caption = style.sentence(
+        " ".join(filter(None, ("lines: predicted, latencies of", runtime.get("name"), runtime.get("version")))),
+        style.rule(plan.acceptance),
+        "numbers: batch sizes",
+        "bars: 95 % intervals",
+        "better is further up and to the right",
+    )
+    return Chart("What batching trades: speed for each user against the sum", caption, [[panel]])

@@ -1,0 +1,257 @@
+"""A chart as plain data: panels of series, each with its points. One function, `draw`, makes the picture of any chart.
+
+A figure's module computes a `Chart`; so its numbers can be used and tested without a drawing.
+
+n points of a series
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from treeopt.report.figures import style
+from treeopt.report.figures.style import Z95, Look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HEIGHT = 3.5  # inches of a panel
+NEAR = (0.05, 0.05)  # shares of the axes within which a second note would lie on the first
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Points that belong together.
+
+    label : in the legend; empty for none
+    x, y  : (n,)
+    ends  : (2, n) low and high of each point's interval; of an area its edges
+    look  : options of matplotlib: colour, marker, line style
+    kind  : points on a line, bars, an area between the ends, lines across the panel at y, or marks at its lower edge
+    notes : (n,) texts beside the points, on the ``side``; some are left out where they would overlap
+    """
+
+    label: str
+    x: ArrayLike
+    y: ArrayLike
+    ends: ArrayLike | None = None
+    look: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["line", "bar", "area", "across", "edge"] = "line"
+    notes: Sequence[str] = ()
+    side: Literal["below", "left", "right"] = "below"
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Estimates and their 95 % intervals; three arrays of one shape."""
+
+    value: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+    @classmethod
+    def normal(cls, value: ArrayLike, stderr: ArrayLike) -> Shares:
+        """Values with the intervals of their standard errors."""
+        value, half = np.asarray(value, dtype=float), Z95 * np.asarray(stderr, dtype=float)
+        return cls(value, value - half, value + half)
+
+    def __getitem__(self, part: Any) -> Shares:
+        return Shares(self.value[part], self.low[part], self.high[part])
+
+    def over(self, label: str, x: ArrayLike, **look: Any) -> Series:
+        """Points on a line over x, with their intervals."""
+        return Series(label, x, self.value, np.stack([self.low, self.high]), look)
+
+    def along(self, label: str, rows: ArrayLike, **look: Any) -> Series:
+        """Marks in rows, with intervals along the axis below."""
+        return Series(label, self.value, rows, np.stack([self.low, self.high]), {"linestyle": "none", **look})
+
+
+def wilson(hits: ArrayLike, trials: ArrayLike) -> Shares:
+    """Shares with 95 % Wilson score intervals; without a trial all three are NaN.
+
+    >>> shares = wilson([0, 5], [10, 10])
+    >>> shares.value.tolist(), shares.low.round(3).tolist(), shares.high.round(3).tolist()
+    ([0.0, 0.5], [0.0, 0.237], [0.278, 0.763])
+    """
+    n = np.where(np.asarray(trials) > 0, trials, np.nan).astype(float)
+    value = np.asarray(hits) / n
+    middle = value + Z95**2 / (2 * n)
+    half = Z95 * np.sqrt(value * (1 - value) / n + Z95**2 / (4 * n**2))
+    scale = 1 + Z95**2 / n
+    return Shares(value, np.maximum((middle - half) / scale, 0.0), np.minimum((middle + half) / scale, 1.0))
+
+
+Known = tuple[float, Sequence[float | None] | None, float | None]  # a value, its 95 % interval, its standard error
+
+
+def intervals(known: Sequence[Known]) -> NDArray[np.float64]:
+    """(2, n) ends of the 95 % intervals, by the standard errors where these are not known; without either the values.
+
+    >>> intervals([(2.0, (1.5, 2.5), None), (1.0, None, None)]).tolist()
+    [[1.5, 1.0], [2.5, 1.0]]
+    """
+    found = np.empty((2, len(known)))
+    for i, (value, ends, stderr) in enumerate(known):
+        half = Z95 * (stderr or 0.0)
+        found[:, i] = (value - half, value + half) if ends is None or None in ends else ends
+    return found
+
+
+def plain_line(at: float, color: str = style.BLACK, label: str = "") -> Series:
+    """A dashed line across a panel at what plain decoding reaches."""
+    look = {"color": color, "linestyle": (0, (2, 3)), "linewidth": 0.9, "zorder": 1}
+    return Series(label, [], [at], look=look, kind="across")
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Axes and what is drawn on them.
+
+    scale      : of the axis below: any numbers, whole ones, tree sizes by powers of two; or the names of its places
+    rows       : names of places at the left, the first on top; intervals then lie along the axis below
+    log        : whether the axis at the left is logarithmic
+    xlim, ylim : ends of the axes, None for where the data ends
+    breaks     : where thin lines part the axis below
+    """
+
+    series: Sequence[Series]
+    xlabel: str
+    ylabel: str = ""
+    title: str = ""
+    scale: Literal["any", "whole", "sizes"] | Sequence[str] = "any"
+    rows: Sequence[str] = ()
+    log: bool = False
+    xlim: tuple[float | None, float | None] = (None, None)
+    ylim: tuple[float | None, float | None] = (None, None)
+    breaks: Sequence[float] = ()
+    height: float = HEIGHT
+    width: float = 1.0
+    is_wide: bool = False
+
+    def __getitem__(self, label: str) -> Series:
+        """The series of that label."""
+        return next(one for one in self.series if one.label == label)
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """Panels in rows below a title; the caption says how much was measured and of what.
+
+    legend : its title; None for a chart without a legend
+    """
+
+    title: str
+    caption: str
+    panels: Sequence[Sequence[Panel]]
+    legend: str | None = ""
+
+    def __getitem__(self, number: int) -> Panel:
+        """One of all panels, counted as one reads."""
+        return [panel for row in self.panels for panel in row][number]
+
+
+@style.look()
+def draw(chart: Chart) -> Figure:
+    """The picture of a chart; what its series are called stands to the right of the upper panels."""
+    heights = [max(panel.height for panel in row) for row in chart.panels]
+    figure = style.blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)))
+    across = max(len(row) for row in chart.panels)
+    widths = [panel.width for panel in chart.panels[0]]
+    grid = figure.add_gridspec(len(heights), across, height_ratios=heights, width_ratios=widths)
+    named: Look = {}
+    for i, row in enumerate(chart.panels):
+        for j, panel in enumerate(row):
+            axes = figure.add_subplot(grid[i, :] if panel.is_wide else grid[i, j])
+            for one in panel.series:
+                handle = _add(axes, one, across=bool(panel.rows))
+                if one.label:
+                    named.setdefault(one.label, handle)
+            _finish(axes, panel, names_rows=j == 0)
+            _note(axes, panel)
+    if chart.legend is not None and named:
+        beside = figure.axes[len(chart.panels[0]) - 1]
+        style.legend(beside, chart.legend or None, handles=list(named.values()), labels=list(named))
+    figure.align_ylabels()
+    style.heading(figure, chart.title, chart.caption)
+    return figure
+
+
+def _add(axes: Axes, one: Series, *, across: bool) -> Any:
+    """Draw a series; the handle is what stands for it in a legend. ``across``: intervals lie along the axis below."""
+    x, y, look = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float), dict(one.look)
+    if one.kind == "across":
+        return (axes.axvline if across else axes.axhline)(float(y[0]), **look)
+    if one.kind == "area":
+        low, high = np.asarray(one.ends, dtype=float)
+        return axes.fill_between(x, low, high, **look)
+    errors = None
+    if one.ends is not None:
+        errors = np.abs(np.asarray(one.ends, dtype=float) - (x if across else y))
+        errors = errors if np.nan_to_num(errors).any() else None
+    if one.kind == "bar":
+        return axes.bar(x, y, yerr=errors, error_kw={"elinewidth": 0.9}, **look)
+    if one.kind == "edge":
+        return axes.plot(x, np.zeros(len(x)), transform=axes.get_xaxis_transform(), clip_on=False, zorder=3, **look)[0]
+    look = {"elinewidth": 0.8, **look}
+    return axes.errorbar(x, y, xerr=errors, **look) if across else axes.errorbar(x, y, yerr=errors, **look)
+
+
+def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
+    """Axes, their limits and names, for what is already drawn."""
+    for at in panel.breaks:
+        axes.axvline(at, color="#DDDDDD", linewidth=0.8, zorder=0)
+        axes.grid(visible=False, axis="x")
+    if panel.log:
+        axes.set_yscale("log")
+    axes.set(title=panel.title, ylabel=panel.ylabel, xlim=panel.xlim, ylim=panel.ylim)
+    if panel.log:
+        style.log_axis(axes)
+    if panel.rows:
+        axes.set_yticks(range(len(panel.rows)), panel.rows)
+        axes.set_ylim(len(panel.rows) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(labelleft=names_rows)
+        for row in range(0, len(panel.rows), 2):
+            axes.axhspan(row - 0.5, row + 0.5, color="#F4F4F4", zorder=-1)
+    if panel.scale == "sizes":
+        style.size_axis(axes, np.concatenate([[], *(np.asarray(one.x, dtype=float) for one in panel.series)]))
+    elif panel.scale == "whole":
+        axes.locator_params(axis="x", nbins=10, integer=True, min_n_ticks=1)
+    elif panel.scale != "any":
+        axes.set_xticks(range(len(panel.scale)), list(panel.scale))
+        axes.set_xlim(-0.5, len(panel.scale) - 0.5)
+        axes.grid(visible=False, axis="x")
+    if axes.get_xscale() == "linear" and axes.get_xlim()[1] >= 1000:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    if axes.get_yscale() == "linear" and axes.get_ylim()[1] >= 1000:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.set_xlabel(panel.xlabel)
+
+
+def _note(axes: Axes, panel: Panel) -> None:
+    """Texts beside the points, without those that would lie on one another."""
+    placed: list[tuple[float, float]] = []
+    for one in panel.series:
+        x, y = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float)
+        low = y if one.ends is None else np.asarray(one.ends, dtype=float)[0]
+        for at, value, lower, text in zip(x, y, low, one.notes, strict=False):
+            if one.side == "below":
+                turned = 90 if len(text) > 3 else 0
+                place: Look = {"rotation": turned, "ha": "center", "va": "top", "fontsize": 6}
+                axes.annotate(text, (at, np.fmin(lower, value)), (0, -4), textcoords="offset points", **place)
+                continue
+            side = 1 if one.side == "right" else -1
+            across, up = axes.transLimits.transform(axes.transScale.transform((at, value)))
+            across += side * NEAR[0] / 2
+            if any(abs(across - a) < NEAR[0] and abs(up - b) < NEAR[1] for a, b in placed):
+                continue
+            placed.append((across, up))
+            place = {"ha": "left" if side > 0 else "right", "va": "center", "fontsize": 7}
+            axes.annotate(text, (at, value), (7 * side, 0), textcoords="offset points", **place)

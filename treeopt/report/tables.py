@@ -1,0 +1,246 @@
+"""What each command shows of its result, but of plans, benchmarks and comparisons: these have a file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from treeopt.records.calibration import ENGINE_LOG
+from treeopt.records.drafters import depth_noun
+from treeopt.report.status import OK, RunStatus
+from treeopt.report.table import Column, Table, texts
+from treeopt.report.terminal import together
+from treeopt.report.wording import percentages, pm
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from treeopt.growth.score import Score
+    from treeopt.latency.paired import Latency
+    from treeopt.records.calibration import Calibration
+    from treeopt.records.profile import LatencyProfile, StepTiming
+
+MOST_SIZES = 24  # of a setting in a table; beyond them those below are shown, and the largest
+SHOWN_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+PARTS = ("draft", "target", "verify", "commit")  # of a step, in their order
+
+
+def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableType:
+    """Accuracy of each head, or at each depth, at the first ranks, with its standard error; then group by group."""
+    info = calibration.meta
+    if info.get("source") == ENGINE_LOG and info.get("survival"):
+        return _survival_table(calibration)
+    what, caption = "Accuracy by depth", [*_about_answers(info)]
+    who = depth_noun(info.get("drafter") or {"kind": "medusa"})
+    if who == "head":
+        what = "Head accuracy"
+    if (info.get("acceptance") or {}).get("rule") == "rejection":
+        what = "Share accepted by depth"
+        caption.append(_chains(calibration))
+    counts = (("positions", "states"), ("sequences", "answers"))
+    counted = [f"{info[key]:,} {noun}" for key, noun in counts if info.get(key)]
+
+    def at_rank(r: int) -> Column:
+        accept, error = calibration.accept[:, r], calibration.stderr[:, r]
+        return Column(f"rank {r}", lambda k: pm(accept[k], error[k], 3), spare=max(r - 1, 0))
+
+    columns = [
+        Column(who, lambda k: str(k + 1), names=True),
+        *map(at_rank, range(min(ranks, calibration.top_k))),
+        Column("trials", lambda k: str(calibration.trials[k])),
+    ]
+    title = f"{what} over {' of '.join(counted)}" if counted else what
+    table = Table(title, columns, range(calibration.num_heads), caption=" ".join(caption))
+    groups = info.get("groups")
+    return together(table, _group_table(groups, calibration.num_heads)) if groups else table
+
+
+def _chains(calibration: Calibration) -> str:
+    """What chains reach by the formula of the papers, which takes one acceptance rate for all tokens."""
+    from treeopt.planning.chain_theory import chain_tokens_per_step
+
+    accept = float(calibration.hits.sum() / calibration.trials.sum())
+    rates = [f"{chain_tokens_per_step(accept, n):.2f}" for n in range(1, calibration.num_heads + 1)]
+    return (
+        f"A drafted token is accepted with probability {accept:.2f}: chains of 1, 2, ... would give {', '.join(rates)} "
+        "tokens per step if that were the same everywhere."
+    )
+
+
+def _survival_table(calibration: Calibration) -> Table:
+    """Survival of a chain depth by depth, as an engine counted it."""
+    info, accept = calibration.meta, calibration.accept[:, 0]
+    title = "Survival of a chain, as an engine counted it"
+    if info.get("drafts"):
+        of = f" of {info['requests']:,} requests" if info.get("requests") else ""
+        title += f": {info['drafts']:,} drafts{of}"
+    errors = info.get("survival_stderr") or [None] * calibration.num_heads
+    columns = [
+        Column("depth", lambda k: str(k + 1), names=True),
+        Column("all right so far", lambda k: pm(info["survival"][k], errors[k], 3)),
+        Column("of those right before", lambda k: pm(accept[k], None, 3)),
+        Column("trials", lambda k: str(calibration.trials[k])),
+    ]
+    return Table(title, columns, range(calibration.num_heads))
+
+
+def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Table:
+    """Top-1 accuracy of each head, and tokens per step, group by group."""
+
+    def of_head(k: int) -> Column:
+        def top1(name: str) -> str:
+            hits, trials = groups[name]["hits"][k][0], groups[name]["trials"][k]
+            return f"{hits / trials:.3f}" if trials else "–"
+
+        return Column(f"head {k + 1}", top1, spare=k)
+
+    def rate(name: str) -> str:
+        return pm(groups[name].get("tokens_per_step"), groups[name].get("tokens_per_step_stderr"))
+
+    columns = [
+        Column("group", str, names=True),
+        Column("answers", lambda name: str(groups[name]["sequences"])),
+        *map(of_head, range(num_heads)),
+        Column("tokens/step", rate),
+    ]
+    return Table("By group: accuracy at rank 0, held-out tokens per step with 64 rows", columns, groups)
+
+
+def _about_answers(info: Mapping[str, Any]) -> list[str]:
+    """Sentences on how the answers of a calibration came about, and what was left out."""
+    said = []
+    if info.get("loop_share"):
+        said.append(f"{info['loop_share']:.0%} of the answers ended in a loop and were cut there.")
+    answers = info.get("answers") or {}
+    if answers.get("given"):
+        agreement = (
+            f"the target's own first choice is the given token in {info.get('target_agreement', 0):.1%} of the states."
+        )
+        kind = (
+            "An estimate for greedy decoding, from given answers"
+            if answers.get("is_estimate")
+            else f"From answers sampled by the target itself at temperature {answers['temperature']:g}"
+        )
+        said.append(f"{kind}: {agreement}")
+    if info.get("skipped"):
+        said.append(f"{len(info['skipped'])} prompts or turns left out (listed in calibration.json).")
+    return said
+
+
+def profile_table(profile: LatencyProfile) -> Table:
+    """Median step latency by size, at the deepest measured depth, and its ratio to a plain step."""
+    rows = list(chain.from_iterable(_timed_steps(profile, *setting) for setting in profile.settings))
+    header = ("batch", "context", "rows", "depth", "ms", "over\nplain", "samples", *PARTS)
+    columns = texts(*header, spare=("samples", *reversed(PARTS)))
+    shown = {(row[0], row[1], int(row[2])) for row in rows}
+    left_out = any((str(p.batch_size), str(p.context_tokens or "–"), p.size) not in shown for p in profile.fixed)
+    caption = "Not every size is shown; profile.json has them all." if left_out else ""
+    title = "Latency of one decoding step (median)"
+    return Table(title, columns, rows, caption=caption, section=lambda row: row[:2])
+
+
+def _timed_steps(profile: LatencyProfile, batch: int, context: int) -> list[tuple[str, ...]]:
+    """Rows of one batch size and context: the plain step, then the deepest tree of each size."""
+    from treeopt.latency.estimate import StepCosts
+
+    costs, here = StepCosts(profile, batch, context, as_measured=True), (batch, context)
+    timed = [p for p in profile.autoregressive if p.setting == here]
+    deepest = {p.size: p for p in sorted(profile.fixed, key=lambda p: p.depth) if p.setting == here}
+    if len(deepest) > MOST_SIZES:
+        deepest = {size: p for size, p in deepest.items() if size in SHOWN_SIZES or size == max(deepest)}
+
+    def row(rows: int, depth: str, latency: Latency, samples: int, timing: StepTiming) -> tuple[str, ...]:
+        ms, over = pm(latency.ms, latency.stderr_ms), f"{latency.ms / costs.plain.ms:.2f}"
+        return str(batch), str(context or "–"), str(rows), depth, ms, over, str(samples), *_part_shares(timing)
+
+    found = [row(1, "plain", costs.plain, sum(len(p.step_ms) for p in timed), timed[0])]
+    for size, point in sorted(deepest.items()):
+        if (latency := costs.step(size, point.depth)) is not None:
+            found.append(row(size, str(point.depth), latency, len(point.step_ms), point))
+    return found
+
+
+def _part_shares(timing: StepTiming) -> list[str]:
+    """Median share of each part in the sum of all; they are timed in steps of their own."""
+    ms = {part: median(samples) for part, samples in timing.whole_parts().items()}
+    shares = dict(zip(ms, percentages(list(ms.values())), strict=True))
+    return [shares.get(part, "–") for part in PARTS]
+
+
+def score_table(score: Score, name: str) -> RenderableType:
+    """The tree, the best of its size and the smallest that reaches as much; what it comes to, in sentences."""
+    held_out = " (held out)" if score.best.rates.replayed is not None else ""
+    labels = (name, f"best of its size{held_out}", f"smallest that reaches it{held_out}")
+    columns = [
+        Column("tree", lambda row: row[0], names=True),
+        Column("rows", lambda row: str(len(row[1].tree))),
+        Column("depth", lambda row: str(row[1].tree.depth)),
+        Column("product", lambda row: pm(row[1].rates.product, None, 3)),
+        Column("joint", lambda row: pm(row[1].rates.joint, None, 3)),
+        Column("replayed", lambda row: pm(row[1].rates.replayed, row[1].rates.stderr, 3)),
+    ]
+    trees = zip(labels, (score.given, score.best, score.smallest), strict=True)
+    return together(Table("Tokens per step", columns, [row for row in trees if row[1]]), score_words(score, name))
+
+
+def score_words(score: Score, name: str) -> str:
+    """How far a tree is below the best of its size, in a sentence or two."""
+    error = score.distance_stderr
+    size, best = len(score.given.tree), len(score.best.tree)
+    share = pm(100 * score.distance, None if error is None else 100 * error, 1)
+    if score.unknown_nodes:
+        return f"{name} is at most {share} % below the best tree of {best} rows."
+    said = f"{name} is {share} % below the best tree of {best} rows."
+    if round(score.distance, 4) <= 2 * (error or 0.0):
+        noise = f", within the noise ({share} % below)" if error else ""
+        said = f"{name} is as good as the best tree of {best} rows{noise}."
+    if score.smallest and len(score.smallest.tree) < size:
+        said += f" {len(score.smallest.tree)} rows reach what its {size} do."
+    return said
+
+
+def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
+    """Accuracy of each head on the held-out texts, before and after; then the line that uses them."""
+    from rich.text import Text
+
+    before, after = (record["held_out"][when] for when in ("before", "after"))
+    columns = [
+        Column("head", lambda k: str(k + 1)),
+        Column("before", lambda k: pm(before["accuracy"][k], None, 3)),
+        Column("after", lambda k: pm(after["accuracy"][k], None, 3)),
+        Column("loss before [nats]", lambda k: pm(before["head_loss_nats"][k], None, 3)),
+        Column("after", lambda k: pm(after["head_loss_nats"][k], None, 3)),
+        Column("states", lambda k: f"{after['trials'][k]:,}"),
+    ]
+    title = f"First choices that are right, on {record['texts']['held_out']} held-out texts"
+    said = [f"{record['steps']:,} steps in {record['seconds']:,.0f} s."]
+    if after["base_nats_per_token"] is not None:
+        said.append(
+            f"The base's own loss on these texts went from {before['base_nats_per_token']:.4f} to "
+            f"{after['base_nats_per_token']:.4f} nats per token. The KL divergence from the original base is "
+            f"{after['base_kl_nats_per_token']:.4f}."
+        )
+    said.append("Calibrate on prompts that the heads did not learn from:")
+    table = Table(title, columns, range(len(after["trials"])))
+    return together(table, *said, Text(command, no_wrap=True, overflow="ignore"))
+
+
+def status_table(status: RunStatus) -> RenderableType:
+    """A row for every file, where they come from, and the command to give next."""
+    columns = [
+        Column("file", lambda row: row.name, names=True),
+        Column("made [UTC]", lambda row: (row.made or "").replace("T", " ")[:16], names=True),
+        Column("state", lambda row: f"{row.state}: {row.why}" if row.why else row.state, names=True),
+        Column("holds", lambda row: row.holds, names=True),
+    ]
+    origins: dict[tuple[str, str], list[str]] = {}
+    for row in status.files:
+        if row.command or row.of:
+            origins.setdefault((row.command or "", row.of), []).append(row.name)
+    rows = [(", ".join(names), *origin) for origin, names in origins.items()]
+    files = Table(f"Files of {status.run}", columns, status.files, bold=lambda row: row.state != OK)
+    parts = [files] if status.files else []
+    parts += [Table("Where they come from", texts("files", "made by", "of", names=3), rows)] if rows else []
+    return together(*parts, f"{status.why} Next:" if status.next else status.why, *filter(None, [status.next]))

@@ -1,0 +1,271 @@
+"""A Stepper: whatever decodes prompts with a draft, pass by pass. All timing and all benchmarks go through it.
+
+pass    a forward of the target for the prompts that are answered together; the first of a prompt reads it
+step    a pass that reads no prompt
+draft   a chain, a tree or a dynamic tree; the root alone is plain decoding
+
+treeopt's own decoder is one (`treeopt.runtime.engines.own`), other runtimes are others. A pass is told in tokens and seconds,
+so what decodes may as well be another process, or a server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from treeopt.errors import InvalidInput
+from treeopt.latency.rounds import Visit, Visitor
+from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.trees.draft import Draft
+from treeopt.trees.tree import Tree
+
+PLAIN = Tree.chain(0)
+MOST_TURNS = 4  # prompts that a row has in a visit before it is given up
+LONG_STEP_S = 0.5  # a first step that takes so long is not taken twice
+
+Prompts = Sequence[tuple[int, Sequence[int]]]  # (place, tokens)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Tokens and seconds of one pass.
+
+    emitted      : tokens of each prompt that was answered, by its place; what comes behind the end of an answer is cut by
+                   who asked
+    seconds      : that it took, drafting and choosing included
+    reads_prompt : whether it read some prompt or a part of it; such a pass may verify guesses already
+    accepted     : guesses accepted of each prompt; where one is missing, all tokens but the last
+    parts_ms     : what the parts of a step took, in their order, where that was asked for
+    forwards     : of the target, where reading took several
+    """
+
+    emitted: Mapping[int, Sequence[int]]
+    seconds: float
+    reads_prompt: bool
+    accepted: Mapping[int, int] = field(default_factory=dict)
+    parts_ms: Mapping[str, float] = field(default_factory=dict)
+    forwards: int = 1
+
+    def guesses(self, place: int) -> int:
+        """Guesses accepted of a prompt that got tokens."""
+        return self.accepted.get(place, len(self.emitted[place]) - 1)
+
+
+class Stepper(ABC):
+    """A decoder or an engine with a target, a drafter, and a rule that says where answers end. Subclasses say what differs.
+
+    most_rows   : prompts that it answers together; None for as many as there is memory
+    is_stepwise : whether passes are told one by one, and an answer can be left after any
+    switches    : whether a draft that is sent to the generator is that of the passes to come
+    takes_trees : whether it takes dynamic trees, for one prompt at a time
+    own_length  : longest chain of the engine's own settings; None where it has to be told one
+    without_own : why its own settings are not decoded, in a sentence; empty where they are, or there are none
+    about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
+    first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
+    by_parts    : set to have the next steps say what their parts took, where the engine can tell
+    """
+
+    name: str
+    version: str
+    most_rows: int | None = None
+    is_stepwise: bool = True
+    switches: bool = False
+    takes_trees: bool = False
+    own_length: int | None = None
+    without_own: str = ""
+    about: str = ""
+    first_is_slow: bool = False
+    by_parts: bool = False
+
+    def prepare(  # noqa: B027 - most engines make room by themselves
+        self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int
+    ) -> None:
+        """Make room for answering some of these prompts with any of these drafts, so many prompts at a time."""
+
+    @abstractmethod
+    def answer(
+        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
+    ) -> Generator[Pass, Draft | None, None]:
+        """The passes that answer some prompts, so many at a time. A generator that is closed leaves nothing running.
+
+        draft : of the steps; None for the engine's own settings
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRun:
+    """One answer: its tokens, those of them that the pass over the prompt emitted, and the guesses of every step."""
+
+    id: int
+    tokens: list[int]
+    prefilled: int
+    accepted: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRun:
+    """Answers and times of one contender on a block of prompts.
+
+    tokens, steps, decode_s : of the steps with all rows live; a step of b rows counts b times
+    prefill_s               : of passes that read prompts
+    seconds, processor_s    : of everything together
+    passes                  : forwards of the target that emitted something
+    """
+
+    tokens: int
+    steps: int
+    decode_s: float
+    prefill_s: float
+    seconds: float
+    processor_s: float
+    passes: int
+    rows: list[AnswerRun]
+
+
+def decode_block(
+    stepper: Stepper, draft: Draft | None, prompts: Prompts, stop: StopRule, batch_size: int = 1
+) -> BlockRun:
+    """Decode some prompts to their ends; times and counts cover the steps with all rows live."""
+    began, worked = time.perf_counter(), time.process_time()
+    rows = [AnswerRun(id=i, tokens=[], prefilled=0, accepted=[]) for i, _ in prompts]
+    prefilled, ends = [0] * len(rows), [SequenceEnd(stop) for _ in rows]
+    ended: set[int] = set()
+    timed_s, timed_tokens, timed_steps, prefill_s, passes = 0.0, 0, 0, 0.0, 0
+    for one in stepper.answer([prompt for _, prompt in prompts], draft, batch_size):
+        live = [place for place, tokens in one.emitted.items() if tokens and place not in ended]
+        emitted = 0
+        for place in live:
+            tokens, row = list(one.emitted[place]), rows[place]
+            kept = next((n for n, token in enumerate(tokens, 1) if ends[place].push(token) is not None), None)
+            if kept is not None:
+                ended.add(place)
+                tokens = tokens[:kept]
+            if row.tokens:
+                row.accepted.append(min(one.guesses(place), len(tokens)))
+            else:
+                prefilled[place] = len(tokens)
+            row.tokens.extend(tokens)
+            emitted += len(tokens)
+        passes += one.forwards * bool(live)
+        prefill_s += one.seconds * one.reads_prompt
+        if len(live) == batch_size and not one.reads_prompt:
+            timed_s += one.seconds
+            timed_tokens += emitted
+            timed_steps += len(live)
+    return BlockRun(
+        tokens=timed_tokens,
+        steps=timed_steps,
+        decode_s=timed_s,
+        prefill_s=prefill_s,
+        seconds=time.perf_counter() - began,
+        processor_s=time.process_time() - worked,
+        passes=passes,
+        rows=[
+            AnswerRun(id=row.id, tokens=row.tokens, prefilled=n, accepted=row.accepted)
+            for row, n in zip(rows, prefilled, strict=True)
+        ],
+    )
+
+
+class StepVisits(Visitor):
+    """Visits to the steps of a stepper, all rows live.
+
+    Rows go on from visit to visit where the stepper can switch drafts; else every visit answers prompts of its own.
+    """
+
+    def __init__(
+        self, stepper: Stepper, prompts: Sequence[Sequence[int]], trees: Sequence[Draft], batch_size: int
+    ) -> None:
+        super().__init__(trees, batch_size)
+        self.stepper, self._prompts = stepper, prompts
+        self._passes: Generator[Pass, Draft | None, None] | None = None
+        self._texts: list[int] = []  # tokens of every prompt and its answer so far
+        self._is_new = self._gave_steps = False
+        stepper.prepare(prompts, trees, batch_size)
+
+    def warm_up(self) -> tuple[list[float], float]:
+        """Seconds of a step with each tree, and of a plain one; of two, since the first finds nothing warm."""
+        for place in () if self.stepper.switches else (len(self.trees), 0):  # what an engine loads at first is no step
+            self.visit(place, (0, 1), 0)
+        found, began = [], time.perf_counter()
+        for place in range(len(self.trees) + 1):
+            first = self.visit(place, (0, 1), 0)
+            step_ms = first.step_ms[0]
+            if step_ms < 1e3 * LONG_STEP_S or self.stepper.first_is_slow:
+                step_ms = min(step_ms, self.visit(place, (0, 1), 0).step_ms[0])
+            found.append(step_ms / 1e3)
+        return found, time.perf_counter() - began
+
+    def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
+        """Some steps with a tree; the last of the untimed ones is by parts."""
+        draft = self.trees[place] if place < len(self.trees) else PLAIN
+        (untimed, timed), began, worked = steps, time.perf_counter(), time.process_time()
+        if self._passes is None or not self.stepper.switches:
+            self._open(draft, turn)
+        step_ms, accepted, lengths, parts_ms = [], [], [], {}
+        for n in range(untimed + timed):
+            self.stepper.by_parts = n == untimed - 1
+            length, one = self._step(draft, turn)
+            lengths.append(length)
+            if n >= untimed:
+                step_ms.append(round(1e3 * one.seconds, 5))
+                accepted.append(sum(map(one.guesses, one.emitted)) / self.batch_size)
+            elif one.parts_ms:
+                parts_ms = {part: round(ms, 5) for part, ms in one.parts_ms.items()}
+        if not self.stepper.switches:
+            self.close()
+        return Visit(
+            place=place,
+            seconds=time.perf_counter() - began,
+            processor_s=time.process_time() - worked,
+            step_ms=step_ms,
+            accepted=accepted,
+            lengths=lengths,
+            parts_ms=parts_ms,
+        )
+
+    def close(self) -> None:
+        """End what is being answered."""
+        if self._passes is not None:
+            self._passes.close()
+        self._passes = None
+
+    def _open(self, draft: Draft, turn: int) -> None:
+        self.close()
+        count = max(len(self._prompts), MOST_TURNS * self.batch_size)
+        asked = list(itertools.islice(itertools.cycle(self._prompts), turn, turn + count))
+        self._texts = list(map(len, asked))
+        self._passes = self.stepper.answer(asked, draft, self.batch_size)
+        self._is_new, self._gave_steps = True, False
+
+    def _step(self, draft: Draft, turn: int) -> tuple[int, Pass]:
+        """The mean length of rows before the next step in which all are live, and that step."""
+        while True:
+            for one in self._asked(draft):
+                live = [place for place, tokens in one.emitted.items() if tokens]
+                length = sum(self._texts[place] - 1 for place in live)
+                for place in live:
+                    self._texts[place] += len(one.emitted[place])
+                if not one.reads_prompt and len(live) == self.batch_size:
+                    self._gave_steps = True
+                    return length // self.batch_size, one
+            if not self._gave_steps:
+                raise InvalidInput(
+                    f"Timing needs answers of more than one token, but {len(self._texts)} prompts gave no step in which "
+                    f"{self.batch_size} were answered together: they may be as long as the context, or end at once."
+                )
+            self._open(draft, turn)
+
+    def _asked(self, draft: Draft) -> Iterator[Pass]:
+        """The passes to come, with this draft."""
+        assert self._passes is not None
+        while True:
+            try:
+                one = next(self._passes) if self._is_new else self._passes.send(draft)
+            except StopIteration:
+                return
+            self._is_new = False
+            yield one

@@ -1,0 +1,150 @@
+"""Drafts: what a decoding step can verify, whatever kind of tree that is.
+
+A fixed tree (`Tree`; a chain is one) and a dynamic tree (`DynamicTree`) are the kinds; of a `TreeSize` only the size is
+known. A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
+drafter's file. In files a draft is an object:
+
+    {"medusa_choices": [[0], [0, 0]]}      a fixed tree
+    {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
+    {"rows": 16, "depth": 3}               a tree of which only the size is known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from treeopt.errors import InvalidInput, quoted
+from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
+from treeopt.trees.tree import Tree
+
+
+@runtime_checkable
+class Draft(Protocol):
+    """The root and the guesses that a step verifies.
+
+    rows       : verified per sequence and step, root included; also its ``len()``
+    depth      : guesses that a step accepts at most
+    topk       : nodes expanded on each level and children of each, of a tree that is drafted anew at every step; else None
+    cache_rows : most rows that a cache has to hold behind the text
+    name       : what tables and journals call it
+    kind       : "plain" (a lone root), "chain", "tree" or "dynamic"; for display
+    record     : the object that files have for it; `draft_of` reads it
+    expanding  : nodes of depth 0, 1, ... whose children are drafted
+    """
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def topk(self) -> int | None: ...
+    @property
+    def cache_rows(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def record(self) -> dict[str, Any]: ...
+    def expanding(self) -> list[int]: ...
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, order=True)
+class TreeSize:
+    """A fixed tree of which only rows and depth are known, such as a point of a curve.
+
+    >>> TreeSize(16, 3).name, TreeSize(16, 3).record
+    ('16 rows, 3 deep', {'rows': 16, 'depth': 3})
+    """
+
+    rows: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or not min(self.rows - 1, 1) <= self.depth < self.rows:
+            raise InvalidInput(
+                f"A tree needs rows >= 1 and 1 <= depth < rows (depth 0 for 1 row), but got {self.rows} and {self.depth}."
+            )
+
+    def __len__(self) -> int:
+        return self.rows
+
+    topk = None
+
+    @property
+    def cache_rows(self) -> int:
+        return self.rows
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows} rows, {self.depth} deep"
+
+    @property
+    def kind(self) -> str:
+        return "tree" if self.rows > 1 else "plain"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"rows": self.rows, "depth": self.depth}
+
+    def expanding(self) -> list[int]:
+        """One node of each depth, which is the least that there can be."""
+        return [1] * self.depth
+
+
+def draft_tree(draft: Draft) -> Tree:
+    """The draft itself, if it is a fixed tree; InvalidInput for another."""
+    if not isinstance(draft, Tree):
+        raise InvalidInput(f"A fixed tree is wanted, but this draft is {draft.name}.")
+    return draft
+
+
+def dynamic_form(draft: Draft) -> DynamicTree | None:
+    """The numbers of a dynamic tree or a chain, as engines are told them; None for plain decoding.
+
+    >>> dynamic_form(Tree.chain(2)), dynamic_form(Tree.chain(0))
+    (DynamicTree(levels=2, topk=1, rows=3), None)
+    """
+    if draft.kind == "plain":
+        return None
+    if isinstance(draft, DynamicTree):
+        return draft
+    if draft.kind != "chain" or draft.depth > MOST_LEVELS:
+        raise InvalidInput(
+            f"A dynamic tree has at most {MOST_LEVELS} levels, and this is a {draft.kind} of {draft.depth}."
+        )
+    return DynamicTree(draft.depth, 1, draft.rows)
+
+
+# The keys of a record, and what makes a draft of their values; the first whose keys a record all has is taken.
+RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
+    ("medusa_choices",): Tree.from_choices,
+    ("levels", "topk", "rows"): DynamicTree,
+    ("rows", "depth"): TreeSize,
+}
+
+
+def draft_of(record: object) -> Draft:
+    """The draft that a file's record describes; a draft is returned as it is.
+
+    Raises InvalidInput for a record of no draft, or of one that cannot be.
+
+    >>> draft_of({"levels": 3, "topk": 4, "rows": 16})
+    DynamicTree(levels=3, topk=4, rows=16)
+    """
+    if isinstance(record, Draft):
+        return record
+    if not isinstance(record, Mapping):
+        raise InvalidInput(f"A draft must be an object, but is {quoted(record)}.")
+    for keys, make in RECORDS.items():
+        if all(key in record for key in keys):
+            values = [record[key] for key in keys]
+            for key, value in zip(keys, values, strict=True):
+                wanted, said = (list, "a list") if key == "medusa_choices" else (int, "a whole number")
+                if not isinstance(value, wanted) or isinstance(value, bool):
+                    raise InvalidInput(f"{key} of a draft must be {said}, but is {quoted(value)}.")
+            return make(*values)
+    raise InvalidInput(f"A draft must have medusa_choices, or levels, topk and rows, but has {quoted(list(record))}.")
