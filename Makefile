@@ -19,7 +19,7 @@ test-long: .venv/.test ## Run the long contracts, and every property on four tim
 	$(PYTEST) -m '(long or hypothesis) and not slow' --hypothesis-profile long
 
 test-all: .venv/.test ## Run everything, campaigns included
-	$(PYTEST) -m '' --hypothesis-profile long
+	$(PYTEST) -m '' --hypothesis-profile campaign
 
 engines: .venv/.test ## Look up in the newest engines all that is written for them and read of them (some 300 MB once)
 	$(BIN)/python -m tests.engines_live
