@@ -14,6 +14,7 @@ from treeopt.files.provenance import Provenance
 from treeopt.files.storage import sha256_of
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
 
 
 def import_file(
@@ -55,14 +56,10 @@ def import_file(
         "machine": None,
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
-    calibration, trace, told = found.calibration, None, {"kind": drafter} if drafter else None
-    if calibration is None:
-        assert found.trace is not None
-        trace = replace(found.trace, meta={**found.trace.meta, "provenance": record, "drafter": told})
-        calibration = Calibration.from_trace(trace)
-    else:
-        calibration.meta["provenance"] = record
-        calibration.meta["drafter"] = told
+    meta = {**found.source.meta, "provenance": record, "drafter": {"kind": drafter} if drafter else None}
+    source = replace(found.source, meta=meta)
+    trace = source if isinstance(source, RankTrace) else None
+    calibration = source if isinstance(source, Calibration) else Calibration.from_trace(source)
     if calibration.meta.get("source") != ENGINE_LOG:
         calibration.meta["source"] = "imported"
     calibration.meta["notes"] = list(found.notes)

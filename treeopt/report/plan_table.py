@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING
 
-from treeopt.records.plan import MixErrors, is_setting
+from treeopt.records.plan import MixErrors
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import headline, together
 from treeopt.report.verdict import doubts
@@ -225,15 +224,6 @@ def _range(part: BatchRange) -> str:
     if part.last is None:
         return f"{part.first} on"
     return str(part.first) if part.last == part.first else f"{part.first}–{part.last}"
-
-
-def with_settings(plan: Plan) -> Plan:
-    """The plan for an engine of dynamic trees and chains: of every entry the draft that such an engine gets."""
-    entries = []
-    for entry in plan.entries:
-        setting = entry.serving(is_setting)
-        entries.append(entry if setting is entry.chosen else replace(entry, chosen=setting, elsewhere=[], own=None))
-    return replace(plan, entries=tuple(entries), mix_errors=None)
 
 
 def one_server(plan: Plan) -> str:
