@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from treeopt.engines.base import Method, Request, Written
-from treeopt.engines.registry import ENGINES, method_of, search_for, tree_method_of
+from treeopt.engines.registry import ENGINES, method_of, tree_method_of
 from treeopt.engines.write import write_request
 from treeopt.errors import InvalidInput
 from treeopt.records.origins import DrafterRecord
@@ -100,8 +100,7 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
     served = replace(plan, entries=tuple(map(serving, plan.entries)), mix_errors=None)
     if way.dynamic or way.shape != "chain":
         return served, []
-    said = f"{engine} takes chains only: these are the plan's best. A search of their own may find others: "
-    return replace(served, schedule=[]), [f"{said}{search_for(engine, way)}"]
+    return replace(served, schedule=[]), [f"{engine} takes chains only: written is the best of the plan's chains."]
 
 
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:

@@ -14,7 +14,6 @@ from treeopt.files.provenance import Provenance
 from treeopt.files.storage import sha256_of
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import RankTrace
 
 
 def import_file(
@@ -56,10 +55,11 @@ def import_file(
         "machine": None,
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
-    meta = {**found.source.meta, "provenance": record, "drafter": {"kind": drafter} if drafter else None}
-    source = replace(found.source, meta=meta)
-    trace = source if isinstance(source, RankTrace) else None
-    calibration = source if isinstance(source, Calibration) else Calibration.from_trace(source)
+    about = {"provenance": record, "drafter": {"kind": drafter} if drafter else None}
+    trace = None if found.trace is None else replace(found.trace, meta=found.trace.meta | about)
+    calibration = found.calibration if trace is None else Calibration.from_trace(trace)
+    assert calibration is not None
+    calibration.meta.update(about)
     if calibration.meta.get("source") != ENGINE_LOG:
         calibration.meta["source"] = "imported"
     calibration.meta["notes"] = list(found.notes)

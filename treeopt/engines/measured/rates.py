@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def read_recall(content: Any, path: Path, *, trials: int | None = None) -> Found
         rows.append(row := _row(heads[name], name, path))
         notes += [LEFT_OUT.format(len(row))] * (len(row) < len(heads[name]))
     found = from_shares(rows, _totals(content, len(heads), path), path, assumed=trials, cumulative=True)
-    return Found(found.source, (*found.notes, *dict.fromkeys(notes)))
+    return replace(found, notes=(*found.notes, *dict.fromkeys(notes)))
 
 
 def _named_heads(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -213,4 +214,4 @@ def read_vector(content: Any, path: Path, *, trials: int | None = None, heads: i
     children = chances[1:-1] if whole else chances[1:]
     found = from_shares([children] * heads, None, path, assumed=trials, cumulative=False)
     notes = [f"One vector was taken for all {heads} depths.", *[ALL_CHILDREN] * (not whole)]
-    return Found(found.source, (*notes, *found.notes))
+    return replace(found, notes=(*notes, *found.notes))
