@@ -23,10 +23,9 @@ from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.merge import merge_runs
 from treeopt.pipeline.probe import probe_again
-from treeopt.pipeline.profile.analytical import profile_analytical
 from treeopt.pipeline.profile.command import profile_command
-from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
+from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file
 from treeopt.pipeline.run import LineOptions, run_line
 from treeopt.pipeline.search import search, search_in_memory
 from treeopt.pipeline.session import open_session, resolve, session_of, with_session
