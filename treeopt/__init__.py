@@ -202,7 +202,7 @@ def search(
     measured_only: bool = False,
     sample: Count | None = None,
     verify: Natural = 0,
-    for_groups: str = "shared",
+    for_groups: Literal["shared", "own"] = "shared",
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size, or for all with their shares: {1: 0.7, 8: 0.3}.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +14,16 @@ from treeopt.cli.output import show_result
 from treeopt.files.parameters import Count, parameters_of
 
 if TYPE_CHECKING:
-    from treeopt.records.profile import LatencyProfile
     from treeopt.records.rundir import RunDirectory
     from treeopt.runtime.session import Session
 
-# Where latencies come from if treeopt does not time steps itself, and the options that each takes.
+# Where latencies come from if treeopt does not time steps itself: the step of the line, and the options that each takes.
 ELSEWHERE = {
-    "from_csv": ("contexts", "num_heads", "runtime", "overwrite"),
-    "command": ("contexts", "num_heads", "runtime", "batch_sizes", "sizes", "budget", "precision", "time_limit_s",
-                "calibration", "overwrite"),
-    "analytical": ("contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget", "overwrite"),
+    "from_csv": ("profile_from_file", {"contexts", "num_heads", "runtime", "overwrite"}),
+    "command": ("profile_command", {"contexts", "num_heads", "runtime", "batch_sizes", "sizes", "budget", "precision",
+                "time_limit_s", "calibration", "overwrite"}),
+    "analytical": ("profile_analytical", {"contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget",
+                   "overwrite"}),
 }  # fmt: skip
 
 
@@ -77,16 +76,12 @@ def profile(
     from treeopt import pipeline
     from treeopt.report.tables import profile_table
 
-    sources = {"from_csv": from_csv, "command": command, "analytical": analytical}
-    measures: dict[str, Callable[..., LatencyProfile]] = {
-        "from_csv": pipeline.profile_from_file,
-        "command": pipeline.profile_command,
-        "analytical": pipeline.profile_analytical,
-    }
     if source := _heeded_source():
+        step, heeded = ELSEWHERE[source]
+        asked = {"from_csv": from_csv, "command": command, "analytical": analytical}[source]
         known = {**options, "num_heads": num_heads, "runtime": runtime}
-        heeded = {name: known[name] for name in ELSEWHERE[source] if known.get(name) is not None}
-        result = measures[source](run, sources[source], **heeded)
+        heard = {name: value for name, value in known.items() if name in heeded and value is not None}
+        result = getattr(pipeline, step)(run, asked, **heard)
     elif random_weights is not None:
         session, timed = _random_session(random_weights, num_heads, options)
         result = treeopt.profile(session, run=run, **timed)
@@ -110,7 +105,7 @@ def _heeded_source() -> str | None:
         if "num_heads" in typed and "random_weights" not in typed:
             raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
         return None
-    heeded = {source, "run", "as_json", *ELSEWHERE[source]}
+    heeded = {source, "run", "as_json", *ELSEWHERE[source][1]}
     if unheeded := [option for name, option in typed.items() if name not in heeded]:
         raise click.UsageError(f"{unheeded[0]} does not go with {typed[source]}.")
     if source == "analytical" and "model" not in typed:

@@ -7,7 +7,7 @@ search.py    -> plan.json
 bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how
 export.py    -> export/; convert -> a checkpoint
 importing.py -> trace.npz, calibration.json; merge.py, from those of other runs
-compare.py   is a plan still right for other traffic; drafters.py: which is fastest; groups.py: plans for groups of prompts
+compare.py   is a plan still right for other traffic; drafters.py: which is fastest
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
 notebook.py  what results look like in a notebook
 run.py       the whole line
