@@ -294,7 +294,7 @@ def test_what_a_layout_cannot_hold_is_refused(base, lm_head, tmp_path):
         saves(random_heads(num_layers=2, shared=lm_head), "medusa-shared")
     with pytest.raises(InvalidInput, match="contains the base model"):
         saves(random_heads(), "merged")
-    with pytest.raises(InvalidInput, match="hidden_size 16 and they have 8"):
+    with pytest.raises(InvalidInput, match="hidden_size must be that of the heads, 8"):
         saves(random_heads(width=8), "modelopt", base_folder=Path(base.name))
     with pytest.raises(InvalidInput, match="layout must be one of medusa, "):
         saves(random_heads(), "gguf")
@@ -412,7 +412,7 @@ def test_truncated_heads_rank_and_propose_target_ids(tmp_path_factory, seed, wid
     for k in range(2):
         rows = stored[f"lm_heads.{k}.weight"].bfloat16()
         draft = heads.logits(hidden, k).float()
-        ranks = ranks_among(partial(heads.logits, k=k), hidden, labels[:, k], 8, VOCAB, heads.token_ids)
+        ranks = ranks_among(partial(heads.logits, k=k), hidden, labels[:, k].contiguous(), 8, VOCAB, heads.token_ids)
         for n in range(6):
             of_id = {token: draft[n, i].item() for i, token in enumerate(sorted(token_map))}
             order = sorted(of_id, key=lambda token: (-of_id[token], token))
@@ -434,10 +434,10 @@ def test_truncated_heads_rank_and_propose_target_ids(tmp_path_factory, seed, wid
         ([1, 2, 2], {}, "distinct token ids"),
         ([1, 2, 40], {}, "below the vocabulary's 40"),
         ([1, 2, -3], {}, "distinct token ids"),
-        ([1, 2, 3], {"truncated_vocab_size": 4}, "truncated_vocab_size 4"),
+        ([1, 2, 3], {"truncated_vocab_size": 4}, "truncated_vocab_size .* says 4"),
         ([1, 2, 3], {"rows": 5}, "in .* they have 5"),
-        ([1, 2, 3], {"vocab_size": "many"}, "'many' by config.json"),
-        ([1, 2, 3], {"vocab_size": 10**30, "rows": 3}, "at most 2\\^31"),
+        ([1, 2, 3], {"vocab_size": "many"}, "vocab_size .* says 'many'"),
+        ([1, 2, 3], {"vocab_size": 10**30, "rows": 3}, "vocab_size must be a whole number"),
         ([1, 2, 3], {"logit_scale": -1.0}, "logit_scale"),
         ([1, 2, 3], {"hidden_size": 17}, "hidden_size 17"),
     ],
@@ -462,7 +462,7 @@ def test_what_vllm_would_drop_or_scale_is_told(tmp_path):
     tensors.pop("token_map")
     save_file(tensors, folder / "model.safetensors")
     edit_json(folder / "config.json", truncated_vocab_size=3, vocab_size=VOCAB)
-    with pytest.raises(InvalidInput, match="needs a token_map"):
+    with pytest.raises(InvalidInput, match="no token_map"):
         load(folder)
 
 

@@ -318,7 +318,7 @@ def test_eagle_takes_its_sizes_from_its_config_or_the_targets(model, tmp_path):
         ("num_attention_heads", 3, "multiple"),
         ("num_attention_heads", "4", "whole number"),
         ("head_dim", 8, "num_attention_heads 4"),
-        ("head_dim", 0, "at least 2"),
+        ("head_dim", 0, "from 2 to"),
         ("rms_norm_eps", -1.0, "rms_norm_eps"),
         ("hidden_act", "zzz", "Llama"),
         ("hidden_act", 3, "Llama layer"),
@@ -358,12 +358,12 @@ def test_eagle_takes_its_sizes_from_its_config_or_the_targets(model, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hydra_head_arch": "cross-attn"}, "'mlp' and 'prefix-mlp'.*'cross-attn'"),
+        ({"hydra_head_arch": "cross-attn"}, "'mlp' or 'prefix-mlp'.*'cross-attn'"),
         ({"hydra_head_arch": "eagle-attn"}, "'eagle-attn'"),
         ({"hydra_head_arch": ["mlp"]}, "hydra_head_arch"),
-        ({"hidden_state_offset": 1}, "hidden_state_offset 0.*says 1"),
+        ({"hidden_state_offset": 1}, "hidden_state_offset must be 0.*says 1"),
         ({"hidden_state_offset": "0"}, "hidden_state_offset"),
-        ({"grounded_heads": False}, "grounded_heads is true.*says False"),
+        ({"grounded_heads": False}, "grounded_heads must be true.*says False"),
     ],
 )
 def test_what_would_change_the_guesses_is_not_ignored(published, change, message):

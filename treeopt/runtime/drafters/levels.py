@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeopt.records.pools import score_counts
 from treeopt.runtime.drafters.protocol import Frontier, GivenText, Mark, TreeTensors
 from treeopt.runtime.ranking import top_candidates
 
@@ -169,13 +168,6 @@ def united(frontiers: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     nodes = nodes.masked_fill(again, none).sort(1).values[:, : int((~again).sum(1).max())].contiguous()
     places = [torch.searchsorted(nodes, frontier.contiguous()) for frontier in frontiers]
     return torch.where(nodes == none, nodes[:, :1], nodes), places
-
-
-def best_scores(pool: Pool, topk: int) -> list[Tensor]:
-    """(b, n) float16 scores of the best nodes of every level, best first, as many as `score_counts` says."""
-    levels = int(pool.depths[-1])
-    parts = pool.scores.half().split([topk, *[topk**2] * (levels - 1)], dim=1)
-    return [part.sort(descending=True).values[:, :n] for part, n in zip(parts, score_counts(levels, topk), strict=True)]
 
 
 def chosen_tree(pool: Pool, roots: Tensor, rows_each: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -264,7 +264,7 @@ class RankCounter:
     With a ``target`` it also counts at which rank the target itself had every token.
 
     found : by the identity of every row, once flushed, arrays of its N states: "ranks" (N, K), the last state has no trial;
-            "target_rank" (N,); "pool_places" and "pool_scores", see `treeopt.records.pools`
+            "target_rank" (N,); "pool_places", see `treeopt.records.pools`
     """
 
     def __init__(self, drafter: Drafter, counts: Counts, device: torch.device, target: Target | None = None) -> None:
