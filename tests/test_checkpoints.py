@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from treeopt.records.drafters import LAYOUTS
 from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.decode import decode
-from treeopt.runtime.drafters.medusa import MedusaHeads, count_ranks
+from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.drafters.states import ranks_among
 from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
@@ -405,19 +407,18 @@ def test_truncated_heads_rank_and_propose_target_ids(tmp_path_factory, seed, wid
     assert heads.token_ids.tolist() == sorted(token_map)
     stored = load_file(folder / "model.safetensors")
     hidden = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16().round(decimals=0)
-    labels = torch.tensor([[rng.choice([-2, -1, *range(VOCAB)]) for _ in range(2)] for _ in range(6)])
-    ranks = count_ranks(heads, hidden, labels, top_k=8)
+    labels = torch.tensor([[rng.randrange(VOCAB) for _ in range(2)] for _ in range(6)])
     candidates = heads.token_ids[top_candidates(heads.first(2)(hidden), width)]
     for k in range(2):
         rows = stored[f"lm_heads.{k}.weight"].bfloat16()
         draft = heads.logits(hidden, k).float()
+        ranks = ranks_among(partial(heads.logits, k=k), hidden, labels[:, k].contiguous(), 8, VOCAB, heads.token_ids)
         for n in range(6):
             of_id = {token: draft[n, i].item() for i, token in enumerate(sorted(token_map))}
             order = sorted(of_id, key=lambda token: (-of_id[token], token))
             assert candidates[n, k].tolist() == order[:width]
             label = int(labels[n, k])
-            expected = label if label < 0 else order.index(label) if label in order[:8] else -1
-            assert ranks[n, k] == expected
+            assert ranks[n] == (order.index(label) if label in order[:8] else -1)
         weight = stored[f"blocks.{k}.layers.0.weight"].bfloat16()
         inner = torch.nn.functional.linear(hidden, weight, stored[f"blocks.{k}.layers.0.bias"].bfloat16())
         inner = hidden + torch.nn.functional.silu(inner)

@@ -138,7 +138,10 @@ def test_heads_survive_their_file_and_guess_the_same(kind, dtype, model, tmp_pat
             ours, theirs = (h.predict(path[None, :, 0], hidden) for h in (loaded.heads, heads))
             assert loaded.heads.fc.bias is None
         else:
-            ours, theirs = (h.logits(h.prefix(hidden)[0], path, 1) for h in (loaded.heads, heads))
+            ours, theirs = (
+                h.heads[1](torch.cat([h.prefix(hidden)[0], h.embedding[path].flatten(1)], 1))
+                for h in (loaded.heads, heads)
+            )
         # The embeddings are the target's own, in the precision of the heads.
         assert torch.equal(ours, theirs)
 
@@ -178,7 +181,7 @@ def test_hydras_tensors_are_the_heads_of_the_paper(published):
     for place in places[1:]:
         y = y + silu(t[f"hydra_mlp.2.{place}.linear.weight"] @ y + t[f"hydra_mlp.2.{place}.linear.bias"])
     expected = t[f"hydra_lm_head.{projection}.weight"] @ y + t[f"hydra_lm_head.{projection}.bias"]
-    torch.testing.assert_close(heads.logits(hidden[None], torch.tensor([path]), 2)[0], expected)
+    torch.testing.assert_close(heads.heads[2](x), expected)
 
 
 def test_eagles_tensors_are_read_embedding_first(published):
