@@ -97,9 +97,13 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _first(error: ValidationError) -> tuple[str, str]:
-    """The place of the first error, and its reason without a full stop."""
+    """The place of the first error, and its reason without a full stop; both printable and short, whatever the file has."""
     first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return place, "must be given, but is missing"
-    return place, first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    missing = first["type"] == "missing"
+    return _cut(".".join(map(str, first["loc"])), 80), "must be given, but is missing" if missing else _cut(reason, 300)
+
+
+def _cut(text: str, most: int) -> str:
+    line = "".join(c if c.isprintable() else "?" for c in text[: most + 1]).rstrip(".")
+    return line if len(text) <= most else line[:most] + "..."
