@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from treeopt.planning.compared import GroupsCompared as GroupsCompared
     from treeopt.records.benchmark import Benchmark as Benchmark
     from treeopt.records.calibration import Calibration as Calibration
-    from treeopt.records.load import Result
+    from treeopt.records.inputs import Result
     from treeopt.records.plan import Plan as Plan
     from treeopt.records.probe import Probe as Probe
     from treeopt.records.profile import LatencyProfile as LatencyProfile
@@ -347,7 +347,7 @@ def load(path: str | Path) -> Result:
     >>> load("vicuna-7b-medusa1").num_heads
     5
     """
-    from treeopt.records.load import load_result
+    from treeopt.records.inputs import load_result
 
     return load_result(path)
 

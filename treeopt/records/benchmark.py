@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from treeopt.errors import InvalidInput
-from treeopt.files import storage
 from treeopt.files.fields import Positive, Share
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95
 from treeopt.records.contender import Contender, Quality
-from treeopt.records.display import Drawn
+from treeopt.records.display import Kept
 from treeopt.records.figure import Errors, Figure, Intervals, Ratio
-from treeopt.records.origins import ProvenanceRecord, RuleRecord, SkippedRow, check_origins
+from treeopt.records.origins import ProvenanceRecord, RuleRecord, Runtime, SkippedRow
 from treeopt.records.stopping import FEWEST_BLOCKS, look_interval, rates_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
-class Benchmark(Drawn):
+class Benchmark(Kept):
     """All contenders of one run; they decoded the same prompts, interleaved.
 
     prompts    : "held out", or "trace" for those of the calibration
@@ -30,7 +29,8 @@ class Benchmark(Drawn):
     skipped    : prompts or turns that were left out, and why
     """
 
-    contenders: tuple[Contender, ...]
+    file_kind = "bench"
+    contenders: Annotated[tuple[Contender, ...], Field(min_length=1)]
     dtype: str = "unknown"
     prompts: str | None = None
     inputs: dict[str, str] | None = None
@@ -40,16 +40,11 @@ class Benchmark(Drawn):
     skipped: list[SkippedRow] | None = None
     provenance: ProvenanceRecord | None = None
 
-    def __post_init__(self) -> None:
-        if not self.contenders:
-            raise InvalidInput("A benchmark must have contenders.")
-
     def contender(self, name: str) -> Contender:
-        for contender in self.contenders:
-            if contender.name == name:
-                return contender
-        names = ", ".join(c.name for c in self.contenders)
-        raise InvalidInput(f"The benchmark has the contenders {names}, but {name!r} was asked.")
+        known = {contender.name: contender for contender in self.contenders}
+        if name not in known:
+            raise InvalidInput(f"The benchmark has the contenders {', '.join(known)}, but {name!r} was asked.")
+        return known[name]
 
     @property
     def rounds(self) -> int:
@@ -118,28 +113,28 @@ class Benchmark(Drawn):
 
     def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
         """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds that both have added up."""
-        sums: dict[tuple[int, ...], list[float]] = {}
-        both = [self.contender(which).blocks for which in (name, baseline)]
-        ours, theirs = ({(block.round, *block.prompts) for block in blocks} for blocks in both)
-        for place, blocks in enumerate(both):
-            for block in blocks:
-                if group not in (None, block.group) or (block.round, *block.prompts) not in ours & theirs:
-                    continue
-                row = sums.setdefault(tuple(block.prompts), [0.0] * 4)
-                row[2 * place] += getattr(block, per)
-                row[2 * place + 1] += block.decode_s
+        ours, theirs = ({(b.round, *b.prompts): b for b in self.contender(who).blocks} for who in (name, baseline))
+        sums: dict[tuple[int, ...], Any] = {}
+        for key, block in ours.items():
+            if key in theirs and group in (None, block.group):
+                row = [value for one in (block, theirs[key]) for value in (getattr(one, per), one.decode_s)]
+                sums[key[1:]] = sums.get(key[1:], 0.0) + np.array(row)
         return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
+
+    @property
+    def _runtime(self) -> Runtime:
+        known: Runtime = (self.provenance or {}).get("engine") or Runtime()
+        return known
 
     @property
     def engine(self) -> str:
         """The runtime that decoded, with its version; empty for treeopt's own decoder."""
-        engine = (self.provenance or {}).get("engine") or {}
-        return f"{engine.get('name')} {engine.get('version')}" if engine else ""
+        return f"{self._runtime.get('name')} {self._runtime.get('version')}" if self._runtime else ""
 
     @property
     def about_engine(self) -> str:
         """What predictions lack in that runtime, in a sentence; empty where they lack nothing."""
-        return ((self.provenance or {}).get("engine") or {}).get("about") or ""
+        return self._runtime.get("about") or ""
 
     @property
     def judged(self) -> str:
@@ -158,19 +153,6 @@ class Benchmark(Drawn):
         """What follows from the other keys, for readers of JSON."""
         speedups = {contender.name: self.speedup(contender.name) for contender in self.contenders}
         return {"rounds": self.rounds, "speedup": {name: ratio for name, ratio in speedups.items() if ratio}}
-
-    def document(self) -> dict[str, object]:
-        """What ``bench.json`` says."""
-        return {"schema": storage.schema("bench"), **storage.document(self)}
-
-    def save(self, path: str | Path) -> None:
-        storage.write_json(path, "bench", self.document())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Benchmark:
-        document = storage.read_json(path, "bench", required=("contenders",))
-        check_origins(document, path)
-        return storage.typed(cls, document, path)
 
 
 def _with_interval(value: Any, samples: Any, blocks: int) -> Ratio:

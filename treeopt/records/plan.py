@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files import parameters, storage
+from treeopt.files import parameters
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.records.contender import Predicted
-from treeopt.records.display import Drawn, Exported, viewer
+from treeopt.records.display import Exported, Kept, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, ProvenanceRecord, RuleRecord, Runtime
 from treeopt.records.ranges import BatchRange, check_schedule, each_its_own
@@ -199,7 +202,7 @@ class MixErrors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Drawn):
+class Plan(Kept):
     """The drafts that a search chose, and what it knew when it did.
 
     runtime    : whose latencies these are
@@ -212,7 +215,8 @@ class Plan(Drawn):
     sample     : the conversations that were drawn to plan with; None for all
     """
 
-    entries: tuple[PlanEntry, ...]
+    file_kind = "plan"
+    entries: Annotated[tuple[PlanEntry, ...], Field(min_length=1)]
     objective: str | None = None
     drafter: DrafterRecord | None = None
     acceptance: RuleRecord | None = None
@@ -227,8 +231,6 @@ class Plan(Drawn):
     sample: Sample | None = None
 
     def __post_init__(self) -> None:
-        if not self.entries:
-            raise InvalidInput("A plan must have at least one entry.")
         if not self.schedule:
             object.__setattr__(self, "schedule", each_its_own([e.batch_size for e in self.entries]))
         check_schedule(self.schedule, len(self.entries))
@@ -330,14 +332,3 @@ class Plan(Drawn):
         parts = [{"from": part.first, "to": part.last, "loss": self.loss(part)} for part in self.schedule]
         mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup} if self.mix else {}
         return {"schedule": parts, **({"mix": mix} if mix else {})}
-
-    def document(self) -> dict[str, object]:
-        """What ``plan.json`` says."""
-        return {"schema": storage.schema("plan"), **storage.document(self)}
-
-    def save(self, path: str | Path) -> None:
-        storage.write_json(path, "plan", self.document())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        return storage.typed(cls, storage.read_json(path, "plan", required=("entries",)), path)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput
-from treeopt.files.fields import Amount, Count
+from treeopt.files.fields import Amount, Count, Positive
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Part:
     """
 
     key: int | str
-    sequences: Count
+    sequences: Positive
     skipped: Count
     blocks: Count
     name: str | None = None

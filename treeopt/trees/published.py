@@ -70,24 +70,19 @@ _EAGLE_WORDS = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 
 
 @dataclass(frozen=True)
 class PublishedTree:
-    """A published list of choices, and where it stands."""
+    """A published list of choices in the order of the list, and where it stands."""
 
-    words: str
+    choices: list[Choice]
     source: str
 
-    @property
-    def choices(self) -> list[Choice]:
-        """The paths in the order of the list.
 
-        >>> PUBLISHED_TREES["mc_sim_7b_63"].choices[:3]
-        [(0,), (0, 0), (1,)]
-        """
-        return [tuple(int(rank) for rank in word) for word in self.words.split()]
+def _published(words: str, source: str) -> PublishedTree:
+    return PublishedTree([tuple(map(int, word)) for word in words.split()], source)
 
 
-PUBLISHED_TREES: dict[str, PublishedTree] = {
-    **{name: PublishedTree(words, MEDUSA) for name, words in _MEDUSA_WORDS.items()},
-    "eagle_mc_sim_7b_63": PublishedTree(_EAGLE_WORDS, EAGLE),
+PUBLISHED_TREES = {
+    **{name: _published(words, MEDUSA) for name, words in _MEDUSA_WORDS.items()},
+    "eagle_mc_sim_7b_63": _published(_EAGLE_WORDS, EAGLE),
 }
 
 
