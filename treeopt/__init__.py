@@ -128,9 +128,9 @@ def calibrate(
     from dataclasses import replace
 
     from treeopt import pipeline
+    from treeopt.records.merging import WHOLE, Shard
     from treeopt.records.pools import Counts
     from treeopt.records.rundir import RunDirectory
-    from treeopt.records.shards import WHOLE, Shard
     from treeopt.trees.dynamic import MOST_LEVELS
 
     directory, part = RunDirectory.of(run), WHOLE if shard is None else Shard.of(shard)

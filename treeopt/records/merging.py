@@ -7,12 +7,18 @@ places; those of calibrations are the calibrations, in the order of their prompt
 A share of the traffic is one of its conversations. Every conversation counts a whole number of times, 1 for those of the
 calibration that counts least, so that r times as much is 2 for some and 3 for others where r is between; what that means
 is what repeating the conversation would (`RankTrace.repeated`).
+
+Shards are one calibration divided among processes that know nothing of each other. The prompts are cut into blocks, which
+are decoded by themselves, and shard i of n measures the blocks i, i + n, i + 2n, ... So no block is another one than in a
+single process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -22,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
+from treeopt.files.fields import Amount, Count, Positive
 from treeopt.files.storage import document, typed
 from treeopt.records.rules import same_drafter
-from treeopt.records.shards import Part, ShardRecord, digest
 from treeopt.records.trace import RankTrace
 
 MOST_REPEATED = 100  # times that a conversation may count
@@ -43,6 +49,78 @@ MUST_AGREE = {
 }
 OF_FILES = ("schema", "num_heads")  # keys that saving adds
 Named = tuple[str, RankTrace]  # under which name a trace was given
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which of how many shards, counted from 1.
+
+    >>> Shard.of("2/3").places(7)
+    [1, 4]
+    """
+
+    index: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count:
+            raise InvalidInput(f"`shard` must be i/n with i from 1 to n, but got {self}.")
+
+    @classmethod
+    def of(cls, text: str) -> Shard:
+        """The shard that "i/n" means. Raises InvalidInput for anything else."""
+        if not (found := re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)):
+            raise InvalidInput(f"`shard` must be i/n, for example 2/8, but got {text!r}.")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def places(self, blocks: int) -> list[int]:
+        """The places, from 0, of its blocks among all."""
+        return list(range(self.index - 1, blocks, self.count))
+
+
+WHOLE = Shard()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a trace: a block of a shard, or one of the calibrations that were merged.
+
+    key     : place of the block among all blocks; digest of the calibration's prompts, in order
+    skipped : prompts and turns that were left out · blocks : that it was measured in
+    name    : of the data that a calibration comes from
+    share   : of the traffic; None where every conversation counts once
+    """
+
+    key: int | str
+    sequences: Positive
+    skipped: Count
+    blocks: Count
+    name: str | None = None
+    share: Amount | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What the trace of a shard, or of some shards, says of itself under meta "shard".
+
+    prompts       : digest of all prompts that the calibration asks
+    block_prompts : prompts of a block
+    num_blocks    : of the whole calibration
+    blocks        : those that are here, by place
+    """
+
+    prompts: str
+    block_prompts: int
+    num_blocks: int
+    blocks: tuple[Part, ...]
+
+
+def digest(hashes: Iterable[str]) -> str:
+    """One digest of the prompts with these hashes, in this order."""
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

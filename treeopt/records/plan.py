@@ -21,7 +21,6 @@ from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, Kept, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, ProvenanceRecord, RuleRecord, Runtime
-from treeopt.records.ranges import BatchRange, check_schedule, each_its_own
 from treeopt.trees.draft import Draft, draft_tree, dynamic_form
 from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
 from treeopt.trees.shapes import Limits
@@ -199,6 +198,51 @@ class MixErrors:
     tied_sizes: list[Positive] = field(default_factory=list)
     runner_up: Figure | None = None
     prompts_to_separate: Positive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRange:
+    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the draft of ``entries[entry]``.
+
+    between : the largest share of the throughput that it costs at a batch size of the range between those that were
+              searched, by interpolated latencies; None where there is none, or no profile
+    """
+
+    first: Positive
+    last: Positive | None = None
+    entry: Count
+    between: Share | None = None
+
+    def __str__(self) -> str:
+        return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"
+
+
+def each_its_own(batch_sizes: list[int]) -> list[BatchRange]:
+    """The schedule in which every entry serves the batch sizes from its own up to the next one's.
+
+    >>> print(*each_its_own([2, 8]), sep="; ")
+    from 1 to 7: entry 0; from 8 to the end: entry 1
+    """
+    sizes = sorted(set(batch_sizes))
+    begins, ends = [1, *sizes[1:]], [*(size - 1 for size in sizes[1:]), None]
+    return [
+        BatchRange(first=begin, last=end, entry=batch_sizes.index(size))
+        for size, begin, end in zip(sizes, begins, ends, strict=True)
+    ]
+
+
+def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
+    """Raise InvalidInput where ranges overlap, leave a gap, or name no entry."""
+    begin: int | None = 1
+    for part in schedule:
+        if part.first != begin or (part.last or begin) < begin or part.entry >= n_entries:
+            raise InvalidInput(
+                f"A schedule must have ranges from 1 on that follow each other, of the entries 0 to {n_entries - 1}, but has "
+                f"'{part}'."
+            )
+        begin = part.last and part.last + 1
+    if begin is not None:
+        raise InvalidInput("The last range of a schedule must be open: its 'last' is null.")
 
 
 @dataclass(frozen=True, kw_only=True)
