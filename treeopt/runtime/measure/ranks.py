@@ -22,12 +22,11 @@ from treeopt.records.pools import RANKS_ALONE, Counts
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import AnswerRow, Decoder, Setup
 from treeopt.runtime.drafters.protocol import Drafter, GivenText
-from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.drafters.states import ranks_among, states_at_once
 from treeopt.runtime.measure.pools import PoolRecorder
 from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
-from treeopt.runtime.ranking import rank_of
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 
@@ -265,7 +264,7 @@ class RankCounter:
     With a ``target`` it also counts at which rank the target itself had every token.
 
     found : by the identity of every row, once flushed, arrays of its N states: "ranks" (N, K), the last state has no trial;
-            "target_rank" (N,); "pool_places" and "pool_scores", see `treeopt.records.pools`
+            "target_rank" (N,); "pool_places", see `treeopt.records.pools`
     """
 
     def __init__(self, drafter: Drafter, counts: Counts, device: torch.device, target: Target | None = None) -> None:
@@ -334,7 +333,8 @@ class RankCounter:
         self._pending.clear()
 
     def _target_ranks(self, target: Target, answer: GivenText) -> NDArray[np.int16]:
-        at_once = states_at_once(target.vocab_size)
-        chunks = zip(answer.state_hidden.split(at_once), torch.tensor(answer.tokens).split(at_once), strict=True)
-        own = torch.cat([rank_of(target.scores(target.logits(h)), y, self.counts.top_k) for h, y in chunks])
+        states, tokens = answer.state_hidden, torch.tensor(answer.tokens, device=answer.hidden.device)
+        own = ranks_among(
+            lambda h: target.scores(target.logits(h)), states, tokens, self.counts.top_k, target.vocab_size
+        )
         return own.to("cpu", torch.int16).numpy()
