@@ -4,6 +4,7 @@ the trace of decoding."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
-from treeopt.runtime.decode import AnswerRow, Decoder, Setup, decode
+from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.eagle import EagleHeads
@@ -32,6 +33,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.drafters.protocol import Drafter, GivenText
 from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers, write_answers
+from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.dynamic import DynamicTree
@@ -50,16 +52,8 @@ DYNAMIC = [DynamicTree(*numbers) for numbers in ((1, 3, 3), (2, 2, 4), (3, 1, 4)
 
 def answers_of(target: Target, prompts: list[list[int]]) -> list[GivenText]:
     """The target's answers with all hidden states."""
-    found: list[GivenText] = []
-
-    def done(row: AnswerRow) -> None:
-        hidden = torch.stack([hidden[i] for hidden, i in row.states[: len(row.tokens)]])
-        assert row.prompt_states is not None
-        assert row.end is not None
-        found.append(GivenText(row.prompt, row.tokens, row.end, torch.cat([row.prompt_states, hidden])))
-
     reads_prompt: Any = SimpleNamespace(reads_prompt=True)
-    write_answers(Setup(target, reads_prompt, NEVER), prompts, batch_size=4, done=done)
+    found = [row.text() for row in write_answers(Setup(target, reads_prompt, NEVER), prompts, 4)]
     return [GivenText(a.prompt, a.tokens, a.end, a.hidden.clone()) for a in found]
 
 
@@ -277,13 +271,16 @@ class TestContract:
     def test_the_tree_may_change_from_step_to_step(self, both, rule):
         target, drafter = both
         prompts = PROMPTS
-        decoder = Decoder(Setup(target, drafter, NEVER, rule), batch_size=3, capacity=90, most_nodes=9)
-        decoder.start(enumerate(prompts))
-        for i in range(200):
-            if decoder.is_done:
-                break
-            decoder.refill()
-            decoder.step([None, Tree.chain(2), None, None, Tree.dense([2, 3])][i % 5])
+        decoder, drafts = (
+            Decoder(Setup(target, drafter, NEVER, rule)),
+            [PLAIN, Tree.chain(2), PLAIN, PLAIN, Tree.dense([2, 3])],
+        )
+        decoder.prepare(prompts, drafts, 3)
+        passes = decoder.answer(prompts, PLAIN, 3)
+        next(passes)
+        with suppress(StopIteration):
+            for i in range(200):
+                passes.send(drafts[i % 5])
         plain = decode(target, None, prompts, batch_size=1, stop=NEVER, acceptance=rule)
         finished = sorted(decoder.finished, key=lambda row: row.id)
         assert [row.tokens for row in finished] == [row.tokens for row in plain]

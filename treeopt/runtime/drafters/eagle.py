@@ -83,7 +83,7 @@ class UnrolledHeads(Heads):
         (b, m), longest = following.shape, max(len(answer.tokens) for answer in answers)
         n = max(1, min(longest, SEEN_AT_ONCE // (b * m)))
         cache = TreeCache(1, b, m + n * (self.num_heads - 1))
-        cache.begin_prefill(list(range(b)), [m] * b, device)
+        cache.begin_prefill([m] * b)
         first = self.predict(following, self.fused(hidden), torch.arange(m, device=device).expand(b, -1), cache)
         starts = torch.full((b, 1), m, device=device)
         ends = torch.tensor([len(answer.hidden) for answer in answers], device=device)[:, None]
