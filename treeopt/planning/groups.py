@@ -26,7 +26,6 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray
 
-MODES = ("shared", "own")
 FEWEST = 5  # conversations of a group that a plan of its own is judged by: one for each fold
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
-from treeopt.records.drafters import DRAFTERS, LAYOUTS, Layout, kind_of_layout
-from treeopt.runtime.checkpoints.checks import Base, Checkpoint, LoadedHeads
+from treeopt.records.drafters import DRAFTERS, LAYOUTS, kind_of_layout
 from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
+from treeopt.runtime.checkpoints.reading import Base, Checkpoint, LoadedHeads
 from treeopt.runtime.checkpoints.save import check_kind, read_lm_head, save_heads
 from treeopt.runtime.drafters import part_of
 
@@ -34,19 +34,12 @@ def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
 
 def _refusal(stored: StoredTensors) -> TreeoptError:
     """The error that names what the tensors are instead of heads in a published layout."""
-    names = list(stored.parts)
-    if not names:
-        return InvalidInput(f"{stored.origin} must hold heads, but it has no tensors.")
-
-    def has(*starts: str) -> bool:
-        return any(name.startswith(starts) for name in names)
-
-    readable = "`drafter` must be Medusa, Hydra or EAGLE heads, but"
-    if has("speculator.") or stored.config.get("model_type") == "mlp_speculator":
-        return Unsupported(f"{readable} {stored.origin} holds an MLP speculator, whose layout is not read.")
+    names = sorted(stored.parts)
+    if any(name.startswith("speculator.") for name in names) or stored.config.get("model_type") == "mlp_speculator":
+        return Unsupported(f"{stored.origin} holds an MLP speculator, whose layout is not read.")
+    shown = ", ".join(map(quoted, names[:3])) + " ..." * (len(names) > 3)
     return InvalidInput(
-        f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors "
-        f"are {', '.join(quoted(name) for name in sorted(names)[:3])}{' ...' if len(names) > 3 else '.'}"
+        f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors are: {shown or 'none'}."
     )
 
 
@@ -67,11 +60,12 @@ def convert(
     source's.
     """
     checkpoint = open_checkpoint(source, revision)
-    theirs, ours = LAYOUTS[checkpoint.layout], LAYOUTS.get(layout, Layout(""))
     check_kind(kind_of_layout(checkpoint.layout), layout)
-    base_folder = checkpoint.stored.folder if base is None and theirs.has_base else None
+    ours, base_folder = LAYOUTS[layout], None
     needs_lm_head = lm_head is None and (ours.shares or checkpoint.shares)
-    if base is not None and (needs_lm_head or ours.has_base):
+    if base is None and LAYOUTS[checkpoint.layout].has_base:
+        base_folder = checkpoint.stored.folder
+    elif base is not None and (needs_lm_head or ours.has_base):
         base_folder = find_checkpoint(base)
     if needs_lm_head:
         if base_folder is None:

@@ -8,31 +8,21 @@ k head · l residual block of it · L blocks (the place of the projection in Med
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
-from typing import Any
 
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.runtime.checkpoints.checks import check_names, most_common
 from treeopt.runtime.checkpoints.files import StoredTensors
+from treeopt.runtime.checkpoints.reading import check_names, most_common
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
 WITH_BASE = ("merged", "modelopt", "tensorrt-llm")  # whose files hold the base's tensors too
 
-NUMBER = "(0|[1-9][0-9]{0,3})"
-
-
-@dataclass(frozen=True)
-class HeadTensor:
-    """A tensor by its name: its head, and its block or (projection) the blocks before it."""
-
-    head: int
-    layer: int | None  # None where a projection's name does not tell
-    kind: str  # weight, bias or projection
+Place = tuple[int, int, str]  # of a tensor: its head, its block, and weight, bias or projection
 
 
 @dataclass(frozen=True)
@@ -50,17 +40,17 @@ class Scheme:
     def projection_name(self, head: int, num_layers: int) -> str:
         return self.prefix + self.projection.format(k=head, L=num_layers)
 
-    def parse(self, name: str) -> HeadTensor | None:
+    def place(self, name: str) -> Place | None:
+        """The place of a tensor; the block of a projection is the number of blocks, 0 where its name does not tell."""
         if match := _pattern(self.prefix + self.block, r"\.(weight|bias)").fullmatch(name):
-            return HeadTensor(int(match[1]), int(match[2]), match[3])
-        if match := _pattern(self.prefix + self.projection).fullmatch(name):
-            return HeadTensor(int(match[1]), int(match[2]) if len(match.groups()) > 1 else None, "projection")
-        return None
+            return int(match[1]), int(match[2]), match[3]
+        match = _pattern(self.prefix + self.projection).fullmatch(name)
+        return match and (int(match[1]), int(match[match.lastindex or 1]) * (match.lastindex == 2), "projection")
 
 
 @cache
 def _pattern(template: str, end: str = "") -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\{[klL]\\}", NUMBER, re.escape(template)) + end)
+    return re.compile(re.sub(r"\\{[klL]\\}", "(0|[1-9][0-9]{0,3})", re.escape(template)) + end)
 
 
 VLLM = "blocks.{k}.layers.{l}", "lm_heads.{k}.weight"
@@ -73,10 +63,6 @@ SCHEMES = (
     Scheme("vllm", "", *VLLM),
     Scheme("vllm", "medusa_heads.", *VLLM),
 )
-CLAIMS = {  # config.json's keys of heads and blocks
-    "vllm": ("num_heads", "num_hidden_layers"),
-    "tensorrt-llm": ("num_medusa_heads", "num_medusa_layers"),
-}
 
 
 def scheme_of(layout: str) -> Scheme:
@@ -102,9 +88,9 @@ class RecognisedHeads:
 def recognise(stored: StoredTensors) -> RecognisedHeads | None:
     """The layout, heads and blocks that the names tell; None where no name is of Medusa heads.
 
-    What is missing or left over is refused by name.
+    Where something is missing or left over it is refused by name.
     """
-    matches = {scheme: {n: p for n in stored.parts if (p := scheme.parse(n))} for scheme in SCHEMES}
+    matches = {scheme: {n: place for n in stored.parts if (place := scheme.place(n))} for scheme in SCHEMES}
     scheme = max(SCHEMES, key=lambda scheme: len(matches[scheme]))
     found, config = matches[scheme], stored.config
     if not found:
@@ -113,44 +99,37 @@ def recognise(stored: StoredTensors) -> RecognisedHeads | None:
     if layout in ("merged", "modelopt") and (stored.own or len(found) == len(stored.parts)):
         layout = "medusa"  # the heads alone, saved with their prefix
     if stored.ranks and layout != "tensorrt-llm":
+        name = quoted(next(iter(found)))
         raise InvalidInput(
-            f"Rank files must hold TensorRT-LLM's tensors, but those in {stored.origin} have names such as "
-            f"{quoted(next(iter(found)))}."
+            f"Rank files must hold TensorRT-LLM's tensors, but {stored.origin} has names such as {name}."
         )
 
-    num_heads, num_layers = _counts(list(found.values()))
-    blocks = [p for p in found.values() if p.kind != "projection"]
-    biased = layout != "vllm" or bool(config.get("medusa_fc_bias")) or any(p.kind == "bias" for p in blocks)
-    kinds = ("weight", "bias") if biased else ("weight",)
-    if layout == "medusa" and len(blocks) == len(found):
+    # A projection's own number of blocks counts most, where names tell it.
+    kinds = {kind for _, _, kind in found.values()}
+    told = most_common(layer for _, layer, kind in found.values() if kind == "projection" and layer)
+    num_heads = 1 + max(head for head, _, _ in found.values())
+    num_layers = told or 1 + max((layer for _, layer, kind in found.values() if kind != "projection"), default=0)
+    if layout == "medusa" and "projection" not in kinds:
         layout = "medusa-shared"
+    biased = layout != "vllm" or "bias" in kinds or bool(config.get("medusa_fc_bias"))
     shares = layout == "medusa-shared" or (layout == "vllm" and bool(config.get("original_lm_head")))
     projections: Iterator[str] = (scheme.projection_name(k, num_layers) for k in range(0 if shares else num_heads))
     if shares and layout == "vllm":
         one = scheme.prefix + "lm_head.weight"  # vLLM takes this name, and head 0's
         projections = iter([one if one in stored.parts else scheme.projection_name(0, num_layers)])
     token_map = scheme.prefix + "token_map" if layout == "vllm" else ""
-
-    places = product(range(num_heads), range(num_layers), kinds)
+    blocks = product(range(num_heads), range(num_layers), ("weight", "bias") if biased else ("weight",))
     names = check_names(
         stored,
-        chain((scheme.block_name(*place) for place in places), projections),
+        chain((scheme.block_name(*block) for block in blocks), projections),
         f"{num_heads} heads of {num_layers} blocks in the layout {layout!r}",
         known=found,
         optional=[token_map],
-        among=[n for n in stored.parts if layout not in WITH_BASE or "medusa" in n.lower()],
+        among=[name for name in stored.parts if layout not in WITH_BASE or "medusa" in name.lower()],
     )
-    present = names[num_heads * num_layers * len(kinds) :]
+    present = names[num_heads * num_layers * (1 + biased) :]
     mapped = token_map if token_map in stored.parts else None
     return RecognisedHeads(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
-
-
-def claimed_counts(layout: str, config: Mapping[str, Any]) -> tuple[object, object]:
-    """Heads and blocks by config.json; None where it does not say."""
-    if layout == "modelopt" and isinstance(config.get("medusa"), dict):
-        layout, config = "tensorrt-llm", config["medusa"]
-    heads, blocks = CLAIMS.get(layout, ("medusa_num_heads", "medusa_num_layers"))
-    return config.get(heads), config.get(blocks)
 
 
 def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
@@ -160,10 +139,3 @@ def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Ten
             yield scheme.block_name(k, layer, "weight"), heads.blocks[layer, k].T
             yield scheme.block_name(k, layer, "bias"), heads.biases[layer, k, 0]
         yield scheme.projection_name(k, heads.num_layers), heads.projection[0 if heads.shares_projection else k].T
-
-
-def _counts(places: list[HeadTensor]) -> tuple[int, int]:
-    """Heads and blocks per head; a projection's own number of blocks counts most, where names tell it."""
-    told = most_common(p.layer for p in places if p.kind == "projection" and p.layer)
-    last = max((p.layer or 0 for p in places if p.kind != "projection"), default=0)
-    return 1 + max(place.head for place in places), told or 1 + last

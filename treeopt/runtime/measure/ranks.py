@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.records.pools import RANKS_ALONE, Counts
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import AnswerRow, Decoder, Setup
 from treeopt.runtime.drafters.protocol import GivenText
-from treeopt.runtime.drafters.states import states_at_once
+from treeopt.runtime.drafters.states import ranks_among, states_at_once
 from treeopt.runtime.measure.pools import PoolRecorder
 from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
-from treeopt.runtime.ranking import rank_of
 from treeopt.runtime.target import Target
 
 
@@ -278,13 +278,12 @@ class RankCounter:
         for (row, answer), of_row in zip(self._pending, ranks, strict=True):
             row.found = {"ranks": of_row}
             if self.given:
-                row.found["target_rank"] = self._target_ranks(answer)
+                states, tokens = answer.state_hidden, torch.tensor(answer.tokens, device=answer.hidden.device)
+                own = ranks_among(self._logits, states, tokens, self.counts.top_k, self.drafter.vocab_size)
+                row.found["target_rank"] = own.to("cpu", torch.int16).numpy()
             if self.recorder is not None:
                 row.found["pool_places"] = self.recorder.record(answer)
         self._pending.clear()
 
-    def _target_ranks(self, answer: GivenText) -> NDArray[np.int16]:
-        target, at_once = self.setup.target, states_at_once(self.setup.target.vocab_size)
-        chunks = zip(answer.state_hidden.split(at_once), torch.tensor(answer.tokens).split(at_once), strict=True)
-        own = torch.cat([rank_of(target.scores(target.logits(h)), y, self.counts.top_k) for h, y in chunks])
-        return own.to("cpu", torch.int16).numpy()
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.setup.target.scores(self.setup.target.logits(hidden))

@@ -82,14 +82,14 @@ def count(heads: Heads, hidden: Tensor, batch: Batch, teacher: Tensor | None = N
 
     teacher : (n, V) logits of the base at the batch's states; the loss is then against the base's distribution
     """
-    ahead, ids = batch.ahead, getattr(heads, "token_ids", None)
+    ahead, ids = batch.ahead, heads.token_ids
     if ids is not None:
         places = places_among(ahead, ids)
         ahead = torch.where(ids[places] == ahead, places, NO_LABEL)
         teacher = None if teacher is None else teacher[:, ids]
     losses, hits = [], []
-    for k, logits in enumerate(heads.taught(hidden, batch)):
-        labels = ahead[:, k + 1]
+    for k, (read, logits_of) in enumerate(heads.taught(hidden, batch)):
+        labels, logits = ahead[:, k + 1], logits_of(read)
         if teacher is None:
             losses.append(text_loss(logits, labels))
         else:  # the base guesses the label of head k at the state k + 1 places on, which is of the same text
