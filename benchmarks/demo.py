@@ -26,7 +26,6 @@ from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.prompts.sets import Conversation
 from treeopt.runtime.session import Session, open_session
-from treeopt.runtime.settings import SessionSettings
 from treeopt.runtime.stepper import Pass
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
@@ -212,7 +211,7 @@ def speedups(session: Session) -> dict[int, Tree]:
 def main() -> None:
     random.seed(0)
     dtype = sys.argv[1] if len(sys.argv) > 1 else "float32"
-    session = open_session(SessionSettings(dtype=dtype))
+    session = open_session({"dtype": dtype})
     threads = torch.get_num_threads()
     print(f"demo model, {dtype}, batch 1, torch {torch.__version__}, {threads} threads, {cpu()}")
     prompts = [list((c.first * 4)[:PROMPT]) for c in session.prompts.conversations[:64]]

@@ -330,9 +330,8 @@ def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys
     import treeopt.runtime.measure.ranks as module
     from treeopt import pipeline
     from treeopt.runtime.session import open_session
-    from treeopt.runtime.settings import SessionSettings
 
-    session = open_session(SessionSettings(dtype="float64"))
+    session = open_session({"dtype": "float64"})
     options = {"num_prompts": 20, "max_new_tokens": 6, "batch_size": 2}
     pipeline.calibrate(RunDirectory(tmp_path / "one"), session, **options)
     original, calls = module.collect_trace, []
