@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput
 from treeopt.records.calibration import Calibration, prefix_counts
 from treeopt.records.trace import End, RankTrace
-from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, StopRule, sequence_end
+from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 
 from .conftest import traces
 
@@ -26,6 +26,12 @@ def slow_end(tokens, eos, limit):
         if n == limit:
             return n, End.LIMIT
     return len(tokens), End.LIMIT
+
+
+def sequence_end(tokens, stop):
+    """How many tokens there are up to where they end, and why; LIMIT where nothing else ends them."""
+    end = SequenceEnd(stop)
+    return len(end.take(tokens)), end.reason or End.LIMIT
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 40))
