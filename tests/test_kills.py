@@ -24,8 +24,7 @@ from treeopt.files.provenance import Provenance
 from treeopt.pipeline import search
 from treeopt.pipeline.train import TrainingJob, writing_heads
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import read_accuracies
-from treeopt.records.load import load_result
+from treeopt.records.inputs import load_result, read_accuracies
 from treeopt.records.plan import Plan, Verified
 from treeopt.records.rundir import RunDirectory
 

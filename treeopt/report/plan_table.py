@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from treeopt.records.figure import Figure
-    from treeopt.records.plan import Plan, PlanEntry
-    from treeopt.records.ranges import BatchRange
+    from treeopt.records.plan import BatchRange, Plan, PlanEntry
     from treeopt.trees.tree import Choice, Tree
 
 
@@ -198,7 +197,7 @@ def _has_between(part: BatchRange, searched: list[int]) -> bool:
 def _range(part: BatchRange) -> str:
     """The batch sizes of a range.
 
-    >>> from treeopt.records.ranges import BatchRange
+    >>> from treeopt.records.plan import BatchRange
     >>> _range(BatchRange(first=1, last=4, entry=0)), _range(BatchRange(first=5, last=None, entry=0))
     ('1–4', '5 on')
     """

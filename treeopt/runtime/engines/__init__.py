@@ -7,7 +7,7 @@ from importlib import import_module
 
 from treeopt.errors import Unsupported
 from treeopt.records.rundir import ENGINES
-from treeopt.runtime.decode import Setup
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.stepper import Stepper
 
 
@@ -16,10 +16,8 @@ def open_stepper(name: str | None, setup: Setup, say: Callable[[str], None] = la
 
     say : told what takes long, such as a conversion
     """
-    from treeopt.runtime.engines import own
-
     if name is None:
-        return own.Own(setup)
+        return Decoder(setup)
     if name not in ENGINES:
         raise Unsupported(f"`engine` must be one of {', '.join(ENGINES)}, but got {name!r}.")
     place, _, function = ENGINES[name].partition(":")
