@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treeopt.engines.diagnosis import Diagnosis, diagnose
+from treeopt.engines.reading import Diagnosis, diagnose, read_choices
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
@@ -36,8 +36,6 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
 
     Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
     """
-    from treeopt.engines.reading import read_choices
-
     if planned := _planned(path, batch_size):
         return planned
     try:
