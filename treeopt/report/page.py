@@ -34,7 +34,7 @@ from treeopt.report.canvas import Canvas, Mark, Texts, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, kinds_table, mixture, price, schedule, trees_table
-from treeopt.report.verdict import NO_TREE_PAYS, doubts, entry_doubts, measured_ties, speedup_over
+from treeopt.report.verdict import NO_TREE_PAYS, doubts, entry_doubts, speedup_over, weighed
 from treeopt.report.wording import count, told
 from treeopt.trees.tree import Choice
 
@@ -137,7 +137,7 @@ class Section:
             ends = "" if speedup.low is None else f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
             said = f"{tree} decodes {speedup.value:.2f} times as fast as plain decoding, measured{ends}"
             said += f"; predicted {told(chosen, 'speedup')}." if chosen.speedup is not None else "."
-            return f"{speedup.value:.2f}×", " ".join([said, *measured_ties(self.bench)])
+            return f"{speedup.value:.2f}×", " ".join([said, *weighed(self.bench)[1]])
         if chosen.speedup is None:
             rate = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
             return f"{chosen.tokens_per_step:.2f}", rate

@@ -9,7 +9,6 @@ K heads, or depths · R ranks · G groups · B buckets of positions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,28 +26,14 @@ from treeopt.trees.tree import MAX_RANK
 INTERVALS = "95 % intervals, states as independent"
 
 
-@dataclass(frozen=True)
-class GuessWords:
-    """How guesses are spoken of.
-
-    guesser : what guesses at each depth, head or depth
-    right   : what a share counts, "the heads are right"
-    share   : its name beside an axis; of: what it is a share of
-    """
-
-    guesser: str = "depth"
-    right: str = "guesses are right"
-    share: str = "top-1 accuracy"
-    of: str = "share of states"
-
-    @classmethod
-    def about(cls, info: Mapping[str, Any]) -> GuessWords:
-        """The words for what a calibration or a trace says of itself."""
-        accepted = (info.get("acceptance") or {}).get("rule") == "rejection"
-        if accepted or info.get("source") == ENGINE_LOG:
-            return cls("depth", "drafted tokens are accepted", "accepted", "share of drafted tokens")
-        who = depth_noun(info.get("drafter"))
-        return cls(who, "the heads are right" if who == "head" else "guesses are right")
+def _words(info: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """What guesses at each depth, what a share counts, "the heads are right", its name, and what it is a share of."""
+    accepted = (info.get("acceptance") or {}).get("rule") == "rejection"
+    if accepted or info.get("source") == ENGINE_LOG:
+        return "depth", "drafted tokens are accepted", "accepted", "share of drafted tokens"
+    who = depth_noun(info.get("drafter"))
+    right = "the heads are right" if who == "head" else "guesses are right"
+    return who, right, "top-1 accuracy", "share of states"
 
 
 def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Chart:
@@ -59,7 +44,8 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
     [[0.6, 0.8], [0.4, 0.5]]
     """
     hits, trials = calibration.hits[:, :ranks], calibration.trials[:, None]
-    info, words = calibration.meta, GuessWords.about(calibration.meta)
+    info = calibration.meta
+    guesser, right, _, of = _words(info)
     sequences, is_log = info.get("sequences"), info.get("source") == ENGINE_LOG
     single, cumulative = wilson(hits, trials), wilson(hits.cumsum(1), trials)
     heads, ranks = hits.shape
@@ -74,23 +60,23 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
     )
     if ranks == 1:
         line = single[:, 0].over("", np.arange(1, heads + 1), **style.series(0))
-        panel = Panel([line], words.guesser, words.of, scale="whole", xlim=(0.5, heads + 0.5), ylim=(0, 1.02))
-        return Chart(f"How often {words.right}, by {words.guesser}", caption, [[panel]], legend=None)
+        panel = Panel([line], guesser, of, scale="whole", xlim=(0.5, heads + 0.5), ylim=(0, 1.02))
+        return Chart(f"How often {right}, by {guesser}", caption, [[panel]], legend=None)
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.4 / max(heads - 1, 1), 0.1)
-    left, right = [], []
+    singles, among = [], []
     for k in range(heads):
         look, x = style.series(k), np.arange(ranks) + dodge[k]
         never = single.value[k] == 0  # a logarithmic axis has no place for 0
-        left.append(single[k, ~never].over("", x[~never], **look))
+        singles.append(single[k, ~never].over("", x[~never], **look))
         hollow = {**look, "linestyle": "none", "markerfacecolor": "white"}
-        left.append(Series("", x[never], np.zeros(never.sum()), look=hollow, kind="edge"))
-        right.append(cumulative[k].over(str(k + 1), x + 1, **look))
-    xlabel, last, among = "rank (0 is the best candidate)", ranks - 0.5, "Among the first k candidates"
+        singles.append(Series("", x[never], np.zeros(never.sum()), look=hollow, kind="edge"))
+        among.append(cumulative[k].over(str(k + 1), x + 1, **look))
+    xlabel, last, title = "rank (0 is the best candidate)", ranks - 0.5, "Among the first k candidates"
     panels = [
-        Panel(left, xlabel, words.of, "At this rank", "whole", log=True, xlim=(-0.5, last)),
-        Panel(right, "k candidates", words.of, among, "whole", xlim=(0.5, last + 1), ylim=(0, 1.02)),
+        Panel(singles, xlabel, of, "At this rank", "whole", log=True, xlim=(-0.5, last)),
+        Panel(among, "k candidates", of, title, "whole", xlim=(0.5, last + 1), ylim=(0, 1.02)),
     ]
-    return Chart(f"How often {words.right}, by rank", caption, [panels], words.guesser)
+    return Chart(f"How often {right}, by rank", caption, [panels], guesser)
 
 
 def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any] | None = None) -> Chart:
@@ -104,7 +90,7 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     ['code (2)', 'chat (1)']
     """
     info = info or {}
-    words = GuessWords.about(info)
+    guesser, right, share, of = _words(info)
     try:
         hits = np.stack([np.asarray(group["hits"])[:, 0] for group in groups.values()])
         trials = np.stack([np.asarray(group["trials"]) for group in groups.values()])
@@ -118,7 +104,7 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     rows = [f"{style.short(name)} ({n})" for (name, _), n in zip(found, sequences, strict=True)]
     named: Look = {"rows": rows, "height": max(HEIGHT, len(rows) * max(0.3, 0.06 * heads))}
     marks = [top1[:, k].along(str(k + 1), y + dodge[k], **style.series(k)) for k in range(heads)]
-    panels = [Panel(marks, f"{words.share} [{words.of}]", "group (sequences)", xlim=(0, None), width=3, **named)]
+    panels = [Panel(marks, f"{share} [{of}]", "group (sequences)", xlim=(0, None), width=3, **named)]
     rates = [(group.get("tokens_per_step"), None, group.get("tokens_per_step_stderr")) for _, group in found]
     if all(rate is not None for rate, *_ in rates):
         known = Estimates.of(rates)
@@ -126,8 +112,8 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
         marks = [known.along("", y, color="black", marker="D")]
         panels.append(Panel(marks, "tokens per step", xlim=(low, low + 1.08 * max(high - low, 0.1)), **named))
     counted = f"{count(int(trials.max(1).sum()), 'state')} of {count(sum(sequences), 'sequence')}"
-    title = f"How often {words.right}, by group of prompts"
-    return Chart(title, style.about(info, counted, INTERVALS), [panels], words.guesser)
+    title = f"How often {right}, by group of prompts"
+    return Chart(title, style.about(info, counted, INTERVALS), [panels], guesser)
 
 
 def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
@@ -152,10 +138,11 @@ def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
     hits = np.stack([np.bincount(bucket[column == 0], minlength=n) for column in ranks.T])
     trials = np.stack([np.bincount(bucket[column != NO_TRIAL], minlength=n) for column in ranks.T])
     middle = np.bincount(bucket, position, n) / np.bincount(bucket, minlength=n)
-    top1, words = wilson(hits, trials), GuessWords.about(trace.meta)
+    top1 = wilson(hits, trials)
+    guesser, right, share, of = _words(trace.meta)
     counted = f"{count(len(position), 'state')} of {count(trace.num_sequences, 'sequence')}"
     lines = [top1[k].over(str(k + 1), middle, **style.series(k)) for k in range(len(trials))]
     axes: Look = {"xlim": (0, int(edges[-1])), "ylim": (0, None), "breaks": (edges[1:-1] - 0.5).tolist()}
-    panel = Panel(lines, "position in the answer [tokens]", f"{words.share} [{words.of}]", **axes)
-    title = f"How often {words.right} along the answer"
-    return Chart(title, style.about(trace.meta, counted, INTERVALS), [[panel]], words.guesser)
+    panel = Panel(lines, "position in the answer [tokens]", f"{share} [{of}]", **axes)
+    title = f"How often {right} along the answer"
+    return Chart(title, style.about(trace.meta, counted, INTERVALS), [[panel]], guesser)
