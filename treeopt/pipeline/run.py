@@ -13,10 +13,9 @@ from treeopt.files.parameters import Count, Positive
 from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
-from treeopt.pipeline.calibrate import calibrate
+from treeopt.pipeline.calibrate import calibrate, probe_again
 from treeopt.pipeline.compare import compare_drafters
 from treeopt.pipeline.export import export, export_all
-from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search

@@ -18,8 +18,8 @@ from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
+from treeopt.pipeline.bench import check_decodes_here, verified
 from treeopt.pipeline.session import open_session, resolve
-from treeopt.pipeline.verify import check_decodes_here, verified
 from treeopt.planning.groups import Grouped
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest

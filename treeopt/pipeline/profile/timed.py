@@ -11,8 +11,8 @@ a killed run goes on to what it would have done.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,6 @@ from treeopt.pipeline.profile.placement import (
     timing_trees,
     tree_families,
 )
-from treeopt.pipeline.session import compiled as with_compiled
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -100,7 +99,7 @@ def profile(
     if opened is None:
         check_sizes(wanted.sizes or (), stages.families)
     settle_threads(run, session)
-    with with_compiled(session, compiled):
+    with _compiled(session) if compiled else nullcontext():
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         check_can_join(run, runtime, session.provenance(seed=0).record(), overwrite=overwrite)
         stages.measure()
@@ -122,6 +121,16 @@ def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, 
     if opened.most_rows is not None and batch_size > opened.most_rows:
         raise Unsupported(f"{asked} decodes {opened.most_rows} sequences at a time, but got `batch_size={batch_size}`.")
     return opened
+
+
+@contextmanager
+def _compiled(session: Session) -> Iterator[None]:
+    """Compile the session's target, and note in the end how that went."""
+    from treeopt.runtime.compiled import compile_target, compiled_note
+
+    compile_target(session.target)
+    yield
+    note(compiled_note(session.target))
 
 
 @dataclass
