@@ -222,11 +222,7 @@ def _option(one: Parameter, word: str, flags: Mapping[str, str], hidden: bool) -
 
 
 def said(text: str, flags: Mapping[str, str]) -> str:
-    """A row's text with options for the parameters that it names.
-
-    >>> said("the order of `prompts`, shuffled by ``seed``", {"seed": "--seed"})
-    'the order of prompts, shuffled by --seed'
-    """
+    """A row's text with options for the parameters that it names."""
     return re.sub(r"``?(\w+)``?", lambda match: flags.get(match[1], match[1]), text).rstrip(".")
 
 

@@ -70,18 +70,12 @@ def bench(
     for said in stale_plan(run, plan):
         note(said)
     settle_threads(run, session)
-    decoding = Decoding(
-        session,
-        found,
-        own_entrants(plan, entry, source_of(found), session.drafter, trees)
-        if opened is None
-        else engine_entrants(run, plan, entry, source_of(found), opened, trees),
-        batch_size=entry.batch_size,
-        rounds=rounds,
-        max_new_tokens=most,
-        folder=run.partial("bench" if engine is None else f"bench-{engine}"),
-        engine=opened,
-    )
+    source, folder = source_of(found), run.partial("bench" if engine is None else f"bench-{engine}")
+    if opened is None:
+        entrants = own_entrants(plan, entry, source, session.drafter, trees)
+    else:
+        entrants = engine_entrants(run, plan, entry, source, opened, trees)
+    decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
     reference = _plain_answers_of(trace, decoding, same_seed=not of_probe) if on_trace else None
     conversations = (
         _trace_conversations(session, trace) if num_prompts == "trace" else held_out(run, decoding, trace, num_prompts)
@@ -121,16 +115,17 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Steppe
 
 def _entry(run: RunDirectory, plan: Plan, engine: Stepper | None, batch_size: int | None) -> PlanEntry:
     """The plan's entry of that batch size, by default the first that is decoded at once."""
-    sizes, most = [entry.batch_size for entry in plan.entries], engine.most_rows if engine else None
+    most = engine.most_rows if engine else None
     if engine is None or most is None:
         return plan.entries[0] if batch_size is None else plan.entry(batch_size)
+    sizes = [entry.batch_size for entry in plan.entries]
     wanted = batch_size or next((size for size in sizes if size <= most), 1)
-    together = f"`engine={engine.name}` decodes {'one sequence' if most == 1 else f'{most} sequences'} at a time"
+    together = f"`engine={engine.name}` decodes {'one sequence' if most == 1 else f'{most} sequences'} at a time, but"
     if wanted > most:
-        raise Unsupported(f"{together}, but got `batch_size={wanted}`.")
+        raise Unsupported(f"{together} got `batch_size={wanted}`.")
     if wanted not in sizes:
         raise Unsupported(
-            f"{together}, but the plan is for batch size {', '.join(map(str, sizes))}. Plan for it with: "
+            f"{together} the plan is for batch size {', '.join(map(str, sizes))}. Plan for it with: "
             f"{run.command('search', '--batch-size', wanted)}"
         )
     return plan.entry(wanted)
@@ -206,15 +201,10 @@ def verified(
 ) -> Plan:
     """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size."""
     source = source_of(record)
-    if source.answers is not None and not source.is_exact:
+    if latencies is None or request.mix is not None or source.answers is None or not source.is_exact:
         raise InvalidInput(
-            "`verify` is for rules under which the text does not depend on the tree: leave it out, and check the "
-            "plan with treeopt bench."
-        )
-    if latencies is None or request.mix is not None or source.answers is None:
-        raise InvalidInput(
-            "`verify` decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
-            "and batch sizes without shares."
+            "`verify` decodes for real, one batch size at a time, by a rule whose text does not depend on the tree: it needs "
+            "the run's own trace, a profile, and batch sizes without shares."
         )
     settle_threads(run, session)
     proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
@@ -256,15 +246,9 @@ def _proof(
     if half < 1:
         raise InvalidInput("`verify` needs at least 2 held-out prompts, one to choose by and one to measure on.")
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
-    first = Decoding(
-        session,
-        answers,
-        {name: Entrant(draft) for name, draft in drafts.items()},
-        batch_size=entry.batch_size,
-        rounds=2,
-        max_new_tokens=answers.meta.get("max_new_tokens", 128),
-        folder=folder / "contest",
-    )
+    entrants = {name: Entrant(draft) for name, draft in drafts.items()}
+    most = answers.meta.get("max_new_tokens", 128)
+    first = Decoding(session, answers, entrants, entry.batch_size, 2, most, folder / "contest")
     contest = decode(first, conversations[-half:])
     ranking = [(ratio.value, name) for name in drafts if (ratio := contest.speedup(name)) is not None]
     if not ranking:

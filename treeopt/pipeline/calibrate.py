@@ -276,10 +276,8 @@ def _finish_here(
 
 def fitting(counts: Counts, session: Session) -> Counts:
     """The counts of the record that the session's drafter can fill."""
-    drafter = session.drafter
-    return counts.fitting(
-        tokens=drafter.draft_vocab_size, guesses=drafter.num_heads, has_probabilities=drafter.has_probabilities
-    )
+    one = session.drafter
+    return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, has_probabilities=one.has_probabilities)
 
 
 def _trace_meta(session: Session) -> dict[str, Any]:

@@ -107,14 +107,9 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> tuple[
 
 
 def drafters_of(asked: str) -> list[str]:
-    """The drafters of a list with commas; one where there is a file or folder of that whole name.
-
-    >>> drafters_of("medusa, ngram"), drafters_of("my-heads")
-    (['medusa', 'ngram'], ['my-heads'])
-    """
-    if Path(asked).exists():
-        return [asked]
-    return [name.strip() for name in asked.split(",") if name.strip()]
+    """The drafters of a list with commas; one where there is a file or folder of that whole name."""
+    names = [asked] if Path(asked).exists() else asked.split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 def run_drafters(
