@@ -11,7 +11,7 @@ compare.py   is a plan still right for other traffic; which drafter is fastest
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
 notebook.py  what results look like in a notebook
 run.py       the whole line, for one drafter or several
-train.py     -> heads, and how they were made; training_job.py may be stopped and continued
+train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
 """
 

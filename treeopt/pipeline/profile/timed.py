@@ -255,8 +255,8 @@ class Stages:
 
     def _rounds(self, at: MeasuredSetting, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
         """The rounds of one setting and stage, through its journal."""
-        from treeopt.runtime.engines.own import Own, rows_at
-        from treeopt.runtime.stepper import StepVisits
+        from treeopt.runtime.decode import Decoder
+        from treeopt.runtime.stepper import StepVisits, rows_at
 
         session, stepper = self.session, self.engine
         prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
@@ -265,7 +265,7 @@ class Stages:
             if at.context is not None:
                 prompts, stop = rows_at(at.context, prompts, session.target)
                 setup = replace(setup, stop=stop)
-            stepper = Own(setup)
+            stepper = Decoder(setup)
         known = {
             **session.provenance(seed=0).record(),
             "time": None,
