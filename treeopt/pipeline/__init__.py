@@ -3,7 +3,7 @@
 session.py   what loads a model: options given, on top of those of the run
 bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
-train.py     -> heads, and how they were made; training_job.py may be stopped and continued
+train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
 """
 

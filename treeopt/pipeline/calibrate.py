@@ -28,12 +28,11 @@ from treeopt.pipeline.workers import RankBlocks, finish_blocks
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration, prefix_states
-from treeopt.records.merging import join, shard_record
+from treeopt.records.merging import WHOLE, Shard, digest, join, shard_record
 from treeopt.records.origins import differing
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.shards import WHOLE, Shard, digest
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import Advance, note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN

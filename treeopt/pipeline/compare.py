@@ -24,8 +24,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
-from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_planned, read_timed
-from treeopt.records.load import Result, load_result
+from treeopt.records.inputs import Accuracies, Result, changed, load_result, read_grown_on, read_planned, read_timed
 from treeopt.records.origins import OURS, differing
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile

@@ -218,8 +218,8 @@ class Stages:
 
     def _rounds(self, at: Place, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
         """The rounds of one setting and stage, through its journal."""
-        from treeopt.runtime.engines.own import Own, rows_at
-        from treeopt.runtime.stepper import StepVisits
+        from treeopt.runtime.decode import Decoder
+        from treeopt.runtime.stepper import StepVisits, rows_at
 
         batch_size, context = at
         session, stepper = self.session, self.engine
@@ -229,7 +229,7 @@ class Stages:
             if context is not None:
                 prompts, stop = rows_at(context, prompts, session.target)
                 setup = replace(setup, stop=stop)
-            stepper = Own(setup)
+            stepper = Decoder(setup)
         known = {
             **session.provenance(seed=0).record(),
             "time": None,
