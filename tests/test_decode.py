@@ -181,7 +181,7 @@ def test_a_commit_keeps_the_path_of_every_row(few, monkeypatch):
     """Moved one by one or together; nothing before the step is touched."""
     monkeypatch.setattr("treeopt.runtime.cache.FEW_MOVES", few)
     cache, lengths, paths = TreeCache(2, 4, 30), [5, 3, 7, 4], [[0, 2, 4, 8], [0], [0, 1, 5], [0, 3]]
-    cache.begin_prefill([0, 1, 2, 3], lengths, torch.device("cpu"))
+    cache.begin_prefill(lengths)
     for layer in range(2):
         cache.write(layer, *torch.rand(2, 4, 2, 7, 8))
     cache.begin_step(9, torch.tensor(lengths)[:, None])

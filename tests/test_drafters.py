@@ -4,6 +4,7 @@ the trace of decoding."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +27,7 @@ from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers
+from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, make_batch
@@ -189,13 +191,16 @@ class TestContract:
     def test_the_tree_may_change_from_step_to_step(self, both, rule):
         target, drafter = both
         prompts = PROMPTS
-        decoder = Decoder(Setup(target, drafter, NEVER, rule), batch_size=3, capacity=90, most_nodes=9)
-        decoder.start(enumerate(prompts))
-        for i in range(200):
-            if decoder.is_done:
-                break
-            decoder.refill()
-            decoder.step([None, Tree.chain(2), None, None, Tree.dense([2, 3])][i % 5])
+        decoder, drafts = (
+            Decoder(Setup(target, drafter, NEVER, rule)),
+            [PLAIN, Tree.chain(2), PLAIN, PLAIN, Tree.dense([2, 3])],
+        )
+        decoder.prepare(prompts, drafts, 3)
+        passes = decoder.answer(prompts, PLAIN, 3)
+        next(passes)
+        with suppress(StopIteration):
+            for i in range(200):
+                passes.send(drafts[i % 5])
         plain = decode(target, None, prompts, batch_size=1, stop=NEVER, acceptance=rule)
         finished = sorted(decoder.finished, key=lambda row: row.id)
         assert [row.tokens for row in finished] == [row.tokens for row in plain]

@@ -198,6 +198,7 @@ def test_the_report_shows_a_loss_in_the_colour_and_place_of_a_gain(tmp_path, mon
     card = page[page.index('class="card"') : page.index("</a>", page.index('class="card"'))]
     assert 'class="lost">0.90×' in card
     assert card.index("Speculation loses here") < card.index("as fast as plain decoding")
+    assert "Speculation loses here" in page[page.index("For the engine") :]
     at_speed(bench, 1.5).save(run.bench_of(1))
     assert 'class="lost"' not in write_report(run).read_text()
 

@@ -170,7 +170,7 @@ def _growth_order(best: HeldOut | None, size: int) -> list[tuple[Choice, float]]
     """The paths of the best fixed tree with their gains, and on to the whole budget where trees are nested."""
     if best is None:
         return []
-    whole = len(best.family) if best.family.nested else size
+    whole = len(best.family) if best.family.members is None else size
     nodes = zip(best.family.nodes(whole)[1:], best.family.gains_of(whole)[1:], strict=True)
     return [(path, float(gain)) for path, gain in nodes]
 

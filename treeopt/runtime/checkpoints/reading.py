@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, quoted
-from treeopt.runtime.checkpoints.files import StoredTensors
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
+from treeopt.records.drafters import DRAFTERS, LAYOUTS
+from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
+from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.states import Heads
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -215,3 +217,32 @@ class Reading:
 
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def load_heads(path_or_id: str, base: Base, revision: str | None = None) -> LoadedHeads:
+    """The heads in a file, a folder or a hub repository, in any published layout.
+
+    Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
+    """
+    return open_checkpoint(path_or_id, revision).build(base)
+
+
+def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
+    """Find and recognise a checkpoint by its names; no tensor of safetensors is read."""
+    stored = find_tensors(find_checkpoint(path_or_id, revision))
+    for kind, row in DRAFTERS.items():
+        found: Checkpoint | None = part_of(kind, "recognises")(stored) if row.recognises else None
+        if found is not None:
+            return found
+    raise _refusal(stored)
+
+
+def _refusal(stored: StoredTensors) -> TreeoptError:
+    """The error that names what the tensors are instead of heads in a published layout."""
+    names = sorted(stored.parts)
+    if any(name.startswith("speculator.") for name in names) or stored.config.get("model_type") == "mlp_speculator":
+        return Unsupported(f"{stored.origin} holds an MLP speculator, whose layout is not read.")
+    shown = ", ".join(map(quoted, names[:3])) + " ..." * (len(names) > 3)
+    return InvalidInput(
+        f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors are: {shown or 'none'}."
+    )

@@ -18,14 +18,63 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, Unsupported, first_line
 from treeopt.files.writing import atomic_writer, replacing, write_text
 from treeopt.records.drafters import DRAFTERS, LAYOUTS, kind_of_layout
-from treeopt.runtime.checkpoints.files import HEAD_FILES, MODEL_FILES, SUFFIXES, StoredTensors, find_tensors, opened
-from treeopt.runtime.checkpoints.reading import Published
+from treeopt.runtime.checkpoints.files import (
+    HEAD_FILES,
+    MODEL_FILES,
+    SUFFIXES,
+    StoredTensors,
+    find_checkpoint,
+    find_tensors,
+    opened,
+)
+from treeopt.runtime.checkpoints.reading import Base, LoadedHeads, Published, open_checkpoint
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.states import Heads
 
 WEIGHTS = (*SUFFIXES, ".index.json")  # how the names of a checkpoint's files end
 BESIDE = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # a base's tokenizer and the like
 CONFIG = "config.json"
+
+
+def convert(
+    source: str,
+    layout: str,
+    folder: Path,
+    *,
+    base: str | None = None,
+    lm_head: Tensor | None = None,
+    revision: str | None = None,
+) -> tuple[LoadedHeads, list[Path]]:
+    """Write the heads of ``source`` (a file, a folder or a hub id) to ``folder``: they, and the files written.
+
+    base is the base model, a name, a folder or a hub id; by default what the source's config.json names,
+    and for a source that contains its base the source itself. Its weights, or its lm_head where that is not
+    given, are looked for, and downloaded, only where the source or the layout needs them. revision is the
+    source's.
+    """
+    checkpoint = open_checkpoint(source, revision)
+    check_kind(kind_of_layout(checkpoint.layout), layout)
+    ours, base_folder = LAYOUTS[layout], None
+    needs_lm_head = lm_head is None and (ours.shares or checkpoint.shares)
+    if base is None and LAYOUTS[checkpoint.layout].has_base:
+        base_folder = checkpoint.stored.folder
+    elif base is not None and (needs_lm_head or ours.has_base):
+        base_folder = find_checkpoint(base)
+    if needs_lm_head:
+        if base_folder is None:
+            raise InvalidInput(
+                f"{source} is {checkpoint.layout!r}, and heads of the layouts "
+                f"{' and '.join(repr(name) for name in LAYOUTS if LAYOUTS[name].shares)} share the base's lm_head: pass it "
+                "with `model`."
+            )
+        lm_head = read_lm_head(base_folder)
+    loaded = checkpoint.build(Base(lm_head))
+    name = base or (str(base_folder) if base_folder else None) or loaded.base
+    if name is None and ours.names_base:
+        raise InvalidInput(
+            f"The layout {layout!r} names its base model, but {source} names none: pass it with `model`."
+        )
+    return loaded, save_heads(loaded.heads, layout, folder, base=name or "", base_folder=base_folder, lm_head=lm_head)
 
 
 def save_heads(

@@ -50,6 +50,10 @@ class Heads(nn.Module):
     def has_probabilities(self) -> bool:
         return DRAFTERS[self.kind].by_level
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
     def layers_of(self, num_layers: int) -> Sequence[int]:
         """At whose inputs a target of so many layers is read, besides its last state."""
         return ()
