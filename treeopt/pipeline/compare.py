@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from treeopt.engines.imports import read_measurement
+from treeopt.engines.plans import planned_trees
 from treeopt.errors import InvalidInput
 from treeopt.files import shipped, storage
 from treeopt.files.writing import atomic_writer
@@ -19,9 +20,9 @@ from treeopt.growth.source import source_of
 from treeopt.pipeline.drafters import compare_drafters
 from treeopt.pipeline.search import request_of
 from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
-from treeopt.planning.groups import group_losses
 from treeopt.planning.planner import plan_trees
-from treeopt.planning.regret import plan_losses
+from treeopt.planning.regret import group_losses, plan_losses
+from treeopt.planning.request import DYNAMIC
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
 from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_planned, read_timed
@@ -96,7 +97,8 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
     latencies = a.profile or b.profile
     with progress("Comparing", None):
         plan = planned(a, latencies, batch_size, budget)
-        losses = plan_losses(plan, b.record, latencies)
+        way = planned_trees(plan)
+        losses = plan_losses(plan, b.record, latencies, way.dynamic_limits if way else DYNAMIC)
         moved = shifts(a.record, b.record) if a.record is not None else []
     notes = [*a.notes, *b.notes]
     if a.record is None:

@@ -8,8 +8,8 @@ from typing import cast
 from treeopt.errors import InvalidInput
 from treeopt.files.places import distinct, folder_name
 from treeopt.growth.source import source_of
-from treeopt.planning.groups import MODES, Grouped
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.regret import MODES, group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies, inputs_of
@@ -39,15 +39,16 @@ def search_groups(
         raise InvalidInput(
             "`for_groups=own` writes to the run directory: search that of the trace, not the trace alone."
         )
-    _write_own(run, Grouped.of(cast(RankTrace, record)), latencies, request)
+    _write_own(run, group_parts(cast(RankTrace, record)), latencies, request)
 
 
-def _write_own(run: RunDirectory, groups: Grouped, latencies: LatencyProfile | None, request: PlanRequest) -> None:
+def _write_own(
+    run: RunDirectory, groups: dict[str, RankTrace], latencies: LatencyProfile | None, request: PlanRequest
+) -> None:
     """A run directory with trace, latencies and plan for each group."""
-    folders = distinct([folder_name(name) for name in groups.names])
-    for g, (name, folder) in enumerate(zip(groups.names, folders, strict=True)):
+    folders = distinct([folder_name(name) for name in groups])
+    for (name, part), folder in zip(groups.items(), folders, strict=True):
         own = RunDirectory(run.path / "groups" / folder)
-        part = groups.part(g)
         plan = plan_trees(part, latencies, request)
         with own.writing():
             own.replace_accuracies(Calibration.from_trace(part), part)

@@ -16,8 +16,8 @@ from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.groups import search_groups
 from treeopt.pipeline.session import open_session, resolve
-from treeopt.planning.groups import MODES
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.regret import MODES
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
@@ -91,7 +91,7 @@ def search(
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
 
     sample     : conversations to plan with
-    for_groups : one of `treeopt.planning.groups.MODES`
+    for_groups : one of `treeopt.planning.regret.MODES`
     verify     : decode with so many of the best candidates, and take the fastest
     session    : what decodes then; by default the run's model is loaded
     options    : those of `request_of`
