@@ -24,7 +24,6 @@ from treeopt.records.plan import PlanEntry
 from treeopt.records.pools import RANKS_ALONE, USUAL
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.session import Session, open_session
-from treeopt.runtime.settings import SessionSettings
 
 CALIBRATION, HELD_OUT, TOKENS, SECONDS = 256, 240, 48, 60  # of each batch size
 TITLE = (
@@ -85,7 +84,7 @@ def main() -> None:
         f"Demo model, float32, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, torch {torch.__version__}, {cpu()}."
     )
     for drafter in asked.drafter.split(","):
-        run, session = RunDirectory(folder / drafter), open_session(SessionSettings(drafter=drafter))
+        run, session = RunDirectory(folder / drafter), open_session({"drafter": drafter})
         recorded(run, session)
         if not run.profile.exists():
             pipeline.profile(run, session, batch_sizes=batch_sizes, time_limit_s=SECONDS * len(batch_sizes))

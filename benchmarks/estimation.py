@@ -35,9 +35,8 @@ def calibrate(folder: Path, **source: str) -> RankTrace:
     run = RunDirectory(folder)
     if not run.trace.exists():
         from treeopt.runtime.session import open_session
-        from treeopt.runtime.settings import SessionSettings
 
-        pipeline.calibrate(run, open_session(SessionSettings(**source)), num_prompts=10_000, max_new_tokens=128)
+        pipeline.calibrate(run, open_session(source), num_prompts=10_000, max_new_tokens=128)
     return run.read_trace()
 
 

@@ -23,7 +23,7 @@ from traffic import step_profile, traffic
 from treeopt.files.provenance import cpu
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import dynamic_rates, replay_trees
-from treeopt.records.pools import NO_PLACE, columns_of, score_counts
+from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.trace import RankTrace
 from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, pool_size
 from treeopt.trees.shapes import Limits
@@ -52,7 +52,7 @@ def synthetic_trace(sequences: int, length: int, heads: int) -> RankTrace:
 
 
 def with_pools(trace: RankTrace, topks: tuple[int, ...] = (1, 2, 4, 8)) -> RankTrace:
-    """The trace with pools of dynamic trees: geometric places that get worse with the depth, and random scores."""
+    """The trace with pools of dynamic trees: geometric places that get worse with the depth."""
     rng, states = np.random.default_rng(1), int(trace.lengths.sum())
     behind = rng.geometric(0.4, (states, MOST_LEVELS)).cumsum(1) - 1  # how far behind the path alone, by depth
     places = np.full((states, len(topks), columns_of(MOST_LEVELS).stop), NO_PLACE, dtype=np.uint8)
@@ -63,16 +63,8 @@ def with_pools(trace: RankTrace, topks: tuple[int, ...] = (1, 2, 4, 8)) -> RankT
             last = pool_size(levels, topk) - levels + depth  # the best place that is left when the pool ends with it
             found = np.minimum(depth + behind, last)[:, :levels]
             places[:, i, columns_of(levels)] = np.where(known[:, :levels], found, NO_PLACE)
-    counts = [count for topk in topks for count in score_counts(MOST_LEVELS, topk)]
-    scores = np.concatenate(
-        [
-            -np.sort(rng.standard_exponential((states, count), dtype=np.float32), axis=1).astype(np.float16)
-            for count in counts
-        ],
-        1,
-    )
     about = {**trace.meta, "pools": {"levels": MOST_LEVELS, "topks": list(topks)}}
-    return RankTrace(trace.ranks, trace.starts, pool_places=places, pool_scores=scores, meta=about)
+    return RankTrace(trace.ranks, trace.starts, pool_places=places, meta=about)
 
 
 def dynamic(trace: RankTrace) -> None:

@@ -18,7 +18,6 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.session import open_session
-from treeopt.runtime.settings import SessionSettings
 from treeopt.trees.draft import Draft
 
 BATCH_SIZES = (1, 4)
@@ -34,7 +33,7 @@ def predicted_overhead(profile: LatencyProfile, batch_size: int, tree: Draft) ->
 
 def main() -> None:
     dtype = sys.argv[1] if len(sys.argv) > 1 else "bfloat16"
-    session = open_session(SessionSettings(dtype=dtype))
+    session = open_session({"dtype": dtype})
     run = RunDirectory(tempfile.mkdtemp(prefix="treeopt-predictions-"))
     pipeline.calibrate(run, session, num_prompts=CALIBRATION, max_new_tokens=128)
     pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=SECONDS)

@@ -31,7 +31,6 @@ from treeopt.records.trace import RankTrace
 from treeopt.report.verdict import PUBLISHED
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.session import Session, open_session
-from treeopt.runtime.settings import SessionSettings
 from treeopt.runtime.stepper import Stepper
 from treeopt.trees.draft import Draft
 from treeopt.trees.dynamic import DynamicTree
@@ -164,7 +163,8 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=HELD_OUT)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    session = open_session(SessionSettings("smollm2", asked.drafter, asked.prompts, threads=1, dtype="float32"))
+    source = {"model": "smollm2", "drafter": asked.drafter, "prompts": asked.prompts, "threads": 1, "dtype": "float32"}
+    session = open_session(source)
     run = RunDirectory(asked.folder / Path(asked.drafter).name.replace(":", "-"))
     run.path.mkdir(parents=True, exist_ok=True)
     if not run.trace.exists():

@@ -27,7 +27,6 @@ from treeopt.runtime.measure.probe import collect_probe
 from treeopt.runtime.measure.quality import measure_quality
 from treeopt.runtime.measure.ranks import collect_trace, turn_prompts
 from treeopt.runtime.session import Session, open_session
-from treeopt.runtime.settings import SessionSettings
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
@@ -117,7 +116,7 @@ def main() -> None:
     )
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     for row in sweep(
-        open_session(SessionSettings(dtype=options.dtype)),
+        open_session({"dtype": options.dtype}),
         num_prompts=options.prompts,
         size=options.size,
         probe_size=options.probe_size,

@@ -220,7 +220,7 @@ def test_the_rotation_is_never_the_targets(tmp_path):
     )
     assert load_heads(str(folder), base).heads.layer.config.rope_parameters["rope_theta"] == 5.0
     (folder / "config.json").unlink()
-    with pytest.raises(InvalidInput, match=r"must say num_attention_heads"):
+    with pytest.raises(InvalidInput, match=r"num_attention_heads must be"):
         load_heads(str(folder), base)
 
 
@@ -270,18 +270,18 @@ def test_a_tokenizer_beside_it_does_not_make_it_a_draft_model(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"parallel_draft_step": 4}, "parallel_draft_step is 1, .* says 4"),
-        ({"parallel_drafting": True}, "parallel_drafting is False"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 1, .* says 2"),
+        ({"parallel_draft_step": 4}, "parallel_draft_step must be 1 .* says 4"),
+        ({"parallel_drafting": True}, "parallel_drafting must be False"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers must be 1 .* says 2"),
         ({"use_mtp_layernorm": True}, "use_mtp_layernorm"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is True"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state must be True"),
         ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm"),
         ({"use_input_layernorm_in_first_layer": 0}, "use_input_layernorm_in_first_layer"),
         ({"logit_scale": 0.5}, "logit_scale"),
-        ({"num_hidden_layers": True}, "num_hidden_layers is 1, .* says True"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be 1 .* says True"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"sliding_window": 512}, "sliding_window 512"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types \\['sliding_attention'\\]"),
+        ({"sliding_window": 512}, "sliding_window .* says 512"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types .* says \\['sliding_attention'\\]"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling .* 'dynamic'"),
     ],
 )
@@ -295,12 +295,12 @@ def test_what_would_change_the_guesses_is_refused_by_its_flag(change, message, t
     [
         ({"norm_before_residual": "yes"}, "norm_before_residual must be true or false"),
         ({"norm_output": 1}, "norm_output must be true or false"),
-        ({"fc_norm": True}, "says fc_norm True, but the file has no tensors"),
-        ({"norm_before_fc": True}, "says norm_before_fc True, but the file has no tensors"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, "must name the 3 layers .* names 2"),
+        ({"fc_norm": True}, "fc_norm must be false, as the file has no tensors"),
+        ({"norm_before_fc": True}, "norm_before_fc must be false, as the file has no tensors"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, "must be a list of the 3 layers .* says \\[2, 3\\]"),
         ({"eagle_aux_hidden_state_layer_ids": [2, -3, -1]}, "must be a list of layers"),
         ({"eagle_aux_hidden_state_layer_ids": [0, True, 2]}, "must be a list of layers"),
-        ({"eagle_aux_hidden_state_layer_ids": "$(x)"}, "must be a list of layers"),
+        ({"eagle_aux_hidden_state_layer_ids": "$(x)"}, "must be a list of the 3 layers"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 3, 10**400]}, "must be a list of layers"),
         ({"eagle_config": [1]}, "eagle_config must be an object"),
         ({"transformer_layer_config": 3}, "transformer_layer_config must be an object"),
@@ -308,9 +308,9 @@ def test_what_would_change_the_guesses_is_refused_by_its_flag(change, message, t
         ({"vocab_size": 38}, "vocab_size 38"),
         ({"hidden_size": 31}, "hidden_size 31"),
         ({"target_hidden_size": 16}, "target_hidden_size 16"),
-        ({"num_attention_heads": 10**400}, "Llama layer"),
+        ({"num_attention_heads": 10**400}, "whole number"),
         ({"num_attention_heads": 4.5}, "num_attention_heads must be a whole number"),
-        ({"num_attention_heads": None}, "must say num_attention_heads"),
+        ({"num_attention_heads": None}, "num_attention_heads must be"),
         ({"head_dim": 7}, "whole heads|Llama layer"),
         ({"rope_theta": -1.0}, "rotary frequencies"),
         ({"rope_theta": "x"}, "Llama layer"),
@@ -352,7 +352,7 @@ def test_other_drafters_are_refused_by_a_tensors_name(name, message, tmp_path):
         ((SOME - torch.arange(len(SOME)))[None], r"shape \(1, 19\)"),
         (SOME[:3] - torch.arange(3), "t2d"),
         (torch.zeros(0, dtype=torch.int64), "int64 offsets"),
-        (torch.zeros(len(SOME), dtype=torch.int64), "'t2d' must say of each"),
+        (torch.zeros(len(SOME), dtype=torch.int64), "'t2d' .* must say of each"),
     ],
 )
 def test_a_damaged_map_of_tokens_is_refused(d2t, message, tmp_path):

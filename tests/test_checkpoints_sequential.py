@@ -138,7 +138,10 @@ def test_heads_survive_their_file_and_guess_the_same(kind, dtype, model, tmp_pat
             ours, theirs = (h.predict(path[None, :, 0], hidden) for h in (loaded.heads, heads))
             assert loaded.heads.fc.bias is None
         else:
-            ours, theirs = (h.logits(h.prefix(hidden)[0], path, 1) for h in (loaded.heads, heads))
+            ours, theirs = (
+                h.heads[1](torch.cat([h.prefix(hidden)[0], h.embedding[path].flatten(1)], 1))
+                for h in (loaded.heads, heads)
+            )
         # The embeddings are the target's own, in the precision of the heads.
         assert torch.equal(ours, theirs)
 
@@ -178,7 +181,7 @@ def test_hydras_tensors_are_the_heads_of_the_paper(published):
     for place in places[1:]:
         y = y + silu(t[f"hydra_mlp.2.{place}.linear.weight"] @ y + t[f"hydra_mlp.2.{place}.linear.bias"])
     expected = t[f"hydra_lm_head.{projection}.weight"] @ y + t[f"hydra_lm_head.{projection}.bias"]
-    torch.testing.assert_close(heads.logits(hidden[None], torch.tensor([path]), 2)[0], expected)
+    torch.testing.assert_close(heads.heads[2](x), expected)
 
 
 def test_eagles_tensors_are_read_embedding_first(published):
@@ -315,7 +318,7 @@ def test_eagle_takes_its_sizes_from_its_config_or_the_targets(model, tmp_path):
         ("num_attention_heads", 3, "multiple"),
         ("num_attention_heads", "4", "whole number"),
         ("head_dim", 8, "num_attention_heads 4"),
-        ("head_dim", 0, "at least 2"),
+        ("head_dim", 0, "from 2 to"),
         ("rms_norm_eps", -1.0, "rms_norm_eps"),
         ("hidden_act", "zzz", "Llama"),
         ("hidden_act", 3, "Llama layer"),
@@ -355,12 +358,12 @@ def test_eagle_takes_its_sizes_from_its_config_or_the_targets(model, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hydra_head_arch": "cross-attn"}, "'mlp' and 'prefix-mlp'.*'cross-attn'"),
+        ({"hydra_head_arch": "cross-attn"}, "'mlp' or 'prefix-mlp'.*'cross-attn'"),
         ({"hydra_head_arch": "eagle-attn"}, "'eagle-attn'"),
         ({"hydra_head_arch": ["mlp"]}, "hydra_head_arch"),
-        ({"hidden_state_offset": 1}, "hidden_state_offset 0.*says 1"),
+        ({"hidden_state_offset": 1}, "hidden_state_offset must be 0.*says 1"),
         ({"hidden_state_offset": "0"}, "hidden_state_offset"),
-        ({"grounded_heads": False}, "grounded_heads is true.*says False"),
+        ({"grounded_heads": False}, "grounded_heads must be true.*says False"),
     ],
 )
 def test_what_would_change_the_guesses_is_not_ignored(published, change, message):

@@ -342,5 +342,5 @@ def test_groups_get_plans_wherever_their_names_point(files):
         assert set(own.read_plan().inputs) == {"trace.npz", "profile.json"}
         assert own.read_trace().num_sequences in (60, 10)
     assert {path.name for path in files.iterdir()} == {"old.npz", "same.npz", "new.npz", "profile.json", "run"}
-    for words in (("--for-groups", "all"), ("--for-groups", "own", "--calibration", files / "old.npz")):
-        invoke("search", "--run", run.path, *words, "--budget", 4, code=1)
+    for words, code in ((("all",), 2), (("own", "--calibration", files / "old.npz"), 1)):
+        invoke("search", "--run", run.path, "--budget", 4, "--for-groups", *words, code=code)

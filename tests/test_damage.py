@@ -9,16 +9,19 @@ import random
 import re
 import shutil
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pytest
 import torch
+from pydantic import PlainValidator
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt import demo
 from treeopt.engines.imports import read_measurement
-from treeopt.errors import TreeoptError
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.files.storage import typed
 from treeopt.pipeline import import_tree, read_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -447,6 +450,20 @@ def tools(tmp_path_factory):
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files_are_refused_in_a_sentence_or_load(name, tmp_path, tools):
     damage_many(name, tmp_path, tools, examples(18).max_examples, random.Random(name))
+
+
+@pytest.mark.parametrize(
+    "record", [{"9\n\x1b" * 500: [0.5]}, {"x": [[0] * 5000]}, {"x": "9" * 5000}, {"x": ["9" * 5000]}]
+)
+def test_a_message_cuts_long_places_and_long_values(record):
+    with pytest.raises(InvalidInput) as refused:
+        typed(dict[str, list[Annotated[object, PlainValidator(_refuse)]]], record, "x")
+    assert len(str(refused.value)) < 450
+    assert str(refused.value).isprintable()
+
+
+def _refuse(value):
+    raise ValueError(f"it has {value}")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Decoding with any tree equals plain decoding, and takes the steps that replay says."""
 
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import follow
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.decode import Setup, decode
-from treeopt.runtime.drafters.medusa import MedusaDraft, count_ranks
+from treeopt.runtime.drafters.medusa import MedusaDraft
 from treeopt.runtime.drafters.protocol import GivenText
+from treeopt.runtime.drafters.states import ranks_among
 from treeopt.runtime.measure.ranks import Counts, collect_trace
 from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.stop import StopRule
@@ -140,13 +142,13 @@ def test_counted_ranks_are_places_among_the_candidates(target, seed, dtype):
     torch.manual_seed(seed)
     heads = tiny_heads(target, num_heads=2, seed=seed).to(dtype)  # bfloat16 is full of ties
     hidden = torch.randn(9, 32, dtype=torch.float32).to(dtype).round(decimals=0)
-    labels = torch.randint(-2, VOCABULARY, (9, 2))
-    ranks = count_ranks(heads, hidden, labels, top_k=8)
+    labels = torch.randint(VOCABULARY, (9, 2))
     for k in range(2):
         candidates = top_candidates(heads.logits(hidden, k), 8).tolist()
-        for row, label, rank in zip(candidates, labels[:, k].tolist(), ranks[:, k].tolist(), strict=True):
-            expected = label if label < 0 else row.index(label) if label in row else -1
-            assert rank == expected
+        ranks = ranks_among(partial(heads.logits, k=k), hidden, labels[:, k], 8, VOCABULARY).tolist()
+        assert ranks == [
+            row.index(y) if y in row else -1 for row, y in zip(candidates, labels[:, k].tolist(), strict=True)
+        ]
 
 
 def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials(target):
@@ -179,7 +181,7 @@ def test_a_commit_keeps_the_path_of_every_row(few, monkeypatch):
     """Moved one by one or together; nothing before the step is touched."""
     monkeypatch.setattr("treeopt.runtime.cache.FEW_MOVES", few)
     cache, lengths, paths = TreeCache(2, 4, 30), [5, 3, 7, 4], [[0, 2, 4, 8], [0], [0, 1, 5], [0, 3]]
-    cache.begin_prefill([0, 1, 2, 3], lengths, torch.device("cpu"))
+    cache.begin_prefill(lengths)
     for layer in range(2):
         cache.write(layer, *torch.rand(2, 4, 2, 7, 8))
     cache.begin_step(9, torch.tensor(lengths)[:, None])

@@ -16,7 +16,6 @@ from treeopt.runtime.decode import decode
 from treeopt.runtime.measure.bench import logit_gap
 from treeopt.runtime.prompts.sets import DEMO_TOKENS, demo_prompts
 from treeopt.runtime.session import open_session
-from treeopt.runtime.settings import SessionSettings
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
@@ -62,7 +61,7 @@ def test_a_python_without_its_sources_is_told_so(monkeypatch, tmp_path):
 
 def demo_answers(dtype, tree, count, limit):
     """(session, prompts, rows) of the demo model decoding held-out prompts with a tree."""
-    session = open_session(SessionSettings(dtype=dtype))
+    session = open_session({"dtype": dtype})
     prompts = [prompt.first for prompt in session.prompts.conversations[:count]]
     stop = StopRule(session.target.eos_ids, limit, at_loops=False)
     return session, prompts, decode(session.target, session.drafter, prompts, tree, batch_size=4, stop=stop)

@@ -4,36 +4,36 @@ the trace of decoding."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from treeopt.growth.replay import accepted_lengths, length_counts, replay, replay_dynamic
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
-from treeopt.runtime.decode import AnswerRow, Decoder, Setup, decode
+from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.eagle import EagleHeads
-from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
-from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.runtime.drafters.protocol import Drafter, GivenText
-from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers, write_answers
+from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers
+from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Text, make_batch
+from treeopt.runtime.training.heads import make_heads
+from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.training.trainees import FrozenStates, count
 from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
 
@@ -44,123 +44,40 @@ TEXTS, STEPS = 12, 120  # answers that heads are trained on, and for how long
 NEVER = StopRule(frozenset(), 24, at_loops=False)
 PROMPTS = [[9], [4, 5, 4, 5, 4], *([(i * step) % VOCABULARY for i in range(60)] for step in (13, 22, 25))]
 RULES = [Greedy(), Sampling(0.7, top_p=0.9)]
-EAGLE_3_READS = (0, 3, 1)
 DYNAMIC = [DynamicTree(*numbers) for numbers in ((1, 3, 3), (2, 2, 4), (3, 1, 4), (3, 2, 8), (4, 4, 16), (4, 3, 9))]
 
 
-def answers_of(target: Target, prompts: list[list[int]]) -> list[GivenText]:
-    """The target's answers with all hidden states."""
-    found: list[GivenText] = []
-
-    def done(row: AnswerRow) -> None:
-        hidden = torch.stack([hidden[i] for hidden, i in row.states[: len(row.tokens)]])
-        assert row.prompt_states is not None
-        assert row.end is not None
-        found.append(GivenText(row.prompt, row.tokens, row.end, torch.cat([row.prompt_states, hidden])))
-
-    reads_prompt: Any = SimpleNamespace(reads_prompt=True)
-    write_answers(Setup(target, reads_prompt, NEVER), prompts, batch_size=4, done=done)
-    return [GivenText(a.prompt, a.tokens, a.end, a.hidden.clone()) for a in found]
-
-
-def trained(module: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> torch.nn.Module:
-    """A few steps of Adam in float64, so that guesses are often right."""
-    module.train().requires_grad_(True)
-    optimiser = torch.optim.Adam(module.parameters(), lr=0.02)
+def trained(target: Target, *, make: Callable[[Target, list[Text]], torch.nn.Module]) -> Drafter:
+    """A few steps of Adam in float64 on the target's answers, so that guesses are often right."""
+    rows = decode(target, None, random_prompts(99, most=TEXTS), batch_size=4, stop=NEVER)
+    texts = [Text(np.array([*row.prompt, *row.tokens]), len(row.prompt), "") for row in rows]
+    heads, batch = make(target, texts), make_batch(texts, HEADS, "cpu")
+    hidden = FrozenStates(target, texts).of(range(len(texts)), batch)
+    optimiser = torch.optim.Adam(heads.requires_grad_(True).parameters(), lr=0.02)
     for _ in range(STEPS):
         optimiser.zero_grad()
-        loss().backward()
+        count(heads, hidden, batch)[0].sum().backward()
         optimiser.step()
-    return module.eval().requires_grad_(False)
+    return heads.eval().requires_grad_(False)
 
 
-def medusa(target: Target, texts: list[GivenText]) -> Drafter:
-    heads = MedusaHeads.like_lm_head(target.lm_head.weight, HEADS)
-    hidden, labels = torch.cat([a.state_hidden for a in texts]), torch.cat([a.labels(HEADS) for a in texts])
-
-    def loss() -> torch.Tensor:
-        parts = [F.cross_entropy(heads.logits(hidden, k), labels[:, k], ignore_index=-2) for k in range(HEADS)]
-        return torch.stack(parts).sum()
-
-    return trained(heads, loss)
+def recipe(kind: str, **options: int) -> Callable[[Target], Drafter]:
+    """Heads as `treeopt train` begins them."""
+    wanted = Recipe(kind, HEADS, num_layers=1, **options)
+    return partial(trained, make=lambda target, texts: make_heads(target, wanted, texts))
 
 
-def hydra(target: Target, texts: list[GivenText], *, prefix: bool = False) -> Drafter:
-    heads = HydraHeads.untrained(
-        target.model.get_input_embeddings().weight, target.lm_head.weight, HEADS, like=target.config if prefix else None
-    )
-
-    def loss() -> torch.Tensor:
-        parts = []
-        for a in texts:
-            hidden = heads.prefix(a.hidden[None])[0, -len(a.tokens) :]
-            tokens, n = torch.tensor(a.tokens), len(a.tokens)
-            for k in range(HEADS):
-                states = n - 1 - k  # at which head k has a token to guess
-                path = torch.stack([tokens[i : i + states] for i in range(k + 1)], dim=1)
-                parts.append(F.cross_entropy(heads.logits(hidden[:states], path, k), tokens[k + 1 :]))
-        return torch.stack(parts).sum()
-
-    return trained(heads, loss)
+def untrained_eagle(target: Target, texts: list[Text]) -> EagleHeads:
+    embedding, lm_head = target.model.get_input_embeddings().weight, target.lm_head.weight
+    config = layer_config(target.config, target.width)
+    heads = EagleHeads(config, embedding=embedding, lm_head=lm_head, num_heads=HEADS, dtype=target.dtype)
+    torch.manual_seed(0)
+    for name, weight in heads.named_parameters():
+        torch.nn.init.normal_(weight, float("layernorm" in name), 0.2 * (weight.ndim == 2))
+    return heads
 
 
-def eagle(target: Target, texts: list[GivenText]) -> Drafter:
-    """Trained on the true states, as the first level reads them, to say the next state and so the next token."""
-    heads = EagleHeads(
-        layer_config(target.config, target.width),
-        embedding=target.model.get_input_embeddings().weight,
-        lm_head=target.lm_head.weight,
-        num_heads=HEADS,
-        dtype=target.dtype,
-    )
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in heads.named_parameters():
-            if weight.ndim == 2:
-                weight.normal_(0, 0.2, generator=generator)
-            elif "layernorm" in name:
-                weight.fill_(1.0)
-
-    def loss() -> torch.Tensor:
-        parts = []
-        for a in texts:
-            text = torch.tensor([*a.prompt, *a.tokens])
-            states = heads.predict(text[None, 1:], a.hidden[None])[0, :-1]  # of tokens 1...; the next state
-            parts.append(F.cross_entropy(states @ target.lm_head.weight.T, text[2:]))
-        return torch.stack(parts).sum()
-
-    return trained(heads, loss)
-
-
-def eagle3(target: Target, texts: list[GivenText]) -> Drafter:
-    """Trained on the target's states before its layers, as the first level reads them, to say the next token but one."""
-    form = Form(target.width, target.vocab_size, layers=EAGLE_3_READS)
-    heads = Eagle3Heads(
-        layer_config(target.config, target.width),
-        form,
-        embedding=target.model.get_input_embeddings().weight,
-        token_ids=torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 9 != 8],
-        num_heads=HEADS,
-        dtype=target.dtype,
-    )
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in heads.parameters():
-            weight.normal_(0, 0.2, generator=generator) if weight.ndim == 2 else weight.fill_(1.0)
-
-    def loss() -> torch.Tensor:
-        parts = []
-        for a in texts:
-            text = torch.tensor([*a.prompt, *a.tokens])
-            states = heads.predict(text[None, 1:], heads.fused(a.hidden[None]))[0, :-1]
-            labels = torch.where(text[2:] % 9 != 8, text[2:] - text[2:] // 9, -1)  # places among its tokens
-            parts.append(F.cross_entropy(heads.logits(states), labels, ignore_index=-1))
-        return torch.stack(parts).sum()
-
-    return trained(heads, loss)
-
-
-def draft_model(target: Target, texts: list[GivenText]) -> Drafter:
+def draft_model(target: Target) -> Drafter:
     """A disturbed copy of the target, which is right about as often as a good draft model."""
     model = tiny_model()
     generator = torch.Generator().manual_seed(1)
@@ -174,28 +91,26 @@ def draft_model(target: Target, texts: list[GivenText]) -> Drafter:
 class Row:
     """A drafter under the contract: how one is made that is often right.
 
-    reads : layers of the target at whose inputs it reads; 3 is behind the last one
-    own   : makes a target and the drafter, where the usual target has none of this kind
-    deep  : whether it is right at depth 2 and beyond, too
+    own  : makes a target and the drafter, where the usual target has none of this kind
+    deep : whether it is right at depth 2 and beyond, too
     """
 
-    make: Callable[[Target, list[GivenText]], Drafter] | None = None
-    reads: tuple[int, ...] = ()
+    make: Callable[[Target], Drafter] | None = None
     own: Callable[[], tuple[Target, Drafter]] | None = None
     deep: bool = False
 
 
 CONTRACT = {
-    "medusa": Row(medusa, deep=True),
-    "hydra": Row(hydra, deep=True),
-    "hydra++": Row(partial(hydra, prefix=True)),
-    "eagle": Row(eagle, deep=True),
-    "eagle3": Row(eagle3, EAGLE_3_READS, deep=True),
+    "medusa": Row(recipe("medusa-1"), deep=True),
+    "hydra": Row(recipe("hydra"), deep=True),
+    "hydra++": Row(recipe("hydra++")),
+    "eagle": Row(partial(trained, make=untrained_eagle), deep=True),
+    "eagle3": Row(recipe("eagle3", draft_vocab=33), deep=True),
     "mtp": Row(own=partial(drafting, "deepseek_v3")),
     "mtp, eager": Row(own=partial(drafting, "glm4_moe", attention="eager")),
     "draft-model": Row(draft_model),
-    "early-exit": Row(lambda target, texts: early_exit(target, 2, num_heads=HEADS)),
-    "ngram": Row(lambda target, texts: PromptLookup(target.vocab_size, num_heads=HEADS)),
+    "early-exit": Row(lambda target: early_exit(target, 2, num_heads=HEADS)),
+    "ngram": Row(lambda target: PromptLookup(target.vocab_size, num_heads=HEADS)),
 }
 
 
@@ -223,9 +138,8 @@ def both(request, target) -> Iterator[tuple[Target, Drafter]]:
     if row.own is not None:
         yield row.own()
         return
-    target.read_layers(row.reads)
     assert row.make is not None
-    yield target, row.make(target, answers_of(target, random_prompts(99, most=TEXTS)))
+    yield target, row.make(target)
     target.read_layers(())
 
 
@@ -277,13 +191,16 @@ class TestContract:
     def test_the_tree_may_change_from_step_to_step(self, both, rule):
         target, drafter = both
         prompts = PROMPTS
-        decoder = Decoder(Setup(target, drafter, NEVER, rule), batch_size=3, capacity=90, most_nodes=9)
-        decoder.start(enumerate(prompts))
-        for i in range(200):
-            if decoder.is_done:
-                break
-            decoder.refill()
-            decoder.step([None, Tree.chain(2), None, None, Tree.dense([2, 3])][i % 5])
+        decoder, drafts = (
+            Decoder(Setup(target, drafter, NEVER, rule)),
+            [PLAIN, Tree.chain(2), PLAIN, PLAIN, Tree.dense([2, 3])],
+        )
+        decoder.prepare(prompts, drafts, 3)
+        passes = decoder.answer(prompts, PLAIN, 3)
+        next(passes)
+        with suppress(StopIteration):
+            for i in range(200):
+                passes.send(drafts[i % 5])
         plain = decode(target, None, prompts, batch_size=1, stop=NEVER, acceptance=rule)
         finished = sorted(decoder.finished, key=lambda row: row.id)
         assert [row.tokens for row in finished] == [row.tokens for row in plain]

@@ -11,9 +11,9 @@ import torch
 
 from treeopt.growth import replay
 from treeopt.growth.replay import accepted_lengths, dynamic_rates, replay_dynamic, tells
-from treeopt.records.pools import NO_PLACE, columns_of, score_counts
+from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.trace import MISS, NO_TRIAL, RankTrace
-from treeopt.runtime.drafters.levels import LevelDraft, Pool, best_scores, chosen_tree
+from treeopt.runtime.drafters.levels import LevelDraft, Pool, chosen_tree
 from treeopt.runtime.measure.pools import true_places
 from treeopt.trees.dynamic import MOST_ROWS, DynamicLimits, DynamicTree, pool_size
 
@@ -189,7 +189,7 @@ def slow_places(pool, row, labels, levels):
 @pytest.mark.parametrize("coarse", [False, True], ids=["apart", "ties"])
 def test_places_are_those_of_the_true_path_in_every_pool(coarse):
     seen = []
-    for rng, levels, topk, _, pool in pools(50 + coarse, 300, unknown=(2, 3, 11), coarse=coarse):
+    for rng, levels, _, _, pool in pools(50 + coarse, 300, unknown=(2, 3, 11), coarse=coarse):
         labels = rng.integers(0, TOKENS, (AT_ONCE, levels))
         for row in range(AT_ONCE):  # mostly a path of the pool, sometimes the end of the text
             node = -1
@@ -206,13 +206,6 @@ def test_places_are_those_of_the_true_path_in_every_pool(coarse):
         assert places.dtype == torch.uint8
         assert places.tolist() == [slow_places(pool, i, labels[i].tolist(), levels) for i in range(AT_ONCE)]
         seen.append(places.flatten())
-        scores, first = torch.cat(best_scores(pool, topk), 1), 0
-        assert scores.dtype == torch.float16
-        for depth, count in enumerate(score_counts(levels, topk), 1):
-            of_level = [sorted(row, reverse=True)[:count] for row in pool.scores[:, pool.depths == depth].tolist()]
-            assert scores[:, first : first + count].tolist() == torch.tensor(of_level).half().tolist()
-            first += count
-        assert first == scores.shape[1]
     last = {MOST_ROWS - 2} if coarse else set()
     assert {*range(20), *last, NO_PLACE} <= set(torch.cat(seen).tolist())
 
@@ -247,20 +240,11 @@ def with_pools(rng, lengths, levels, topks, *, turns=1) -> RankTrace:
         some = places[:, :, columns_of(s)]
         some[left < 2] = NO_PLACE
         some[np.broadcast_to((left[:, None] < 2 + np.arange(s))[:, None], some.shape)] = NO_PLACE
-    scores = np.concatenate(
-        [
-            -np.sort(depth * rng.exponential(1.0, (states, count)), axis=1)
-            for topk in topks
-            for depth, count in enumerate(score_counts(levels, topk), 1)
-        ],
-        axis=1,
-    )
     return RankTrace(
         np.where(left < 2, NO_TRIAL, 0)[:, None],
         np.concatenate([[0], last]),
         cluster=np.arange(len(lengths)) // turns,
         pool_places=places,
-        pool_scores=scores,
         meta={"pools": {"levels": levels, "topks": list(topks)}},
     )
 

@@ -53,12 +53,12 @@ DYNAMIC = {"levels": 3, "topk": 4, "rows": 8}
         (DYNAMIC | {"topk": True}, "topk of a draft must be a whole number"),
         (DYNAMIC | {"rows": "$(x)"}, "rows of a draft must be a whole number"),
         ({"rows": 4, "depth": 4}, "1 <= depth < rows"),
-        ({"rows": 0, "depth": 0}, "rows >= 1"),
+        ({"rows": 0, "depth": 0}, "1 <= depth < rows"),
         ({"medusa_choices": [[0, 0]]}, "lacks"),
         ({"medusa_choices": "[[0]]"}, "medusa_choices of a draft must be a list"),
         ({"levels": 3}, "A draft must have medusa_choices"),
-        ([[0]], "A draft must be an object"),
-        (None, "A draft must be an object"),
+        ([[0]], "A draft must have medusa_choices"),
+        (None, "A draft must have medusa_choices"),
     ],
 )
 def test_a_record_of_no_draft_is_refused(record, message):

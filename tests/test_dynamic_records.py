@@ -8,7 +8,7 @@ import pytest
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay_dynamic
-from treeopt.records.pools import NO_PLACE, Counts, Pools, columns_of, score_counts
+from treeopt.records.pools import NO_PLACE, Counts, Pools, columns_of
 from treeopt.records.trace import RankTrace
 from treeopt.trees.dynamic import MOST_LEVELS, MOST_TOPK
 
@@ -25,7 +25,7 @@ def trace_with(seed=0, lengths=LENGTHS) -> RankTrace:
 def same(one: RankTrace, other: RankTrace) -> bool:
     assert one.pools is not None
     assert other.pools is not None
-    arrays = ("ranks", "starts", "pool_places", "pool_scores")
+    arrays = ("ranks", "starts", "pool_places")
     assert (one.pools.levels, one.pools.topks) == (other.pools.levels, other.pools.topks)
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
 
@@ -37,7 +37,6 @@ def test_pools_survive_their_file_and_selection_and_joining(tmp_path):
     assert same(loaded, trace)
     with np.load(tmp_path / "t.npz") as file:
         assert file["pool_places"].dtype == np.uint8
-        assert file["pool_scores"].dtype == np.float16
     whole = RankTrace.concatenate([trace, more], {"pools": POOLS})
     assert whole.num_sequences == 6
     assert same(whole.select(np.arange(4)), trace)
@@ -45,11 +44,6 @@ def test_pools_survive_their_file_and_selection_and_joining(tmp_path):
     picked = whole.select(np.array([5, 0, 2]))
     steps = replay_dynamic(whole, 3, 4, [2, 5, 16])
     assert (replay_dynamic(picked, 3, 4, [2, 5, 16]) == steps[:, [5, 0, 2]]).all()
-    some = trace.pools.select([3, 0])
-    assert (some.places_in(2, 4) == trace.pools.places_in(2, 4)[[3, 0]]).all()
-    parts = trace.pools.level_scores(2) + trace.pools.level_scores(4)
-    assert [part.shape[1] for part in parts] == [2, 4, 4, 4, 16, 16]
-    assert (np.concatenate(trace.pools.level_scores(1) + parts, axis=1) == trace.pool_scores).all()
 
 
 def test_a_trace_without_pools_loads_and_has_none(tmp_path):
@@ -62,18 +56,18 @@ def test_a_trace_without_pools_loads_and_has_none(tmp_path):
     assert Counts(levels=3, topks=TOPKS).record["pools"] == POOLS
 
 
-def put(name, place, value):
-    """Put a value at a place of an array."""
+def put(place, value):
+    """Put a value at a place of the places."""
 
     def damage(arrays):
-        arrays[name] = arrays[name].copy()
-        arrays[name][place] = value
+        arrays["pool_places"][place] = value
 
     return damage
 
 
-def drop(name):
-    return lambda arrays: arrays.pop(name)
+def of(*place, dtype=np.uint8):
+    """Keep a part of the places, as another type."""
+    return lambda arrays: arrays.update(pool_places=arrays["pool_places"][place].astype(dtype))
 
 
 def says(**pools):
@@ -81,40 +75,20 @@ def says(**pools):
     return lambda arrays: arrays.update(meta=np.array(json.dumps({"pools": POOLS | pools})))
 
 
-def cut(name, *place):
-    def damage(arrays):
-        arrays[name] = arrays[name][place]
-
-    return damage
-
-
-def recast(name, dtype):
-    def damage(arrays):
-        arrays[name] = arrays[name].astype(dtype)
-
-    return damage
-
-
 LAST = columns_of(LEVELS).stop - 1  # of the deepest node in the largest pool
 DAMAGES = {
-    "no scores": (drop("pool_scores"), "pool_places and pool_scores must be there together"),
-    "no places": (drop("pool_places"), "pool_places and pool_scores must be there together"),
-    "no meta": (drop("meta"), "must have a number of levels and a list of topks, but is None"),
+    "no meta": (lambda a: a.pop("meta"), "must have a number of levels and a list of topks, but is None"),
     "meta of a list": (lambda a: a.update(meta=np.array('{"pools": [3, [1]]}')), "'pools'"),
-    "a state less of places": (cut("pool_places", slice(1, None)), "pool_places must have 17 entries"),
-    "a column less of places": (cut("pool_places", ..., slice(1, None)), r"places of the pools must be \(17, 3, 6\)"),
-    "a column less of scores": (cut("pool_scores", ..., slice(1, None)), r"scores of the pools must be \(17, 49\)"),
-    "places with a point": (recast("pool_places", float), "pool_places must be whole numbers"),
-    "places beyond bytes": (recast("pool_places", np.int64), None),
-    "scores of whole numbers": (recast("pool_scores", int), "pool_scores must be numbers with a point"),
-    "a positive score": (put("pool_scores", (3, 5), 0.25), "logarithms of probabilities, at most 0"),
-    "a score that is no number": (put("pool_scores", (0, 0), np.nan), "logarithms of probabilities, at most 0"),
-    "a place beyond the pool": (put("pool_places", (0, 0, 0), 1), "must be below 1 or 255, but reach 1"),
-    "a place beyond any tree": (put("pool_places", (0, 2, LAST), 254), "must be below 36 or 255, but reach 254"),
-    "a child at its parent's place": (put("pool_places", (0, 2, slice(3, 6)), [0, 0, 255]), "behind its parent's"),
-    "a child without its parent": (put("pool_places", (0, 2, slice(3, 6)), [NO_PLACE, 1, 2]), "behind its parent's"),
-    "a place that gets better": (put("pool_places", (0, 2, slice(6)), [2, 1, 2, 2, 3, 4]), "better in a pool of more"),
-    "a guess behind the end": (put("pool_places", (3, 2, [0, 1, 3]), 0), "255 where a sequence has no token to guess"),
+    "a state less of places": (of(slice(1, None)), "pool_places must have 17 entries"),
+    "a column less of places": (of(..., slice(1, None)), r"places of the pools must be \(17, 3, 6\)"),
+    "places with a point": (of(..., dtype=float), "pool_places must be whole numbers"),
+    "places beyond bytes": (of(..., dtype=np.int64), None),
+    "a place beyond the pool": (put((0, 0, 0), 1), "must be below 1 or 255, but reach 1"),
+    "a place beyond any tree": (put((0, 2, LAST), 254), "must be below 36 or 255, but reach 254"),
+    "a child at its parent's place": (put((0, 2, slice(3, 6)), [0, 0, 255]), "behind its parent's"),
+    "a child without its parent": (put((0, 2, slice(3, 6)), [NO_PLACE, 1, 2]), "behind its parent's"),
+    "a place that gets better": (put((0, 2, slice(6)), [2, 1, 2, 2, 3, 4]), "better in a pool of more"),
+    "a guess behind the end": (put((3, 2, [0, 1, 3]), 0), "255 where a sequence has no token to guess"),
     "other levels": (says(levels=2), "places of the pools must be"),
     "no levels": (says(levels=0), "1 to 8 levels"),
     "levels with a point": (says(levels=3.0), "must have a number of levels"),
@@ -146,17 +120,16 @@ def test_damaged_pools_are_refused_in_plain_words(tmp_path, damage):
     assert re.search(r"[.)]$", str(refused.value))
 
 
-def test_places_as_numbers_of_more_bits_must_still_fit_into_theirs(tmp_path):
-    file = tmp_path / "t.npz"
-    trace_with().save(file)
-    with np.load(file) as saved:
+@pytest.mark.parametrize("wrong", [-1, 256])
+def test_places_as_numbers_of_more_bits_must_still_fit_into_theirs(tmp_path, wrong):
+    trace_with().save(tmp_path / "t.npz")
+    with np.load(tmp_path / "t.npz") as saved:
         arrays = dict(saved)
-    for wrong in (-1, 256):
-        arrays["pool_places"] = arrays["pool_places"].astype(np.int64)
-        arrays["pool_places"][0, 0, 0] = wrong
-        np.savez(file, **arrays)
-        with pytest.raises(InvalidInput, match="pool_places must fit into uint8"):
-            RankTrace.load(file)
+    arrays["pool_places"] = arrays["pool_places"].astype(np.int64)
+    arrays["pool_places"][0, 0, 0] = wrong
+    np.savez(tmp_path / "t.npz", **arrays)
+    with pytest.raises(InvalidInput, match="pool_places must fit into uint8"):
+        RankTrace.load(tmp_path / "t.npz")
 
 
 def test_every_pool_that_can_be_recorded_is_taken():
@@ -164,9 +137,6 @@ def test_every_pool_that_can_be_recorded_is_taken():
     for levels in (1, MOST_LEVELS):
         for topks in ((1,), (MOST_TOPK,), tuple(range(1, MOST_TOPK + 1))):
             pools = with_pools(rng, [12], levels, topks).pools
-            for topk in topks:
-                parts = pools.level_scores(topk)
-                assert [part.shape[1] for part in parts] == score_counts(levels, topk)
-                assert pools.places_in(levels, topk).shape == (12, levels)
+            assert all(pools.places_in(levels, topk).shape == (12, levels) for topk in topks)
     with pytest.raises(InvalidInput, match="1 to 8 levels"):
-        Pools(MOST_LEVELS + 1, (1,), np.zeros((1, 1, 45), np.uint8), np.zeros((1, 9), np.float16))
+        Pools(MOST_LEVELS + 1, (1,), np.zeros((1, 1, 45), np.uint8))

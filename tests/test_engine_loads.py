@@ -16,8 +16,8 @@ from treeopt.pipeline.export import export_to
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
+from treeopt.records.plan import BatchRange
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.ranges import BatchRange
 from treeopt.records.rundir import RunDirectory
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -94,7 +94,7 @@ def test_what_search_plans_for_an_engine_is_what_its_export_holds(run, engine, w
 def test_batch_sizes_that_an_engine_does_not_decode_are_refused_if_asked_for(run, engine, way, drafter):
     measured(drafter).save(run.calibration)
     for asked in ([1, 4], {1: 0.5, 64: 0.5}):
-        with pytest.raises(InvalidInput, match="batch_size must be at most 1 for"):
+        with pytest.raises(InvalidInput, match="at most 1 sequence at once, but got batch_size"):
             search(run, batch_sizes=asked, engine=engine, method=way.name)
     timed((4, 64)).save(run.profile)
     with pytest.raises(InvalidInput, match="treeopt profile --batch-size 1"):

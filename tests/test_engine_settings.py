@@ -14,7 +14,7 @@ from treeopt.pipeline import export, search
 from treeopt.pipeline.export import export_to
 from treeopt.records.figure import fastest
 from treeopt.records.plan import Plan
-from treeopt.records.pools import columns_of, score_counts
+from treeopt.records.pools import columns_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -53,9 +53,8 @@ def measured(drafter="eagle3", *, pools=True, rule=None) -> RankTrace:
                         part[:, :-1], np.where(places[:, i, columns_of(levels - 1)] == 255, 255, 0)
                     )
                 places[:, i, columns_of(levels)] = np.maximum.accumulate(part, axis=1)
-        scores = np.zeros((len(ranks), sum(sum(score_counts(LEVELS, topk)) for topk in TOPKS)), dtype=np.float16)
         meta["pools"] = {"levels": LEVELS, "topks": list(TOPKS)}
-        found = {"pool_places": places, "pool_scores": scores}
+        found = {"pool_places": places}
     return RankTrace(ranks, np.arange(n + 1) * length, meta=meta, **found)
 
 

@@ -4,20 +4,21 @@ import shutil
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import pytest
 import torch
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.compiled import compile_target
-from treeopt.runtime.drafters import eagle as eagle_module
 from treeopt.runtime.drafters import states as states_module
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form, default_layers
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
 from treeopt.runtime.drafters.states import batches
-from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Text, make_batch
+from treeopt.runtime.training.trainees import FrozenStates, count
 
 from .conftest import VOCABULARY, tiny_model
 from .slow_drafters import check_proposals, check_ranks, slow_eagle, slow_eagle3, slow_hydra
@@ -114,21 +115,23 @@ class TestAgainstTheSlowWay:
 
 @pytest.mark.parametrize("name", ["hydra 1", "hydra++ 3", "eagle", "eagle3 plain"])
 def test_ranks_do_not_depend_on_how_many_states_are_read_together(name, monkeypatch):
-    monkeypatch.setattr(eagle_module, "SEEN_AT_ONCE", 60)
+    monkeypatch.setattr(states_module, "SEEN_AT_ONCE", 60)
     monkeypatch.setattr(states_module, "FEWEST_STATES", 2)
     monkeypatch.setattr(states_module, "LOGITS_AT_ONCE", 0)
     monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 12 if "hydra" in name else 24)
     check_ranks(*made(name), seed=1)
 
 
-def test_it_shares_the_targets_weights_and_trains_its_own():
-    heads = random_eagle().requires_grad_(True)
-    model = tiny_model()
-    assert not set(heads.state_dict()) & {"embedding", "lm_head"}
-    tokens = torch.randint(model.config.vocab_size, (2, 9))
-    hidden = model.model(tokens).last_hidden_state
-    loss = (heads.predict(tokens[:, 1:], hidden[:, :-1]) - hidden[:, 1:]).pow(2).mean()
-    loss.backward()
+@pytest.mark.parametrize("name", ["hydra 1", "hydra++ 3", "eagle", "eagle3 plain"])
+def test_every_weight_learns_and_those_of_the_target_are_shared(name):
+    heads, model = made(name)[0].requires_grad_(True), small_model()
+    assert not {"embedding", *(["lm_head"] if heads.shares_projection else [])} & set(heads.state_dict())
+    assert heads.embedding.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    target = Target(tiny_model())
+    target.read_layers(heads.layers_of(3))
+    texts = [Text(np.random.default_rng(n).integers(0, VOCABULARY, n), 3, "") for n in (9, 12, 15)]
+    batch = make_batch(texts, heads.num_heads, "cpu")
+    count(heads, FrozenStates(target, texts).of(range(3), batch), batch)[0].sum().backward()
     assert all(weight.grad is not None and bool(weight.grad.any()) for weight in heads.parameters())
 
 
@@ -158,54 +161,6 @@ def test_the_usual_layers_are_three_from_seven_layers_on():
         assert 2 == low < middle < high < n
     with pytest.raises(InvalidInput, match="from 7 layers on, but the target has 6"):
         heads.layers_of(6)
-
-
-def test_an_untrained_prefix_layer_keeps_the_order_of_the_targets_head():
-    """It ends in a norm: its states are the target's but for a factor above 0, which hidden_rms brings near 1."""
-    model = tiny_model()
-    tokens = torch.randint(model.config.vocab_size, (3, 20))
-    hidden = model.model(tokens).last_hidden_state
-    usual = float(hidden.pow(2).mean().sqrt())
-    heads = HydraHeads.untrained(
-        model.model.embed_tokens.weight, model.lm_head.weight, 2, 4, like=model.config, hidden_rms=usual
-    )
-    made = heads.prefix(hidden)
-    factors = (made / hidden).flatten(0, 1)  # (n, d)
-    torch.testing.assert_close(factors, factors[:, :1].expand_as(factors), rtol=1e-6, atol=0.0)
-    assert bool(((factors > 0.8) & (factors < 1.25)).all())
-    own = model.lm_head(hidden).flatten(0, 1)
-    guessed = heads.logits(made.flatten(0, 1), tokens.flatten()[:, None], 0)
-    assert torch.equal(top_candidates(guessed, 20), top_candidates(own, 20))
-
-
-@pytest.mark.parametrize("prefix", [False, True])
-def test_heads_can_be_trained(prefix):
-    """Gradients reach every weight after one step of each, and neither the embeddings nor the target."""
-    model = tiny_model()
-    heads = HydraHeads.untrained(
-        model.model.embed_tokens.weight, model.lm_head.weight, 2, 2, like=model.config if prefix else None
-    )
-    tokens = torch.randint(model.config.vocab_size, (2, 9))
-    hidden = model.model(tokens).last_hidden_state
-    optimizer = torch.optim.SGD(heads.parameters(), lr=0.5)
-    losses = []
-    for _ in range(4):
-        states = heads.prefix(hidden)[:, :6].flatten(0, 1)
-        path = torch.stack([tokens[:, 1:7], tokens[:, 2:8]], 2).flatten(0, 1)
-        loss = sum(
-            torch.nn.functional.cross_entropy(
-                heads.logits(states, path[:, : i + 1], i), tokens[:, i + 2 : i + 8].flatten()
-            )
-            for i in range(2)
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-    assert losses[-1] < losses[0]
-    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in heads.parameters())
-    assert not heads.embedding.requires_grad
-    assert "embedding" not in heads.state_dict()
 
 
 def test_rotary_frequencies_keep_their_precision():

@@ -22,11 +22,9 @@ from treeopt.files import storage, writing
 from treeopt.files.journal import Journal
 from treeopt.files.provenance import Provenance
 from treeopt.pipeline import search
-from treeopt.pipeline.train import writing_heads
-from treeopt.pipeline.training_job import TrainingJob
+from treeopt.pipeline.train import TrainingJob, writing_heads
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import read_accuracies
-from treeopt.records.load import load_result
+from treeopt.records.inputs import load_result, read_accuracies
 from treeopt.records.plan import Plan, Verified
 from treeopt.records.rundir import RunDirectory
 

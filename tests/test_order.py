@@ -23,7 +23,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.runtime.acceptance.open import open_acceptance
 from treeopt.runtime.prompts.order import Draw, Order, spread
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, load_prompts
-from treeopt.runtime.settings import SessionSettings
+from treeopt.runtime.session import order_of
 
 from .prompt_files import PLAIN, load
 
@@ -102,9 +102,9 @@ def test_the_order_follows_from_texts_and_seed_alone(tmp_path):
 
 
 def test_one_seed_is_for_the_order_and_for_the_rule_where_that_draws():
-    assert SessionSettings().order_seed == 0
-    assert SessionSettings(seed=4).order_seed == 4
-    assert SessionSettings(seed=4, in_order=True).order_seed is None
+    assert order_of({}).seed == 0
+    assert order_of({"seed": 4}).seed == 4
+    assert order_of({"seed": 4, "in_order": True}).seed is None
     assert open_acceptance("greedy", seed=4).record == open_acceptance(None).record
     assert open_acceptance("sample", seed=4).record["seed"] == 4
     assert "seed" not in open_acceptance("typical", seed=4).record

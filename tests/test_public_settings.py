@@ -5,7 +5,7 @@ import pytest
 
 from treeopt.growth.replay import dynamic_rates
 from treeopt.pipeline import search
-from treeopt.records.pools import NO_PLACE, columns_of, score_counts
+from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -53,11 +53,9 @@ def trace_of(accept_lengths: dict[tuple[int, int, int], float], sequences=8, len
             last = pool_size(s, topk) - 1 - s + depth[:s]  # the best place that is left when the pool ends with it
             known = place[:, :s] < NO_PLACE
             places[:, topks.index(topk), columns_of(s)] = np.where(known, np.minimum(place[:, :s], last), NO_PLACE)
-    count = sum(sum(score_counts(levels, topk)) for topk in topks)
-    scores = -np.random.default_rng(1).random((states, count)).astype(np.float16)
     meta = {"drafter": {"kind": "eagle3"}, "pools": {"levels": levels, "topks": list(topks)}, "top_k": 1}
     starts = np.arange(sequences + 1) * length
-    return RankTrace(ranks, starts, pool_places=places, pool_scores=scores, meta=meta)
+    return RankTrace(ranks, starts, pool_places=places, meta=meta)
 
 
 def profile_of(table) -> LatencyProfile:

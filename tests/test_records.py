@@ -76,7 +76,7 @@ def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
         trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run, run.profile, (1,)
     )  # trained again: costs alike
     for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, EXIT):
-        with pytest.raises(InvalidInput, match="latencies of the drafter that was calibrated, id heads, kind medusa"):
+        with pytest.raises(InvalidInput, match=r"another drafter than was calibrated .*not id heads, kind medusa"):
             check_latencies(trace_of(MEDUSA), profile_of(other), run, run.profile, (1,))
     sampled = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
     with pytest.raises(InvalidInput, match=r"treeopt profile --overwrite --run \S+ --acceptance greedy"):

@@ -111,10 +111,10 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "data", "options", "words"),
     [
-        ("p.jsonl", b"", {}, "p.jsonl is empty"),
-        ("p.txt", b"\n \n", {}, "p.txt is empty"),
-        ("p.csv", b"prompt\n", {}, "p.csv is empty"),
-        ("p.json", b" ", {}, "p.json is empty"),
+        ("p.jsonl", b"", {}, "p.jsonl is (it is empty)"),
+        ("p.txt", b"\n \n", {}, "p.txt is (it is empty)"),
+        ("p.csv", b"prompt\n", {}, "p.csv is (it is empty)"),
+        ("p.json", b" ", {}, "p.json is (it is empty)"),
         ("p.json", b"[{", {}, "it is not JSON"),
         ("p.json", b"3", {}, "must be a list of objects or an object, but is a number"),
         ("p.json", b'{"prompt": ["a"], "id": [1, 2]}', {}, "columns have different lengths"),
@@ -124,7 +124,7 @@ def test_datasets_in_folders_and_on_the_hub(tmp_path, monkeypatch):
         ("p.parquet", b"PAR1", {}, "it is not a whole .parquet file"),
         ("p.jsonl.gz", b"\x1f\x8b", {}, "it is not a whole gzip file"),
         ("p.txt", "\ufeffa".encode("utf-16-le"), {}, "it is in UTF-16"),
-        ("p.doc", b"a", {}, "must be a file that ends in one of .jsonl, .json, .csv"),
+        ("p.doc", b"a", {}, "must end in .jsonl, .json, .csv"),
         ("p.jsonl", b'{"own": "a", "b": 1}', {}, "but p.jsonl has own, b: name one with column"),
         ("p.jsonl", b'{"own": "a"}', {"column": "b"}, "column must be a column of p.jsonl: own, but got b"),
         ("p.jsonl", b'{"text": "a"}', {"group_by": "b"}, "group_by must be a column of p.jsonl: text"),

@@ -29,7 +29,7 @@ from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import MixErrors, Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.report.plan_table import certainty, mixture, plan_rows, plan_table, price, schedule, written_for
+from treeopt.report.plan_table import certainty, mixture, plan_table, price, schedule, trees_table, written_for
 from treeopt.report.verdict import doubts
 from treeopt.trees.shapes import Limits
 
@@ -175,7 +175,7 @@ def test_a_mix_has_totals_and_the_price_of_sharing_one_tree():
     said = mixture(plan)
     assert f"sharing one costs {1 - total / own:.1%} over the mix" in said
     assert "share of the time" in said
-    assert [row[0] for row in plan_rows(plan)] == ["1 (50%)", "4 (25%)", "8 (25%)", "mix"]
+    assert [row[0] for row in trees_table(plan).rows] == ["1 (50%)", "4 (25%)", "8 (25%)", "mix"]
     assert "50% of the time at 1" in written_for(plan, [None])[0]
     assert mixture(alone) == schedule(plan) == ""
 
@@ -347,7 +347,7 @@ def test_a_calibration_without_answers_has_no_error_over_a_mix():
     plan = plan_trees(calibration(), hardware((1, 2, 4)), PlanRequest(batch_sizes={1: 1.0, 2: 1.0, 4: 1.0}))
     assert (plan.mix_errors.tokens_per_s, plan.mix_errors.speedup, plan.mix_errors.runner_up) == (None, None, None)
     assert "±" not in mixture(plan)
-    assert [row[0] for row in plan_rows(plan)] == ["1 (34%)", "2 (33%)", "4 (33%)", "mix"]
+    assert [row[0] for row in trees_table(plan).rows] == ["1 (34%)", "2 (33%)", "4 (33%)", "mix"]
     assert "34% of the time at 1, 33% of the time at 2" in written_for(plan, [None])[0]
 
 

@@ -14,7 +14,6 @@ from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import Counts, rank_answers
 from treeopt.runtime.session import open_session
-from treeopt.runtime.settings import SessionSettings
 from treeopt.runtime.stepper import PLAIN, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.dynamic import DynamicTree
@@ -39,7 +38,8 @@ TREES = (Tree.chain(3), Tree.from_choices([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)
 def session(request, tmp_path_factory):
     file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
     file.write_text("\n".join(QUESTIONS))
-    return open_session(SessionSettings(demo.SMOLLM2, request.param, str(file), threads=1, dtype="float32"))
+    source = {"model": demo.SMOLLM2, "drafter": request.param, "prompts": str(file), "threads": 1, "dtype": "float32"}
+    return open_session(source)
 
 
 @pytest.fixture(scope="module")

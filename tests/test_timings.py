@@ -21,7 +21,7 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.latency.rounds import precision_reached
 from treeopt.pipeline.profile.command import Template, samples_of
 from treeopt.pipeline.profile.placement import deepest_trees, tree_families
-from treeopt.pipeline.profile.table import LatencyRow, ms_of_speed, profile_from_file, profile_of, read_rows
+from treeopt.pipeline.profile.untimed import LatencyRow, ms_of_speed, profile_from_file, profile_of, read_rows
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 

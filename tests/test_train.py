@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -217,12 +218,12 @@ def test_losses_are_those_of_slow_loops():
 class Counting:
     """Heads of the language 0, 1, 2, ...: head k (from 1) reads p from the state and says p + k + 1."""
 
-    num_heads = K
+    num_heads, token_ids, dtype = K, None, torch.float64
 
     def taught(self, hidden, batch):
         for k in range(K):
             said = batch.states(hidden)[:, 0].long() + (k + 1) + 1
-            yield torch.nn.functional.one_hot(said, 64).double() * 9
+            yield said, lambda read: torch.nn.functional.one_hot(read, 64).double() * 9
 
 
 @pytest.mark.parametrize(("shift", "right"), [(-1, 0.0), (0, 1.0), (1, 0.0)])
@@ -248,7 +249,7 @@ def test_the_loss_of_a_step_is_that_of_slow_loops(kind):
     texts = random_texts(np.random.default_rng(2), 4)
     batch, trials = make_batch(texts, K, "cpu"), count_trials(texts, K)
     hidden = FrozenStates(target, texts).of(range(4), batch)
-    found = HeadsTrainee(heads, recipe, scores_of(target))(batch, hidden, torch.from_numpy(trials), 0.5)
+    loss, counts = HeadsTrainee(heads, recipe, scores_of(target))(batch, hidden, torch.from_numpy(trials), 0.5)
 
     sums, hits = [0.0] * K, [0] * K
     for text in texts:
@@ -260,18 +261,18 @@ def test_the_loss_of_a_step_is_that_of_slow_loops(kind):
             for k in range(1, K + 1):
                 if p + k + 1 >= len(tokens):
                     continue
-                path = () if kind.startswith("medusa") else (tokens[None, p + 1 : p + 1 + k],)
-                said = heads.logits(read[p][None], *path, k - 1)[0].log_softmax(-1)
+                path = [] if kind.startswith("medusa") else heads.embedding[tokens[p + 1 : p + 1 + k]]
+                logits_of = partial(heads.logits, k=k - 1) if kind.startswith("medusa") else heads.heads[k - 1]
+                said = logits_of(torch.cat([read[p], *path])[None])[0].log_softmax(-1)
                 hits[k - 1] += int(said.argmax() == tokens[p + k + 1])
                 if kind == "hydra++":
                     sums[k - 1] -= (logits[p + k].softmax(-1) * said).sum().item()
                 else:
                     sums[k - 1] -= said[tokens[p + k + 1]].item()
-    assert found.head_loss.tolist() == pytest.approx(sums, rel=1e-9)
-    assert found.hits.tolist() == hits
+    assert counts.tolist() == pytest.approx([*sums, *hits, 0, 0], rel=1e-9)
     decay = 0.8 if kind.startswith("medusa") else 1.0
     expected = sum(decay**k * sums[k - 1] / trials[k] for k in range(1, K + 1))
-    assert found.loss.item() == pytest.approx(expected, rel=1e-9)
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_teacher_has_the_scale_of_the_model_itself():
@@ -291,11 +292,9 @@ def test_untrained_heads_say_exactly_what_the_model_says_next(kind):
     heads = make_heads(target, Recipe(kind, K, num_layers=2, steps=1))
     texts = random_texts(np.random.default_rng(0), 3)
     batch = make_batch(texts, K, "cpu")
-    states = batch.states(FrozenStates(target, texts).of(range(3), batch))
-    own = target.logits(states)
-    for k in range(K):
-        path = () if heads.kind == "medusa" else (batch.tokens[0, : k + 1].expand(len(states), -1),)
-        torch.testing.assert_close(heads.logits(states, *path, k), own, rtol=1e-12, atol=1e-12)
+    hidden = FrozenStates(target, texts).of(range(3), batch)
+    for read, logits in heads.taught(hidden, batch):
+        torch.testing.assert_close(logits(read), target.logits(batch.states(hidden)), rtol=1e-12, atol=1e-12)
 
 
 def test_untrained_hydra_plus_heads_order_tokens_as_the_model_does():
@@ -305,9 +304,9 @@ def test_untrained_hydra_plus_heads_order_tokens_as_the_model_does():
     heads = make_heads(target, Recipe("hydra++", K, steps=1), hidden_rms=states.usual_rms)
     batch = make_batch(texts, K, "cpu")
     hidden = states.of(range(3), batch)
-    read = batch.states(heads.prefix(hidden))
     own = target.logits(batch.states(hidden)).argsort(-1)
-    assert heads.logits(read, batch.tokens[:1, :2].expand(len(read), -1), 1).argsort(-1).equal(own)
+    assert all(logits(read).argsort(-1).equal(own) for read, logits in heads.taught(hidden, batch))
+    read = batch.states(heads.prefix(hidden))
     assert float(read.detach().square().mean().sqrt()) == pytest.approx(states.usual_rms(), rel=0.2)
 
 

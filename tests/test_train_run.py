@@ -15,7 +15,7 @@ import torch
 
 from treeopt.cli.train import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
-from treeopt.pipeline.training_job import by_heart
+from treeopt.pipeline.train import by_heart
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.checkpoints import Base, load_heads
@@ -30,7 +30,7 @@ from treeopt.runtime.training.batches import Text, make_batch
 from treeopt.runtime.training.heads import make_heads
 from treeopt.runtime.training.loop import Checkpoints, Loop
 from treeopt.runtime.training.recipe import KINDS, Recipe
-from treeopt.runtime.training.texts import Asking, Worker, given_texts, own_texts
+from treeopt.runtime.training.texts import Asking, given_texts, own_texts
 from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee, JointTrainee
 from treeopt.trees.tree import Tree
 
@@ -279,8 +279,8 @@ def test_the_original_base_is_the_model_with_its_adapter_off(tmp_path):
     after = loop.count(texts, None)
     assert after["base_kl_nats_per_token"] > 1e-6
     loop.trainee.eval()
-    torch.testing.assert_close(loop.trainee._original(batch), original)
-    moved = scores_of(target)(batch.states(loop.trainee._decoder(batch.tokens).last_hidden_state))
+    torch.testing.assert_close(loop.trainee.original(batch), original)
+    moved = scores_of(target)(batch.states(target.states(input_ids=batch.tokens)))
     expected = (original.softmax(-1) * (original.log_softmax(-1) - moved.log_softmax(-1))).sum()
     labels = batch.ahead[:, 0]
     assert after["base_kl_nats_per_token"] * len(labels) == pytest.approx(float(expected.detach()))
@@ -405,10 +405,13 @@ def test_processes_share_the_answers(tmp_path, monkeypatch):
         waits.append(1)
         if len(waits) == 2:
             assert written == [[0, 1], [4, 5]]
-            shared.append(own_texts(target, prompts, tmp_path / "two", sampled, worker=Worker(1, 2)))
+            shared.append(own_texts(target, prompts, tmp_path / "two", sampled, among=process(1, lambda: None)))
+
+    def process(index, wait):
+        return SimpleNamespace(process_index=index, num_processes=2, wait_for_everyone=wait)
 
     shared: list[list[Text]] = []
-    shared.append(own_texts(target, prompts, tmp_path / "two", sampled, worker=Worker(0, 2, wait)))
+    shared.append(own_texts(target, prompts, tmp_path / "two", sampled, among=process(0, wait)))
     assert written == [[0, 1], [4, 5], [2, 3], [6]]
     for texts in shared:
         assert [t.tokens.tolist() for t in texts] == [t.tokens.tolist() for t in alone]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from treeopt.planning.compared import GroupsCompared as GroupsCompared
     from treeopt.records.benchmark import Benchmark as Benchmark
     from treeopt.records.calibration import Calibration as Calibration
-    from treeopt.records.load import Result
+    from treeopt.records.inputs import Result
     from treeopt.records.plan import Plan as Plan
     from treeopt.records.probe import Probe as Probe
     from treeopt.records.profile import LatencyProfile as LatencyProfile
@@ -52,21 +52,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 RUN = "treeopt-run"
+# Where the types of results are; each is imported when it is asked for.
 TYPES = {
-    "RankTrace": "treeopt.records.trace",
-    "Probe": "treeopt.records.probe",
-    "Calibration": "treeopt.records.calibration",
-    "LatencyProfile": "treeopt.records.profile",
-    "Plan": "treeopt.records.plan",
-    "Benchmark": "treeopt.records.benchmark",
-    "RunDirectory": "treeopt.records.rundir",
-    "Score": "treeopt.growth.score",
-    "Compared": "treeopt.planning.compared",
-    "GroupsCompared": "treeopt.planning.compared",
-    "DraftersCompared": "treeopt.planning.compared",
-    "Session": "treeopt.runtime.session",
-    "Tree": "treeopt.trees.tree",
-}  # each is imported when it is asked for
+    "RankTrace": "records.trace", "Probe": "records.probe", "Calibration": "records.calibration",
+    "LatencyProfile": "records.profile", "Plan": "records.plan", "Benchmark": "records.benchmark",
+    "RunDirectory": "records.rundir", "Score": "growth.score", "Compared": "planning.compared",
+    "GroupsCompared": "planning.compared", "DraftersCompared": "planning.compared", "Session": "runtime.session",
+    "Tree": "trees.tree",
+}  # fmt: skip
 FUNCTIONS = ("open", "calibrate", "profile", "search", "bench", "compare", "score", "load")
 __all__ = [*FUNCTIONS, *TYPES, "InvalidInput", "OutOfRange", "TreeoptError", "Unsupported"]
 
@@ -128,27 +121,26 @@ def calibrate(
     from dataclasses import replace
 
     from treeopt import pipeline
+    from treeopt.records.merging import WHOLE, Shard
     from treeopt.records.pools import Counts
     from treeopt.records.rundir import RunDirectory
-    from treeopt.records.shards import WHOLE, Shard
     from treeopt.trees.dynamic import MOST_LEVELS
 
-    directory, part = RunDirectory.of(run), WHOLE if shard is None else Shard.of(shard)
-    on = {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
-    with directory.writing(), pipeline.cluster_of(engine, **on) as cluster:
+    run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
+    with run.writing(), pipeline.cluster_of(engine, **on) as cluster:
         session = pipeline.session_of(
-            directory, model, options, overwrite=overwrite, num_prompts=num_prompts, cluster=cluster
+            run, model, options, overwrite=overwrite, num_prompts=num_prompts, cluster=cluster
         )
         pipeline.calibrate(
-            directory,
-            replace(session, shard=part),
+            run,
+            replace(session, shard=Shard.of(shard) if shard else WHOLE),
             num_prompts=num_prompts,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
             counts=Counts(ranks, MOST_LEVELS, tuple(sorted(set(topks)))),
             overwrite=overwrite,
         )
-        return directory.read_probe() if directory.probe.exists() else directory.read_trace()
+        return run.read_probe() if run.probe.exists() else run.read_trace()
 
 
 @declared
@@ -210,7 +202,7 @@ def search(
     measured_only: bool = False,
     sample: Count | None = None,
     verify: Natural = 0,
-    for_groups: str = "shared",
+    for_groups: Literal["shared", "own"] = "shared",
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size, or for all with their shares: {1: 0.7, 8: 0.3}.
 
@@ -268,16 +260,16 @@ def bench(
     options        : those of `open`, on top of those that the run was calibrated with; prompts="trace" decodes those of
                      the run's own trace
     """
-    asked: dict[str, Any] = dict(locals())
+    asked = dict(locals())
     from treeopt import pipeline
     from treeopt.records.rundir import RunDirectory
 
     if options.get("prompts") == "trace":
-        del options["prompts"]
         if num_prompts is not None:
             raise InvalidInput("`prompts=trace` decodes all prompts of the trace: leave out `num_prompts`.")
-        asked["num_prompts"] = "trace"
-    if asked.pop("plan") is not None and plan is not None:
+        asked["num_prompts"] = options.pop("prompts")
+    del asked["plan"]
+    if plan is not None:
         directory = RunDirectory.of(run)
         with directory.writing():
             plan.save(directory.plan)
@@ -347,7 +339,7 @@ def load(path: str | Path) -> Result:
     >>> load("vicuna-7b-medusa1").num_heads
     5
     """
-    from treeopt.records.load import load_result
+    from treeopt.records.inputs import load_result
 
     return load_result(path)
 
@@ -364,7 +356,7 @@ display.register(_viewer)
 def __getattr__(name: str) -> Any:
     if name not in TYPES:
         raise AttributeError(f"module 'treeopt' has no attribute {name!r}")
-    return getattr(import_module(TYPES[name]), name)
+    return getattr(import_module(f"treeopt.{TYPES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,7 @@
 """The command line: every command reads files, calls one function, and writes one file.
 
-Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 misused, 130 Ctrl-C.
-
-steps.py has the commands that are functions of the package, exchange.py those on other tools' files, show.py what people
-look at. declared.py makes options of parameters, output.py prints. What is heavy is imported inside a command, so that --help is quick.
+Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 misused, 130 Ctrl-C. What is heavy is imported
+inside a command, so that --help is quick.
 """
 
 from __future__ import annotations
@@ -22,11 +20,9 @@ import click
 
 from treeopt import __version__
 from treeopt.cli.exchange import convert, export, import_, import_tree, merge
-from treeopt.cli.listing import list_
 from treeopt.cli.profile import profile
-from treeopt.cli.run import run
-from treeopt.cli.show import plot, report, show, status
-from treeopt.cli.steps import bench, calibrate, compare, score, search
+from treeopt.cli.show import list_, plot, report, show, status
+from treeopt.cli.steps import bench, calibrate, compare, run, score, search
 from treeopt.cli.train import train
 from treeopt.errors import TreeoptError, said_as
 from treeopt.files import writing
@@ -61,9 +57,9 @@ class Commands(click.Group):
         """A parameter as an option of the command that runs, or of the first that has it."""
         own = [c for word, c in self.commands.items() if word == ctx.invoked_subcommand]
         found = [p for command in (*own, *self.commands.values()) for p in command.params if p.name == name]
-        flag = max(found[0].opts, key=len) if found else f"--{name.replace('_', '-')}"
         if found and isinstance(found[0], click.Argument):
             return name.upper()
+        flag = max(found[0].opts, key=len) if found else f"--{name.replace('_', '-')}"
         return flag if value in (None, "True", "False") else f"{flag} {shell_word(value)}"
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -101,11 +97,10 @@ def _end(said: str, code: int) -> NoReturn:
 
 def _left(command: str) -> str:
     """A sentence on the files that an interrupted command leaves behind."""
-    files = {file for file in writing.WRITTEN if file.exists()}
-    kept = [file for file in files if file.name != "key.json" and writing.is_of_journal(file)]
-    if kept:
+    journals = {file: writing.is_of_journal(file) for file in writing.WRITTEN if file.exists()}
+    if any(kept and file.name != "key.json" for file, kept in journals.items()):
         return f"\ntreeopt: interrupted. What was finished is kept. The same treeopt {command} command continues."
-    if any(not writing.is_of_journal(file) for file in files):
+    if not all(journals.values()):
         return f"\ntreeopt: interrupted. Every file is whole. The same treeopt {command} command begins anew."
     return "\ntreeopt: interrupted. No result was changed."
 
@@ -114,9 +109,8 @@ def _refused(error: OSError) -> str:
     """A sentence on what the system refused, and on which file."""
     if error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}."
-    if error.errno in FULL:  # what is written to files names them
-        return f"The output cannot be written: {error.strerror}."
-    return f"The system refused: {error.strerror}."
+    # What is written to files names them.
+    return f"{'The output cannot be written' if error.errno in FULL else 'The system refused'}: {error.strerror}."
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -130,26 +124,11 @@ def cli() -> None:
     """
 
 
-for _command in (
-    run,
-    calibrate,
-    import_,
-    merge,
-    profile,
-    search,
-    bench,
-    export,
-    compare,
-    score,
-    import_tree,
-    convert,
-    plot,
-    show,
-    report,
-    status,
-    train,
-    list_,
-):
+COMMANDS = (
+    run, calibrate, import_, merge, profile, search, bench, export, compare, score, import_tree, convert, plot, show, report,
+    status, train, list_,
+)  # fmt: skip
+for _command in COMMANDS:
     cli.add_command(_command)
 
 

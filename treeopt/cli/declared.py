@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, reduce
-from importlib import import_module
+from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ import treeopt
 from treeopt.files.parameters import REQUIRED, Parameter, parameters_of, without_table
 
 Function = Callable[..., Any]
+Built = tuple[list[click.Parameter], str]
 # Headings of --help and the parameters below them; what is in none of them comes first.
 GROUPS = {
     "Load": ("batch_sizes", "context", "contexts"),
@@ -59,27 +61,13 @@ class DeclaredCommand(click.Command):
             among the ungrouped
     """
 
-    def __init__(
-        self, name: str, callback: Function, build: Callable[[], tuple[list[click.Parameter], str]], said: str
-    ):
+    # Options and text are those that are built, whatever click sets.
+    params = property(lambda self: self.build()[0], lambda self, none: None)
+    help = property(lambda self: self.build()[1], lambda self, none: None)
+
+    def __init__(self, name: str, callback: Function, build: Callable[[], Built], said: str):
         self.build = cache(build)
         super().__init__(name, callback=callback, short_help=said)
-
-    @property
-    def params(self) -> list[click.Parameter]:
-        return self.build()[0]
-
-    @params.setter
-    def params(self, none: list[click.Parameter]) -> None:
-        """Options come from their declarations alone."""
-
-    @property
-    def help(self) -> str | None:
-        return self.build()[1]
-
-    @help.setter
-    def help(self, none: str | None) -> None:
-        """The text comes from the docstring alone."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         group_of = {name: title for title, names in GROUPS.items() for name in names}
@@ -87,8 +75,8 @@ class DeclaredCommand(click.Command):
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None and isinstance(parameter, click.Option):
                 found[group_of.get(parameter.name or "", "Options")].append(record)
-        alone = [title for title, records in found.items() if len(records) == 1]
-        found["Options"] += [record for title in alone if title != "Options" for record in found.pop(title)]
+        for title in GROUPS:
+            found["Options"] += found.pop(title) if len(found[title]) == 1 else []
         for title, records in found.items():
             if records:
                 with formatter.section(title):
@@ -100,18 +88,17 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
-        names = {int: "integer", float: "float", Path: "path"}
-        self.name = names.get(parameter.kind, "text")
+        many = "N" if parameter.kind is int else "NAME"
         if parameter.many:
-            self.name = (
-                "N,N,... | N:SHARE,..." if parameter.mix else "N,N,..." if parameter.kind is int else "NAME,NAME,..."
-            )
+            self.name = "N,N,... | N:SHARE,..." if parameter.mix else f"{many},{many},..."
+        else:
+            self.name = {int: "integer", float: "float", Path: "path"}.get(parameter.kind, "text")
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not isinstance(value, str):
             return value
         one = self.parameter
-        parts = [part.strip() for part in value.split(",")] if one.many else [value]
+        parts = [part.strip() for part in value.split(",")]
         if one.mix and ":" in value:
             found: Any = self._shares(parts, param, ctx)
         elif one.many:
@@ -168,8 +155,8 @@ def command(
         own = dict(parameters_of(function))
         given = [k for k, one in own.items() if not one.is_keyword and k not in SHARED]
 
-        def build() -> tuple[list[click.Parameter], str]:
-            known = [parameters_of(_found(source) if isinstance(source, str) else source) for source in sources]
+        def build() -> Built:
+            known = [parameters_of(resolve_name(source) if isinstance(source, str) else source) for source in sources]
             taken = {k: v for one in known for k, v in one.items() if names is None or k in names}
             left = {k: v for k, v in taken.items() if k not in {*without, "run", "options", "self"}} | own
             called = WORDS | dict(words or {})
@@ -188,20 +175,13 @@ def command(
             from treeopt.records.rundir import RunDirectory
 
             run = RunDirectory(asked.pop("run"))
-            if not writes:
-                return function(run=run, **asked)
-            with run.writing():
+            with run.writing() if writes else nullcontext():
                 return function(run=run, **asked)
 
         summary = (function.__doc__ or "").partition("\n")[0]
         return DeclaredCommand(name or function.__name__, callback, build, summary)
 
     return decorate
-
-
-def _found(where: str) -> Any:
-    module, _, name = where.partition(":")
-    return reduce(getattr, name.split("."), import_module(module))
 
 
 def _argument(one: Parameter) -> click.Argument:
@@ -214,27 +194,24 @@ def _option(one: Parameter, word: str, flags: Mapping[str, str], hidden: bool) -
     text, _, otherwise = one.text.partition("; by default ")
     text = said(text, flags)
     text = f"{text[:1].upper()}{text[1:]}." + (f"  [default: {said(otherwise, flags)}]" if otherwise else "")
+    kind, default = click.Path(path_type=Path) if one.kind is Path else None, one.default
     about: dict[str, Any] = {"help": text, "hidden": hidden, "metavar": METAVARS.get(one.name)}
     about["required"] = one.default is REQUIRED
     if word.startswith("--no-"):
         about |= {"help": f"Do not {text[0].lower()}{text[1:]}", "flag_value": False, "default": None, "type": bool}
     elif one.kind is bool:
-        about |= {"is_flag": True, "default": one.default, "metavar": None}
+        about |= {"is_flag": True, "default": default, "metavar": None}
     elif one.choices:
-        about |= {"type": click.Choice(one.choices), "default": one.default, "show_default": one.default is not None}
-    elif one.many and one.kind is not int and not one.mix and one.default == ():
-        single = replace(one, many=False)
-        about |= {"multiple": True, "type": click.Path(path_type=Path) if one.kind is Path else Value(single)}
+        about |= {"type": click.Choice(one.choices), "default": default, "show_default": default is not None}
+    elif one.many and one.kind is not int and not one.mix and default == ():
+        about |= {"multiple": True, "type": kind or Value(replace(one, many=False))}
     else:
-        default = one.default if one.default not in ((), REQUIRED) else None
         if isinstance(default, tuple):
-            default = ",".join(map(str, default))
-        elif one.range is not None and one.range.percent and default is not None:
-            default = f"{100 * default:g}"
+            default = ",".join(map(str, default)) or None
         elif isinstance(default, int | float):
-            default = f"{default:g}"
-        kind = click.Path(path_type=Path) if one.kind is Path else Value(one)
-        about |= {"type": kind, "default": default, "show_default": default is not None}
+            default = f"{100 * default if one.range and one.range.percent else default:g}"
+        default = None if default is REQUIRED else default
+        about |= {"type": kind or Value(one), "default": default, "show_default": default is not None}
     return click.Option([one.name, *word.split("/")], **about)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +11,19 @@ from click.core import ParameterSource
 import treeopt
 from treeopt.cli import declared
 from treeopt.cli.output import show_result
-from treeopt.files.parameters import Count
+from treeopt.files.parameters import Count, parameters_of
 
 if TYPE_CHECKING:
-    from treeopt.records.profile import LatencyProfile
     from treeopt.records.rundir import RunDirectory
     from treeopt.runtime.session import Session
 
-# Where latencies come from if treeopt does not time steps itself, and the options that each takes.
+# Where latencies come from if treeopt does not time steps itself: the step of the line, and the options that each takes.
 ELSEWHERE = {
-    "from_csv": ("contexts", "num_heads", "runtime", "overwrite"),
-    "command": ("contexts", "num_heads", "runtime", "batch_sizes", "sizes", "budget", "precision", "time_limit_s",
-                "calibration", "overwrite"),
-    "analytical": ("contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget", "overwrite"),
+    "from_csv": ("profile_from_file", {"contexts", "num_heads", "runtime", "overwrite"}),
+    "command": ("profile_command", {"contexts", "num_heads", "runtime", "batch_sizes", "sizes", "budget", "precision",
+                "time_limit_s", "calibration", "overwrite"}),
+    "analytical": ("profile_analytical", {"contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget",
+                   "overwrite"}),
 }  # fmt: skip
 
 
@@ -74,13 +73,15 @@ def profile(
     runtime    : name of the engine of ``from_csv`` or ``command``
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """
+    from treeopt import pipeline
     from treeopt.report.tables import profile_table
 
-    _check_heeded()
-    sources = {"from_csv": from_csv, "command": command, "analytical": analytical}
-    source = next((name for name, value in sources.items() if value is not None), None)
-    if source is not None:
-        result = _measured(run, source, sources[source], {**options, "num_heads": num_heads, "runtime": runtime})
+    if source := _heeded_source():
+        step, heeded = ELSEWHERE[source]
+        asked = {"from_csv": from_csv, "command": command, "analytical": analytical}[source]
+        known = {**options, "num_heads": num_heads, "runtime": runtime}
+        heard = {name: value for name, value in known.items() if name in heeded and value is not None}
+        result = getattr(pipeline, step)(run, asked, **heard)
     elif random_weights is not None:
         session, timed = _random_session(random_weights, num_heads, options)
         result = treeopt.profile(session, run=run, **timed)
@@ -89,26 +90,13 @@ def profile(
     show_result(result.document(), profile_table(result), as_json)
 
 
-def _measured(run: RunDirectory, source: str, asked: Any, options: dict[str, Any]) -> LatencyProfile:
-    """The latencies of a source elsewhere, with the options that it heeds."""
-    from treeopt import pipeline
-
-    measures: dict[str, Callable[..., LatencyProfile]] = {
-        "from_csv": pipeline.profile_from_file,
-        "command": pipeline.profile_command,
-        "analytical": pipeline.profile_analytical,
-    }
-    heeded = {name: options[name] for name in ELSEWHERE[source] if options.get(name) is not None}
-    return measures[source](run, asked, **heeded)
-
-
-def _check_heeded() -> None:
-    """Refuse options that the source of latencies would not heed."""
+def _heeded_source() -> str | None:
+    """The source of latencies; click.UsageError for options that it would not heed."""
     context = click.get_current_context()
     typed = {
-        parameter.name: parameter.opts[0]
+        str(parameter.name): parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+        if context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
     }
     source = next((name for name in ELSEWHERE if name in typed), None)
     if source is None:
@@ -116,26 +104,24 @@ def _check_heeded() -> None:
             raise click.UsageError("--runtime is for --from-csv and --command.")
         if "num_heads" in typed and "random_weights" not in typed:
             raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
-        return
-    heeded = {source, "run", "as_json", *ELSEWHERE[source]}
+        return None
+    heeded = {source, "run", "as_json", *ELSEWHERE[source][1]}
     if unheeded := [option for name, option in typed.items() if name not in heeded]:
         raise click.UsageError(f"{unheeded[0]} does not go with {typed[source]}.")
     if source == "analytical" and "model" not in typed:
         raise click.UsageError("--analytical needs the model's shape: --model config.json.")
+    return source
 
 
 def _random_session(config: str, num_heads: int | None, options: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
     """A model of random weights, and the options of its timing; of those of a model only --dtype and --device go with it."""
-    from treeopt.files.parameters import parameters_of
     from treeopt.report.terminal import progress
     from treeopt.runtime.random_weights import NUM_HEADS, open_random_session
-    from treeopt.runtime.settings import ModelOptions
 
-    source = {name: value for name, value in options.items() if name in {"model", *parameters_of(ModelOptions)}}
+    source = {name: options.pop(name) for name in parameters_of(treeopt.open) if name in options}
     if other := sorted(source.keys() - {"dtype", "device"}):
         raise click.UsageError(
             f"--random-weights needs no weights, tokenizer or prompts: leave out --{other[0].replace('_', '-')}."
         )
     with progress("Making random weights", None):
-        session = open_random_session(config, num_heads=num_heads or NUM_HEADS, **source)
-    return session, {name: value for name, value in options.items() if name not in source}
+        return open_random_session(config, num_heads=num_heads or NUM_HEADS, **source), options

@@ -1,9 +1,13 @@
-"""What people look at: treeopt plot, report, show and status."""
+"""Results and names to look at: treeopt plot, report, show, status and list."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from textwrap import fill
 from typing import TYPE_CHECKING
+
+import click
 
 from treeopt.cli.declared import command
 from treeopt.cli.output import show_files, show_result
@@ -75,17 +79,17 @@ def show(run: RunDirectory, as_json: bool, *, batch_size: Count | None = None, t
     from treeopt.report.plan_table import tree_view
     from treeopt.report.terminal import note
 
+    gains = None
     if tree is not None:
-        found, gains = pipeline.named_tree(tree, batch_size=batch_size), None
+        found = pipeline.named_tree(tree, batch_size=batch_size)
     else:
         plan = run.read_plan()
         for said in stale_plan(run, plan):
             note(said)
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
         found, gains = entry.tree, dict(entry.growth_order)
-    show_result(
-        {"size": len(found), "depth": found.depth, "medusa_choices": found.choices}, tree_view(found, gains), as_json
-    )
+    document = {"size": len(found), "depth": found.depth, "medusa_choices": found.choices}
+    show_result(document, tree_view(found, gains), as_json)
 
 
 @command(writes=False)
@@ -104,3 +108,64 @@ def status(run: RunDirectory, as_json: bool) -> None:
 
     found = status(run)
     show_result(asdict(found), status_table(found), as_json)
+
+
+@command(name="list")
+def list_(as_json: bool, topic: str | None = None, name: str | None = None) -> None:
+    """List engines, shipped files, trees and all that has a name.
+
+    TOPIC is calibrations, profiles, trees, drafters, engines, acceptance, objectives, layouts or figures.
+    With the NAME of an engine everything that is known of it is shown.
+
+    \b
+    Example:
+        treeopt list
+        treeopt list engines
+        treeopt list engines vllm
+    """
+    from treeopt.engines.registry import ENGINES
+    from treeopt.files.shipped import shipped
+    from treeopt.growth.objectives import OBJECTIVES
+    from treeopt.records.drafters import DRAFTERS, LAYOUTS
+    from treeopt.records.rules import MEANINGS, RULES
+    from treeopt.report.engine_table import engine_table, method_table, records
+    from treeopt.report.figures import FIGURES
+    from treeopt.trees.published import PUBLISHED_TREES
+
+    found = {
+        "calibrations": list(shipped("calibration")),
+        "profiles": list(shipped("profiles")),
+        "trees": list(PUBLISHED_TREES),
+        "drafters": list(DRAFTERS),
+        "engines": list(ENGINES),
+        "acceptance": list(RULES),
+        "objectives": list(OBJECTIVES),
+        "layouts": list(LAYOUTS),
+        "figures": list(FIGURES),
+    }
+    if name is not None and (topic != "engines" or name not in ENGINES):
+        known = f"must be one of {', '.join(ENGINES)}" if topic == "engines" else "goes with engines alone"
+        raise click.BadParameter(f"{known}, but got {name!r}.", param_hint="NAME")
+    if topic is None:
+        show_result(found, _lines({topic: ", ".join(names) or "none" for topic, names in found.items()}), as_json)
+    elif topic == "engines":
+        engines = ENGINES if name is None else {name: ENGINES[name]}
+        show_result(
+            {"engines": records(engines)}, method_table(*engines.values()) if name else engine_table(engines), as_json
+        )
+    elif topic in found:
+        drafters, layouts = ({name: row.about for name, row in rows.items()} for rows in (DRAFTERS, LAYOUTS))
+        said = {"drafters": drafters, "layouts": layouts, "acceptance": MEANINGS}.get(topic, {})
+        table = _lines({name: said[name] for name in found[topic]}) if said else "\n".join(found[topic])
+        show_result({topic: found[topic]}, table, as_json)
+    else:
+        raise click.BadParameter(f"must be one of {', '.join(found)}, but got {topic!r}.", param_hint="TOPIC")
+
+
+def _lines(said: Mapping[str, str]) -> str:
+    """Names and what is said of each, within the width of the terminal."""
+    width, indent = click.get_current_context().make_formatter().width, max(map(len, said)) + 2
+    return "\n".join(
+        fill(text, width, initial_indent=name.ljust(indent), subsequent_indent=" " * indent, break_on_hyphens=False)
+        for name, text in said.items()
+    )

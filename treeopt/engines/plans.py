@@ -10,8 +10,7 @@ from treeopt.engines.registry import ENGINES, method_of, tree_method_of
 from treeopt.engines.write import check_shape_of, export_request
 from treeopt.errors import InvalidInput
 from treeopt.records.origins import DrafterRecord
-from treeopt.records.plan import Plan
-from treeopt.records.ranges import each_its_own
+from treeopt.records.plan import Plan, each_its_own
 from treeopt.records.rules import rule_of
 
 

@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -79,20 +79,15 @@ class Parameter:
         >>> Parameter("rounds", int, range=Range(1)).fault(0)
         'must be at least 1, but got 0'
         """
-        if (
-            self.kind in (int, float)
-            and not self.many
-            and not isinstance(value, Integral if self.kind is int else Real)
-        ):
+        numbers = {int: Integral, float: Real}.get(self.kind)
+        if numbers and not self.many and not isinstance(value, numbers):
             return f"must be a {'whole ' * (self.kind is int)}number, but got {value!r}"
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}, but got {value!r}"
-        if self.range is None or (self.mix and isinstance(value, Mapping) and not value):
-            return None
-        for number in value if self.many else (value,):
+        for number in () if self.range is None else value if self.many else (value,):
             if not isinstance(number, Real):
                 return f"must be numbers, but got {number!r}"
-            if words := self.range.fault(float(number)):
+            if self.range and (words := self.range.fault(float(number))):
                 return f"{words}, but got {number}"
         return None
 
@@ -102,13 +97,9 @@ class Parameter:
             raise InvalidInput(f"`{self.name}` {fault}.")
 
 
+@cache
 def parameters_of(source: Any) -> Mapping[str, Parameter]:
     """The parameters of a function, a dataclass or a TypedDict by name, those of ``**options: Unpack[...]`` among them."""
-    return _parameters_of(source)
-
-
-@cache
-def _parameters_of(source: Any) -> Mapping[str, Parameter]:
     texts, names = texts_of(source.__doc__ or ""), _Names(vars(sys.modules[source.__module__]))
     if isinstance(source, type) and hasattr(source, "__total__"):
         hints = {name: hint.__forward_arg__ for name, hint in source.__annotations__.items()}
@@ -116,16 +107,28 @@ def _parameters_of(source: Any) -> Mapping[str, Parameter]:
     found: dict[str, Parameter] = {}
     for parameter in inspect.signature(source).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            rest = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
-            shared = dict(parameters_of(names[rest[1]])) if rest else {}
-            texts = texts_of(names[rest[1]].__doc__) | texts if rest else texts
-            found = {name: replace(one, text=one.text or texts.get(name, "")) for name, one in found.items()} | shared
+            if rest := re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation)):
+                shared, more = parameters_of(names[rest[1]]), texts_of(names[rest[1]].__doc__)
+                found = {name: replace(one, text=one.text or more.get(name, "")) for name, one in found.items()}
+                found |= shared
             continue
-        many = parameter.kind is parameter.VAR_POSITIONAL
         one = read(parameter.name, parameter.annotation, names, parameter.default, texts.get(parameter.name, ""))
-        is_keyword = parameter.kind is parameter.KEYWORD_ONLY
-        found[one.name] = replace(one, many=one.many or many, is_keyword=is_keyword)
+        many = one.many or parameter.kind is parameter.VAR_POSITIONAL
+        found[one.name] = replace(one, many=many, is_keyword=parameter.kind is parameter.KEYWORD_ONLY)
     return found
+
+
+def _lines(docstring: str) -> Iterator[tuple[list[str], str]]:
+    """Each line of a docstring with the names of the table's row that it belongs to."""
+    names: list[str] = []
+    column = 0
+    for line in inspect.cleandoc(docstring).splitlines():
+        indent = len(line) - len(line.lstrip())
+        if row := ROW.match(line):
+            names, column = row[1].split(", "), indent
+        elif not line.strip() or indent <= column:
+            names = []
+        yield names, line
 
 
 def texts_of(docstring: str) -> dict[str, str]:
@@ -135,32 +138,15 @@ def texts_of(docstring: str) -> dict[str, str]:
     {'one': 'first and more', 'two': 'others', 'three': 'others'}
     """
     found: dict[str, str] = {}
-    names: list[str] = []
-    column = 0
-    for line in docstring.splitlines():
-        indent = len(line) - len(line.lstrip())
-        if row := ROW.match(line):
-            names, column = row[1].split(", "), indent
-            found |= dict.fromkeys(names, row[2])
-        elif line.strip() and names and indent > column:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-        else:
-            names = []
+    for names, line in _lines(docstring):
+        row = ROW.match(line)
+        found |= {name: row[2] if row else f"{found[name]} {line.strip()}" for name in names}
     return found
 
 
 def without_table(docstring: str, names: Sequence[str]) -> str:
     """The docstring without its rows of these names."""
-    kept: list[str] = []
-    column: int | None = None
-    for line in inspect.cleandoc(docstring).splitlines():
-        row, indent = ROW.match(line), len(line) - len(line.lstrip())
-        if row and set(row[1].split(", ")) <= set(names):
-            column = indent
-        elif column is None or not line.strip() or indent <= column:
-            column = None
-            kept.append(line)
-    return "\n".join(kept).strip()
+    return "\n".join(line for of, line in _lines(docstring) if not of or not set(of) <= set(names)).strip()
 
 
 class _Names(dict[str, Any]):
@@ -172,29 +158,24 @@ class _Names(dict[str, Any]):
 
 def read(name: str, annotation: Any, names: _Names, default: Any = None, text: str = "") -> Parameter:
     """The parameter that an annotation declares, given as the source has it."""
-    hint = eval(annotation, {}, names) if isinstance(annotation, str) else annotation
     extras: list[Any] = []
-    kinds: set[type] = set()
+    kinds: set[Any] = set()
     shapes: set[Any] = set()
 
     def walk(hint: Any) -> None:
         origin, parts = get_origin(hint), get_args(hint)
-        if origin is Annotated:
-            extras.extend(hint.__metadata__)
-            walk(parts[0])
-        elif origin is Literal:
+        if origin is Literal:
             extras.append(parts)
             kinds.add(str)
-        elif origin in (Union, types.UnionType):
-            for part in parts:
-                walk(part)
-        elif origin in (collections.abc.Sequence, collections.abc.Mapping, tuple):
-            shapes.add(origin)
-            walk(parts[0])
-        elif isinstance(hint, type):
+        elif origin is None:
             kinds.add(hint)
+        else:
+            extras.extend(hint.__metadata__ if origin is Annotated else ())
+            shapes.update({origin} & {collections.abc.Sequence, collections.abc.Mapping, tuple})
+            for part in parts if origin in (Union, types.UnionType) else parts[:1]:
+                walk(part)
 
-    walk(hint)
+    walk(eval(annotation, {}, names) if isinstance(annotation, str) else annotation)
     return Parameter(
         name,
         next((kind for kind in KINDS if kind in kinds), object),
@@ -227,7 +208,7 @@ def declared(function: Callable[P, R]) -> Callable[P, R]:
                 if other in asked:
                     raise InvalidInput(f"`{name}` and `{other}` are one: leave one out.")
                 asked[other] = asked.pop(name)
-        asked = {name: _fitting(known[name], value) if name in known else value for name, value in asked.items()}
+        asked |= {name: _fitting(known[name], value) for name, value in asked.items() if name in known}
         for name, value in (inspect.signature(function).bind_partial(*args).arguments | asked).items():
             if name in known:
                 known[name].check(value)

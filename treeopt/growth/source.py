@@ -15,21 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.growth import probed
+from treeopt.growth import probed, replay
 from treeopt.growth.heldout import HeldOut, Reached, ReplayCrossfit, TreeRates, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.probed import COVERAGE, grow_coverage
-from treeopt.growth.replay import (
-    DynamicRates,
-    accepted_lengths,
-    by_conversation,
-    count_visits,
-    dynamic_rates,
-    growth_index,
-    length_counts,
-    replay,
-    replay_trees,
-)
+from treeopt.growth.replay import DynamicRates, by_conversation
 from treeopt.growth.worth import product_values
 from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
@@ -185,11 +175,11 @@ class AnswersSource(Source):
         )
         states = sum(part.states for part in found)
         accepted = [part.accepted for part in found if part.accepted is not None]
-        shape = len(family.sizes), steps.shape[-1]
+        steps, tokens = (np.broadcast_to(each, (len(family.sizes), each.shape[-1])) for each in (steps, tokens))
         return HeldOut(
             family,
-            np.broadcast_to(steps, shape),
-            np.broadcast_to(tokens, shape),
+            steps,
+            tokens,
             np.sum([part.states * part.product for part in found], axis=0) / states,
             (states + np.sum(accepted, axis=0)) / states if accepted else None,
             tuple(grown),
@@ -256,23 +246,23 @@ class TraceSource(AnswersSource):
 
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
         trace, states = self.record, self.record.has_step
-        nodes = np.bincount(growth_index(trace.ranks[states], paths).ravel(), minlength=len(paths))[: len(paths)]
+        nodes = np.bincount(replay.growth_index(trace.ranks[states], paths).ravel(), minlength=len(paths))[: len(paths)]
         hits, trials = count_hits(trace.ranks[states], trace.top_k)
         product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
-        steps = replay_trees(trace, paths, members)
+        steps = replay.replay_trees(trace, paths, members)
         return Reached(steps, trace.lengths - 1, product, members @ nodes, int(states.sum()))
 
     def rate(self, draft: Draft) -> TreeRates:
         if draft.topk is None:
             return super().rate(draft)
-        return self._replayed(replay(self.record, draft).steps)
+        return self._replayed(replay.replay(self.record, draft).steps)
 
     def chains(self, longest: int) -> list[TreeRates]:
         """Tokens per step of the chains of 1 ... ``longest`` guesses by replay, all in one walk over the states."""
         if not longest:
             return []
         members = np.tri(longest, longest + 1, 1, dtype=bool)
-        return [self._replayed(row) for row in replay_trees(self.record, Tree.chain(longest).paths, members)]
+        return [self._replayed(row) for row in replay.replay_trees(self.record, Tree.chain(longest).paths, members)]
 
     def _replayed(self, steps: IntArray) -> TreeRates:
         """Rates of a draft that takes (S,) steps."""
@@ -280,13 +270,13 @@ class TraceSource(AnswersSource):
         return TreeRates(None, None, by_conversation(self.record, steps), by_conversation(self.record, tokens))
 
     def dynamic(self, limits: DynamicLimits) -> DynamicRates | None:
-        return dynamic_rates(self.record, limits)
+        return replay.dynamic_rates(self.record, limits)
 
     def visits(self, tree: Tree) -> IntArray:
-        return count_visits(self.record, tree)
+        return replay.count_visits(self.record, tree)
 
     def guess_counts(self, draft: Draft) -> IntArray:
-        return length_counts(self.record, accepted_lengths(self.record, draft), draft.depth)
+        return replay.length_counts(self.record, replay.accepted_lengths(self.record, draft), draft.depth)
 
 
 @dataclass(frozen=True)

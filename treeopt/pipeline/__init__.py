@@ -7,27 +7,25 @@ search.py    -> plan.json
 bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how
 export.py    -> export/; convert -> a checkpoint
 importing.py -> trace.npz, calibration.json; merge.py, from those of other runs
-compare.py   is a plan still right for other traffic; drafters.py: which is fastest; groups.py: plans for groups of prompts
+compare.py   is a plan still right for other traffic; which drafter is fastest
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
 notebook.py  what results look like in a notebook
-run.py       the whole line
-train.py     -> heads, and how they were made; training_job.py may be stopped and continued
+run.py       the whole line, for one drafter or several
+train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
 """
 
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.compare import compare, draw_picture
-from treeopt.pipeline.drafters import drafters_of, run_drafters
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.merge import merge_runs
 from treeopt.pipeline.probe import probe_again
-from treeopt.pipeline.profile.analytical import profile_analytical
 from treeopt.pipeline.profile.command import profile_command
-from treeopt.pipeline.profile.table import profile_from_file
 from treeopt.pipeline.profile.timed import profile
-from treeopt.pipeline.run import LineOptions, run_line
+from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file
+from treeopt.pipeline.run import LineOptions, drafters_of, run_drafters, run_line
 from treeopt.pipeline.search import search, search_in_memory
 from treeopt.pipeline.session import open_session, resolve, session_of, with_session
 from treeopt.pipeline.train import TextOptions, train

@@ -23,11 +23,10 @@ from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
 from treeopt.pipeline.workers import RankBlocks, finish_blocks
 from treeopt.records.calibration import Calibration, prefix_states
-from treeopt.records.merging import join, shard_record
+from treeopt.records.merging import WHOLE, Shard, digest, join, shard_record
 from treeopt.records.origins import differing
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.shards import WHOLE, Shard, digest
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import Advance, note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
@@ -35,7 +34,6 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
 if TYPE_CHECKING:
-    from treeopt.runtime.cluster import Cluster
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
 
@@ -68,7 +66,12 @@ def calibrate(
     from treeopt.runtime.acceptance.greedy import Greedy
 
     is_typical = session.acceptance.record["rule"] == "typical"
-    _check_typical(is_typical, session)
+    others = {"responses": session.given, "engine": session.cluster, "shard": session.shard != WHOLE}
+    if is_typical and (given := [name for name, value in others.items() if value]):
+        raise InvalidInput(
+            "Typical acceptance is measured by decoding with a tree that all answers choose, in one process: leave "
+            f"`{given[0]}` out."
+        )
     conversations = first_conversations(session, num_prompts, reserved=1)
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
@@ -100,25 +103,6 @@ def calibrate(
     return calibration
 
 
-def _check_typical(is_typical: bool, session: Session) -> None:
-    """Raise InvalidInput for what typical acceptance, which is measured by decoding with a tree, does not go with."""
-    if is_typical and session.given:
-        raise InvalidInput(
-            "Typical acceptance is measured by decoding with a tree, so given answers say nothing about it: "
-            "leave `responses` out."
-        )
-    if is_typical and session.cluster is not None:
-        raise InvalidInput(
-            "Typical acceptance is measured by decoding with a tree that all answers choose, in one process: leave "
-            "`engine` out."
-        )
-    if is_typical and session.shard != WHOLE:
-        raise InvalidInput(
-            "Typical acceptance is measured by decoding with a tree that all answers choose, so it is not divided: leave "
-            "`shard` out."
-        )
-
-
 def summary(trace: RankTrace, provenance: dict[str, Any]) -> Calibration:
     """The counts of a trace, with what each group's conversations reach."""
     calibration = Calibration.from_trace(trace, provenance=provenance)
@@ -136,18 +120,15 @@ def check_unmeasured(
 ) -> None:
     """Raise InvalidInput where the run has another measurement than the wanted one, which would be lost."""
     there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
-    if not there:
-        return
-    differs = ["who measured it"]
+    differs = ["who measured it"] if there else []
     if run.trace.exists():
         meta = run.read_trace().meta
         asks, found = ({**(m.get("provenance") or {}), **m} for m in (json.loads(to_json(wanted)), meta))
-        known = {key: found.get(key) for key in asks}
-        differs = differing({**known, **UNASKED}, {**asks, **UNASKED})
+        differs = differing({key: found.get(key) for key in asks} | UNASKED, asks | UNASKED)
         skipped = {row.get("row") for row in meta.get("skipped") or []}
-        asked = {c.sha256 for c in conversations if c.row not in skipped}
-        differs += ["prompts"] if asked - set(meta.get("prompt_sha256") or []) else []
-        differs += ["prompts"] if set(meta.get("prompt_sha256") or []) - {c.sha256 for c in conversations} else []
+        asked, answered = {c.sha256: c.row for c in conversations}, set(meta.get("prompt_sha256") or [])
+        if answered - asked.keys() or {sha for sha, row in asked.items() if row not in skipped} - answered:
+            differs.append("prompts")
         measured = run.read_probe().meta.get("acceptance") if run.probe.exists() else meta.get("acceptance")
         differs += differing(measured, json.loads(to_json(rule)), "acceptance")
     if differs:
@@ -161,15 +142,14 @@ def examples(session: Session, trace: RankTrace, calibration: Calibration) -> li
     """Real texts in which the most frequent paths were accepted: what came before, and the accepted guesses."""
     assert trace.tokens is not None
     assert calibration.prefix_counts is not None
-    decode = session.target.tokenizer.decode
+    decode, tokens = session.target.tokenizer.decode, trace.tokens
     paths = [tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK]
     begins = np.repeat(trace.starts[:-1], trace.lengths)
-    found = []
+    found: list[dict[str, Any]] = []
     for path, states in prefix_states(trace, paths).items():
-        texts = []
-        for t in states:  # the root is the token of state t, the guesses are those after it
-            before = trace.tokens[max(begins[t], t - EXAMPLE_CONTEXT) : t + 1]
-            texts.append([decode(before.tolist()), decode(trace.tokens[t + 1 : t + 1 + len(path)].tolist())])
+        # The root is the token of state t, the guesses are those after it.
+        spans = [(max(begins[t], t - EXAMPLE_CONTEXT), t + 1, t + 1 + len(path)) for t in states]
+        texts = [[decode(tokens[first:root].tolist()), decode(tokens[root:end].tolist())] for first, root, end in spans]
         found.append({"path": list(path), "texts": texts})
     return found
 
@@ -216,8 +196,13 @@ def collect(
     """
     meta = _trace_meta(session)
     counts, shard = fitting(counts, session), session.shard
-    prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
-    options = {"conversations": prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size, **counts.record}
+    all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
+    options = {
+        "conversations": all_prompts,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        **counts.record,
+    }
     numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
     blocks = [tuple(block) for block in numbered.values()]
     key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}
@@ -227,27 +212,15 @@ def collect(
         if session.cluster is None:
             _finish_here(session, journal, blocks, advance, **asked)
         else:
-            _finish_by_workers(session, session.cluster, journal, blocks, advance, size=size, **asked)
+            prompts = replace(session.prompts, conversations=tuple(c for block in blocks for c in block))
+            work = RankBlocks(session.source, session.provenance().threads or 1, prompts, size=size, **asked)
+            finish_blocks(session.cluster, work, journal, [len(block) for block in blocks], advance)
     done = [RankTrace.load(journal.block(number)) for number in range(len(blocks))]
     said: dict[str, Any] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
     if shard != WHOLE:
         num_blocks = -(-len(conversations) // size)
-        said["shard"] = shard_record(prompts, size, num_blocks, dict(zip(numbered, done, strict=True)))
+        said["shard"] = shard_record(all_prompts, size, num_blocks, dict(zip(numbered, done, strict=True)))
     return join(done, said)
-
-
-def _finish_by_workers(
-    session: Session,
-    cluster: Cluster,
-    journal: Journal,
-    blocks: Sequence[tuple[Conversation, ...]],
-    advance: Advance,
-    **asked: Any,
-) -> None:
-    """Have all blocks of a journal finished that are not, by the workers of a cluster."""
-    prompts = replace(session.prompts, conversations=tuple(c for block in blocks for c in block))
-    work = RankBlocks(session.source, session.provenance().threads or 1, prompts, **asked)
-    finish_blocks(cluster, work, journal, [len(block) for block in blocks], advance)
 
 
 def _finish_here(

@@ -12,22 +12,22 @@ from typing import Any, TypeGuard, cast
 
 from treeopt.engines.imports import read_measurement
 from treeopt.engines.plans import planned_trees
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import shipped, storage
+from treeopt.files.places import distinct
 from treeopt.files.writing import atomic_writer
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import source_of
-from treeopt.pipeline.drafters import compare_drafters
 from treeopt.pipeline.search import request_of
-from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
+from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_losses, plan_losses
 from treeopt.planning.request import DYNAMIC
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
-from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_planned, read_timed
-from treeopt.records.load import Result, load_result
-from treeopt.records.plan import Plan
+from treeopt.records.inputs import Accuracies, Result, changed, load_result, read_grown_on, read_planned, read_timed
+from treeopt.records.origins import OURS, differing
+from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import marked_rule, rule_of, same_drafter
 from treeopt.records.rundir import RunDirectory
@@ -35,8 +35,10 @@ from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
 from treeopt.report.figures.batches import drafters_chart
 from treeopt.report.figures.chart import draw
+from treeopt.report.figures.registry import Inputs
 from treeopt.report.terminal import progress
 
+SAME = ("model", "revision", "dtype", "device", "machine", "threads")  # what a comparison of drafters holds fixed
 Given = str | Path | RunDirectory | Result
 
 
@@ -77,8 +79,9 @@ def compare(
             raise InvalidInput("Drafters are compared by the latencies of their own runs: leave `profile` out.")
         return compare_drafters(runs, batch_size=batch_size)
     a = side_of([first])
-    if profile is not None:
-        a = replace(a, profile=_latencies(profile))
+    if isinstance(profile, str | Path):
+        profile = LatencyProfile.load(shipped.find("profiles", str(profile)))
+    a = replace(a, profile=profile or a.profile)
     if not others:
         return compare_groups(a, batch_size, budget, tolerance / 100)
     kind = (a.meta.get("drafter") or {}).get("kind")
@@ -100,34 +103,28 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         way = planned_trees(plan)
         losses = plan_losses(plan, b.record, latencies, way.dynamic_limits if way else DYNAMIC)
         moved = shifts(a.record, b.record) if a.record is not None else []
-    notes = [*a.notes, *b.notes]
-    if a.record is None:
-        notes.append(f"The trace that {a.name} was made from is not at hand, so depths are not compared.")
-    if b.sha256 and b.sha256 in plan.inputs.values():
-        notes.append("The plan was made from the same answers, so what it loses there is in-sample, and too little.")
-    if latencies is None:
-        notes.append(
-            "There are no latencies, so tokens per step are compared, with as many rows as the plan's tree has."
-        )
-    if plan.mix:
-        notes.append("The plan has one tree for a mix. It is compared with the best tree for each batch size alone.")
-    tree = plan.entries[0].tree
-    if source_of(b.record).num_ranks == 1 and tree.max_rank > 0:
-        notes.append(f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.")
-    for side in (a, b):
-        if side.record is not None and source_of(side.record).answers is None:
-            notes.append(
-                f"{side.name} has no conversations: its counts are taken as independent, which they are not, so its "
-                "noise is larger than is said."
-            )
-    measure = measure_for(*(record for record in (a.record, b.record) if record is not None))
+    sources = {side.name: source_of(side.record) for side in (a, b) if side.record is not None}
+    tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
+    said = {
+        f"The trace that {a.name} was made from is not at hand, so depths are not compared.": a.record is None,
+        "The plan was made from the same answers, so what it loses there is in-sample, and too little.": (
+            b.sha256 and b.sha256 in plan.inputs.values()
+        ),
+        "There are no latencies, so tokens per step are compared, with as many rows as the plan's tree has.": not latencies,
+        "The plan has one tree for a mix. It is compared with the best tree for each batch size alone.": plan.mix,
+        f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.": tells_chains,
+    }
+    for name, source in sources.items():
+        said[
+            f"{name} has no conversations: its counts are taken as independent, so its noise is larger than is said."
+        ] = source.answers is None
     return Compared(
         names=(a.name, b.name),
-        measure=measure,
+        measure=measure_for(*(side.record for side in (a, b) if side.record is not None)),
         shifts=tuple(moved),
         losses=tuple(losses),
         tolerance=tolerance,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys([*a.notes, *b.notes, *(text for text, is_so in said.items() if is_so)])),
     )
 
 
@@ -160,41 +157,39 @@ def compare_groups(side: Side, batch_size: int | None, budget: int, tolerance: f
 
 def check_alike(a: Side, b: Side) -> None:
     """Raise InvalidInput where two sides are of other models, drafters or rules, as far as that is known."""
-    ours, theirs = a.meta, b.meta
-    models = [(meta.get("provenance") or {}).get("model") for meta in (ours, theirs)]
+    metas = (a.meta, b.meta)
+    models = [(meta.get("provenance") or {}).get("model") for meta in metas]
+    drafters = [meta.get("drafter") or {} for meta in metas]
+    rules = [meta.get("acceptance") for meta in metas]
     if None not in models and models[0] != models[1]:
-        raise InvalidInput(
-            f"Traffic is compared for one model, but {a.name} is of {models[0]}, {b.name} of {models[1]}."
-        )
-    drafters = [meta.get("drafter") or {} for meta in (ours, theirs)]
-    if not same_drafter(*drafters):
-        names = [one.get("id") or one.get("kind") for one in drafters]
-        raise InvalidInput(
-            f"Traffic is compared for one drafter, but {a.name} is of {names[0]}, {b.name} of {names[1]}. To compare "
-            "drafters, pass their run directories."
-        )
-    rules = [meta.get("acceptance") for meta in (ours, theirs)]
-    if None not in rules and rule_of(rules[0]) != rule_of(rules[1]):
-        said = [marked_rule(rule or {}) for rule in rules]
-        raise InvalidInput(f"Traffic is compared under one rule, but {a.name} is of {said[0]}, {b.name} of {said[1]}.")
+        what, said = "for one model", models
+    elif not same_drafter(*drafters):
+        what, said = "for one drafter", [one.get("id") or one.get("kind") for one in drafters]
+    elif None not in rules and rule_of(rules[0]) != rule_of(rules[1]):
+        what, said = "under one rule", [marked_rule(rule or {}) for rule in rules]
+    else:
+        return
+    raise InvalidInput(f"Traffic is compared {what}, but {a.name} is of {said[0]}, {b.name} of {said[1]}.")
 
 
 def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
     """A run directory, a file of ours, a shipped name, a result, or files of an engine's counters by one ``drafter``."""
     one = given[0]
+    if isinstance(one, str | Path) and not _is_run(one) and not _is_ours(one):
+        paths = [Path(str(path)) for path in given]
+        kind, measured = read_measurement(paths, drafter=drafter)
+        return Side(f"{paths[-1].name} ({kind})", measured.source, notes=measured.notes)
+    if len(given) > 1:
+        raise InvalidInput(
+            "B may be several files of an engine's counters, run directories of several drafters, or one source, but "
+            f"got {len(given)} with {one} among them."
+        )
     if _is_run(one):
-        _alone(given)
         return _side_of_run(RunDirectory.of(one))
     if not isinstance(one, str | Path):
-        _alone(given)
         return _side_of_result("the given result", cast(Result, one))
-    if _is_ours(one):
-        _alone(given)
-        found = _side_of_result(Path(one).name, load_result(one), RunDirectory(Path(one).parent))
-        return replace(found, sha256=storage.sha256_of(Path(one))) if Path(one).is_file() else found
-    paths = [Path(str(path)) for path in given]
-    kind, measured = read_measurement(paths, drafter=drafter)
-    return Side(f"{paths[-1].name} ({kind})", measured.source, notes=measured.notes)
+    found = _side_of_result(Path(one).name, load_result(one), RunDirectory(Path(one).parent))
+    return replace(found, sha256=storage.sha256_of(Path(one))) if Path(one).is_file() else found
 
 
 def _side_of_run(run: RunDirectory) -> Side:
@@ -203,12 +198,9 @@ def _side_of_run(run: RunDirectory) -> Side:
     if plan is not None and not any(file.exists() for file in (run.trace, run.probe, run.calibration)):
         return Side(str(run.path), None, plan, profile)
     path, record = read_planned(run)
-    stale = (
-        [f"{run.plan} was made from another {name} than is there now." for name in changed(run, plan.inputs)]
-        if plan
-        else []
-    )
-    return Side(str(run.path), record, plan, profile, storage.sha256_of(path), tuple(stale))
+    names = changed(run, plan.inputs) if plan else []
+    stale = tuple(f"{run.plan} was made from another {name} than is there now." for name in names)
+    return Side(str(run.path), record, plan, profile, storage.sha256_of(path), stale)
 
 
 def _side_of_result(name: str, result: Result, folder: RunDirectory | None = None) -> Side:
@@ -223,20 +215,6 @@ def _side_of_result(name: str, result: Result, folder: RunDirectory | None = Non
     return Side(name, read_grown_on(folder, result.inputs), result, read_timed(folder, result.inputs))
 
 
-def _latencies(given: LatencyProfile | str | Path) -> LatencyProfile:
-    if not isinstance(given, str | Path):
-        return given
-    return LatencyProfile.load(shipped.find("profiles", str(given)))
-
-
-def _alone(given: Sequence[Given]) -> None:
-    if len(given) > 1:
-        raise InvalidInput(
-            f"B may be several files of an engine's counters, run directories of several drafters, or one source, but "
-            f"got {len(given)} with {given[0]} among them."
-        )
-
-
 def _is_run(given: Given) -> TypeGuard[str | Path | RunDirectory]:
     return isinstance(given, RunDirectory) or (isinstance(given, str | Path) and Path(given).is_dir())
 
@@ -245,16 +223,13 @@ def draw_picture(result: Compared | GroupsCompared | DraftersCompared, *files: P
     """Draw a comparison of drafters; InvalidInput for another, or a file that is neither .png nor .svg."""
     if not isinstance(result, DraftersCompared):
         raise InvalidInput("`picture` draws runs of several drafters, but these are of one.")
-    kinds = [file.suffix.removeprefix(".") for file in files]
-    for kind, file in zip(kinds, files, strict=True):
-        if kind not in style.FORMATS:
-            raise InvalidInput(
-                f"`picture` must end in {' or '.join(f'.{one}' for one in style.FORMATS)}, but got {file}."
-            )
+    if other := [file for file in files if file.suffix.removeprefix(".") not in style.FORMATS]:
+        known = " or ".join(f".{kind}" for kind in style.FORMATS)
+        raise InvalidInput(f"`picture` must end in {known}, but got {other[0]}.")
     drawing = draw(drafters_chart(result))
-    for kind, file in zip(kinds, files, strict=True):
+    for file in files:
         with atomic_writer(file) as stream:
-            stream.write(style.to_bytes(drawing, kind))
+            stream.write(style.to_bytes(drawing, file.suffix.removeprefix(".")))
     return files
 
 
@@ -275,3 +250,63 @@ def _is_ours(path: str | Path) -> bool:
 def _have_other_drafters(runs: Sequence[RunDirectory]) -> bool:
     known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
     return not all(same_drafter(known[0], other) for other in known[1:])
+
+
+def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = None) -> DraftersCompared:
+    """What the plans of some runs reach, by real decoding where there is a benchmark of the plan as it is now.
+
+    Raises InvalidInput for runs of several models or machines, OutOfRange where none has the batch size.
+    """
+    names = distinct([run.path.name or str(run.path) for run in runs])
+    found, origins = [], []
+    for run, name in zip(runs, names, strict=True):
+        plan = run.read_plan()
+        benches = benches_of(run, plan)
+        timed = (run.read_profile().info.get("provenance") if run.profile.exists() else None) or {}
+        origins.append({**{key: timed.get(key) for key in SAME}, "runtime": (plan.runtime or {}).get("name")})
+        entries = [entry for entry in plan.entries if batch_size in (None, entry.batch_size)]
+        figures = [figure_of(name, entry, benches.get(entry.batch_size)) for entry in entries]
+        found += [figure for figure in figures if figure]
+    _check_same(names, origins)
+    if not found:
+        which = "" if batch_size is None else f" at batch size {batch_size}"
+        raise OutOfRange(
+            f"The runs must have plans with latencies{which}, but have none: treeopt profile, treeopt search."
+        )
+    notes: tuple[str, ...] = ()
+    if predicted := sorted({f"{one.drafter} at batch size {one.batch_size}" for one in found if not one.is_measured}):
+        notes = (f"Predicted, not decoded: {', '.join(predicted)}. treeopt bench decodes.",)
+    about = ", ".join(str(origins[0][key]) for key in ("model", "dtype", "device") if origins[0].get(key))
+    settings = tuple(sorted(found, key=lambda one: one.batch_size))
+    return DraftersCompared(settings=settings, about=about, notes=notes)
+
+
+def _check_same(names: Sequence[str], origins: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidInput where two runs differ in what both are known to be of."""
+    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
+    for name, origin in zip(names, origins, strict=True):
+        for key, value in origin.items():
+            first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
+            if differs := differing({key: there}, {key: value}):
+                raise InvalidInput(
+                    f"Drafters are compared for one model on one machine, but {first} (there) and {name} (here) differ in "
+                    f"{', '.join(differs)}."
+                )
+
+
+def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:
+    """Batch size -> the benchmark of the plan as it is now, by the runtime that the latencies are of."""
+    if (plan.runtime or {}).get("name") in (None, OURS):
+        return Inputs(run).benches()
+    loaded = [Benchmark.load(file) for file in run.engine_benches()]
+    return {bench.contenders[0].batch_size: bench for bench in loaded if not changed(run, bench.inputs or {})}
+
+
+def figure_of(drafter: str, entry: PlanEntry, bench: Benchmark | None) -> DrafterFigure | None:
+    """What was measured of the plan's draft, or predicted; None where nothing is known of its speed."""
+    if bench and bench.speedup(bench.judged):
+        setting = "" if bench.judged == "chosen" else bench.judged
+        return DrafterFigure(drafter=drafter, figure=bench.figure(bench.judged), setting=setting, is_measured=True)
+    if entry.chosen.speedup is None:
+        return None
+    return DrafterFigure(drafter=drafter, figure=entry.chosen, setting="", is_measured=False)

@@ -17,14 +17,13 @@ from treeopt.growth.replay import accepted_lengths, length_counts, record_for, r
 from treeopt.latency.rounds import busy, processor_share
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.pipeline.entrants import Entrant
-from treeopt.records.benchmark import Benchmark
+from treeopt.records.benchmark import LOOKS, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Quality
 from treeopt.records.origins import ProvenanceRecord
 from treeopt.records.pools import Counts
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.stopping import LOOKS
-from treeopt.records.trace import POOLS, Answers, RankTrace
+from treeopt.records.trace import Answers, RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import IntArray, Tree
@@ -281,8 +280,8 @@ def behind(trace: RankTrace, states: IntArray) -> RankTrace:
     begins = np.minimum(trace.starts[:-1] + states, trace.starts[1:] - 1)
     kept = np.arange(len(trace.ranks)) >= np.repeat(begins, trace.lengths)
     starts = np.concatenate([[0], np.cumsum(trace.starts[1:] - begins)])
-    pools = {name: array[kept] for name in POOLS if (array := getattr(trace, name)) is not None}
-    return RankTrace(trace.ranks[kept], starts, meta=trace.meta, **pools)
+    places = None if trace.pool_places is None else trace.pool_places[kept]
+    return RankTrace(trace.ranks[kept], starts, pool_places=places, meta=trace.meta)
 
 
 def _quality(

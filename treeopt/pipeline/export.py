@@ -245,7 +245,7 @@ def convert(
         return _convert_for_openvino(drafter, output, model, revision, weights or "fp32"), ()
     if weights is not None:
         raise InvalidInput(f"`weights` is for `layout={OPENVINO}`, but got `layout={layout}`: leave it out.")
-    with sole_writer(output, lambda: [output], refusal):
+    with sole_writer(output, [output], refusal):
         base = None if model is None else located(model)
         heads, files = write(located(drafter), layout, output, base=base, revision=revision)
         with suppress(OSError):

@@ -35,9 +35,9 @@ def collect_probes(
     run: RunDirectory, session: Session, trace: RankTrace, *, batch_size: int, rounds: int = ROUNDS
 ) -> Probe:
     """The last of the rounds on the prompts of the ``trace``; a killed run goes on with the round that it was in."""
-    found = None
+    found, family = None, grow(trace, Limits(POLICY_ROWS), objective="joint")
     for number in range(1, rounds + 1):
-        policy = _first_policy(trace) if found is None else next_policy(run, found)
+        policy = next_policy(run, found) if found else family.tree(len(family))
         file = run.partial("probe") / f"round-{number}.npz"
         found = _finished(file, session, trace, policy) or collect_round(
             session, trace, policy, batch_size=batch_size, title=f"Probing, round {number}"
@@ -47,15 +47,13 @@ def collect_probes(
     return found
 
 
-def probe_again(run: RunDirectory, session: Session, *, batch_size: int = 16) -> Probe:
+def probe_again(run: RunDirectory, session: Session) -> None:
     """One more round, with the tree that a plan on the run's probe and profile chooses, unless it was that one's."""
     probe = run.read_probe()
     policy = next_policy(run, probe)
-    if policy == probe.policy:
-        return probe
-    found = collect_round(session, run.read_trace(), policy, batch_size=batch_size, title="Probing, round 2")
-    found.save(run.probe)
-    return found
+    if policy != probe.policy:
+        title = "Probing, round 2"
+        collect_round(session, run.read_trace(), policy, batch_size=16, title=title).save(run.probe)
 
 
 def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_size: int, title: str) -> Probe:
@@ -85,23 +83,15 @@ def next_policy(run: RunDirectory, probe: Probe) -> Tree:
     return family.tree(len(family))
 
 
-def _first_policy(trace: RankTrace) -> Tree:
-    family = grow(trace, Limits(POLICY_ROWS), objective="joint")
-    return family.tree(len(family))
-
-
 def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
     """Metadata of a probe of the trace's prompts."""
-    kept = ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")
-    meta: dict[str, Any] = {key: trace.meta.get(key) for key in kept}
-    record = {**(trace.meta.get("provenance") or {}), "acceptance": session.acceptance.record}
-    return {**meta, "top_k": trace.top_k, "acceptance": session.acceptance.record, "provenance": record}
+    meta = {key: trace.meta.get(key) for key in ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")}
+    rule = {"acceptance": session.acceptance.record}
+    return {**meta, **rule, "top_k": trace.top_k, "provenance": {**(trace.meta.get("provenance") or {}), **rule}}
 
 
 def _finished(file: Path, session: Session, trace: RankTrace, policy: Tree) -> Probe | None:
     """A round that an earlier run has finished, if it is the same."""
-    if not file.exists():
-        return None
     try:
         probe = Probe.load(file)
     except InvalidInput:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.parameters import Count, Positive
+from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
+from treeopt.pipeline.compare import compare_drafters
 from treeopt.pipeline.export import export, export_all
 from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search
+from treeopt.pipeline.session import open_session, resolve
 from treeopt.pipeline.threads import settle_threads
+from treeopt.planning.compared import DraftersCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
 from treeopt.records.pools import RANKS_ALONE, USUAL
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
 from treeopt.report.page import write_report
-from treeopt.report.terminal import progress
+from treeopt.report.terminal import note, progress
 
 if TYPE_CHECKING:
     from treeopt.runtime.session import Session
@@ -77,45 +83,60 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> tuple[
             overwrite=wanted.overwrite,
         )
         steps.append({"step": "calibrate"})
+    sizes: dict[str, Any] = {"batch_sizes": wanted.batch_sizes, "budget": wanted.budget}
     if steps.finished() < 2:
-        asked: dict[str, Any] = {
-            "batch_sizes": wanted.batch_sizes,
-            "budget": wanted.budget,
-            "time_limit_s": wanted.time_limit_s,
-            "overwrite": wanted.overwrite,
-        }
-        profile(run, session, engine=wanted.engine, **asked)
+        limit_s, overwrite = wanted.time_limit_s, wanted.overwrite
+        profile(run, session, engine=wanted.engine, time_limit_s=limit_s, overwrite=overwrite, **sizes)
         steps.append({"step": "profile"})
     if steps.finished() < 3 and run.probe.exists():
         probe_again(run, session)
         steps.append({"step": "probe"})
-    plan, results, engines = _proven(run, session, wanted)
-    _draw(run)
-    discard(run.partial("run"))
-    return plan, results, engines
-
-
-def _draw(run: RunDirectory) -> None:
+    # The format of the weights changes latencies, not what the engine takes.
+    name = wanted.engine.removesuffix("-int8") if wanted.engine else None
+    plan = search(run, engine=name, **sizes)
+    told: dict[str, Any] = {"engine": wanted.engine, "num_prompts": wanted.bench_prompts}
+    results = [bench(run, session, batch_size=entry.batch_size, **told) for entry in plan.entries]
+    engines = export_all(run, plan) if name is None else [name] if plan.speculates else []
+    if name and engines:
+        export(run, name)
     with progress("Drawing", None):
         drawn = list(figures.pictures(run))
         figures.draw(run, drawn=drawn)
         write_report(run, drawn=drawn)
+    discard(run.partial("run"))
+    return plan, results, engines
 
 
-def _proven(run: RunDirectory, session: Session, wanted: LineOptions) -> tuple[Plan, list[Benchmark], list[str]]:
-    """The plan, its benchmarks and the engines that it was exported to."""
-    asked: dict[str, Any] = {"budget": wanted.budget, "batch_sizes": wanted.batch_sizes}
-    engine = wanted.engine
-    # The format of the weights changes latencies, not what the engine takes.
-    name = None if engine is None else engine.removesuffix("-int8")
-    plan = search(run, engine=name, **asked)
-    results = []
-    for entry in plan.entries:
-        told: dict[str, Any] = {"batch_size": entry.batch_size, "num_prompts": wanted.bench_prompts}
-        results.append(bench(run, session, engine=engine, **told))
-    if name is None:
-        return plan, results, export_all(run, plan)
-    if not plan.speculates:
-        return plan, results, []
-    export(run, name)
-    return plan, results, [name]
+def drafters_of(asked: str) -> list[str]:
+    """The drafters of a list with commas; one where there is a file or folder of that whole name.
+
+    >>> drafters_of("medusa, ngram"), drafters_of("my-heads")
+    (['medusa', 'ngram'], ['my-heads'])
+    """
+    if Path(asked).exists():
+        return [asked]
+    return [name.strip() for name in asked.split(",") if name.strip()]
+
+
+def run_drafters(
+    run: RunDirectory, source: Mapping[str, Any], drafters: Sequence[str], wanted: LineOptions
+) -> DraftersCompared:
+    """The whole line for each drafter, in a folder of its name in the run directory, and what that comes to.
+
+    The same call again goes on behind the drafters that are finished.
+    """
+    if len(set(drafters)) < len(drafters):
+        raise InvalidInput(f"`drafter` must name each drafter once, but got {','.join(drafters)}.")
+    key = {"source": dict(source), "drafters": list(drafters), "options": asdict(wanted)}
+    done = Journal(run.partial("drafters"), key)
+    runs = [RunDirectory(run.path / name) for name in distinct(list(map(folder_name, drafters)))]
+    for number, (own, drafter) in list(enumerate(zip(runs, drafters, strict=True)))[done.finished() :]:
+        note(f"Drafter {number + 1} of {len(runs)}: {drafter}, in {own.path}")
+        asked = {**source, "drafter": drafter}
+        with own.writing():
+            given = resolve(own, asked, overwrite=wanted.overwrite, num_prompts=wanted.num_prompts)
+            run_line(own, open_session(given), wanted)
+        done.append({"drafter": drafter})
+    found = compare_drafters(runs)
+    discard(run.partial("drafters"))
+    return found

@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from treeopt.engines.base import Method
+from treeopt.engines.registry import method_of, removal_notes, tree_method_of
+from treeopt.engines.write import check_rule_of
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files.places import distinct, folder_name
 from treeopt.files.provenance import Provenance
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
+from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.pipeline.groups import search_groups
 from treeopt.pipeline.session import open_session, resolve
+from treeopt.pipeline.verify import check_decodes_here, verified
 from treeopt.planning.planner import plan_trees
-from treeopt.planning.regret import MODES
+from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
-from treeopt.records.origins import OURS, ProvenanceRecord, elsewhere
+from treeopt.records.origins import OURS, ProvenanceRecord
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
@@ -35,8 +39,6 @@ from treeopt.trees.tree import MAX_RANK
 
 if TYPE_CHECKING:
     from treeopt.runtime.session import Session
-
-RECORDED = "record some with treeopt calibrate --topk 2,4,8, then treeopt profile, then search again"
 
 
 def search_in_memory(
@@ -54,8 +56,9 @@ def search_in_memory(
 
     default : the run directory where none is said and nothing is given
     """
-    records = [given for given in (calibration, profile) if given is not None and not isinstance(given, str | Path)]
-    named: dict[str, Any] = {"calibration": _name(calibration), "profile": _name(profile)}
+    given = {"calibration": calibration, "profile": profile}
+    records = [one for one in given.values() if one is not None and not isinstance(one, str | Path)]
+    named: dict[str, Any] = {name: str(one) if isinstance(one, str | Path) else None for name, one in given.items()}
     if not records and (run is not None or calibration is None):
         directory = RunDirectory.of(run or default)
         with directory.writing():
@@ -73,17 +76,13 @@ def search_in_memory(
     return plan
 
 
-def _name(given: Any) -> str | None:
-    return str(given) if isinstance(given, str | Path) else None
-
-
 def search(
     run: RunDirectory,
     *,
     calibration: str | None = None,
     profile: str | None = None,
     sample: int | None = None,
-    for_groups: str = MODES[0],
+    for_groups: str = "shared",
     verify: int = 0,
     session: Session | None = None,
     **options: Any,
@@ -91,9 +90,8 @@ def search(
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.
 
     sample     : conversations to plan with
-    for_groups : one of `treeopt.planning.regret.MODES`
-    verify     : decode with so many of the best candidates, and take the fastest
-    session    : what decodes then; by default the run's model is loaded
+    for_groups : "own" makes a plan for each group too
+    verify     : decode with so many of the best candidates, by default with the run's model, and take the fastest
     options    : those of `request_of`
     """
     used, record = read_planned(run, calibration)
@@ -111,11 +109,10 @@ def search(
         check_decodes_here(session, latencies)
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
-        search_groups(run, record, latencies, request, mode=for_groups)
-    if verify:
-        from treeopt.pipeline.verify import verified
-
-        plan = verified(run, session, plan, record=record, latencies=latencies, request=request, count=verify)
+        if for_groups == "own":
+            plan_groups(run, record, latencies, request)
+    if session is not None and verify:
+        plan = verified(run, session, plan, record, latencies, request, verify)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)), sample=drawn)
     plan = replace(plan, provenance=_provenance(run, plan))
@@ -123,6 +120,31 @@ def search(
     discard(run.partial("verify"))
     note_warnings(plan)
     return plan
+
+
+def plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile | None, request: PlanRequest) -> None:
+    """Write a run directory with trace, latencies and plan for each group; InvalidInput where groups are not known."""
+    if request.mix:
+        raise InvalidInput("`for_groups=own` needs batch sizes without shares: leave the shares out.")
+    source = source_of(record)
+    if not source.is_exact:
+        raise InvalidInput(f"`for_groups=own` needs a trace with groups, but got a {source.kind}.")
+    if run.is_held:
+        raise InvalidInput(
+            "`for_groups=own` writes to the run directory: search that of the trace, not the trace alone."
+        )
+    parts = group_parts(cast(RankTrace, record))
+    folders = distinct([folder_name(name) for name in parts])
+    for (name, part), folder in zip(parts.items(), folders, strict=True):
+        own = RunDirectory(run.path / "groups" / folder)
+        plan = plan_trees(part, latencies, request)
+        with own.writing():
+            own.replace_accuracies(Calibration.from_trace(part), part)
+            own.profile.unlink(missing_ok=True)  # of a search before
+            if latencies is not None:
+                latencies.save(own.profile)
+            replace(plan, inputs=inputs_of(own.trace, *([own.profile] if latencies else []))).save(own.plan)
+        note(f"The plan of the group {name} is in {own.path}.")
 
 
 def _said(plan: Plan) -> Any:
@@ -169,9 +191,6 @@ def request_of(
 
     Raises InvalidInput for an engine that cannot run the calibrated drafter, a shape or a batch size it cannot take.
     """
-    from treeopt.engines.registry import removal_notes
-    from treeopt.engines.write import check_rule_of
-
     if engine is None and method is not None:
         raise InvalidInput("`method` belongs to an engine: name the `engine`.")
     given = Limits(
@@ -195,8 +214,9 @@ def request_of(
             f"No dynamic trees were timed at batch size {', '.join(bare)}, so chains alone are compared there. To time some: "
             f"treeopt profile --batch-size {','.join(bare)} --overwrite"
         )
-    wider = replace(given, max_rank=max(limits.max_rank, given.max_rank), shape=limits.shape)
-    wider = wider if max_rank is None else replace(wider, max_rank=max_rank)
+    wider = replace(given, shape=limits.shape)
+    if max_rank is None:
+        wider = replace(wider, max_rank=max(limits.max_rank, given.max_rank))
     planned = PlannedEngine(name=engine, method=way.name)
     return PlanRequest(limits, kept, engine=planned, wider=wider, dynamic=way.dynamic_limits, **options), warnings
 
@@ -204,12 +224,7 @@ def request_of(
 def way_for(
     engine: str, method: str | None, sizes: Collection[int], record: Accuracies, latencies: LatencyProfile | None
 ) -> Method:
-    """The engine's method that is planned for: the one named, that of its dynamic trees where they are known, or the usual.
-
-    Raises InvalidInput for a method of dynamic trees where none are known.
-    """
-    from treeopt.engines.registry import method_of, tree_method_of
-
+    """The engine's method that is planned for: the one named, that of its dynamic trees where they are known, or the usual."""
     kind = (record.meta.get("drafter") or {}).get("kind")
     way = method_of(engine, kind, method)
     has_pools = getattr(record, "pools", None) is not None
@@ -218,7 +233,10 @@ def way_for(
         return way if method or trees is None else trees
     if way.dynamic:
         lacking = "profile has no dynamic trees" if has_pools else "calibration has no pools of dynamic trees"
-        raise InvalidInput(f"{engine} with {way.name} takes dynamic trees, but the {lacking}: {RECORDED}.")
+        raise InvalidInput(
+            f"{engine} with {way.name} takes dynamic trees, but the {lacking}: record some with treeopt calibrate "
+            "--topk 2,4,8, then treeopt profile, then search again."
+        )
     return way
 
 
@@ -228,25 +246,18 @@ def sizes_for(
     """The batch sizes that the engine's method decodes, and which of the profile's are left out, in a sentence.
 
     asked : whether they were asked for, and are not the profile's
-
-    Raises InvalidInput where those were asked for, or the profile has no others.
     """
     most = way.max_batch_size
     left = [size for size in sizes if most is not None and size > most]
     if most is None or not left:
         return sizes, []
-    what, which = f"{engine} with {way.name}", ", ".join(map(str, left))
+    said = f"{engine} with {way.name} decodes at most {count(most, 'sequence')} at once"
+    which = ", ".join(map(str, left))
     if asked:
-        raise InvalidInput(
-            f"`batch_size` must be at most {most} for {what}, which decodes no more sequences at once, but got {which}."
-        )
+        raise InvalidInput(f"{said}, but got `batch_size={which}`.")
     if len(left) == len(sizes):
-        raise InvalidInput(
-            f"{what} decodes at most {count(most, 'sequence')} at once, but the profile has only {which}: add what is "
-            f"missing with: treeopt profile --batch-size {most}"
-        )
-    said = f"{what} decodes at most {count(most, 'sequence')} at once. Left out of the profile's batch sizes: {which}."
-    return [size for size in sizes if size not in left], [said]
+        raise InvalidInput(f"{said}, but the profile has only {which}: treeopt profile --batch-size {most} adds it.")
+    return [size for size in sizes if size not in left], [f"{said}. Left out of the profile's batch sizes: {which}."]
 
 
 def limits_for(engine: str, way: Method, given: Limits, *, own_rank: bool, own_shape: bool) -> Limits:
@@ -264,7 +275,7 @@ def limits_for(engine: str, way: Method, given: Limits, *, own_rank: bool, own_s
 
     max_rank = least(given.max_rank if own_rank else None, way.max_rank)
     return Limits(
-        least(given.budget, None if way.max_nodes is None else way.max_nodes + 1) or given.budget,
+        given.budget if way.max_nodes is None else min(given.budget, way.max_nodes + 1),
         least(given.max_depth, way.max_depth),
         MAX_RANK if max_rank is None else max_rank,
         shape,
@@ -282,26 +293,19 @@ def check_latencies(
     info, theirs, own = record.meta, profile.info.get("provenance") or {}, file == run.profile
     again = run.command("profile", "--overwrite")
     for what, mine, other in other_origins(record, profile):
+        said = f"{file} is of another {what} than was calibrated ({other}, not {mine})"
         if own and what in ("model", "drafter"):
-            raise InvalidInput(
-                f"A plan needs latencies of the {what} that was calibrated, {mine}, but {file} is of "
-                f"{other}. Measure again with: {again}"
-            )
-        note(
-            f"{file} is of another {what} than was calibrated ({other}, not {mine}): the speedups are for that {what}."
-        )
+            raise InvalidInput(f"{said}. Measure again with: {again}")
+        note(f"{said}: the speedups are for that {what}.")
     if own and info.get("acceptance") and theirs.get("acceptance"):
         check_rule(theirs["acceptance"], info["acceptance"], f"{file} holds", command=again)
     kind, measures = (info.get("drafter") or {}).get("kind"), profile.info.get("measures", "step")
     if measures == ANALYTICAL and kind not in (None, "medusa"):
         note(f"The latencies are computed for Medusa heads. Drafting with {kind} takes another time.")
-    if measures == ANALYTICAL:
-        note(
-            "Nothing was measured: the step latencies are computed, without scheduling, sampling and start of "
-            "kernels, so the speedups are upper bounds. Measure the steps with treeopt profile."
-        )
-    elif measures != "step":
-        note(f"The profile measures {measures} alone: the speedups are upper bounds.")
+    if measures != "step":
+        computed = "Nothing was measured: the step latencies are computed, without scheduling and start of kernels"
+        only = computed if measures == ANALYTICAL else f"The profile measures {measures} alone"
+        note(f"{only}: the speedups are upper bounds.")
     if missing := sorted(set(sizes) - set(profile.batch_sizes)):
         have, lacking = (",".join(map(str, several)) for several in (profile.batch_sizes, missing))
         remedy = to_add(profile, run, lacking) if own else "Plan for those, or pass another `profile`."
@@ -310,29 +314,17 @@ def check_latencies(
 
 def to_add(profile: LatencyProfile, run: RunDirectory, sizes: str) -> str:
     """How to add batch sizes, by where the run's latencies came from: the words of that source, and its command."""
-    runtime, name = profile.runtime, profile.runtime.get("name")
-    roofline = (profile.info.get("roofline") or {}).get("device") or {}
-    file = next(iter(profile.info.get("inputs") or {}), "TABLE")
-    if command := runtime.get("command"):
+    name, command = profile.runtime.get("name"), profile.runtime.get("command")
+    device = ((profile.info.get("roofline") or {}).get("device") or {}).get("name")
+    file, said = next(iter(profile.info.get("inputs") or {}), "TABLE"), "Add what is missing with"
+    if command:
         words: tuple[object, ...] = ("--command", command, "--runtime", name, "--batch-size", sizes)
-    elif roofline:
+    elif device:
         every = ",".join(map(str, sorted({*map(int, sizes.split(",")), *profile.batch_sizes})))
-        words = ("--analytical", roofline.get("name"), "--model", file, "--batch-size", every)
+        words = ("--analytical", device, "--model", file, "--batch-size", every)
     elif name == OURS:
         words = ("--batch-size", sizes)
     else:
-        told = run.command("profile", "--from-csv", file, "--runtime", name or "NAME")
-        return f"Time them there too, and add the table with: {told}"
-    return f"{'Compute them' if roofline else 'Add what is missing'} with: {run.command('profile', *words)}"
-
-
-def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> None:
-    """Raise InvalidInput where latencies are of another runtime or machine than decodes to verify."""
-    if latencies is None:
-        return
-    where = elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
-    if where:
-        raise InvalidInput(
-            f"`verify` decodes with treeopt itself, but the latencies were timed {where}: what is fastest here may "
-            "not be fastest there. Leave `verify` out."
-        )
+        words = ("--from-csv", file, "--runtime", name or "NAME")
+        said = "Time them there too, and add the table with"
+    return f"{said}: {run.command('profile', *words)}"

@@ -16,7 +16,7 @@ from treeopt.records.drafters import DRAFTERS
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
-from treeopt.runtime.settings import RULE_OPTIONS, ModelOptions, SessionSettings
+from treeopt.runtime.settings import RULE_OPTIONS, ModelOptions
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def open_session(source: dict[str, Any]) -> Session:
     from treeopt.runtime.session import open_session
 
     with progress("Loading", None):
-        session = replace(open_session(SessionSettings(**source)), source=source)
+        session = open_session(source)
     for text in session.notes:
         note(text)
     return session

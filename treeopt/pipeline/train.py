@@ -7,39 +7,38 @@ curves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
-from treeopt.files import storage
+from treeopt.files import storage, writing
+from treeopt.files.bounds import loads
 from treeopt.files.journal import Journal
 from treeopt.files.parameters import Count
 from treeopt.files.provenance import Provenance
 from treeopt.files.shell import command_line
-from treeopt.files.writing import sole_writer
 from treeopt.pipeline.session import located_source
-from treeopt.pipeline.training_job import CHECKPOINT, TrainingJob
 from treeopt.pipeline.workers import AnswerBlocks, finish_blocks
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.training.recipe import PRECISIONS
 
 if TYPE_CHECKING:
     from treeopt.runtime.cluster import Cluster
-    from treeopt.runtime.prompts.sets import PromptSet
-    from treeopt.runtime.target import Target
     from treeopt.runtime.training.batches import Text
     from treeopt.runtime.training.recipe import Recipe
-    from treeopt.runtime.training.texts import Asking, Elsewhere
+    from treeopt.runtime.training.texts import Asking
 
 PROMPT_OPTIONS = ("column", "responses", "split", "chat_template")
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
+NOT_LOADING = (*PROMPT_OPTIONS, *RULE_OPTIONS, "prompts", "seed", "in_order")
 WEIGHTS = (".safetensors", ".pt", ".bin")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
+CHECKPOINT = "checkpoint.partial"
+BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts exceeds that on others
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,10 @@ def train(
     """
     from treeopt.runtime.training import opening
 
-    if cluster is not None and "responses" in source:
-        raise InvalidInput(
-            "`engine=ray` has the model's own answers written, but `responses` are given: leave one out."
-        )
+    rules = [name for name in RULE_OPTIONS if name in source]
+    if "responses" in source and (cluster is not None or rules):
+        said = f"`{rules[0]}` says how the model writes its" if rules else "`engine=ray` has the model's own"
+        raise InvalidInput(f"{said} answers, but `responses` are given: leave one out.")
     if source.get("acceptance") not in (None, "greedy", "sample"):
         raise InvalidInput(
             "The model writes answers to learn from greedily or with `acceptance=sample`, but got "
@@ -104,74 +103,15 @@ def train(
     accelerator = opening.open_accelerator(
         recipe, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
-    is_main, loading = accelerator.is_main_process, {**_loading(located_source(source)), "load_in_8bit": load_in_8bit}
-    with writing_heads(folder, wanted.answers, lock=is_main):
-        job, record = _prepared(folder, source, recipe, wanted, accelerator, loading, cluster)
+    with writing_heads(folder, wanted.answers, lock=accelerator.is_main_process):
+        job = TrainingJob(folder, located_source(source), recipe, accelerator, load_in_8bit=load_in_8bit)
+        job.write_texts(wanted, cluster)
         files, reached = job.run()
-        if is_main:
-            record |= reached
+        record = {**job.record(), **reached}
+        if job.is_main:
             job.write_record(record)
         accelerator.end_training()
-        return Training(folder, files, record, _command(source, folder, recipe)) if is_main else None
-
-
-def _prepared(
-    folder: Path,
-    source: Mapping[str, Any],
-    recipe: Recipe,
-    wanted: TextOptions,
-    accelerator: Any,
-    loading: Mapping[str, Any],
-    cluster: Cluster | None,
-) -> tuple[TrainingJob, dict[str, object]]:
-    """The job, once the texts to learn from are written, and its record but for what will be reached."""
-    from treeopt.runtime.training.batches import split_texts
-    from treeopt.runtime.training.heads import size_of_heads
-
-    is_main, own = accelerator.is_main_process, "responses" not in source
-    target, prompts = _open(located_source(source), loading, accelerator, wanted.num_prompts)
-    size, asking = size_of_heads(target, recipe), _asking(target, source, wanted)
-    if is_main:
-        note(f"{recipe.kind} heads: {size}")
-    elsewhere = None if cluster is None else partial(_finish, cluster, loading, prompts, asking)
-    kept = (wanted.answers or folder / "training").absolute()
-    learned, held_out = split_texts(_texts(target, prompts, asking, kept if own else None, accelerator, elsewhere))
-    longest = max(text.answer_tokens for text in learned)
-    if recipe.num_heads >= longest:
-        raise InvalidInput(
-            f"`num_heads` must be below {longest}, the tokens of the longest answer to learn from, but got {recipe.num_heads}: "
-            "lower it, or learn from longer answers (`max_new_tokens`)."
-        )
-    answered = sum(text.answer_tokens for text in learned)
-    if is_main:
-        few = ", too few to tell how good the heads are: use more prompts" * (len(held_out) < FEW_HELD_OUT)
-        note(f"{len(learned):,} texts to learn from, {answered:,} tokens; {len(held_out):,} held out{few}.")
-    texts = {
-        "own_answers": own,
-        "max_new_tokens": asking.stop.max_new_tokens,
-        "learned": len(learned),
-        "held_out": len(held_out),
-        "answer_tokens": answered,
-        "prompt_sha256": [conversation.sha256 for conversation in prompts.conversations],
-    }
-    recipe = recipe.over(len(learned))
-    provenance = Provenance(
-        model=target.name,
-        revision=target.revision,
-        drafter={"kind": recipe.kind, "num_heads": recipe.num_heads, "num_layers": recipe.layers},
-        dataset=prompts.name,
-        dataset_fingerprint=prompts.fingerprint,
-        acceptance=asking.acceptance.record if own else None,
-        device=str(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        seed=recipe.seed,
-    )
-    return TrainingJob(folder, accelerator, target, recipe, learned, held_out, own), {
-        "recipe": recipe.record(),
-        "heads": {"parameters": size.parameters, "bytes": size.total * size.bytes_each},
-        "texts": texts,
-        "provenance": provenance.record(),
-    }
+        return Training(folder, files, record, _command(source, folder, recipe)) if job.is_main else None
 
 
 @contextmanager
@@ -189,30 +129,11 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
         "another `output`."
     )
     try:
-        with sole_writer(folder / "training", places, refusal, lock=lock):
+        with writing.sole_writer(folder / "training", places(), refusal, lock=lock):
             yield
     finally:
         with suppress(OSError):
             folder.rmdir()  # where nothing was written
-
-
-def _loading(source: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options that load the base."""
-    other = (*PROMPT_OPTIONS, *RULE_OPTIONS, "prompts", "seed", "in_order")
-    return {"model": demo.NAME, **{name: value for name, value in source.items() if name not in other}}
-
-
-def _open(
-    source: Mapping[str, Any], loading: Mapping[str, Any], accelerator: Any, num_prompts: int
-) -> tuple[Target, PromptSet]:
-    """The base and the prompts that it is to answer."""
-    from treeopt.runtime.training import opening
-
-    asked = {name: source[name] for name in PROMPT_OPTIONS if name in source}
-    seed = None if source.get("in_order") else source.get("seed", 0)
-    with progress("Loading", None, accelerator.is_main_process):
-        target = opening.open_base(accelerator=accelerator, **loading)
-        return target, opening.open_seeds(target, source.get("prompts"), num_prompts, seed, **asked)
 
 
 def _check_folder(folder: Path, kind: str) -> None:
@@ -224,7 +145,7 @@ def _check_folder(folder: Path, kind: str) -> None:
         return
     made, unfinished = folder / "training" / "training.json", folder / "training" / CHECKPOINT / "key.json"
     recipes = [
-        storage.read_json(made, "training", ("recipe",))["recipe"] if made.exists() else None,
+        storage.read_json(made, "training").get("recipe") if made.exists() else None,
         storage.load_json(unfinished) if unfinished.exists() else None,  # killed while it wrote the heads
     ]
     if kind not in [recipe.get("kind") for recipe in recipes if isinstance(recipe, dict)]:
@@ -233,53 +154,234 @@ def _check_folder(folder: Path, kind: str) -> None:
         )
 
 
-def _asking(target: Target, source: Mapping[str, Any], wanted: TextOptions) -> Asking:
-    from treeopt.runtime.acceptance.open import open_acceptance
-    from treeopt.runtime.stop import StopRule
-    from treeopt.runtime.training.texts import Asking
+class TrainingJob:
+    """A training run: a target, the recipe of its heads, the texts that they learn from, and the folder that they go to.
 
-    rule = {name: source[name] for name in RULE_OPTIONS if name in source}
-    if rule and "responses" in source:
-        raise InvalidInput(
-            f"`{next(iter(rule))}` says how the model writes its answers, but `responses` are given: leave one out."
+    What comes behind the texts may be stopped and continued.
+    """
+
+    learned: list[Text]
+    held_out: list[Text]
+    asking: Asking
+
+    def __init__(
+        self, folder: Path, source: Mapping[str, Any], recipe: Recipe, accelerator: Any, *, load_in_8bit: bool
+    ) -> None:
+        from treeopt.runtime.training import heads, opening
+
+        self.folder, self.work, self.recipe, self.accelerator = folder, folder / "training", recipe, accelerator
+        self.source, self.own, self.is_main = source, "responses" not in source, accelerator.is_main_process
+        loading = {name: value for name, value in source.items() if name not in NOT_LOADING}
+        self.loading = {"model": demo.NAME, **loading, "load_in_8bit": load_in_8bit}
+        with progress("Loading", None, self.is_main):
+            self.target = opening.open_base(accelerator=accelerator, **self.loading)
+        self.size = heads.size_of_heads(self.target, recipe)
+        self.note(f"{recipe.kind} heads: {self.size}")
+
+    def note(self, message: str) -> None:
+        if self.is_main:
+            note(message)
+
+    def write_texts(self, wanted: TextOptions, cluster: Cluster | None) -> None:
+        """Find the texts to learn from, the model's own answers or given ones; those of the heads that none can teach are refused."""
+        from treeopt.runtime.training import batches, opening, texts
+
+        asked = {name: self.source[name] for name in PROMPT_OPTIONS if name in self.source}
+        seed = None if self.source.get("in_order") else self.source.get("seed", 0)
+        self.prompts = opening.open_seeds(self.target, self.source.get("prompts"), wanted.num_prompts, seed, **asked)
+        self.asking = self._asking(wanted)
+        if not self.own:
+            found = texts.given_texts(self.target, self.prompts, self.asking)
+        else:
+            elsewhere, kept = None if cluster is None else self._by_workers(cluster), wanted.answers or self.work
+            shown = self.is_main and cluster is None
+            with progress("Answering", len(self.prompts.conversations), shown) as advance:
+                found = texts.own_texts(
+                    self.target,
+                    self.prompts,
+                    kept.absolute(),
+                    self.asking,
+                    among=self.accelerator,
+                    advance=advance,
+                    say=note,
+                    elsewhere=elsewhere,
+                )
+        self.learned, self.held_out = batches.split_texts(found)
+        longest = max(text.answer_tokens for text in self.learned)
+        if self.recipe.num_heads >= longest:
+            raise InvalidInput(
+                f"`num_heads` must be below {longest}, the tokens of the longest answer to learn from, but got "
+                f"{self.recipe.num_heads}: lower it, or learn from longer answers (`max_new_tokens`)."
+            )
+        self.answered = sum(text.answer_tokens for text in self.learned)
+        few = ", too few to tell how good the heads are: use more prompts" * (len(self.held_out) < FEW_HELD_OUT)
+        self.note(
+            f"{len(self.learned):,} texts to learn from, {self.answered:,} tokens; {len(self.held_out):,} held out{few}."
         )
-    name = rule.pop("acceptance", "sample" if rule else "greedy")
-    if name == "sample" and "seed" in source:
-        rule["seed"] = source["seed"]
-    acceptance = open_acceptance(name, rule.pop("temperature", None), **rule)
-    stop, context = StopRule(target.eos_ids, wanted.max_new_tokens), target.context
-    return Asking(stop, acceptance, min(wanted.tokens or context, context))
+        self.recipe = self.recipe.over(len(self.learned))
 
+    def _asking(self, wanted: TextOptions) -> Asking:
+        from treeopt.runtime.acceptance.open import open_acceptance
+        from treeopt.runtime.stop import StopRule
+        from treeopt.runtime.training.texts import Asking
 
-def _finish(
-    cluster: Cluster,
-    loading: Mapping[str, Any],
-    prompts: PromptSet,
-    asking: Asking,
-    folder: Path,
-    key: dict[str, object],
-    sizes: list[int],
-) -> None:
-    """Have the blocks of answers finished that are not, by the workers of a cluster."""
-    cluster.start()
-    with progress("Answering", sum(sizes)) as advance:
-        finish_blocks(
-            cluster, AnswerBlocks(loading, key, prompts, asking), Journal(folder, key, ".npz"), sizes, advance
+        rule = {name: self.source[name] for name in RULE_OPTIONS if name in self.source}
+        name = rule.pop("acceptance", "sample" if rule else "greedy")
+        if name == "sample" and "seed" in self.source:
+            rule["seed"] = self.source["seed"]
+        acceptance = open_acceptance(name, rule.pop("temperature", None), **rule)
+        stop, context = StopRule(self.target.eos_ids, wanted.max_new_tokens), self.target.context
+        return Asking(stop, acceptance, min(wanted.tokens or context, context))
+
+    def _by_workers(self, cluster: Cluster) -> Any:
+        def finish(folder: Path, key: dict[str, object], sizes: list[int]) -> None:
+            cluster.start()
+            blocks = AnswerBlocks(self.loading, key, self.prompts, self.asking)
+            with progress("Answering", sum(sizes)) as advance:
+                finish_blocks(cluster, blocks, Journal(folder, key, ".npz"), sizes, advance)
+
+        return finish
+
+    def run(self) -> tuple[tuple[Path, ...], dict[str, object]]:
+        """Count, train, count again, write the heads: their files, and what was reached."""
+        from treeopt.runtime.training.heads import save_result
+        from treeopt.runtime.training.loop import CHECKPOINT_STEPS, Checkpoints, Loop
+        from treeopt.runtime.training.trainees import FrozenStates
+
+        states, held_states = (FrozenStates(self.target, part) for part in (self.learned, self.held_out))
+        trainee = self._trainee(states)
+        checkpoints = Checkpoints(self.work / CHECKPOINT, self._key())
+        checkpoints.check()
+        loop = Loop(
+            self.accelerator,
+            trainee,
+            self.recipe,
+            self.learned,
+            states if trainee.needs_states else None,
+            checkpoints=checkpoints,
+            log=self.work / "log.jsonl",
         )
+        counted = held_states if trainee.needs_states else None
+        with progress("Counting before", None, self.is_main):
+            before = loop.count(self.held_out, counted)
+        if begun := loop.resume().step:
+            self.note(f"Continuing after {begun:,} steps.")
+        try:
+            with progress("Training", 1.0, self.is_main) as advance:
+                shown = 0.0
+                for position in loop.run():
+                    share = self.recipe.share(position.step - 1, position.seconds)
+                    advance(share - shown)
+                    shown = share
+            with progress("Counting after", None, self.is_main):
+                after = loop.count(self.held_out, counted)
+            if loop.position.step % CHECKPOINT_STEPS:  # else it has just been kept
+                loop.checkpoint()
+        except KeyboardInterrupt:
+            kept, done = loop.keep(), loop.position.step
+            if done:
+                self.note(f"Stopped after step {done:,}; training goes on after step {kept.step:,}.")
+            raise
+        files: list[Path] = []
+        if self.is_main:
+            with progress("Writing", None):
+                files = save_result(trainee, self.target, self.recipe, self.folder)
+        self.accelerator.wait_for_everyone()
+        seconds, held_out = round(loop.position.seconds, 3), {"before": before, "after": after}
+        return tuple(files), {"steps": loop.position.step, "seconds": seconds, "held_out": held_out}
+
+    def _trainee(self, states: Any) -> Any:
+        from treeopt.runtime.training.heads import make_heads
+        from treeopt.runtime.training.trainees import HeadsTrainee, JointTrainee
+
+        heads = make_heads(self.target, self.recipe, self.learned, states.usual_rms)
+        if self.recipe.defaults.trains_base:
+            return JointTrainee(heads, self.recipe, self.target, own_answers=self.own)
+        return HeadsTrainee(heads, self.recipe, lambda hidden: self.target.scores(self.target.logits(hidden)))
+
+    def _key(self) -> dict[str, object]:
+        """All that the weights of a run depend on."""
+        from treeopt.runtime.training.batches import digest_of
+        from treeopt.runtime.training.texts import weights_digest
+
+        return {
+            **self.recipe.record(),
+            "texts": digest_of(self.learned),
+            "own_answers": self.own,
+            "weights": weights_digest(self.target.model),
+            "dtype": str(self.target.dtype),
+            "mixed_precision": self.accelerator.mixed_precision,
+            "processes": self.accelerator.num_processes,
+        }
+
+    def record(self) -> dict[str, object]:
+        """Recipe, heads, texts and provenance, for files."""
+        recipe, target = self.recipe, self.target
+        provenance = Provenance(
+            model=target.name,
+            revision=target.revision,
+            drafter={"kind": recipe.kind, "num_heads": recipe.num_heads, "num_layers": recipe.layers},
+            dataset=self.prompts.name,
+            dataset_fingerprint=self.prompts.fingerprint,
+            acceptance=self.asking.acceptance.record if self.own else None,
+            device=str(target.device),
+            dtype=str(target.dtype).removeprefix("torch."),
+            seed=recipe.seed,
+        )
+        texts = {
+            "own_answers": self.own,
+            "max_new_tokens": self.asking.stop.max_new_tokens,
+            "learned": len(self.learned),
+            "held_out": len(self.held_out),
+            "answer_tokens": self.answered,
+            "prompt_sha256": [conversation.sha256 for conversation in self.prompts.conversations],
+        }
+        heads = {"parameters": self.size.parameters, "bytes": self.size.total * self.size.bytes_each}
+        return {"recipe": recipe.record(), "heads": heads, "texts": texts, "provenance": provenance.record()}
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """training.json and the curves of the log; says where heads learned their texts by heart.
+
+        The last step of the run: its checkpoint is deleted when all is written.
+        """
+        storage.write_json(self.work / "training.json", "training", record)
+        file = self.work / "log.jsonl"
+        try:
+            log = [loads(line) for line in storage.read_text(file).splitlines()]
+        except ValueError as error:
+            raise InvalidInput(f"The heads are whole, but {file} cannot be read: {error}.") from None
+        if said := by_heart(log, record["held_out"]["after"]):
+            note(said)
+        if log:
+            self.draw_curves(log, record)
+        writing.discard(self.work / CHECKPOINT)
+
+    def draw_curves(self, log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+        from treeopt.report.figures.chart import draw
+        from treeopt.report.figures.style import to_bytes
+        from treeopt.report.figures.training import training_chart
+
+        with writing.atomic_writer(self.work / "curves.png") as stream:
+            stream.write(to_bytes(draw(training_chart(log, record)), "png"))
 
 
-def _texts(
-    target: Target, prompts: PromptSet, asking: Asking, kept: Path | None, accelerator: Any, elsewhere: Elsewhere | None
-) -> list[Text]:
-    """The texts to learn from: the model's own answers, which lie in ``kept``, or the given ones."""
-    from treeopt.runtime.training.texts import Worker, given_texts, own_texts
-
-    if kept is None:
-        return given_texts(target, prompts, asking)
-    worker = Worker(accelerator.process_index, accelerator.num_processes, accelerator.wait_for_everyone)
-    shown = accelerator.is_main_process and elsewhere is None
-    with progress("Answering", len(prompts.conversations), shown) as advance:
-        return own_texts(target, prompts, kept, asking, worker=worker, advance=advance, say=note, elsewhere=elsewhere)
+def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:
+    """Says so where heads are right on the texts they learn from far more often than on held-out ones."""
+    last = log[-max(1, len(log) // 10) :]
+    pairs = [
+        (sum(seen) / len(seen), held_out)
+        for k, held_out in enumerate(after["accuracy"])
+        if held_out is not None and (seen := [a for line in last if (a := line["accuracy"][k]) is not None])
+    ]
+    learned, held_out = (sum(values) / max(1, len(pairs)) for values in zip(*pairs or [(0.0, 0.0)], strict=True))
+    ratio, difference = BY_HEART
+    if learned <= ratio * held_out or learned <= held_out + difference:
+        return None
+    return (
+        f"At the end the first choice is right in {learned:.2f} of the states of texts that were learned from, but in "
+        f"{held_out:.2f} of those of held-out texts. The heads have memorised the texts: use more prompts, or train for "
+        "a shorter time."
+    )
 
 
 def _command(source: Mapping[str, Any], folder: Path, recipe: Recipe) -> str:

@@ -14,6 +14,7 @@ from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import Accuracies
+from treeopt.records.origins import elsewhere
 from treeopt.records.plan import Plan, PlanEntry, Verified
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -26,27 +27,34 @@ if TYPE_CHECKING:
 ROUNDS = 2
 
 
+def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> None:
+    """Raise InvalidInput where latencies are of another runtime or machine than decodes to verify."""
+    if latencies and (
+        where := elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
+    ):
+        raise InvalidInput(
+            f"`verify` decodes with treeopt itself, but the latencies were timed {where}: what is fastest here may "
+            "not be fastest there. Leave `verify` out."
+        )
+
+
 def verified(
     run: RunDirectory,
-    session: Session | None,
+    session: Session,
     plan: Plan,
-    *,
     record: Accuracies,
     latencies: LatencyProfile | None,
     request: PlanRequest,
     count: int,
 ) -> Plan:
-    """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size.
-
-    Raises InvalidInput where decoding cannot tell: without a session, a trace or latencies, or for a mix of loads.
-    """
+    """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size."""
     source = source_of(record)
     if source.answers is not None and not source.is_exact:
         raise InvalidInput(
             "`verify` is for rules under which the text does not depend on the tree: leave it out, and check the "
             "plan with treeopt bench."
         )
-    if session is None or latencies is None or request.mix is not None or source.answers is None:
+    if latencies is None or request.mix is not None or source.answers is None:
         raise InvalidInput(
             "`verify` decodes for real, one batch size at a time: it needs the run's own trace, a profile, "
             "and batch sizes without shares."

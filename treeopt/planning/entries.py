@@ -118,7 +118,7 @@ def _growth_order(evidence: Evidence) -> list[tuple[Choice, float]]:
     if evidence.grown is None:
         return []
     family = evidence.grown.family
-    whole = len(family) if family.nested else len(evidence.tree)
+    whole = len(family) if family.members is None else len(evidence.tree)
     nodes = zip(family.nodes(whole)[1:], family.gains_of(whole)[1:], strict=True)
     return [(path, float(gain)) for path, gain in nodes]
 

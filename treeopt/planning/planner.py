@@ -19,9 +19,8 @@ from treeopt.planning.schedule import schedule_of
 from treeopt.planning.select import select
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import DrafterRecord
-from treeopt.records.plan import Constraint, Plan
+from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.ranges import BatchRange
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 

@@ -37,7 +37,6 @@ from treeopt.trees.dynamic import DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, Tree
 
-MODES = ("shared", "own")
 FEWEST = 5  # conversations of a group that a plan of its own is judged by: one for each fold
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from treeopt.latency.interpolation import between_batch_sizes
 from treeopt.planning.candidates import Candidates, Floats, Key
 from treeopt.planning.select import Selection
-from treeopt.records.ranges import BatchRange
+from treeopt.records.plan import BatchRange
 from treeopt.trees.tree import IntArray
 
 MOST = 1000  # batch sizes between two that a loss is computed for

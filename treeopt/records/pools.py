@@ -1,4 +1,4 @@
-"""What a trace keeps of the pools of dynamic trees: the place of the true path, and the scores that there were.
+"""What a trace keeps of the pools of dynamic trees: the place of the true path.
 
 One record answers every setting: a step accepts the guesses of the true path among the best rows - 1 nodes of the pool, and
 the pool of fewer levels is the beginning of that of more.
@@ -8,7 +8,6 @@ P states · L levels at most · n numbers of expanded nodes ("topk")
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,6 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK, pool_size
 
 NO_PLACE = 255  # the true path is not in the pool, or too far behind for any tree
-MOST_SCORES = 32  # of a level that are kept
 
 
 def columns_of(levels: int) -> slice:
@@ -29,15 +27,6 @@ def columns_of(levels: int) -> slice:
     (slice(0, 1, None), slice(3, 6, None))
     """
     return slice(levels * (levels - 1) // 2, levels * (levels + 1) // 2)
-
-
-def score_counts(levels: int, topk: int) -> list[int]:
-    """How many scores are kept of each level.
-
-    >>> score_counts(3, 4), score_counts(2, 8)
-    ([4, 16, 16], [8, 32])
-    """
-    return [topk, *[min(topk**2, MOST_SCORES)] * (levels - 1)]
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,6 @@ class Pools:
 
     places : (P, n, L (L + 1) / 2) uint8  place of the true path's node of depth d among the nodes of the first s levels, best
              first from 0, `columns_of` s at d - 1; NO_PLACE where it is not among them
-    scores : (P, sum of `score_counts`) float16  log-probabilities of the best paths of each level, best first, topk by topk
 
     Raises InvalidInput for arrays that do not fit together.
     """
@@ -93,7 +81,6 @@ class Pools:
     levels: int
     topks: tuple[int, ...]
     places: NDArray[np.uint8]
-    scores: NDArray[np.float16]
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= MOST_LEVELS or not self.topks or list(self.topks) != sorted(set(self.topks)):
@@ -103,29 +90,22 @@ class Pools:
             )
         if not 1 <= self.topks[0] <= self.topks[-1] <= MOST_TOPK:
             raise InvalidInput(f"topk of pools must be 1 to {MOST_TOPK}, but is {quoted(list(self.topks))}.")
-        states = len(self.places)
-        shapes = {
-            "places": (states, len(self.topks), columns_of(self.levels).stop),
-            "scores": (states, sum(sum(score_counts(self.levels, topk)) for topk in self.topks)),
-        }
-        for name, shape in shapes.items():
-            if getattr(self, name).shape != shape:
-                raise InvalidInput(f"{name} of the pools must be {shape}, but are {getattr(self, name).shape}.")
+        shape = (len(self.places), len(self.topks), columns_of(self.levels).stop)
+        if self.places.shape != shape:
+            raise InvalidInput(f"places of the pools must be {shape}, but are {self.places.shape}.")
         for topk in self.topks:
             for levels in range(1, self.levels + 1):
                 self._check_places(levels, topk)
-        if not (self.scores <= 0).all():  # nor NaN
-            raise InvalidInput("scores of pools must be logarithms of probabilities, at most 0.")
 
     @classmethod
-    def of(cls, about: Any, places: NDArray[np.uint8], scores: NDArray[np.float16]) -> Pools:
+    def of(cls, about: object, places: NDArray[np.uint8]) -> Pools:
         """By what a trace's meta says of them."""
         levels, topks = (about.get("levels"), about.get("topks")) if isinstance(about, dict) else (None, None)
         if type(levels) is not int or type(topks) is not list or not all(type(topk) is int for topk in topks):
             raise InvalidInput(
                 f"meta 'pools' must have a number of levels and a list of topks, but is {quoted(about)}."
             )
-        return cls(levels, tuple(topks), places, scores)
+        return cls(levels, tuple(topks), places)
 
     def _check_places(self, levels: int, topk: int) -> None:
         """Raise InvalidInput for places that no pool of so many levels has."""
@@ -150,17 +130,3 @@ class Pools:
         first = [columns_of(depth).stop - 1 for depth in range(1, self.levels + 1)]  # the smallest pool with that depth
         found: NDArray[np.int64] = (self.places[:, :, first] != NO_PLACE).sum(2).max(1)
         return found
-
-    def level_scores(self, topk: int) -> list[NDArray[np.float16]]:
-        """(P, n) scores of every level of a topk, best first."""
-        found, first = [], 0
-        for other in self.topks:
-            for count in score_counts(self.levels, other):
-                if other == topk:
-                    found.append(self.scores[:, first : first + count])
-                first += count
-        return found
-
-    def select(self, states: Sequence[int] | NDArray[np.int64]) -> Pools:
-        """The pools of some states."""
-        return Pools(self.levels, self.topks, self.places[states], self.scores[states])

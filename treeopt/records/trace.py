@@ -26,14 +26,14 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
 from treeopt.files.fields import within
 from treeopt.records.display import Drawn
-from treeopt.records.origins import check_origins
+from treeopt.records.origins import Origins
 from treeopt.records.pools import Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MOST_WEIGHT = 1000  # times that a sequence may count
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
 FOLDS = 5  # of cross-validation
-SCHEMA = f"treeopt.trace/{storage.VERSION}"
+SCHEMA = storage.schema("trace")
 
 
 class End(IntEnum):
@@ -100,7 +100,7 @@ class RankTrace(Answers):
     cluster       : (S,)   int32  conversation that a sequence is a turn of; absent: each is its own
     weight        : (S,)   float32  how many times each counts, a whole number; absent: once (`repeated`)
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
-    pool_places, pool_scores : (P, ...) of dynamic trees, as meta["pools"] says: see `Pools`
+    pool_places   : (P, n, L (L + 1) / 2) uint8  of dynamic trees, as meta["pools"] says: see `Pools`
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
     Only ``ranks`` and ``starts`` are required of a file.
@@ -120,7 +120,6 @@ class RankTrace(Answers):
     weight: NDArray[np.float32] | None = None
     target_rank: NDArray[np.int16] | None = None
     pool_places: NDArray[np.uint8] | None = None
-    pool_scores: NDArray[np.float16] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -144,7 +143,7 @@ class RankTrace(Answers):
         for name in (*PER_STATE, *PER_SEQUENCE):
             value = getattr(self, name)
             want = states if name in PER_STATE else self.num_sequences
-            ndim = 1 + (name in POOLS) + (name == "pool_places")
+            ndim = 3 if name == "pool_places" else 1
             if value is not None and (value.ndim != ndim or len(value) != want):
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {value.shape}.")
 
@@ -194,12 +193,7 @@ class RankTrace(Answers):
     @cached_property
     def pools(self) -> Pools | None:
         """The pools of dynamic trees, where they were recorded. Raises InvalidInput where they do not fit together."""
-        places, scores = self.pool_places, self.pool_scores
-        if places is None or scores is None:
-            if places is not None or scores is not None:
-                raise InvalidInput(f"{' and '.join(POOLS)} must be there together, but one is missing.")
-            return None
-        return Pools.of(self.meta.get("pools"), places, scores)
+        return None if self.pool_places is None else Pools.of(self.meta.get("pools"), self.pool_places)
 
     @cached_property
     def has_step(self) -> BoolArray:
@@ -303,7 +297,7 @@ def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) ->
             raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
         if key in _ITEMS and not all(type(item) is _ITEMS[key] for item in meta.get(key) or ()):
             raise InvalidInput(f"{path} must have a list of {_ITEMS[key].__name__} under meta {key!r}.")
-    check_origins(meta, path)
+    storage.typed(Origins, meta, path)
     return meta
 
 
@@ -375,8 +369,6 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "weight": np.float32,
     "target_rank": np.int16,
     "pool_places": np.uint8,
-    "pool_scores": np.float16,
 }
-POOLS = ("pool_places", "pool_scores")
-PER_STATE = ("tokens", "target_rank", *POOLS)
+PER_STATE = ("tokens", "target_rank", "pool_places")
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

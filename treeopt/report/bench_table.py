@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.contender import Contender
+from treeopt.records.contender import Contender, Quality
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
 from treeopt.report.table import Column, Table
-from treeopt.report.terminal import headline, together
+from treeopt.report.terminal import together
 from treeopt.report.verdict import label, measured, subject
-from treeopt.report.wording import count, percentages, pm
+from treeopt.report.wording import count, percentages, pm, told
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def bench_table(bench: Benchmark) -> RenderableType:
     """The verdict of a benchmark, then its tables."""
-    groups = group_table(None, bench)
-    return together(*headline(measured(bench)), *bench_tables(bench), *([groups] if groups else []))
+    said = measured(bench)
+    return together(*bench_tables(bench), group_table(None, bench), headline=[said] if said else [])
 
 
 def bench_tables(bench: Benchmark) -> list[Table]:
@@ -39,18 +39,9 @@ def bench_tables(bench: Benchmark) -> list[Table]:
     ]
     if has_one_text(bench.acceptance):
         columns.append(Column("same\ntext", lambda c: f"{c.identical}/{c.compared}"))
-    found = [
-        Table(
-            bench_title(bench),
-            columns,
-            bench.contenders,
-            caption=" ".join(filter(None, (stopped_note(bench), differences_note(bench)))),
-            bold=lambda c: c.name == bench.judged,
-        )
-    ]
-    if bench.quality:
-        found.append(_quality_table(bench))
-    return found
+    caption = f"{_about_stopped(bench)} {_about_differences(bench)}".strip()
+    table = Table(_title(bench), columns, bench.contenders, caption=caption, bold=lambda c: c.name == bench.judged)
+    return [table, *([_quality_table(bench)] if bench.quality else [])]
 
 
 def _predicted(contender: Contender) -> str:
@@ -62,16 +53,14 @@ def _predicted(contender: Contender) -> str:
 
 def _quality_table(bench: Benchmark) -> Table:
     """A row for each contender: how likely its texts are by the target, and how many changed."""
+
+    def nats(name: str) -> Callable[[tuple[str, Quality]], str]:
+        return lambda row: pm(getattr(row[1], name), getattr(row[1], f"{name}_stderr"), 3)
+
     columns = [
         Column("contender", lambda row: label(bench, row[0]), names=True),
-        Column(
-            "log-likelihood\n[nats per token]",
-            lambda row: pm(row[1].log_likelihood_nats_per_token, row[1].log_likelihood_nats_per_token_stderr, 3),
-        ),
-        Column(
-            "over plain answers\n[nats per token]",
-            lambda row: pm(row[1].difference_nats_per_token, row[1].difference_nats_per_token_stderr, 3),
-        ),
+        Column("log-likelihood\n[nats per token]", nats("log_likelihood_nats_per_token")),
+        Column("over plain answers\n[nats per token]", nats("difference_nats_per_token")),
         Column("answers\nchanged", lambda row: f"{row[1].changed_answers_share:.0%}"),
         Column("tokens\nchanged", lambda row: f"{row[1].changed_tokens_share:.0%}"),
     ]
@@ -92,50 +81,41 @@ def group_table(entry: PlanEntry | None, bench: Benchmark | None) -> Table | Non
     """The chosen tree on each group of prompts, as a plan predicts it and a benchmark measured it; None without groups."""
     predicted = entry.groups if entry else {}
     measured = bench if bench and bench.judged in {c.name for c in bench.contenders} else None
-    names = list(dict.fromkeys([*predicted, *(measured.groups if measured else [])]))
-    if not names:
+    judged = measured.judged if measured else ""
+    found = {group: measured.tokens_per_step(judged, group) for group in measured.groups} if measured else {}
+    if not (names := list(dict.fromkeys([*predicted, *found]))):
         return None
+
+    def column(header: str, known: Collection[str], cell: Callable[[str], str]) -> Column:
+        return Column(header, lambda name: cell(name) if name in known else "–")
+
     columns = [Column("group", lambda name: name or "(no group)", names=True)]
     if entry:
-        of = predicted
         columns += [
-            Column(
-                "tokens/step,\npredicted",
-                lambda name: pm(of[name].tokens_per_step, of[name].stderr.tokens_per_step) if name in of else "–",
-            ),
-            Column(
-                "speedup,\npredicted",
-                lambda name: pm(of[name].speedup, _speedup_stderr(of[name], entry)) if name in of else "–",
-            ),
+            column("tokens/step,\npredicted", predicted, lambda name: told(predicted[name], "tokens_per_step")),
+            column("speedup,\npredicted", predicted, lambda name: _speedup(predicted[name], entry)),
         ]
     if measured:
-        found = {group: measured.tokens_per_step(measured.judged, group) for group in measured.groups}
         shares = dict(zip(found, percentages([answers for _, answers in found.values()]), strict=True))
-        error = measured.contender(measured.judged).stderr_of
+        error, decoded = measured.contender(judged).stderr_of, [name for name in found if found[name][1]]
         columns += [
-            Column("answers\nmeasured", lambda name: str(found[name][1]) if name in found else "–"),
-            Column("share of\nanswers", lambda name: shares.get(name, "–")),
-            Column(
-                "tokens/step,\nmeasured",
-                lambda name: pm(found[name][0], error(name), 3) if name in found and found[name][1] else "–",
-            ),
-            Column(
-                "speedup\n[95 % interval]",
-                lambda name: str((name in found and measured.speedup(measured.judged, group=name)) or "–"),
-            ),
+            column("answers\nmeasured", found, lambda name: str(found[name][1])),
+            column("share of\nanswers", found, lambda name: shares[name]),
+            column("tokens/step,\nmeasured", decoded, lambda name: pm(found[name][0], error(name), 3)),
+            column("speedup\n[95 % interval]", found, lambda name: str(measured.speedup(judged, group=name) or "–")),
         ]
     return Table(f"{subject(bench) if bench else 'The chosen tree'} by group of prompts", columns, names)
 
 
-def _speedup_stderr(of: Figure, entry: PlanEntry) -> float | None:
-    """Error of a group's predicted speedup: tokens per step vary with its prompts, the step with the rounds of timing."""
+def _speedup(of: Figure, entry: PlanEntry) -> str:
+    """A group's predicted speedup: tokens per step vary with its prompts, the step with the rounds of timing."""
     if not of.speedup or of.stderr.tokens_per_step is None:
-        return None
+        return pm(of.speedup, None)
     of_step = (entry.chosen.stderr.step_ms or 0.0) / (entry.chosen.step_ms or 1.0)
-    return of.speedup * hypot(of.stderr.tokens_per_step / of.tokens_per_step, of_step)
+    return pm(of.speedup, of.speedup * hypot(of.stderr.tokens_per_step / of.tokens_per_step, of_step))
 
 
-def differences_note(bench: Benchmark) -> str:
+def _about_differences(bench: Benchmark) -> str:
     """How near a choice it was where texts differ from plain decoding's; empty where none does, or no gap is known."""
     gaps = [a.logit_gap for c in bench.contenders for a in c.sequences if a.logit_gap is not None]
     if not gaps or not has_one_text(bench.acceptance):
@@ -146,22 +126,22 @@ def differences_note(bench: Benchmark) -> str:
     )
 
 
-def stopped_note(bench: Benchmark) -> str:
+def _about_stopped(bench: Benchmark) -> str:
     """Which contenders lost by far and stopped, and what their figures are of; empty where none did."""
-    if not bench.stopped:
-        return ""
     named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
-    return f"Stopped early, since shown to be slower than the chosen tree: {named}. Their intervals are of 99.9 %."
+    said = f"Stopped early, since shown to be slower than the chosen tree: {named}. Their intervals are of 99.9 %."
+    return said if named else ""
 
 
-def bench_title(bench: Benchmark) -> str:
-    """The title of the table of contenders; a rule that is not the default is named."""
+def _title(bench: Benchmark) -> str:
+    """What was decoded; a rule that is not the default is named."""
     first, rule = bench.contenders[0], bench.acceptance
     which = "held-out" if bench.prompts == "held out" else "calibration"
-    by = f", by {bench.engine}" if bench.engine else ""
-    rounds = f", {bench.rounds} rounds" if bench.rounds > 1 else ""
-    answers = f"{first.compared} answers to {which} prompts"
-    title = f"Real decoding of {answers}, batch size {first.batch_size}, {bench.dtype}{by}{rounds}"
+    title = (
+        f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
+    )
+    title += f", by {bench.engine}" if bench.engine else ""
+    title += f", {bench.rounds} rounds" if bench.rounds > 1 else ""
     return title if rule_of(rule) == "greedy" else f"{title}, {option_of(rule)}"
 
 
@@ -176,10 +156,8 @@ def about_rule(acceptance: Mapping[str, Any] | None) -> str:
     >>> about_rule({"rule": "greedy"})
     "Guesses are accepted by --acceptance greedy: the texts are the target's own, whatever the tree."
     """
-    if not acceptance:
-        return ""
     texts = TEXTS[rule_of(acceptance)]
-    return f"Guesses are accepted by {option_of(acceptance)}: the texts are {texts}."
+    return f"Guesses are accepted by {option_of(acceptance)}: the texts are {texts}." if acceptance else ""
 
 
 def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) -> str:
@@ -191,22 +169,20 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
         return "What the rule costs in text is not measured yet."
     by, error = of.difference_nats_per_token, of.difference_nats_per_token_stderr
     return (
-        f"By the target's own probabilities, texts of the chosen tree are {abs(by):.3f} ±{error:.3f} nats "
-        f"per token {('less' if by <= 0 else 'more')} likely than plain answers; "
-        f"{of.changed_answers_share:.0%} of the answers and {of.changed_tokens_share:.0%} of the tokens "
-        "changed."
+        f"By the target's own probabilities, texts of the chosen tree are {abs(by):.3f} ±{error:.3f} nats per token "
+        f"{'less' if by <= 0 else 'more'} likely than plain answers; {of.changed_answers_share:.0%} of the answers and "
+        f"{of.changed_tokens_share:.0%} of the tokens changed."
     )
 
 
 def closing(entry: PlanEntry, bench: Benchmark) -> str:
     """What was measured beside what the plan predicted; empty where there is nothing to compare."""
-    if bench.judged != "chosen":  # the plan's figures are of its tree
+    if bench.judged != "chosen" or entry.chosen.size == 1 or entry.chosen.speedup is None:  # of the plan's tree
         return ""
     speedup, overhead = bench.speedup("chosen"), bench.overhead("chosen")
-    if entry.chosen.size == 1 or speedup is None or overhead is None or entry.chosen.speedup is None:
+    if speedup is None or overhead is None:
         return ""
-    predicted = pm(entry.chosen.tokens_per_step / entry.chosen.speedup, None)
     return (
-        f"The speedup is {speedup.value:.2f}; {pm(entry.chosen.speedup, entry.chosen.stderr.speedup)} was predicted. "
-        f"A step takes {overhead.value:.2f} times as long as a plain one; {predicted} was predicted."
+        f"The speedup is {speedup.value:.2f}; {told(entry.chosen, 'speedup')} was predicted. "
+        f"A step takes {overhead.value:.2f} times as long as a plain one; {pm(entry.chosen.overhead, None)} was predicted."
     )

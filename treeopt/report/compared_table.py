@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from treeopt.growth.drift import SURVIVAL
-from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared, Winner
+from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared, Winner
 from treeopt.report.table import Column, Table
-from treeopt.report.terminal import headline, together
-from treeopt.report.wording import count, draft_words, pm
+from treeopt.report.terminal import together
+from treeopt.report.wording import count, draft_words, pm, told
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,9 +28,13 @@ def verdict(result: Result) -> str:
     raise TypeError(type(result).__name__)
 
 
-@singledispatch
 def compared_table(result: Result) -> RenderableType:
     """The verdict, then the tables."""
+    return together(*_tables(result), headline=[verdict(result)])
+
+
+@singledispatch
+def _tables(result: Result) -> list[Table]:
     raise TypeError(type(result).__name__)
 
 
@@ -41,39 +48,41 @@ def per_cent(loss: Loss) -> str:
     return pm(100 * loss.share, 100 * loss.stderr, 1).replace("-0.0 ", "0.0 ")
 
 
+def _ends(interval: Iterable[float], digits: str) -> str:
+    return "[{:{digits}}, {:{digits}}]".format(*interval, digits=digits)
+
+
 @verdict.register(Compared)
 def _(result: Compared) -> str:
-    one = result.worst
-    where = f" at batch size {one.batch_size}" if len(result.losses) > 1 else ""
-    rows = count(one.reached.size, "row")
+    one, tolerance = result.worst, f"{100 * result.tolerance:g} %"
+    best = f"the best for {result.names[1]}" + (f" at batch size {one.batch_size}" if len(result.losses) > 1 else "")
+    plan = f"The plan ({count(one.reached.size, 'row')})"
+    loses = f"{plan} loses {per_cent(one.loss)} % against {best}"
     if not result.keep:
-        return (
-            f"The plan ({rows}) loses {per_cent(one.loss)} % against the best for {result.names[1]}{where}, more than "
-            f"{100 * result.tolerance:g} %: plan anew."
-        )
+        return f"{loses}, more than {tolerance}: plan anew."
     low, high = (100 * end for end in one.loss.interval95)
     if high > 100 * result.tolerance:
         return (
-            f"The plan ({rows}) loses {per_cent(one.loss)} % against the best for {result.names[1]}{where}, 95 % interval "
-            f"{low:.1f} to {high:.1f}: not shown to be more than {100 * result.tolerance:g} %, so keep it. More "
+            f"{loses}, 95 % interval {low:.1f} to {high:.1f}: not shown to be more than {tolerance}, so keep it. More "
             "conversations would tell."
         )
     within = pm(max(100 * one.loss.share, 0.0), 100 * one.loss.stderr, 1)
-    return f"The plan ({rows}) is still within {within} % of the best for {result.names[1]}{where}: keep it."
+    return f"{plan} is still within {within} % of {best}: keep it."
 
 
 @verdict.register(GroupsCompared)
 def _(result: GroupsCompared) -> str:
-    most = max(result.groups, key=lambda group: group.shared.interval95[0])
-    if not result.gainers:
+    if gainers := result.gainers:
+        said = ", ".join(f"{one.group} {per_cent(one.shared)} % at batch size {one.batch_size}" for one in gainers)
         return (
-            f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The most is "
-            f"{per_cent(most.shared)} % ({most.group}, batch size {most.batch_size})."
+            f"Of what its own plan reaches, sharing one costs {said}: treeopt search --for-groups own makes a plan for "
+            "each."
         )
-    said = ", ".join(
-        f"{group.group} {per_cent(group.shared)} % at batch size {group.batch_size}" for group in result.gainers
+    most = max(result.groups, key=lambda group: group.shared.interval95[0])
+    return (
+        f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The "
+        f"most is {per_cent(most.shared)} % ({most.group}, batch size {most.batch_size})."
     )
-    return f"Of what its own plan reaches, sharing one costs {said}: treeopt search --for-groups own makes a plan for each."
 
 
 @verdict.register(DraftersCompared)
@@ -89,8 +98,8 @@ def _won(one: Winner) -> str:
     return f"Batch size {one.batch_size}: {one.drafter} is fastest{tied}."
 
 
-@compared_table.register(Compared)
-def _(result: Compared) -> RenderableType:
+@_tables.register(Compared)
+def _(result: Compared) -> list[Table]:
     what = "share of steps whose chain survives to a depth" if result.measure == SURVIVAL else "top-1 accuracy"
     moved = [str(shift.depth) for shift in result.moved]
     said = f"Depths that moved beyond noise: {', '.join(moved)}." if moved else "No depth moved beyond noise."
@@ -98,10 +107,7 @@ def _(result: Compared) -> RenderableType:
         Column("depth", lambda one: str(one.depth)),
         Column("A", lambda one: f"{one.before:.3f}"),
         Column("B", lambda one: f"{one.after:.3f}"),
-        Column(
-            "change [95 % interval]",
-            lambda one: f"{one.after - one.before:+.3f} [{one.change95[0]:+.3f}, {one.change95[1]:+.3f}]",
-        ),
+        Column("change [95 % interval]", lambda one: f"{one.after - one.before:+.3f} {_ends(one.change95, '+.3f')}"),
         Column("", lambda one: "moved" if one.moved else "noise"),
     ]
     caption = f"{said} A is {result.names[0]}, B is {result.names[1]}. All depths were tested together (Holm)."
@@ -111,23 +117,21 @@ def _(result: Compared) -> RenderableType:
         Column("rows", lambda one: str(one.reached.size)),
         Column("depth", lambda one: str(one.reached.depth)),
         Column("tokens/step\nplanned", lambda one: pm(one.planned, None)),
-        Column("tokens/step\non B", lambda one: pm(one.reached.tokens_per_step, one.reached.stderr.tokens_per_step)),
+        Column("tokens/step\non B", lambda one: told(one.reached, "tokens_per_step")),
         Column("best on B:\nrows", lambda one: str(one.best.size), spare=1),
         Column("\ndepth", lambda one: str(one.best.depth), spare=2),
         Column("best on B:\ntokens/step", lambda one: pm(one.best.tokens_per_step, None), spare=3),
         Column(
             "loses %\n[95 % interval]",
-            lambda one: (
-                f"{per_cent(one.loss)} [{100 * one.loss.interval95[0]:.1f}, {100 * one.loss.interval95[1]:.1f}]"
-            ),
+            lambda one: f"{per_cent(one.loss)} {_ends(100 * np.array(one.loss.interval95), '.1f')}",
         ),
     ]
     table = Table("A's plan on B, beside the best that a search on B would find", plans, result.losses)
-    return together(*headline(verdict(result)), *([shifts] if result.shifts else []), table)
+    return [*([shifts] if result.shifts else []), table]
 
 
-@compared_table.register(GroupsCompared)
-def _(result: GroupsCompared) -> RenderableType:
+@_tables.register(GroupsCompared)
+def _(result: GroupsCompared) -> list[Table]:
     columns = [
         Column("group", lambda one: one.group or "(no group)", names=True),
         Column("batch", lambda one: str(one.batch_size)),
@@ -137,31 +141,19 @@ def _(result: GroupsCompared) -> RenderableType:
         Column("loses %\nwith shared", lambda one: per_cent(one.shared)),
     ]
     caption = "Losses are against the group's own plan, all held out; ± is a standard error over conversations."
-    table = Table("One plan for all groups", columns, result.groups, caption=caption)
-    return together(*headline(verdict(result)), table)
+    return [Table("One plan for all groups", columns, result.groups, caption=caption)]
 
 
-@compared_table.register(DraftersCompared)
-def _(result: DraftersCompared) -> RenderableType:
-    won = {one.batch_size: one.drafter for one in result.winners if one.pays is not False}
+@_tables.register(DraftersCompared)
+def _(result: DraftersCompared) -> list[Table]:
+    won = {(one.batch_size, one.drafter) for one in result.winners if one.pays is not False}
     columns = [
         Column("batch", lambda one: str(one.batch_size)),
         Column("drafter", lambda one: one.drafter, wraps=True),
-        Column("tree or setting", setting_words, wraps=True),
-        Column("tokens/step", lambda one: pm(one.figure.tokens_per_step, one.figure.stderr.tokens_per_step)),
+        Column("tree or setting", lambda one: one.setting or draft_words(one.figure.draft), wraps=True),
+        Column("tokens/step", lambda one: told(one.figure, "tokens_per_step")),
         Column("step ms", lambda one: pm(one.figure.step_ms, None)),
         Column("speedup\n[95 % interval]", lambda one: f"{one.speedup}{'' if one.is_measured else ' predicted'}"),
     ]
-    table = Table(
-        f"Drafters for {result.about}",
-        columns,
-        result.settings,
-        bold=lambda one: won.get(one.batch_size) == one.drafter,
-        section=lambda one: one.batch_size,
-    )
-    return together(*headline(verdict(result)), table)
-
-
-def setting_words(one: DrafterFigure) -> str:
-    """The draft, or the engine's setting, that a drafter is decoded with, in a few words."""
-    return one.setting or draft_words(one.figure.draft)
+    title, best = f"Drafters for {result.about}", lambda one: (one.batch_size, one.drafter) in won
+    return [Table(title, columns, result.settings, bold=best, section=lambda one: one.batch_size)]

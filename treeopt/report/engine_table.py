@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.registry import ENGINES, search_for
@@ -23,18 +23,14 @@ TAKES = {
     "chain": "one chain",
 }  # by the shape
 LEFT_OUT = ("name", "write")  # of a method: functions, and what has another name
+BEGIN, END = "<!-- table of engines: begin -->", "<!-- table of engines: end -->"
 
 
-def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, Any]]:
+def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
     """Every method with all that the table knows of it, JSON-ready."""
     return [
-        {
-            "engine": engine.name,
-            "title": engine.title,
-            "package": engine.package,
-            "method": method.name,
-            **{f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT},
-        }
+        {"engine": engine.name, "title": engine.title, "package": engine.package, "method": method.name}
+        | {f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT}
         for engine in engines.values()
         for method in engine.methods
     ]
@@ -63,13 +59,6 @@ def takes(method: Method) -> str:
     return "one dynamic tree" if method.dynamic else TAKES[method.shape]
 
 
-def by_batch_size(method: Method) -> str:
-    """Whether the engine changes with the batch: by a schedule, by another build, or not at all."""
-    if method.by_batch_size:
-        return "schedule"
-    return "a build each" if method.built_for_size else NONE
-
-
 def available(method: Method) -> str:
     """Which releases have it, and whether they still do."""
     return method.versions if method.status == "live" else f"{method.versions}; {method.status}"
@@ -87,33 +76,43 @@ def checked(method: Method) -> str:
     return method.checked.split(", ")[0].split(" (")[0].split()[-1]
 
 
-BEGIN, END = "<!-- table of engines: begin -->", "<!-- table of engines: end -->"
+FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
+    "takes": lambda e, m: takes(m),
+    "limits": lambda e, m: limits(m),
+    "drafters": lambda e, m: ", ".join(m.drafters),
+    "acceptance": lambda e, m: ", ".join(m.rules),
+    "goes to": lambda e, m: m.carrier,
+    "as": lambda e, m: m.syntax,
+    "must match": lambda e, m: "; ".join(m.derived) or NONE,
+    "by batch size": lambda e, m: "schedule" if m.by_batch_size else "a build each" if m.built_for_size else NONE,
+    "versions": lambda e, m: available(m),
+    "checked": lambda e, m: m.checked,
+    "package": lambda e, m: e.package or "its source is not on the Python package index",
+    "read in": lambda e, m: m.source,
+    "plan with": lambda e, m: search_for(e.name, m),
+}
+IN_DOCS = FACTS | {
+    "engine": lambda e, m: f"`{e.name}`",
+    "method": lambda e, m: m.name,
+    "shape": lambda e, m: "dynamic" if m.dynamic else m.shape,
+    "which": lambda e, m: f"`{e.name}` {m.name}",
+    "syntax": lambda e, m: f"`{m.syntax}`",
+}
 HEADS = ("engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions", "checked")
-DETAILS = ("method", "carrier", "syntax", "must match", "source")
+DETAILS = {"method": "which", "carrier": "goes to", "syntax": "syntax", "must match": "must match", "source": "read in"}
 
 
 def refreshed(page: str) -> str:
     """docs/engines.md with its tables made anew: all methods, then how each is written and where that was read."""
-    methods = [(engine.name, method) for engine in ENGINES.values() for method in engine.methods]
-    rows = []
-    for name, m in methods:
-        shape = "dynamic" if m.dynamic else m.shape
-        takes_it = (f"`{name}`", m.name, ", ".join(m.drafters), shape, limits(m), ", ".join(m.rules))
-        rows.append((*takes_it, by_batch_size(m), available(m), m.checked))
-    details = [
-        (f"`{name}` {m.name}", m.carrier, f"`{m.syntax}`", "; ".join(m.derived) or NONE, m.source)
-        for name, m in methods
-    ]
     before, _, rest = page.partition(BEGIN)
-    tables = f"{_markdown(HEADS, rows)}\n{_markdown(DETAILS, details)}"
+    tables = f"{_markdown(HEADS, HEADS)}\n{_markdown(list(DETAILS), list(DETAILS.values()))}"
     return f"{before}{BEGIN}\n\n{tables}\n{END}\n" + rest.partition(f"{END}\n")[2]
 
 
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [
-        [cell.replace("|", "\\|").replace("<=", "≤") for cell in row] for row in [heads, ["---"] * len(heads), *rows]
-    ]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def _markdown(heads: Sequence[str], facts: Sequence[str]) -> str:
+    rows = [[IN_DOCS[fact](engine, m) for fact in facts] for engine in ENGINES.values() for m in engine.methods]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in [heads, ["---"] * len(heads), *rows]]
+    return "".join(f"| {line} |\n" for line in lines).replace("<=", "≤")
 
 
 def engine_table(engines: Mapping[str, ServingEngine]) -> Table:
@@ -132,21 +131,7 @@ def method_table(engine: ServingEngine) -> RenderableType:
     """Everything of one engine, method by method."""
     tables = []
     for i, method in enumerate(engine.methods):
-        fields = (
-            ("takes", takes(method)),
-            ("limits", limits(method)),
-            ("drafters", ", ".join(method.drafters)),
-            ("acceptance", ", ".join(method.rules)),
-            ("goes to", method.carrier),
-            ("as", method.syntax),
-            ("must match", "; ".join(method.derived) or NONE),
-            ("by batch size", by_batch_size(method)),
-            ("versions", available(method)),
-            ("checked", method.checked),
-            ("package", engine.package or "its source is not on the Python package index"),
-            ("read in", method.source),
-            ("plan with", search_for(engine.name, method)),
-        )
         usual = ", the usual one" if i == 0 < len(engine.methods) - 1 else ""
-        tables.append(Table(f"{engine.title}: {method.name}{usual}", texts("", "", names=2), fields))
+        rows = [(word, tell(engine, method)) for word, tell in FACTS.items()]
+        tables.append(Table(f"{engine.title}: {method.name}{usual}", texts("", "", names=2), rows))
     return together(*tables)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING
 
+from treeopt.planning.select import ASKED, NEGLIGIBLE
 from treeopt.records.plan import MixErrors, is_setting
 from treeopt.report.table import Column, Table, texts
-from treeopt.report.terminal import headline, together
+from treeopt.report.terminal import together
 from treeopt.report.verdict import doubts
-from treeopt.report.wording import count, draft_words, kinds_of, lost, percentages, pm, ranges, setting_name
+from treeopt.report.wording import count, draft_words, kinds_of, percentages, pm, ranges, setting_name, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,30 +19,22 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from treeopt.records.figure import Figure
-    from treeopt.records.plan import Plan, PlanEntry
-    from treeopt.records.ranges import BatchRange
+    from treeopt.records.plan import BatchRange, Plan, PlanEntry
     from treeopt.trees.tree import Choice, Tree
 
 
 def plan_table(plan: Plan) -> RenderableType:
     """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
     said = [*map(certainty, plan.entries), mixture(plan), price(plan), schedule(plan), one_server(plan), drawn(plan)]
-    tables = [trees_table(plan, "\n".join(filter(None, said))), *filter(None, [kinds_table(plan)])]
-    return together(*headline(*doubts(plan)), *tables)
+    trees = trees_table(plan, "\n".join(filter(None, said)))
+    return together(trees, kinds_table(plan), headline=doubts(plan))
 
 
 def trees_table(plan: Plan, caption: str = "") -> Table:
     """The draft of every entry, and a row for the mix over all."""
-    title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
     predicted = [f"tokens/step\n{how}" for how in ("product", "joint", "replayed")]
     headers = ("batch", "rows", "depth", "widths", *predicted, "step ms", "tokens/s", "speedup")
-    columns = texts(*headers, wraps=("batch", "widths"), spare=predicted[:2])
-    return Table(title, columns, plan_rows(plan), caption=caption)
-
-
-def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """The cells of every entry, and those of a mix over all."""
-    rows = [plan_row(entry) for entry in plan.entries]
+    rows = [_cells(entry) for entry in plan.entries]
     if plan.mix:
         shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
         rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
@@ -49,24 +42,22 @@ def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
         errors = plan.mix_errors or MixErrors()
         rates, speedup = pm(total, errors.tokens_per_s, 0), pm(plan.mix_speedup, errors.speedup)
         rows.append(("mix", *rows[0][1:7], "–", rates, speedup))
-    return rows
+    title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
+    return Table(title, texts(*headers, wraps=("batch", "widths"), spare=predicted[:2]), rows, caption=caption)
 
 
-def plan_row(e: PlanEntry) -> tuple[str, ...]:
+def _cells(e: PlanEntry) -> tuple[str, ...]:
     """The cells of an entry."""
     predicted, f = e.predicted, e.chosen
     widths = setting_name(e.draft) if e.draft.topk else " ".join(map(str, e.tree.widths()))
     return (
-        str(e.batch_size),
-        str(f.size),
-        str(f.depth),
+        *map(str, (e.batch_size, f.size, f.depth)),
         widths if e.speculates else "do not speculate",
-        pm(predicted.product, None),
-        pm(predicted.joint, None),
+        *(pm(value, None) for value in (predicted.product, predicted.joint)),
         pm(predicted.replayed, f.stderr.tokens_per_step),
-        pm(f.step_ms, f.stderr.step_ms),
-        pm(f.tokens_per_s, f.stderr.tokens_per_s, 0),
-        pm(f.speedup, f.stderr.speedup),
+        told(f, "step_ms"),
+        told(f, "tokens_per_s", 0),
+        told(f, "speedup"),
     )
 
 
@@ -76,9 +67,9 @@ def kinds_table(plan: Plan) -> Table | None:
         Column("batch", lambda row: str(row[0].batch_size)),
         Column("kind", lambda row: row[1]),
         Column("rows or\nsetting", lambda row: setting_name(row[2].draft)),
-        Column("tokens/step", lambda row: pm(row[2].tokens_per_step, row[2].stderr.tokens_per_step)),
+        Column("tokens/step", lambda row: told(row[2], "tokens_per_step")),
         Column("step ms", lambda row: pm(row[2].step_ms, None), spare=1),
-        Column("speedup", lambda row: pm(row[2].speedup, row[2].stderr.speedup)),
+        Column("speedup", lambda row: told(row[2], "speedup")),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
     rows = [(e, kind, best) for e in plan.entries if e.best("dynamic") for kind, best in kinds_of(e).items()]
@@ -94,25 +85,21 @@ def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
     """Which sizes are as good as the chosen one; empty where not known. The ``hint`` is what would tell them apart."""
     if entry.runner_up is None or entry.chosen.interval95.tokens_per_step is None:
         return ""
-    ties = _ties(entry, entry.tied_sizes, entry.runner_up, entry.prompts_to_separate, hint=hint)
-    said = f"Batch size {entry.batch_size}: {ties}"
-    verified = entry.verified
-    if verified and verified.afresh.speedup:
+    said = f"Batch size {entry.batch_size}: {_ties(entry, entry, entry.runner_up, hint=hint)}"
+    if (verified := entry.verified) and verified.afresh.speedup:
         said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
         said += f"{verified.afresh.speedup:.2f} times as fast as plain"
     return said + "."
 
 
-def _ties(entry: PlanEntry, tied: list[int], runner: Figure, needed: int | None, *, hint: bool = True) -> str:
-    """Which sizes are tied with the chosen one, and how far the next best is behind."""
-    from treeopt.planning.select import ASKED
-
-    others = [one for one in tied if one != entry.chosen.size]
-    said = f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
-    over = runner.over(entry.chosen)
+def _ties(entry: PlanEntry, known: PlanEntry | MixErrors, runner: Figure, *, hint: bool) -> str:
+    """Which sizes are ``known`` to be tied with the chosen one, and how far the next best is behind."""
+    tied, needed, over = known.tied_sizes, known.prompts_to_separate, runner.over(entry.chosen)
+    others = any(size != entry.chosen.size for size in tied)
     ahead, error = -100 * log(over.value), 100 * (over.log_stderr or 0.0)
-    which = "behind" if ahead >= 0 else "ahead"
-    said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % {which}"
+    said = f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
+    said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % "
+    said += "behind" if ahead >= 0 else "ahead"
     if not (others and hint):
         return said
     if needed is not None:
@@ -127,9 +114,8 @@ def drawn(plan: Plan) -> str:
     """How many conversations were planned with where not all were, and what that costs in error bars; else empty."""
     if (sample := plan.sample) is None:
         return ""
-    said = (
-        f"Planned with {sample.conversations:,} of {sample.of:,} conversations, drawn at random (seed {sample.seed}). "
-    )
+    drawn_of = f"Planned with {sample.conversations:,} of {sample.of:,} conversations, drawn at random"
+    said = f"{drawn_of} (seed {sample.seed}). "
     said += f"What conversations are uncertain of is {sample.error_inflation:.1f} times as wide as with all of them"
     errors = [entry.chosen.stderr.tokens_per_step for entry in plan.entries]
     if (error := max((e for e in errors if e is not None), default=None)) is not None:
@@ -146,35 +132,32 @@ def mixture(plan: Plan, *, hint: bool = True) -> str:
     if total is None or own is None:
         return said
     errors = plan.mix_errors or MixErrors()
+    each = ", ".join(f"{loss:.1%} at batch size {size}" for size, loss in _sharing(plan))
     said += (
         f" The row of the mix has the mean over the time: {total:,.0f} tokens per second, "
-        f"{pm(plan.mix_speedup, errors.speedup)} times plain decoding."
-    )
-    losses = [(e.batch_size, 1 - e.chosen.rate / e.own.rate) for e in plan.entries if e.own]
-    each = ", ".join(f"{max(loss, 0):.1%} at batch size {size}" for size, loss in losses)
-    said += (
-        f" With its own tree for each batch size it would be {own:,.0f}: sharing one costs "
-        f"{max(1 - total / own, 0):.1%} over the mix ({each})."
+        f"{pm(plan.mix_speedup, errors.speedup)} times plain decoding. With its own tree for each batch size it would be "
+        f"{own:,.0f}: sharing one costs {max(1 - total / own, 0):.1%} over the mix ({each})."
     )
     if errors.runner_up:
-        ties = _ties(plan.entries[0], errors.tied_sizes, errors.runner_up, errors.prompts_to_separate, hint=hint)
-        said += f" Over the mix {ties}."
+        said += f" Over the mix {_ties(plan.entries[0], errors, errors.runner_up, hint=hint)}."
     return said
+
+
+def _sharing(plan: Plan) -> list[tuple[int, float]]:
+    """What one tree for a mix loses at each batch size against its own."""
+    return [(e.batch_size, max(1 - e.chosen.rate / e.own.rate, 0.0)) for e in plan.entries if e.own]
 
 
 def price(plan: Plan) -> str:
     """What the shape or another limit costs; empty where it costs nothing, or every tree was allowed."""
-    from treeopt.planning.select import NEGLIGIBLE
-
     parts = []
     for e in plan.entries:
-        if (free := e.unconstrained) is None:
-            continue
-        if (less := 1 - e.chosen.rate / free.rate) >= NEGLIGIBLE:
+        free, mine = e.unconstrained, e.chosen
+        if free and (less := 1 - mine.rate / free.rate) >= NEGLIGIBLE:
             parts.append(
-                f"at batch size {e.batch_size}, within the limits {e.chosen.tokens_per_step:.2f} tokens per step "
+                f"at batch size {e.batch_size}, within the limits {mine.tokens_per_step:.2f} tokens per step "
                 f"({draft_words(e.draft)}), without them {free.tokens_per_step:.2f} ({count(free.size, 'row')}), {less:.0%} "
-                f"{'slower' if e.chosen.tokens_per_s else 'fewer'}"
+                f"{'slower' if mine.tokens_per_s else 'fewer'}"
             )
     return f"The limits cost speed: {'; '.join(parts)}." if parts else ""
 
@@ -188,25 +171,22 @@ def schedule(plan: Plan) -> str:
     said = f"Schedule by batch size: {'; '.join(parts)}. Searched: {', '.join(map(str, searched))}."
     if most := max(plan.loss(part) or 0.0 for part in plan.schedule):
         said += f" Sharing trees costs at most {most:.1%} at these, within the noise."
-    between = [part.between for part in plan.schedule if part.between is not None]
-    if between:
-        said += (
-            " Between these the step times are interpolated: by that estimate the schedule loses at most "
-            f"{max(between):.1%} there."
-        )
+    if between := [part.between for part in plan.schedule if part.between is not None]:
+        said += " Between these the step times are interpolated: by that estimate the schedule loses at most "
+        said += f"{max(between):.1%} there."
+        if plan.error_between is None:
+            said += (
+                " How far that is off is not known: it takes a searched batch size between two with different trees."
+            )
+        else:
+            tests = f" in {count(plan.tests_between, 'test')}" if plan.tests_between else ""
+            said += " Where searched batch sizes were left out, such estimates were off by up to "
+            said += f"{plan.error_between:.1%}{tests}."
         unknown = [_range(part) for part in plan.schedule if part.between is None and _has_between(part, searched)]
-        tests = f" in {count(plan.tests_between, 'test')}" if plan.tests_between else ""
-        said += (
-            " How far that is off is not known: it takes a searched batch size between two with different trees."
-            if plan.error_between is None
-            else " Where searched batch sizes were left out, such estimates were off by up to "
-            f"{plan.error_between:.1%}{tests}."
-        )
         said += f" What the trees lose between these within {', '.join(unknown)} is not known." if unknown else ""
     elif searched[-1] - searched[0] >= len(searched):
         said += " A batch size between these gets what the next smaller one gets; what it loses is not known."
-    said += f" Above {searched[-1]} nothing was searched"
-    return said + (f", and below {searched[0]}." if searched[0] > 1 else ".")
+    return f"{said} Above {searched[-1]} nothing was searched{f', and below {searched[0]}' if searched[0] > 1 else ''}."
 
 
 def _has_between(part: BatchRange, searched: list[int]) -> bool:
@@ -218,21 +198,17 @@ def _has_between(part: BatchRange, searched: list[int]) -> bool:
 def _range(part: BatchRange) -> str:
     """The batch sizes of a range.
 
-    >>> from treeopt.records.ranges import BatchRange
+    >>> from treeopt.records.plan import BatchRange
     >>> _range(BatchRange(first=1, last=4, entry=0)), _range(BatchRange(first=5, last=None, entry=0))
     ('1–4', '5 on')
     """
-    if part.last is None:
-        return f"{part.first} on"
-    return str(part.first) if part.last == part.first else f"{part.first}–{part.last}"
+    return f"{part.first} on" if part.last is None else ranges(range(part.first, part.last + 1))
 
 
 def with_settings(plan: Plan) -> Plan:
     """The plan for an engine of dynamic trees and chains: of every entry the draft that such an engine gets."""
-    entries = []
-    for entry in plan.entries:
-        setting = entry.serving(is_setting)
-        entries.append(entry if setting is entry.chosen else replace(entry, chosen=setting, elsewhere=[], own=None))
+    served = [(entry, entry.serving(is_setting)) for entry in plan.entries]
+    entries = [e if s is e.chosen else replace(e, chosen=s, elsewhere=[], own=None) for e, s in served]
     return replace(plan, entries=tuple(entries), mix_errors=None)
 
 
@@ -259,29 +235,37 @@ def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
     if plan.mix:
         sizes, amounts = zip(*sorted(plan.mix.items()), strict=True)
         shares = [f"{share} of the time at {size}" for share, size in zip(percentages(amounts), sizes, strict=True)]
-        price = lost([(e.batch_size, 1 - e.chosen.rate / e.own.rate) for e in plan.entries if e.own])
         load = f"the mix of batch sizes ({', '.join(shares)})"
-        return [f"Written for {load}: {draft_words(plan.entries[0].draft)}.{price}"]
+        return [f"Written for {load}: {draft_words(plan.entries[0].draft)}.{_lost(_sharing(plan))}"]
     if list(sizes) == [None] and len(plan.entries) > 1:
         return [f"Written for all batch sizes. {schedule(plan)}"]
     entries = [plan.entry(size) for size in sizes]
     each = ", ".join(f"{entry.batch_size} ({draft_words(entry.draft)})" for entry in entries)
-    if len(entries) > 1:
-        said = [f"Written for each batch size, to start a server with: {each}."]
-        if shared := least_regret(plan):
-            said.append(f"For one server take that of --batch-size {shared.batch_size}.{_losses(plan, shared)}")
-        return said
-    return [
-        f"Written for batch size {each}.{_losses(plan, entries[0]) or ' What it loses at other batch sizes is not known.'}"
-    ]
+    if len(entries) == 1:
+        losses = _losses(plan, entries[0]) or " What it loses at other batch sizes is not known."
+        return [f"Written for batch size {each}.{losses}"]
+    said = [f"Written for each batch size, to start a server with: {each}."]
+    if shared := least_regret(plan):
+        said.append(f"For one server take that of --batch-size {shared.batch_size}.{_losses(plan, shared)}")
+    return said
 
 
 def _losses(plan: Plan, entry: PlanEntry) -> str:
     """What an entry's draft loses at the plan's other batch sizes; empty where nothing is known."""
     losses = plan.losses(entry)
-    said = lost(sorted((size, loss) for size, loss in losses.items() if size != entry.batch_size))
+    said = _lost(sorted((size, loss) for size, loss in losses.items() if size != entry.batch_size))
     missing = [str(e.batch_size) for e in plan.entries if e.batch_size not in (*losses, entry.batch_size)]
     return said + (f" At {', '.join(missing)} that is not known." if said and missing else "")
+
+
+def _lost(losses: Sequence[tuple[int, float]]) -> str:
+    """What one tree loses at batch sizes against each one's own; empty without any.
+
+    >>> _lost([(1, 0.012), (8, 0.0)])
+    " Against each batch size's own tree it loses 1.2% at 1, 0.0% at 8."
+    """
+    each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
+    return f" Against each batch size's own tree it loses {each}." if each else ""
 
 
 def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:
@@ -289,13 +273,10 @@ def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> Renderabl
     from rich.text import Text
     from rich.tree import Tree as View
 
-    rows, choices = count(len(tree), "row"), count(len(tree) - 1, "choice")
-    heading = f"root: {rows}, {choices}, depth {tree.depth}"
+    heading = f"root: {count(len(tree), 'row')}, {count(len(tree) - 1, 'choice')}, depth {tree.depth}"
     views = [View(heading, guide_style="dim")]
-    for node in range(1, len(tree)):
-        path = tree.paths[node]
+    for path, parent in zip(tree.paths[1:], tree.parents[1:], strict=True):
         gain = (gains or {}).get(path)
         adds = "" if gain is None else f"  {gain:+.4f}"
-        label = Text.assemble((str(path[-1]), "bold"), " ", (str(list(path)), "dim"), adds)
-        views.append(views[tree.parents[node]].add(label))
+        views.append(views[parent].add(Text.assemble((str(path[-1]), "bold"), " ", (str(list(path)), "dim"), adds)))
     return views[0]

@@ -1,8 +1,7 @@
 """A table is a title and columns; the terminal, a notebook and the report's page show the same ones.
 
 On a line of the terminal no word is broken and no figure is cut. Where the line is too narrow the table gives up its
-frame, then the columns that can be spared, which are named below it. If that is not enough, each row becomes a block
-of lines.
+frame, then the columns that can be spared, which are named below it; then each row becomes a block of lines.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
     from rich.table import Table as RichTable
 
 GAP = 2  # characters between columns without a frame
@@ -89,26 +87,23 @@ class Table:
             frame = 3 * len(kept) + 1 if framed else GAP * (len(kept) - 1)
             if widths := self._widths(kept, width - frame):
                 return self._framed(kept, widths, framed), [_line(self.columns[i].header) for i in spare[:n]]
-        return Group(*(self._block(number, width) for number in range(len(self.rows)))), []
+        return Group(*(self._block(row, width) for row in self.rows)), []
 
     def _widths(self, kept: list[int], room: int) -> list[int] | None:
         """Characters of every column; None where they cannot all have what their words and figures take."""
-        least, natural = [], []
+        widths, wishes = [], []
         for i in kept:
-            header, free = self.columns[i].header, self.columns[i].names or self.columns[i].wraps
-            lines = [line for row in self.rows for line in row[i].split("\n")]
-            words = [word for row in self.rows for word in _words(row[i])] if free else lines
-            least.append(_longest([*header.split(), *words]))
-            natural.append(_longest([*header.split("\n"), *lines]))
-        over = room - sum(least)
-        if over < 0:
+            column, lines = self.columns[i], [line for row in self.rows for line in row[i].split("\n")]
+            words = [word for line in lines for word in _words(line)] if column.names or column.wraps else lines
+            widths.append(_longest([*column.header.split(), *words]))
+            wishes.append(_longest([*column.header.split("\n"), *lines]) - widths[-1])
+        if (over := room - sum(widths)) < 0:
             return None
-        wanted = sorted(range(len(kept)), key=lambda column: natural[column] - least[column])
-        for left, column in zip(range(len(kept), 0, -1), wanted, strict=True):  # the modest ones first
-            more = min(natural[column] - least[column], over // left)
-            least[column] += more
+        for done, i in enumerate(sorted(range(len(kept)), key=wishes.__getitem__)):  # the modest ones first
+            more = min(wishes[i], over // (len(kept) - done))
+            widths[i] += more
             over -= more
-        return least
+        return widths
 
     def _framed(self, kept: list[int], widths: list[int], framed: bool) -> RichTable:
         from rich.box import HEAVY_HEAD
@@ -121,32 +116,30 @@ class Table:
             padding=(0, 1 if framed else GAP, 0, int(framed)),
             show_header=any(column.header for column in self.columns),
         )
-        for column, width in zip([self.columns[i] for i in kept], widths, strict=True):
-            add = partial(table.add_column, Text(column.header), width=width, overflow="fold")
-            add(justify="left") if column.names else add(justify="right")
+        for i, width in zip(kept, widths, strict=True):
+            justify: JustifyMethod = "left" if self.columns[i].names else "right"
+            table.add_column(Text(self.columns[i].header), width=width, overflow="fold", justify=justify)
         for row, bold, ends in zip(self.rows, self.bold, self.ends, strict=True):
             table.add_row(*(Text(row[i]) for i in kept), style="bold" if bold else None, end_section=ends)
         return table
 
-    def _block(self, number: int, width: int) -> RenderableType:
+    def _block(self, row: tuple[str, ...], width: int) -> RenderableType:
         """A row as lines: its names, then each figure behind its header."""
         from rich.console import Group
         from rich.padding import Padding
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        row, labels = self.rows[number], [_line(column.header) for column in self.columns]
-        named = sum(column.names for column in self.columns)
+        labels, named = [_line(column.header) for column in self.columns], sum(column.names for column in self.columns)
         names = named if 0 < named < len(row) else 1
-        heading = row[:names] if named else [f"{labels[0]} {row[0]}"]
+        heading = "  ".join(filter(None, row[:names])) if named else f"{labels[0]} {row[0]}"
         words = [word for cell in row[names:] for word in _words(cell)]
         beside = 2 * GAP + _longest(labels[names:]) + _longest(words) <= width
         block = RichTable.grid(padding=(0, GAP))
         for label, cell in zip(labels[names:], row[names:], strict=True):
             text = Text(cell, overflow="fold")
             block.add_row(Text(label), text) if beside else block.add_row(Group(Text(label), text))
-        head = Text("  ".join(filter(None, heading)), "bold")
-        return Group(head, Padding(block, (0, 0, 0, GAP), expand=False))
+        return Group(Text(heading, "bold"), Padding(block, (0, 0, 0, GAP), expand=False))
 
 
 def _longest(texts: Iterable[str]) -> int:

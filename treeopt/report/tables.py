@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -18,29 +18,28 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from treeopt.growth.score import Score
-    from treeopt.latency.paired import Latency
     from treeopt.records.calibration import Calibration
     from treeopt.records.profile import LatencyProfile, StepTiming
 
+RANKS = 5  # of a table of accuracies
 MOST_SIZES = 24  # of a setting in a table; beyond them those below are shown, and the largest
 SHOWN_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 PARTS = ("draft", "target", "verify", "commit")  # of a step, in their order
 
 
-def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableType:
+def calibration_table(calibration: Calibration) -> RenderableType:
     """Accuracy of each head, or at each depth, at the first ranks, with its standard error; then group by group."""
     info = calibration.meta
     if info.get("source") == ENGINE_LOG and info.get("survival"):
         return _survival_table(calibration)
-    what, caption = "Accuracy by depth", [*_about_answers(info)]
-    who = depth_noun(info.get("drafter") or {"kind": "medusa"})
-    if who == "head":
-        what = "Head accuracy"
+    who, caption = depth_noun(info.get("drafter") or {"kind": "medusa"}), _about_answers(info)
+    title = "Head accuracy" if who == "head" else "Accuracy by depth"
     if (info.get("acceptance") or {}).get("rule") == "rejection":
-        what = "Share accepted by depth"
+        title = "Share accepted by depth"
         caption.append(_chains(calibration))
     counts = (("positions", "states"), ("sequences", "answers"))
-    counted = [f"{info[key]:,} {noun}" for key, noun in counts if info.get(key)]
+    if counted := [f"{info[key]:,} {noun}" for key, noun in counts if info.get(key)]:
+        title += f" over {' of '.join(counted)}"
 
     def at_rank(r: int) -> Column:
         accept, error = calibration.accept[:, r], calibration.stderr[:, r]
@@ -48,13 +47,11 @@ def calibration_table(calibration: Calibration, ranks: int = 5) -> RenderableTyp
 
     columns = [
         Column(who, lambda k: str(k + 1), names=True),
-        *map(at_rank, range(min(ranks, calibration.top_k))),
+        *map(at_rank, range(min(RANKS, calibration.top_k))),
         Column("trials", lambda k: str(calibration.trials[k])),
     ]
-    title = f"{what} over {' of '.join(counted)}" if counted else what
     table = Table(title, columns, range(calibration.num_heads), caption=" ".join(caption))
-    groups = info.get("groups")
-    return together(table, _group_table(groups, calibration.num_heads)) if groups else table
+    return together(table, _group_table(info["groups"], calibration.num_heads) if info.get("groups") else None)
 
 
 def _chains(calibration: Calibration) -> str:
@@ -73,9 +70,8 @@ def _survival_table(calibration: Calibration) -> Table:
     """Survival of a chain depth by depth, as an engine counted it."""
     info, accept = calibration.meta, calibration.accept[:, 0]
     title = "Survival of a chain, as an engine counted it"
-    if info.get("drafts"):
-        of = f" of {info['requests']:,} requests" if info.get("requests") else ""
-        title += f": {info['drafts']:,} drafts{of}"
+    title += f": {info['drafts']:,} drafts" if info.get("drafts") else ""
+    title += f" of {info['requests']:,} requests" if info.get("drafts") and info.get("requests") else ""
     errors = info.get("survival_stderr") or [None] * calibration.num_heads
     columns = [
         Column("depth", lambda k: str(k + 1), names=True),
@@ -89,12 +85,9 @@ def _survival_table(calibration: Calibration) -> Table:
 def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Table:
     """Top-1 accuracy of each head, and tokens per step, group by group."""
 
-    def of_head(k: int) -> Column:
-        def top1(name: str) -> str:
-            hits, trials = groups[name]["hits"][k][0], groups[name]["trials"][k]
-            return f"{hits / trials:.3f}" if trials else "–"
-
-        return Column(f"head {k + 1}", top1, spare=k)
+    def top1(name: str, k: int) -> str:
+        hits, trials = groups[name]["hits"][k][0], groups[name]["trials"][k]
+        return pm(hits / trials if trials else None, None, 3)
 
     def rate(name: str) -> str:
         return pm(groups[name].get("tokens_per_step"), groups[name].get("tokens_per_step_stderr"))
@@ -102,7 +95,7 @@ def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Tab
     columns = [
         Column("group", str, names=True),
         Column("answers", lambda name: str(groups[name]["sequences"])),
-        *map(of_head, range(num_heads)),
+        *(Column(f"head {k + 1}", partial(top1, k=k), spare=k) for k in range(num_heads)),
         Column("tokens/step", rate),
     ]
     return Table("By group: accuracy at rank 0, held-out tokens per step with 64 rows", columns, groups)
@@ -110,20 +103,15 @@ def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Tab
 
 def _about_answers(info: Mapping[str, Any]) -> list[str]:
     """Sentences on how the answers of a calibration came about, and what was left out."""
-    said = []
+    said, answers = [], info.get("answers") or {}
     if info.get("loop_share"):
         said.append(f"{info['loop_share']:.0%} of the answers ended in a loop and were cut there.")
-    answers = info.get("answers") or {}
     if answers.get("given"):
-        agreement = (
-            f"the target's own first choice is the given token in {info.get('target_agreement', 0):.1%} of the states."
-        )
-        kind = (
-            "An estimate for greedy decoding, from given answers"
-            if answers.get("is_estimate")
-            else f"From answers sampled by the target itself at temperature {answers['temperature']:g}"
-        )
-        said.append(f"{kind}: {agreement}")
+        kind = "An estimate for greedy decoding, from given answers"
+        if not answers.get("is_estimate"):
+            kind = f"From answers sampled by the target itself at temperature {answers['temperature']:g}"
+        agreement = info.get("target_agreement", 0)
+        said.append(f"{kind}: the target's own first choice is the given token in {agreement:.1%} of the states.")
     if info.get("skipped"):
         said.append(f"{len(info['skipped'])} prompts or turns left out (listed in calibration.json).")
     return said
@@ -131,35 +119,35 @@ def _about_answers(info: Mapping[str, Any]) -> list[str]:
 
 def profile_table(profile: LatencyProfile) -> Table:
     """Median step latency by size, at the deepest measured depth, and its ratio to a plain step."""
-    rows = list(chain.from_iterable(_timed_steps(profile, *setting) for setting in profile.settings))
+    rows, is_whole = list[tuple[str, ...]](), True
+    for setting in profile.settings:
+        deepest = {p.size: p for p in sorted(profile.fixed, key=lambda p: p.depth) if p.setting == setting}
+        shown = [size for size in sorted(deepest) if size in SHOWN_SIZES or size == max(deepest)]
+        shown = sorted(deepest) if len(deepest) <= MOST_SIZES else shown
+        is_whole &= len(shown) == len(deepest)
+        rows += _timed_steps(profile, setting, [deepest[size] for size in shown])
     header = ("batch", "context", "rows", "depth", "ms", "over\nplain", "samples", *PARTS)
     columns = texts(*header, spare=("samples", *reversed(PARTS)))
-    shown = {(row[0], row[1], int(row[2])) for row in rows}
-    left_out = any((str(p.batch_size), str(p.context_tokens or "–"), p.size) not in shown for p in profile.fixed)
-    caption = "Not every size is shown; profile.json has them all." if left_out else ""
+    caption = "" if is_whole else "Not every size is shown; profile.json has them all."
     title = "Latency of one decoding step (median)"
     return Table(title, columns, rows, caption=caption, section=lambda row: row[:2])
 
 
-def _timed_steps(profile: LatencyProfile, batch: int, context: int) -> list[tuple[str, ...]]:
-    """Rows of one batch size and context: the plain step, then the deepest tree of each size."""
+def _timed_steps(
+    profile: LatencyProfile, setting: tuple[int, int], points: Sequence[StepTiming]
+) -> Iterator[tuple[str, ...]]:
+    """Rows of one batch size and context: the plain step, then the points."""
     from treeopt.latency.estimate import StepCosts
 
-    costs, here = StepCosts(profile, batch, context, as_measured=True), (batch, context)
-    timed = [p for p in profile.autoregressive if p.setting == here]
-    deepest = {p.size: p for p in sorted(profile.fixed, key=lambda p: p.depth) if p.setting == here}
-    if len(deepest) > MOST_SIZES:
-        deepest = {size: p for size, p in deepest.items() if size in SHOWN_SIZES or size == max(deepest)}
-
-    def row(rows: int, depth: str, latency: Latency, samples: int, timing: StepTiming) -> tuple[str, ...]:
-        ms, over = pm(latency.ms, latency.stderr_ms), f"{latency.ms / costs.plain.ms:.2f}"
-        return str(batch), str(context or "–"), str(rows), depth, ms, over, str(samples), *_part_shares(timing)
-
-    found = [row(1, "plain", costs.plain, sum(len(p.step_ms) for p in timed), timed[0])]
-    for size, point in sorted(deepest.items()):
-        if (latency := costs.step(size, point.depth)) is not None:
-            found.append(row(size, str(point.depth), latency, len(point.step_ms), point))
-    return found
+    costs = StepCosts(profile, *setting, as_measured=True)
+    plain = [p for p in profile.autoregressive if p.setting == setting]
+    timed = [("plain", costs.plain, plain)]
+    timed += [(str(p.depth), latency, [p]) for p in points if (latency := costs.step(p.size, p.depth))]
+    for depth, latency, steps in timed:
+        where = (str(setting[0]), str(setting[1] or "–"), str(steps[0].size), depth)
+        samples = str(sum(len(p.step_ms) for p in steps))
+        ms, over = pm(latency.ms, latency.stderr_ms), pm(latency.ms / costs.plain.ms, None)
+        yield *where, ms, over, samples, *_part_shares(steps[0])
 
 
 def _part_shares(timing: StepTiming) -> list[str]:
@@ -187,15 +175,13 @@ def score_table(score: Score, name: str) -> RenderableType:
 
 def score_words(score: Score, name: str) -> str:
     """How far a tree is below the best of its size, in a sentence or two."""
-    error = score.distance_stderr
-    size, best = len(score.given.tree), len(score.best.tree)
+    error, size, best = score.distance_stderr, len(score.given.tree), f"the best tree of {len(score.best.tree)} rows"
     share = pm(100 * score.distance, None if error is None else 100 * error, 1)
     if score.unknown_nodes:
-        return f"{name} is at most {share} % below the best tree of {best} rows."
-    said = f"{name} is {share} % below the best tree of {best} rows."
+        return f"{name} is at most {share} % below {best}."
+    said = f"{name} is {share} % below {best}."
     if round(score.distance, 4) <= 2 * (error or 0.0):
-        noise = f", within the noise ({share} % below)" if error else ""
-        said = f"{name} is as good as the best tree of {best} rows{noise}."
+        said = f"{name} is as good as {best}{f', within the noise ({share} % below)' if error else ''}."
     if score.smallest and len(score.smallest.tree) < size:
         said += f" {len(score.smallest.tree)} rows reach what its {size} do."
     return said
@@ -206,12 +192,16 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
     from rich.text import Text
 
     before, after = (record["held_out"][when] for when in ("before", "after"))
+
+    def column(header: str, found: Mapping[str, Any], key: str) -> Column:
+        return Column(header, lambda k: pm(found[key][k], None, 3))
+
     columns = [
         Column("head", lambda k: str(k + 1)),
-        Column("before", lambda k: pm(before["accuracy"][k], None, 3)),
-        Column("after", lambda k: pm(after["accuracy"][k], None, 3)),
-        Column("loss before [nats]", lambda k: pm(before["head_loss_nats"][k], None, 3)),
-        Column("after", lambda k: pm(after["head_loss_nats"][k], None, 3)),
+        column("before", before, "accuracy"),
+        column("after", after, "accuracy"),
+        column("loss before [nats]", before, "head_loss_nats"),
+        column("after", after, "head_loss_nats"),
         Column("states", lambda k: f"{after['trials'][k]:,}"),
     ]
     title = f"First choices that are right, on {record['texts']['held_out']} held-out texts"
@@ -241,6 +231,6 @@ def status_table(status: RunStatus) -> RenderableType:
             origins.setdefault((row.command or "", row.of), []).append(row.name)
     rows = [(", ".join(names), *origin) for origin, names in origins.items()]
     files = Table(f"Files of {status.run}", columns, status.files, bold=lambda row: row.state != OK)
-    parts = [files] if status.files else []
-    parts += [Table("Where they come from", texts("files", "made by", "of", names=3), rows)] if rows else []
-    return together(*parts, f"{status.why} Next:" if status.next else status.why, *filter(None, [status.next]))
+    made = Table("Where they come from", texts("files", "made by", "of", names=3), rows)
+    said = f"{status.why} Next:" if status.next else status.why
+    return together(files if status.files else None, made if rows else None, said, status.next)

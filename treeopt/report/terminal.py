@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,19 +17,13 @@ Advance = Callable[[float], None]
 PIPED = 120  # characters of a line that is not a terminal's
 
 
-def together(*renderables: RenderableType) -> RenderableType:
-    """One below the other."""
+def together(*parts: RenderableType | None, headline: Iterable[str] = ()) -> RenderableType:
+    """The known ones below each other, and above them sentences in bold."""
     from rich.console import Group
-
-    return Group(*renderables)
-
-
-def headline(*sentences: str) -> list[RenderableType]:
-    """Sentences above a table, in bold; nothing without any."""
     from rich.text import Text
 
-    said = " ".join(filter(None, sentences))
-    return [Text(said, style="bold")] if said else []
+    said = " ".join(headline)
+    return Group(*([Text(said, style="bold")] if said else []), *(part for part in parts if part))
 
 
 def out(renderable: RenderableType | str) -> None:
@@ -42,11 +36,9 @@ def out(renderable: RenderableType | str) -> None:
         console.width = PIPED
     if isinstance(renderable, str):
         console.print(printable(renderable))
-    else:
-        segments = console.render(renderable)
-        console.print(
-            Segments([Segment(printable(part.text), part.style, part.control) for part in segments]), crop=False
-        )
+        return
+    parts = [Segment(printable(part.text), part.style, part.control) for part in console.render(renderable)]
+    console.print(Segments(parts), crop=False)
 
 
 def note(message: str) -> None:

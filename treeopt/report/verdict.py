@@ -18,7 +18,7 @@ from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Ratio
 from treeopt.records.plan import MixErrors
-from treeopt.report.wording import count, pm
+from treeopt.report.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,10 +60,8 @@ def outcome(speedup: Ratio | None) -> str:
     >>> outcome(Ratio(value=1.2, low=1.1, high=1.3)), outcome(Ratio(value=0.8, low=0.7, high=0.9))
     ('gain', 'loss')
     """
-    if speedup is None:
-        return "untimed"
-    if speedup.low is None or speedup.high is None:
-        return "few"
+    if speedup is None or speedup.low is None or speedup.high is None:
+        return "few" if speedup else "untimed"
     return "loss" if speedup.high < 1 else "open" if speedup.low <= 1 else "gain"
 
 
@@ -86,24 +84,21 @@ def measured_doubts(bench: Benchmark) -> list[str]:
 
     Empty where nothing was timed.
     """
-    speedup = speedup_over(bench, "plain")
-    if speedup is None:
+    if (speedup := speedup_over(bench, "plain")) is None:
         return []
     against = doubt(speedup) if bench.contender(bench.judged).size > 1 else ""
-    return [*([against] if against else []), *(said for said, lost in _rivals(bench) if lost)]
+    return [*filter(None, [against]), *(said for said, lost in _rivals(bench) if lost)]
 
 
 def measured(bench: Benchmark) -> str:
     """What a benchmark comes to, in sentences; what speaks against the chosen tree is the first."""
-    speedup = speedup_over(bench, "plain")
-    if speedup is None:
+    if (speedup := speedup_over(bench, "plain")) is None:
         timed = bench.contenders[0].tokens_per_s is not None
         return "" if timed else "Nothing was timed: the prompts are too few for a full batch."
     size = bench.contender(bench.judged).size
+    result = f"{subject(bench)} ({count(size, 'row')} a step) decodes {times(speedup)} as fast as plain decoding."
     if size == 1:
         result = "The plan does not speculate at this batch size."
-    else:
-        result = f"{subject(bench)} ({count(size, 'row')} a step) decodes {times(speedup)} as fast as plain decoding."
     return " ".join([*measured_doubts(bench), result, *measured_ties(bench)])
 
 
@@ -148,27 +143,28 @@ def entry_doubts(plan: Plan, entry: PlanEntry, bench: Benchmark | None) -> list[
 
 def _mix_doubts(plan: Plan) -> list[str]:
     """What there is against one tree for a mix of loads, as it is predicted."""
-    total = plan.mix_speedup
-    if total is None:
+    if (total := plan.mix_speedup) is None:
         return []
     if not plan.entries[0].speculates:
         return ["No tree pays over the mix: serve the model without speculation."]
     known = plan.mix_errors or MixErrors()
-    found, speedup, error = [], pm(total, known.speedup), 1.96 * (known.speedup or 0.0)
-    if total + error < 1 or (not error and total <= 1):
-        found.append(f"Speculation is predicted to lose over the mix ({speedup} times as fast){ADVICE}.")
-    elif total - error <= 1:
-        found.append(f"Speculation may not gain over the mix: its predicted speedup is {speedup}.")
-    elif 1 in known.tied_sizes:
-        found.append("Speculation may not gain over the mix: plain decoding is tied with the fastest tree.")
-    slower = [
-        f"{e.batch_size} ({pm(e.chosen.speedup, None)} times)"
-        for e in plan.entries
-        if e.chosen.speedup and e.chosen.speedup < 1
-    ]
-    if slower:
+    half = 1.96 * (known.speedup or 0.0)
+    found = _predicted(total, (total - half, total + half), known.tied_sizes, "over the mix")
+    known_speedups = [(e.batch_size, e.chosen.speedup) for e in plan.entries if e.chosen.speedup]
+    if slower := [f"{size} ({speedup:.2f} times)" for size, speedup in known_speedups if speedup < 1]:
         found.append(f"The one tree is predicted to be slower than plain decoding at batch size {', '.join(slower)}.")
     return found
+
+
+def _predicted(speedup: float, ends: tuple[float, float], tied: Sequence[int], where: str) -> list[str]:
+    """What a predicted speedup says against speculation; its ends are one where its error is not known."""
+    low, high = ends
+    if high < 1 or low == high == speedup <= 1:
+        return [f"Speculation is predicted to lose {where} ({speedup:.2f} times as fast){ADVICE}."]
+    unsure = f"Speculation may not gain {where}"
+    if low <= 1:
+        return [f"{unsure}: the 95 % interval of its predicted speedup is {low:.2f} to {high:.2f}."]
+    return [f"{unsure}: plain decoding is tied with the fastest tree."] if 1 in tied else []
 
 
 def predicted_doubts(entry: PlanEntry) -> list[str]:
@@ -176,31 +172,21 @@ def predicted_doubts(entry: PlanEntry) -> list[str]:
 
     Empty where latencies are not known, or all speaks for it.
     """
-    if entry.chosen.speedup is None:
+    chosen, speedup = entry.chosen, entry.chosen.speedup
+    if speedup is None or chosen.tokens_per_s is None:
         return []
-    if entry.chosen.size == 1:
+    if chosen.size == 1:
         return [NO_TREE_PAYS]
     if entry.verified and (ratio := entry.verified.afresh.speedup_ratio):
-        against = doubt(ratio)
-        return [against] if against else []
-    return list(_predicted_doubts(entry, entry.chosen.speedup))
-
-
-def _predicted_doubts(entry: PlanEntry, speedup: float) -> Iterator[str]:
-    ends = entry.chosen.interval95.speedup
-    low, high = ends or (speedup, speedup)
-    if high < 1 or (ends is None and speedup <= 1):
-        yield f"Speculation is predicted to lose here ({pm(speedup, None)} times as fast){ADVICE}."
-    elif low <= 1:
-        yield (f"Speculation may not gain here: the 95 % interval of its predicted speedup is {low:.2f} to {high:.2f}.")
-    elif 1 in entry.tied_sizes:
-        yield "Speculation may not gain here: plain decoding is tied with the fastest tree."
-    chain = entry.best("chain")
-    ends = entry.chosen.interval95.tokens_per_s
-    if chain and chain.tokens_per_s and entry.chosen.tokens_per_s:
-        ahead = chain.tokens_per_s / entry.chosen.tokens_per_s - 1
-        if ahead > NEGLIGIBLE and (ends is None or chain.tokens_per_s > ends[1]):
-            yield f"The chosen tree loses against a chain of {chain.depth}, which is predicted to be {ahead:.0%} faster."
+        return [*filter(None, [doubt(ratio)])]
+    found = _predicted(speedup, chosen.interval95.speedup or (speedup, speedup), entry.tied_sizes, "here")
+    chain, rates = entry.best("chain"), chosen.interval95.tokens_per_s
+    if chain and chain.tokens_per_s:
+        ahead = chain.tokens_per_s / chosen.tokens_per_s - 1
+        if ahead > NEGLIGIBLE and (rates is None or chain.tokens_per_s > rates[1]):
+            said = f"a chain of {chain.depth}, which is predicted to be {ahead:.0%} faster"
+            found.append(f"The chosen tree loses against {said}.")
+    return found
 
 
 def _rivals(bench: Benchmark) -> Iterator[tuple[str, bool]]:
@@ -235,7 +221,17 @@ def times(ratio: Ratio) -> str:
     return f"{ratio.value:.2f}{ends} times"
 
 
-OWN_RUN = ("run", "--model", "MODEL", "--drafter", "HEADS", "--prompts", "prompts.jsonl", "--run", "my-run")
+OWN_RUN: list[object] = [
+    "run",
+    "--model",
+    "MODEL",
+    "--drafter",
+    "HEADS",
+    "--prompts",
+    "prompts.jsonl",
+    "--run",
+    "my-run",
+]
 SHOWN = {  # how the sentence goes on
     "few": ", but the prompts are too few to show a gain",
     "loss": ", so not speculating is best",
@@ -251,20 +247,19 @@ def ending(
     benches : of each of the plan's entries
     engines : those that files were written for
     """
-    each = [found(entry, bench) for entry, bench in zip(plan.entries, benches, strict=True)]
-    if len(each) > 1:
-        each = [f"at batch size {entry.batch_size} {said}" for entry, said in zip(plan.entries, each, strict=True)]
-    result = f"Found: {'; '.join(each)}."
+    pairs = list(zip(plan.entries, benches, strict=True))
+    several = len(pairs) > 1
+    each = [(f"at batch size {e.batch_size} " if several else "") + _found(e, bench) for e, bench in pairs]
+    holds, (why, words) = "these prompts", _next(pairs, engines)
+    words += ["--run", run.path]
     if is_demo:
-        meaning = "This holds for the demo model on this machine. Your own model and heads need a run of their own:"
-        return f"{result} {meaning}", command_line(program(), *OWN_RUN)
-    meaning, words = _next(plan, benches, engines)
-    return f"{result} This holds for these prompts on this machine. {meaning}:", command_line(
-        program(), *words, "--run", run.path
-    )
+        holds, why, words = "the demo model", "Your own model and heads need a run of their own", OWN_RUN
+    # by its path, where it was started by that and a shell does not find it by its name
+    program = sys.argv[0] if Path(sys.argv[0]).name == "treeopt" and not shutil.which("treeopt") else "treeopt"
+    return f"Found: {'; '.join(each)}. This holds for {holds} on this machine. {why}:", command_line(program, *words)
 
 
-def found(entry: PlanEntry, bench: Benchmark) -> str:
+def _found(entry: PlanEntry, bench: Benchmark) -> str:
     """What a benchmark comes to at one batch size."""
     if not entry.speculates:
         return "no tree is predicted to beat plain decoding, so not speculating is the plan"
@@ -275,24 +270,14 @@ def found(entry: PlanEntry, bench: Benchmark) -> str:
     return f"{what} decodes {times(speedup)} as fast as plain decoding{SHOWN.get(outcome(speedup), '')}"
 
 
-def _next(plan: Plan, benches: Sequence[Benchmark], engines: Sequence[str]) -> tuple[str, list[object]]:
+def _next(pairs: Sequence[tuple[PlanEntry, Benchmark]], engines: Sequence[str]) -> tuple[str, list[object]]:
     """Why, and the words of the next command for a model of one's own."""
-    shown = {
-        entry.batch_size: outcome(speedup_over(bench, "plain"))
-        for entry, bench in zip(plan.entries, benches, strict=True)
-        if entry.speculates
-    }
-    if engines and "gain" in shown.values():
+    shown = [(entry, bench, outcome(speedup_over(bench, "plain"))) for entry, bench in pairs if entry.speculates]
+    if engines and "gain" in [what for *_, what in shown]:
         return f"To start {engines[0]} with it", ["export", "--to", engines[0]]
-    for entry, bench in zip(plan.entries, benches, strict=True):
-        if shown.get(entry.batch_size, "loss") not in ("gain", "loss"):
+    for entry, bench, what in shown:
+        if what not in ("gain", "loss"):
             prompts = len({answer.id for answer in bench.contenders[0].sequences})
-            only = ["--batch-size", entry.batch_size] if len(plan.entries) > 1 else []
+            only = ["--batch-size", entry.batch_size] if len(pairs) > 1 else []
             return "More prompts may tell", ["bench", "--num-prompts", max(2 * prompts, 8), *only]
     return "For all figures in one page", ["report"]
-
-
-def program() -> str:
-    """What a shell calls treeopt by: its path, where it was started by that and is not found by its name."""
-    called = sys.argv[0]
-    return called if Path(called).name == "treeopt" and not shutil.which("treeopt") else "treeopt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from treeopt.trees.draft import Draft
@@ -21,6 +22,11 @@ def pm(value: float | None, error: float | None, digits: int = 2) -> str:
     if value is None:
         return "–"
     return f"{value:.{digits}f}" + ("" if error is None else f" ±{error:.{digits}f}")
+
+
+def told(figure: Figure, name: str, digits: int = 2) -> str:
+    """One of the numbers of a figure, by its name, with its standard error."""
+    return pm(getattr(figure, name), getattr(figure.stderr, name), digits)
 
 
 def count(n: int, noun: str) -> str:
@@ -46,16 +52,6 @@ def percentages(amounts: Sequence[float]) -> list[str]:
     for i in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[: 100 - sum(whole)]:
         whole[i] += 1
     return [f"{share}%" for share in whole]
-
-
-def lost(losses: Sequence[tuple[int, float]], what: str = "tree") -> str:
-    """What one tree loses at batch sizes against each one's own; empty without any.
-
-    >>> lost([(1, 0.012), (8, 0.0)])
-    " Against each batch size's own tree it loses 1.2% at 1, 0.0% at 8."
-    """
-    each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
-    return f" Against each batch size's own {what} it loses {each}." if each else ""
 
 
 def draft_words(draft: Draft) -> str:
@@ -88,10 +84,5 @@ def ranges(numbers: Sequence[int]) -> str:
     >>> ranges([1, 2, 3, 7])
     '1–3, 7'
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

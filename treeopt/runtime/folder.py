@@ -49,9 +49,9 @@ def check_folder(folder: Path) -> None:
     config = read_object(folder / "config.json")
     check_config(config, folder / "config.json")
     held = sum(file.stat().st_size for file in weights)
-    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-        width = next((part[name] for name in WIDTHS if isinstance(part.get(name), int)), 1)
+    for part in parts_of(config):
         tokens = part.get("vocab_size")
+        width = next((size for name in WIDTHS if isinstance(size := part.get(name), int)), 1)
         if held and isinstance(tokens, int) and tokens * width > 8 * held:  # weights have a bit at least
             raise InvalidInput(
                 f"{folder / 'config.json'} must describe the weights beside it, but {quoted(tokens)} tokens of width "
@@ -61,12 +61,15 @@ def check_folder(folder: Path) -> None:
 
 def check_config(config: dict[str, object], file: Path) -> None:
     """InvalidInput for more layers than any model has: each takes memory before a weight is read."""
-    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+    for part in parts_of(config):
         for name in LAYERS:
-            if isinstance(part.get(name), int) and part[name] > MOST_LAYERS:
-                raise InvalidInput(
-                    f"A model may have {MOST_LAYERS} layers, but {file} has {name} {quoted(part[name])}."
-                )
+            if isinstance(number := part.get(name), int) and number > MOST_LAYERS:
+                raise InvalidInput(f"A model may have {MOST_LAYERS} layers, but {file} has {name} {quoted(number)}.")
+
+
+def parts_of(config: dict[str, object]) -> list[dict[str, object]]:
+    """A config and those nested in it, as of a model that also sees."""
+    return [config, *(value for value in config.values() if isinstance(value, dict))]
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.worth import product_values
 from treeopt.runtime.acceptance.greedy import Greedy, Nodes
-from treeopt.runtime.drafters.medusa import MedusaHeads
-from treeopt.runtime.folder import check_config, loadable, read_object
+from treeopt.runtime.drafters.medusa import MedusaHeads, check_bias
+from treeopt.runtime.folder import check_config, loadable, parts_of, read_object
 from treeopt.runtime.prompts.chat import ChatFormat
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.session import Session
@@ -42,18 +42,18 @@ def open_random_session(
 
     Raises InvalidInput for a config that transformers does not know, Unsupported for one with experts.
     """
-    if num_heads < 1:
-        raise InvalidInput(f"`num_heads` must be at least 1, but got {num_heads}.")
     target = random_target(config, dtype=dtype, device=device, seed=seed)
-    heads = random_heads(target, num_heads, seed=seed)
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, target.vocab_size, (NUM_PROMPTS, PROMPT_TOKENS))
+    check_bias(target)
+    shared, placed = target.lm_head.weight, dict[str, Any](dtype=target.dtype, device=target.device)
+    heads = MedusaHeads(num_heads, 1, target.width, target.vocab_size, shared=shared, **placed)
+    with torch.no_grad():
+        heads.blocks.normal_(0.0, SPREAD, generator=torch.Generator(target.device).manual_seed(seed))
+    tokens = np.random.default_rng(seed).integers(0, target.vocab_size, (NUM_PROMPTS, PROMPT_TOKENS))
+    conversations = tuple(Conversation(tuple(row), ()) for row in tokens.tolist())
     chat = ChatFormat(None, frozenset(), target.vocab_size, None)
-    prompts = PromptSet(
-        tuple(Conversation(tuple(row), ()) for row in tokens.tolist()), "random token ids", f"seed {seed}", chat
-    )
+    prompts = PromptSet(conversations, "random token ids", f"seed {seed}", chat)
     record = {"kind": heads.kind, "id": RANDOM, "num_heads": num_heads, "num_layers": heads.num_layers}
-    return Session(target, heads, record, prompts, weights=RANDOM)
+    return Session(target, heads.eval().requires_grad_(False), record, prompts, weights=RANDOM)
 
 
 def random_target(config: str, *, dtype: str | None, device: str | None, seed: int) -> Target:
@@ -79,37 +79,17 @@ def random_target(config: str, *, dtype: str | None, device: str | None, seed: i
         return Target(model, name=f"{RANDOM} of {name}")
 
 
-def refuse_experts(config: Any, file: Path) -> None:
+def refuse_experts(config: dict[str, object], file: Path) -> None:
     """Raise Unsupported for the config of a mixture of experts, InvalidInput for what is no config."""
-    if not isinstance(config, dict) or "model_type" not in config:
+    if "model_type" not in config:
         raise InvalidInput(f"`random_weights` must be a config.json with a model_type, but {file} has none.")
-    nested = [value for value in config.values() if isinstance(value, dict)]
-    for part in (config, *nested):
+    for part in parts_of(config):
         for key in EXPERTS:
-            if isinstance(part.get(key), int) and part[key] > 1:
+            if isinstance(number := part.get(key), int) and number > 1:
                 raise Unsupported(
-                    f"`random_weights` is for dense models, but {file} has {key} = {part[key]}: which experts a "
+                    f"`random_weights` is for dense models, but {file} has {key} = {number}: which experts a "
                     "token takes depends on real weights, so load those with `model`."
                 )
-
-
-def random_heads(target: Target, num_heads: int, *, seed: int = 0) -> MedusaHeads:
-    """Medusa-1 heads of one block each on the target's own lm_head."""
-    if target.lm_head.bias is not None:
-        raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
-    heads = MedusaHeads(
-        num_heads,
-        1,
-        target.width,
-        target.vocab_size,
-        shared=target.lm_head.weight,
-        dtype=target.dtype,
-        device=target.device,
-    )
-    rng = torch.Generator(target.device).manual_seed(seed)
-    with torch.no_grad():
-        heads.blocks.normal_(0.0, SPREAD, generator=rng)
-    return heads.eval().requires_grad_(False)
 
 
 class DrawnAcceptance(Greedy):

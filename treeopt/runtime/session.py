@@ -12,8 +12,8 @@ import torch
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
+from treeopt.records.merging import WHOLE, Shard
 from treeopt.records.origins import Runtime
-from treeopt.records.shards import WHOLE, Shard
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.cluster import Cluster
@@ -22,7 +22,6 @@ from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.settings import DEMO, SessionSettings
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, dtype_note, open_target
 
@@ -80,70 +79,64 @@ class Session:
         return known
 
 
-def open_session(settings: SessionSettings = DEMO, prompts: PromptSet | None = None) -> Session:
+def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | None = None) -> Session:
     """Load everything and raise InvalidInput where the parts do not belong together.
 
-    prompts : those of the settings, where they have been read already
+    source  : by the names of `ModelOptions`; and model, and drawn: how many conversations of the prompts are held, see
+              `order_of`
+    prompts : those of the source, where they have been read already
     """
-    given = settings.responses is not None
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    rules = open_acceptance(settings.acceptance, settings.temperature, given=given, **settings.rule())
-    name = _prompts_name(settings)
-    target = open_target(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        device_map=settings.device_map,
-        revision=settings.revision,
-        trust_remote_code=settings.trust_remote_code,
-    )
-    opened = open_drafter(
-        settings.drafter,
-        target,
-        depth=settings.draft_depth,
-        revision=settings.revision,
-        trust_remote_code=settings.trust_remote_code,
-    )
+    source = source or {}
+    asked = {name: value for name, value in source.items() if value is not None}
+
+    def given(*names: str) -> dict[str, Any]:
+        return {name: asked[name] for name in names if name in asked}
+
+    responses, rule, order = "responses" in asked, asked.get("acceptance"), order_of(asked)
+    if "threads" in asked:
+        torch.set_num_threads(asked["threads"])
+    drawing = given("top_p", "top_k", "seed", "epsilon", "delta")
+    rules = open_acceptance(rule, asked.get("temperature"), given=responses, **drawing)
+    name, model = _prompts_name(asked), asked.get("model", demo.NAME)
+    target = open_target(model, **given("dtype", "device", "device_map", "revision", "trust_remote_code"))
+    placed = given("revision", "trust_remote_code")
+    opened = open_drafter(asked.get("drafter"), target, depth=asked.get("draft_depth"), **placed)
     drafter: Drafter = opened.drafter
-    if settings.acceptance == "reject":
+    if rule == "reject":
         drafter, rules = by_rejection(drafter, target, rules)
-    if prompts is not None:
-        pass
-    elif name == demo.NAME:
-        prompts = demo_prompts(target, group_by=settings.group_by, seed=settings.order_seed)
-    else:
-        prompts = load_prompts(
-            target,
-            name,
-            column=settings.column,
-            group_by=settings.group_by,
-            responses=settings.responses,
-            chat_template=settings.chat_template,
-            split=settings.split,
-            order=Order(settings.order_seed, max(settings.drawn, MOST_DRAWN)),
-        )
+    if prompts is None and name == demo.NAME:
+        prompts = demo_prompts(target, seed=order.seed, **given("group_by"))
+    elif prompts is None:
+        columns = given("column", "group_by", "responses", "chat_template", "split")
+        prompts = load_prompts(target, name, order=order, **columns)
     return Session(
         target,
         drafter,
         opened.record,
         prompts,
-        given=given,
+        given=responses,
         notes=(*opened.notes, *filter(None, [dtype_note(target)]), *_skipped_note(prompts)),
         acceptance=rules,
-        temperature=settings.temperature if given else None,
+        temperature=asked.get("temperature") if responses else None,
+        source=source,
     )
 
 
-def _prompts_name(settings: SessionSettings) -> str:
+def order_of(source: Mapping[str, Any]) -> Order:
+    """The order of the prompts of a session's options: shuffled by the seed, or as they stand."""
+    seed = None if source.get("in_order") else source.get("seed") or 0
+    return Order(seed, max(source.get("drawn", 0), MOST_DRAWN))
+
+
+def _prompts_name(source: Mapping[str, Any]) -> str:
     """A file, a folder, a datasets id or "demo"; InvalidInput where prompts are missing."""
-    if settings.model != demo.NAME and settings.prompts is None:
+    name: str = source.get("prompts", demo.NAME)
+    if source.get("model", demo.NAME) != demo.NAME and "prompts" not in source:
         raise InvalidInput(
             "`prompts` is needed with a model of your own, since a tree is only as good as the prompts it "
             "was measured on: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
         )
-    name = settings.prompts or demo.NAME
-    if name == demo.NAME and (settings.column or settings.responses or settings.split):
+    if name == demo.NAME and not source.keys().isdisjoint(("column", "responses", "split")):
         raise InvalidInput("`column`, `responses` and `split` need `prompts`: the demo's are plain text.")
     return name
 
@@ -194,4 +187,4 @@ def open_outline(source: Mapping[str, Any], threads: int) -> Outline:
 def open_in_worker(source: Mapping[str, Any], threads: int, prompts: PromptSet | None = None) -> Session:
     """The session of the options, for these prompts where they are known already."""
     torch.set_num_threads(threads)
-    return replace(open_session(SessionSettings(**source), prompts), source=source)
+    return open_session(source, prompts)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
-from treeopt import demo
 from treeopt.files.parameters import Count, Range
 
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "draft_depth")
-RULE_SETTINGS = ("top_p", "top_k", "seed", "epsilon", "delta")
 
 
 class ModelOptions(TypedDict, total=False):
@@ -64,51 +61,3 @@ class ModelOptions(TypedDict, total=False):
     epsilon: float
     delta: float
     draft_depth: int
-
-
-@dataclass(frozen=True)
-class SessionSettings:
-    """The settings of `open_session`, by the names of `ModelOptions`; None is the option's default.
-
-    drawn : conversations of the prompts that are held, `order.MOST_DRAWN` at least
-
-    >>> SessionSettings(acceptance="sample", seed=1).rule()
-    {'seed': 1}
-    """
-
-    model: str = demo.NAME
-    drafter: str | None = None
-    prompts: str | None = None
-    dtype: str | None = None
-    device: str | None = None
-    device_map: str | None = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    column: str | None = None
-    group_by: str | None = None
-    responses: str | None = None
-    split: str | None = None
-    chat_template: bool = True
-    in_order: bool = False
-    drawn: int = 0
-    threads: int | None = None
-    draft_depth: int | None = None
-    acceptance: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-
-    @property
-    def order_seed(self) -> int | None:
-        """Seed of the prompts' order; None where they are taken as they stand."""
-        return None if self.in_order else self.seed or 0
-
-    def rule(self) -> dict[str, Any]:
-        """The settings of the rule that are given, without its temperature."""
-        return {name: value for name in RULE_SETTINGS if (value := getattr(self, name)) is not None}
-
-
-DEMO = SessionSettings()

@@ -31,8 +31,15 @@ from treeopt.files.shell import command_line
 from treeopt.growth.source import source_of
 from treeopt.latency.rounds import FEWEST_ROUNDS, Planned, Rounds, Visit, Visitor, time_rounds
 from treeopt.pipeline.profile.outcome import check_can_join, finish
-from treeopt.pipeline.profile.placement import Wanted, check_sizes, deepest_trees, timing_trees, tree_families
-from treeopt.pipeline.profile.table import NUM_HEADS, UNKNOWN_CONTEXT, ms_of_speed
+from treeopt.pipeline.profile.placement import (
+    NUM_HEADS,
+    Wanted,
+    check_sizes,
+    deepest_trees,
+    timing_trees,
+    tree_families,
+)
+from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT, ms_of_speed
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.origins import Runtime
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
@@ -68,15 +75,15 @@ def profile_command(
     source = source_of(record) if record else None
     families = tree_families(source, num_heads or (source.num_heads if source else NUM_HEADS), wanted.largest)
     check_sizes(wanted.sizes or (), families)
-    shapes = template.has("tree") or template.has("depth")
-    contexts = sorted(set(wanted.contexts)) or [UNKNOWN_CONTEXT]
-    settings = [(batch_size, context) for batch_size in sorted(set(wanted.batch_sizes)) for context in contexts]
     points: list[StepTiming] = []
     plain: list[StepTiming] = []
-    left_s = wanted.time_limit_s
+    left_s, settings = wanted.time_limit_s, wanted.settings(UNKNOWN_CONTEXT)
     for i, (batch_size, context) in enumerate(settings):
         sizes = wanted.sizes_at(batch_size)
-        trees = timing_trees(families, sizes, given=bool(wanted.sizes)) if shapes else deepest_trees(families, sizes)
+        if template.places & {"tree", "depth"}:
+            trees = timing_trees(families, sizes, given=bool(wanted.sizes))
+        else:
+            trees = deepest_trees(families, sizes)
         key = {
             "command": command,
             "batch_size": batch_size,
@@ -115,30 +122,30 @@ class Template:
         ['bench.sh', '--nodes', '8']
         """
         try:
-            words = tuple(shlex.split(text))
+            found = cls(tuple(shlex.split(text)))
         except ValueError as error:
             raise InvalidInput(f"`command` must be a command as in a shell, but {text!r}: {error}.") from None
-        places = {place for word in words for place in re.findall(r"\{(\w+)\}", word)}
-        unknown = sorted(places - set(PLACES))
-        if unknown:
-            raise InvalidInput(
-                f"`command` has the places {', '.join(f'{{{place}}}' for place in PLACES)}, but got {{{unknown[0]}}}."
-            )
-        if not places & {"size", "tree"}:
+        if unknown := sorted(found.places - set(PLACES)):
+            known = ", ".join(f"{{{place}}}" for place in PLACES)
+            raise InvalidInput(f"`command` has the places {known}, but got {{{unknown[0]}}}.")
+        if not found.places & {"size", "tree"}:
             raise InvalidInput("`command` must say what to run by {size} or {tree}, but it has neither.")
-        return cls(words)
+        return found
+
+    @property
+    def places(self) -> set[str]:
+        return {place for word in self.words for place in re.findall(r"\{(\w+)\}", word)}
 
     def check(self, wanted: Wanted) -> None:
         """Raise InvalidInput unless the command can be told all that is wanted."""
-        if self.has("context") and not wanted.contexts:
+        if "context" in self.places and not wanted.contexts:
             raise InvalidInput("`command` with {context} needs `contexts`, the lengths to measure at.")
-        if len(set(wanted.contexts)) > 1 and not self.has("context"):
-            raise InvalidInput("`contexts` with several lengths needs a place {context} in `command`.")
-        if len(set(wanted.batch_sizes)) > 1 and not self.has("batch_size"):
-            raise InvalidInput("`batch_size` with several needs a place {batch_size} in `command`.")
-
-    def has(self, place: str) -> bool:
-        return any(f"{{{place}}}" in word for word in self.words)
+        for place, name, several in (
+            ("context", "contexts", wanted.contexts),
+            ("batch_size", "batch_size", wanted.batch_sizes),
+        ):
+            if len(set(several)) > 1 and place not in self.places:
+                raise InvalidInput(f"Several `{name}` need a place {{{place}}} in `command`.")
 
     def filled(self, **values: object) -> list[str]:
         pattern = re.compile(r"\{(" + "|".join(PLACES) + r")\}")
@@ -155,13 +162,14 @@ class Calls(Visitor):
 
     def __init__(self, template: Template, batch_size: int, context: int, trees: Sequence[Tree], folder: Path) -> None:
         super().__init__(trees, batch_size)
-        self.template, self.context, self.folder = template, context, folder
-        self.choices = [*(tree.choices for tree in trees), []]
+        self.template, self.context = template, context
+        self.drafts = [*trees, Tree.chain(0)]
+        self.files = [folder / f"tree-{i}.json" for i in range(len(trees))] + [folder / "tree-plain.json"]
 
     def rounds(self, time_limit_s: float, precision: float, journal: Journal) -> Rounds:
         """All rounds, those of an earlier run among them; every call is a block of the journal."""
-        for place, choices in enumerate(self.choices):
-            writing.write_text(self._file(place), json.dumps(choices))
+        for file, tree in zip(self.files, self.drafts, strict=True):
+            writing.write_text(file, json.dumps(tree.choices))
         title = f"Timing {len(self.trees)} trees by command, batch size {self.batch_size}"
         first: list[float] = []  # seconds of the calls of the first round
         with progress(title, max(time_limit_s, 0.0)) as advance:
@@ -171,30 +179,23 @@ class Calls(Visitor):
                     return
                 advance(event.seconds)
                 first.append(event.seconds)
-                if len(first) == len(self.trees) + 1 and FEWEST_ROUNDS * sum(first) > time_limit_s:
+                if len(first) == len(self.drafts) and FEWEST_ROUNDS * sum(first) > time_limit_s:
                     note(
-                        f"Each of {FEWEST_ROUNDS} rounds takes about {sum(first):.0f} s at batch size {self.batch_size}: "
-                        f"{FEWEST_ROUNDS * sum(first):.0f} s, more than the {max(time_limit_s, 0):.0f} s that `time_limit_s` "
-                        "leaves. Fewer `sizes` take less."
+                        f"{FEWEST_ROUNDS} rounds at batch size {self.batch_size} take about {FEWEST_ROUNDS * sum(first):.0f} s, "
+                        f"more than the {max(time_limit_s, 0):.0f} s that `time_limit_s` leaves. Fewer `sizes` take less."
                     )
 
             return time_rounds(self, time_limit_s=time_limit_s, precision=precision, journal=journal, progress=heard)
 
     def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
         """One run of the command; how many steps it takes is its own."""
-        started = time.perf_counter()
-        step_ms = self.call(place)
-        return Visit(place=place, seconds=time.perf_counter() - started, step_ms=step_ms)
-
-    def call(self, i: int) -> list[float]:
-        """Run the command for the i-th tree: its samples [ms]."""
-        tree = self.trees[i] if i < len(self.trees) else None
+        tree, started = self.drafts[place], time.perf_counter()
         words = self.template.filled(
-            size=len(tree) if tree else 1,
-            depth=tree.depth if tree else 0,
+            size=len(tree),
+            depth=tree.depth,
             batch_size=self.batch_size,
             context=self.context,
-            tree=self._file(i).resolve(),
+            tree=self.files[place].resolve(),
         )
         shown = command_line(*words)
         try:
@@ -205,12 +206,10 @@ class Calls(Visitor):
             said = _last_line(done.stderr) or "nothing on stderr"
             raise InvalidInput(f"`command` must exit with 0, but {shown} exited with {done.returncode}: {said}")
         try:
-            return samples_of(_last_line(done.stdout), self.batch_size)
+            step_ms = samples_of(_last_line(done.stdout), self.batch_size)
         except TreeoptError as error:
             raise InvalidInput(f"`command` {shown}: {error}") from None
-
-    def _file(self, i: int) -> Path:
-        return self.folder / f"tree-{i if i < len(self.trees) else 'plain'}.json"
+        return Visit(place=place, seconds=time.perf_counter() - started, step_ms=step_ms)
 
 
 class Speed(BaseModel):
@@ -239,8 +238,8 @@ def samples_of(line: str, batch_size: int) -> list[float]:
     if isinstance(answer, dict) and "step_ms" not in answer and "tokens_per_s" in answer:
         speed = checked(Speed, answer)
         return [ms_of_speed(batch_size, speed.tokens_per_s, speed.tokens_per_step)]
-    found = answer.get("step_ms") if isinstance(answer, dict) else answer
-    found = found if isinstance(answer, dict) and isinstance(found, list) else [found]
+    said = answer.get("step_ms") if isinstance(answer, dict) else answer
+    found = said if isinstance(said, list) and isinstance(answer, dict) else [said]
     if not found or not all(isinstance(ms, int | float) for ms in found):
         raise InvalidInput(
             "its last line must be milliseconds per step, or a JSON object with step_ms, or with tokens_per_s and "
@@ -250,5 +249,5 @@ def samples_of(line: str, batch_size: int) -> list[float]:
 
 
 def _last_line(output: bytes) -> str:
-    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""

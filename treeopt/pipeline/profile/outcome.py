@@ -37,12 +37,8 @@ def check_can_join(
         note("The run's profile was computed, not measured; it is replaced.")
         return
     if differs := differences(earlier, runtime, provenance):
-        name = earlier.runtime.get("name")
-        same = (
-            f", or `runtime={shell_word(name)}`, if it is the same"
-            if runtime.get("name") not in (name, OURS) and name
-            else ""
-        )
+        name, ours = earlier.runtime.get("name"), runtime.get("name")
+        same = f", or `runtime={shell_word(name)}`, if it is the same" if name and ours not in (name, OURS) else ""
         raise InvalidInput(
             f"{run.profile} is a profile of something else and is not replaced unasked; they differ in "
             f"{', '.join(differs)}. Pass another `run`, or `overwrite`{same}."
@@ -89,39 +85,32 @@ def tell(result: LatencyProfile, remedy: str = "a longer `time_limit_s` helps") 
         )
     if caution := busy(result.info.get("processor_share")):
         note(caution)
-    for plain in result.autoregressive:
-        if abs(slower := drift(plain)) > TOLD_DRIFT:
-            note(
-                f"Plain steps at batch size {plain.batch_size} became {abs(slower):.0%} {'slower' if slower > 0 else 'faster'} "
-                "while they were timed. Trees are compared with plain steps of their own round, which corrects for this."
-            )
     floors = {floor.setting: floor for floor in result.info.get("bandwidth_floor") or ()}
     if floors or "weights" in result.runtime:
         weights = result.info["weight_bytes"]
         note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
     for plain in result.autoregressive:
+        step = f"Plain steps at batch size {plain.batch_size}"
+        if abs(slower := drift(plain)) > TOLD_DRIFT:
+            how = f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+            note(f"{step} became {how} while they were timed; trees are compared with those of their own round.")
         if floor := floors.get(plain.setting):
             times = median_latency(plain.step_ms).ms / floor.floor_ms
             note(
-                f"Batch size {plain.batch_size}: a plain step takes {times:.2f} times the {floor.floor_ms:.2f} ms that "
-                f"{floor.gb_per_s:g} GB/s need for weights and cache."
+                f"{step} take {times:.2f} times the {floor.floor_ms:.2f} ms that {floor.gb_per_s:g} GB/s need for weights "
+                "and cache."
             )
 
 
 def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
-    """The result with the settings of the run's profile that it does not have, if they are of the same thing.
-
-    That it may replace another was asked before (`check_can_join`).
-    """
-    if not run.profile.exists():
-        return result
+    """The result with the settings of the run's profile that it does not have, if they are of the same thing."""
     try:
-        earlier = run.read_profile()
-    except TreeoptError:
+        earlier = run.read_profile() if run.profile.exists() else None
+    except TreeoptError:  # damaged; that it may be replaced was asked before (`check_can_join`)
+        earlier = None
+    if earlier is None or differences(earlier, result.runtime, result.info.get("provenance") or {}):
         return result
-    return (
-        result if differences(earlier, result.runtime, result.info.get("provenance") or {}) else joined(earlier, result)
-    )
+    return joined(earlier, result)
 
 
 def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:

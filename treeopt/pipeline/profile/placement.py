@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from treeopt.trees.dynamic import DynamicTree, pool_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
+NUM_HEADS = 4  # deepest tree where nothing says how deep
 TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on one machine or another
 ALWAYS = (2, 3, 4)  # sizes below the first tile
 TARGETS, MOST_PLACED = 6, 14  # edges wanted, evenly in the logarithm; sizes of a batch size
@@ -38,6 +40,7 @@ LEVELS, ROWS = (1, 2, 3, 4, 6, 8), (4, 8, 16, 32, 64)  # of dynamic trees in an 
 NEAR = 1.25  # a larger tile's edge is taken for a smaller one's so near by
 # Shape of published Medusa-1 accuracies, used to make trees for timing where nothing was calibrated.
 TYPICAL_ACCEPT = np.outer(0.55 * 0.6 ** np.arange(8), 0.45 ** np.arange(MAX_RANK + 1))
+C = TypeVar("C", int, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +59,14 @@ class Wanted:
     precision: float = PRECISION
     time_limit_s: float = 60.0  # of everything together
 
-    def __post_init__(self) -> None:
-        if min([*self.batch_sizes, *(self.sizes or ()), self.budget]) < 1:
-            raise InvalidInput("`batch_size`, `sizes` and `budget` must be at least 1.")
-
     @property
     def largest(self) -> int:
         return max(self.sizes or [self.budget])
+
+    def settings(self, usual: C) -> list[tuple[int, int | C]]:
+        """The batch sizes with each context, or with the ``usual`` one."""
+        contexts: list[int | C] = [*sorted(set(self.contexts))] or [usual]
+        return [(batch_size, context) for batch_size in sorted(set(self.batch_sizes)) for context in contexts]
 
     def sizes_at(self, batch_size: int) -> Sequence[int]:
         return self.sizes or placed_sizes(batch_size, self.budget)
@@ -76,7 +80,11 @@ def placed_sizes(batch_size: int, budget: int) -> tuple[int, ...]:
     >>> placed_sizes(16, 8)
     (2, 3, 4, 5, 6, 7, 8)
     """
-    edges = _edges(batch_size, budget)
+    edges: dict[int, int] = {}  # to the largest tile that ends there
+    for tile in TILES:
+        for rows in range(tile, batch_size * budget + 1, tile):
+            if rows // batch_size > 1:
+                edges[rows // batch_size] = tile
     sizes = {size for size in (*ALWAYS, budget) if 2 <= size <= budget}
     for target in np.geomspace(min(5, budget), budget, TARGETS).tolist() if edges else ():
         near = [edge for edge in edges if max(edge / target, target / edge) <= NEAR] or list(edges)
@@ -89,16 +97,6 @@ def placed_sizes(batch_size: int, budget: int) -> tuple[int, ...]:
         inside = [edge for edge in edges if low * NEAR < edge < high / NEAR] or range(low + 1, high)
         sizes.add(min(inside, key=lambda size: abs(math.log(size * size / (low * high)))))
     return tuple(sorted(sizes))
-
-
-def _edges(batch_size: int, budget: int) -> dict[int, int]:
-    """Edge to the largest tile that ends there."""
-    found: dict[int, int] = {}
-    for tile in TILES:
-        for rows in range(tile, batch_size * budget + 1, tile):
-            if rows // batch_size > 1:
-                found[rows // batch_size] = tile
-    return found
 
 
 def tree_families(
@@ -135,12 +133,9 @@ def timing_trees(families: Sequence[TreeFamily], sizes: Collection[int], *, give
 
 def deepest_trees(families: Sequence[TreeFamily], sizes: Sequence[int]) -> list[Tree]:
     """One tree of each size, as deep as the heads and the size allow: what a command that is told a size runs."""
-    found = []
-    for size in sorted({size for size in sizes if size > 1}):
-        depth = min(size - 1, len(families))
-        if size <= len(families[depth - 1]):
-            found.append(shaped(families[depth - 1], size, depth))
-    return found
+    depths = {size: min(size - 1, len(families)) for size in sorted(set(sizes)) if size > 1}
+    fitting = {size: depth for size, depth in depths.items() if size <= len(families[depth - 1])}
+    return [shaped(families[depth - 1], size, depth) for size, depth in fitting.items()]
 
 
 def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
@@ -150,27 +145,20 @@ def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
     [[0], [1], [0, 0]]
     """
     tree = family.tree(size)
-    if tree.depth == depth:
-        return tree
     chain = Tree.chain(depth).paths[1:]
     others = [path for path in family.nodes(size)[1:] if path not in chain]
-    return Tree.from_choices([*chain, *others[: size - 1 - depth]])
+    return tree if tree.depth == depth else Tree.from_choices([*chain, *others[: size - 1 - depth]])
 
 
 def check_sizes(sizes: Sequence[int], families: Sequence[TreeFamily]) -> None:
     """Name the sizes that no tree has; InvalidInput where none is left."""
     most = max(map(len, families))
-    beyond = sorted({size for size in sizes if size > most})
-    if beyond and len(beyond) == len(set(sizes)):
-        raise InvalidInput(
-            f"`sizes` must be at most {most} with {len(families)} heads and the ranks that are known, but got "
-            f"{', '.join(map(str, beyond))}."
-        )
+    beyond = ", ".join(str(size) for size in sorted({*sizes}) if size > most)
+    why = f"at most {most} with {len(families)} heads and the ranks that are known"
+    if beyond and min(sizes) > most:
+        raise InvalidInput(f"`sizes` must be {why}, but got {beyond}.")
     if beyond:
-        note(
-            f"Not timed: sizes {', '.join(map(str, beyond))}, since the largest tree of {len(families)} heads and "
-            f"the ranks that are known has {most} rows."
-        )
+        note(f"Not timed: sizes {beyond}, since they must be {why}.")
 
 
 def rivals(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -178,12 +166,10 @@ def rivals(entry: PlanEntry, measured: Collection[tuple[int, int]]) -> list[tupl
 
     Those that were ``measured`` already are left out.
     """
-    curve = {point.size: point for point in entry.curve if point.size > 1}
-    others = sorted((s for s in curve if abs(s - entry.chosen.size) > 1), key=lambda s: -(curve[s].tokens_per_s or 0.0))
-    wanted = [size for size in (entry.chosen.size - 1, entry.chosen.size + 1, *others[:2]) if size in curve]
-    found = {(size, curve[size].depth) for size in wanted}
-    if entry.chosen.size > 1:
-        found.add((entry.chosen.size, entry.chosen.depth))
+    curve, chosen = {point.size: point for point in entry.curve if point.size > 1}, entry.chosen
+    others = sorted((s for s in curve if abs(s - chosen.size) > 1), key=lambda s: -(curve[s].tokens_per_s or 0.0))
+    found = {(s, curve[s].depth) for s in (chosen.size - 1, chosen.size + 1, *others[:2]) if s in curve}
+    found |= {(chosen.size, chosen.depth)} if chosen.size > 1 else set()
     return sorted(found - set(measured))
 
 
@@ -199,11 +185,10 @@ def engine_trees(source: Source, budget: int, *, dynamic: bool) -> list[Draft]:
 
 def dynamic_trees(trace: RankTrace | None, budget: int) -> list[DynamicTree]:
     """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same."""
-    if trace is None or (pools := trace.pools) is None:
-        return []
+    pools = trace.pools if trace else None
     found: list[DynamicTree] = []
-    for topk in pools.topks:
-        for levels in sorted({min(2, pools.levels), pools.levels} if topk > 1 else ()):
+    for topk in pools.topks if pools else ():
+        for levels in sorted({min(2, pools.levels), pools.levels} if pools and topk > 1 else ()):
             rows = min(DYNAMIC_ROWS, budget, pool_size(levels, topk) + 1)
             found += [DynamicTree(levels, topk, rows)] if rows > levels else []
     return found

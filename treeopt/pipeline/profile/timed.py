@@ -14,9 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
-from pathlib import Path
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +38,7 @@ from treeopt.pipeline.session import compiled as with_compiled
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.inputs import Accuracies, find_accuracies, inputs_of
+from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.origins import OURS, Runtime
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
@@ -79,63 +77,50 @@ def profile(
 ) -> LatencyProfile:
     """Time decoding steps at each batch size and context, until every latency is known well enough.
 
-    engine       whose own steps are timed, with the chains and dynamic trees that it takes; by default treeopt's decoder
+    engine       whose own steps are timed; by default treeopt's decoder · gb_per_s: bandwidth to compare with
     calibration  what trees are grown on, a path or a name; by default the run's own
-    gb_per_s     memory bandwidth to compare a plain step with
-    compiled     compile the target
     overwrite    whether a profile of something else may be replaced
-    options      those of `Wanted`: batch_sizes, contexts, sizes (without a second stage), budget, precision,
-                 time_limit_s
+    options      those of `Wanted`; with ``sizes`` there is no second stage
 
-    A batch size that does not fit into memory is halved, unless that one is measured anyway. What the run's
-    profile knows of the same model on the same machine is kept, but for the settings measured again.
+    A batch size that does not fit into memory is halved, unless that one is measured anyway.
     """
-    wanted, is_random, drafter = Wanted(**options), session.weights != "checkpoint", session.drafter
+    wanted, is_random, opened = Wanted(**options), session.weights != "checkpoint", None
     if is_random and not wanted.contexts:
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
-    opened: Stepper | None = None
-    found: tuple[Path | None, Accuracies | None]
     if engine is not None:
-        ours = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled}
-        opened = _opened(
-            engine, session, max_new_tokens, wanted, {**ours, "calibration": calibration, "gb_per_s": gb_per_s}
-        )
-        found = run.trace, run.read_trace()
-    else:
-        found = find_accuracies(run, calibration, otherwise=RANDOM_CALIBRATION if is_random else None) or (None, None)
-    used, source = found[0], source_of(found[1]) if found[1] else None
+        own = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled, "calibration": calibration}
+        opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s})
+        run.read_trace()
+    usual = RANDOM_CALIBRATION if is_random else None
+    used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
+    source = source_of(record) if record else None
     if calibration is None and source is not None and used == run.trace:
         check_drafter(source.meta.get("drafter"), session.drafter_record, "Profile times steps")
-    families: Sequence[TreeFamily] = ()
+    stages = Stages(run, session, wanted, source, max_new_tokens, opened)
     if opened is None:
-        families = tree_families(source, drafter.num_heads, wanted.largest, ranks=drafter.draft_vocab_size)
-        check_sizes(wanted.sizes or (), families)
+        check_sizes(wanted.sizes or (), stages.families)
     settle_threads(run, session)
     with with_compiled(session, compiled):
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         check_can_join(run, runtime, session.provenance(seed=0).record(), overwrite=overwrite)
-        stages = Stages(run, session, wanted, families, source, max_new_tokens, opened)
         stages.measure()
         points, plain = all_timings(list(stages.found.values()))
-        info = _info(session, stages, plain, gb_per_s)
-        info["inputs"] = inputs_of(used) if used else {}
+        info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
 
-def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, ours: Mapping[str, object]) -> Stepper:
-    """The engine, where its steps can be timed as wanted; ``ours`` are options that only treeopt's own decoder has."""
+def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, own: Mapping[str, object]) -> Stepper:
+    """The engine, where its steps can be timed as wanted; ``own`` are options that only treeopt's own decoder has."""
     from treeopt.runtime.engines import open_stepper
 
-    if given := [name for name, value in ours.items() if value]:
-        raise InvalidInput(f"`engine={engine}` does not go with `{given[0]}`: leave it out.")
+    asked, batch_size = f"`engine={engine}`", max(wanted.batch_sizes)
+    if given := [name for name, value in own.items() if value]:
+        raise InvalidInput(f"{asked} does not go with `{given[0]}`: leave it out.")
     opened = open_stepper(engine, session.setup(max_new_tokens), note)
     if not opened.is_stepwise:
-        raise Unsupported(f"`engine={engine}` decodes whole answers, so its steps are not timed one by one: use bench.")
-    if opened.most_rows is not None and max(wanted.batch_sizes) > opened.most_rows:
-        raise Unsupported(
-            f"`engine={engine}` decodes {opened.most_rows} sequences at a time, but got "
-            f"`batch_size={max(wanted.batch_sizes)}`."
-        )
+        raise Unsupported(f"{asked} decodes whole answers, so its steps are not timed one by one: use bench.")
+    if opened.most_rows is not None and batch_size > opened.most_rows:
+        raise Unsupported(f"{asked} decodes {opened.most_rows} sequences at a time, but got `batch_size={batch_size}`.")
     return opened
 
 
@@ -153,15 +138,11 @@ class MeasuredSetting:
 
     @property
     def visits(self) -> list[Visit]:
-        return list(chain.from_iterable(round_.visits for stage in self.stages for round_ in stage.rounds))
+        return [visit for stage in self.stages for round_ in stage.rounds for visit in round_.visits]
 
     @property
     def seconds(self) -> float:
         return sum(stage.seconds for stage in self.stages)
-
-    @property
-    def mean_step_s(self) -> float:
-        return sum(visit.seconds for visit in self.visits) / sum(len(visit.lengths) for visit in self.visits)
 
     def timings(self) -> tuple[list[StepTiming], StepTiming]:
         """All trees' timings, and the plain one over the rounds of all stages."""
@@ -199,27 +180,27 @@ class Stages:
     run: RunDirectory
     session: Session
     wanted: Wanted
-    families: Sequence[TreeFamily]
     source: Source | None
     max_new_tokens: int
     engine: Stepper | None
     found: dict[tuple[int, Context], MeasuredSetting] = field(default_factory=dict)
 
-    @property
-    def has_second(self) -> bool:
-        return self.wanted.sizes is None and self.engine is None
+    @cached_property
+    def families(self) -> Sequence[TreeFamily]:
+        drafter = self.session.drafter
+        return tree_families(self.source, drafter.num_heads, self.wanted.largest, ranks=drafter.draft_vocab_size)
 
     def measure(self) -> None:
         """Stage one at every setting, or at half its batch size where memory runs out; then stage two."""
         from treeopt.runtime.memory import with_less_memory
 
-        limit_s = self.wanted.time_limit_s * (STAGE_ONE if self.has_second else 1.0)
-        contexts: list[Context] = [*sorted(set(self.wanted.contexts))] or [None]
-        settings = [(size, context) for size in sorted(set(self.wanted.batch_sizes)) for context in contexts]
+        has_second = self.wanted.sizes is None and self.engine is None
+        limit_s = self.wanted.time_limit_s * (STAGE_ONE if has_second else 1.0)
+        settings = self.wanted.settings(None)
         for i, (batch_size, context) in enumerate(settings):
             share_s = (limit_s - self._seconds()) / (len(settings) - i)
             with_less_memory(partial(self._first_at, context=context, limit_s=share_s), batch_size, note)
-        if self.has_second and self.source is not None:
+        if has_second and self.source is not None:
             self._second(self.source)
 
     def _first_at(self, batch_size: int, *, context: Context, limit_s: float) -> None:
@@ -240,30 +221,26 @@ class Stages:
 
     def _second(self, source: Source) -> None:
         """Stage two: at every setting the trees that a plan on stage one would choose between."""
-        record, answers = source.record, source.answers
+        record, answers, drafter = source.record, source.answers, self.session.drafter
         if answers is not None and answers.num_conversations < 2:  # one conversation: nothing to hold out
             record = source.calibration or record
+        limits = Limits(self.wanted.budget, max_rank=min(MAX_RANK, drafter.draft_vocab_size - 1))
         waiting: list[tuple[MeasuredSetting, list[Draft]]] = []
         started = time.perf_counter()
         for context in dict.fromkeys(measured.context for measured in self.found.values()):
             here = [measured for measured in self.found.values() if measured.context == context]
+            request = PlanRequest(limits, [measured.batch_size for measured in here], "joint", dynamic=None)
             with progress("Planning", None):
-                entries = self._planned(here, record)
-            waiting += [(measured, self._rivals(entries[measured.batch_size], measured.trees)) for measured in here]
+                plan = plan_trees(record, LatencyProfile(*all_timings(here)), request)
+            waiting += [(measured, self._rivals(plan.entry(measured.batch_size), measured.trees)) for measured in here]
         waiting, planned_s = [(measured, trees) for measured, trees in waiting if trees], time.perf_counter() - started
         for i, (measured, trees) in enumerate(waiting):
             share_s = (self.wanted.time_limit_s - planned_s - self._seconds()) / (len(waiting) - i)
-            if share_s < LEAST_STEPS * measured.mean_step_s:
+            step_s = sum(v.seconds for v in measured.visits) / sum(len(v.lengths) for v in measured.visits)
+            if share_s < LEAST_STEPS * step_s:
                 note(f"No time is left to time the plan's own candidates at batch size {measured.batch_size}.")
                 continue
             measured.stages.append(self._rounds(measured, trees, share_s, stage="-refined"))
-
-    def _planned(self, found: Sequence[MeasuredSetting], record: Accuracies) -> dict[int, PlanEntry]:
-        """Batch size to the entry of a quick plan on what was measured."""
-        limits = Limits(self.wanted.budget, max_rank=min(MAX_RANK, self.session.drafter.draft_vocab_size - 1))
-        request = PlanRequest(limits, [measured.batch_size for measured in found], "joint", dynamic=None)
-        plan = plan_trees(record, LatencyProfile(*all_timings(found)), request)
-        return {entry.batch_size: entry for entry in plan.entries}
 
     def _rivals(self, entry: PlanEntry, measured: Sequence[Draft]) -> list[Draft]:
         """The trees that a plan would choose between, but for those ``measured``."""
@@ -278,8 +255,8 @@ class Stages:
 
     def _rounds(self, at: MeasuredSetting, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
         """The rounds of one setting and stage, through its journal."""
-        from treeopt.runtime.engines.own import Own, rows_at
-        from treeopt.runtime.stepper import StepVisits
+        from treeopt.runtime.decode import Decoder
+        from treeopt.runtime.stepper import StepVisits, rows_at
 
         session, stepper = self.session, self.engine
         prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
@@ -288,7 +265,7 @@ class Stages:
             if at.context is not None:
                 prompts, stop = rows_at(at.context, prompts, session.target)
                 setup = replace(setup, stop=stop)
-            stepper = Own(setup)
+            stepper = Decoder(setup)
         known = {
             **session.provenance(seed=0).record(),
             "time": None,
@@ -322,16 +299,16 @@ class Stages:
 
 def _say_planned(at: MeasuredSetting, trees: Sequence[Draft], limit_s: float, planned: Planned) -> None:
     """Before the first round: what the time limit has no room for."""
-    where = f"batch size {at.batch_size}" + ("" if at.context is None else f", context {at.context}")
+    where = f"at batch size {at.batch_size}" + ("" if at.context is None else f", context {at.context}")
     if len(planned.kept) < len(trees):
         kept = sorted({len(trees[i]) for i in planned.kept})
         note(
-            f"Timing all {len(trees)} trees at {where} would take about {planned.whole_s:.0f} s, of which `time_limit_s` "
-            f"leaves {max(limit_s - planned.warm_up_s, 0):.0f} s. Timed are {len(kept)} sizes: {', '.join(map(str, kept))}."
+            f"Timing all {len(trees)} trees {where} would take about {planned.whole_s:.0f} s, of which `time_limit_s` leaves "
+            f"{max(limit_s - planned.warm_up_s, 0):.0f} s. Timed are {len(kept)} sizes: {', '.join(map(str, kept))}."
         )
     if planned.least_s > SPARE * limit_s:
         note(
-            f"The least that can be timed at {where} takes about {planned.least_s:.0f} s, more than the time limit leaves."
+            f"The least that can be timed {where} takes about {planned.least_s:.0f} s, more than the time limit leaves."
         )
 
 
@@ -357,10 +334,9 @@ def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_
     ]
     if session.target.device.type == "cpu":
         info["processor_share"] = processor_share([visit for measured in found for visit in measured.visits])
-    if stages.engine is None:
-        info["weight_bytes"] = weights = weight_bytes(session.target, session.drafter)
+    weights = weight_bytes(session.target, session.drafter)
+    info |= {"weight_bytes": weights} if stages.engine is None else {}
     if gb_per_s is not None:
-        info["bandwidth_floor"] = [
-            bandwidth_floor(session.target, p, weights=weights["plain_step"], gb_per_s=gb_per_s) for p in plain
-        ]
+        floor = partial(bandwidth_floor, session.target, weights=weights["plain_step"], gb_per_s=gb_per_s)
+        info["bandwidth_floor"] = [floor(timing) for timing in plain]
     return info

@@ -19,7 +19,8 @@ from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import HEIGHT, Chart, Panel, Series, Shares, wilson
+from treeopt.report.figures.chart import HEIGHT, Chart, Estimates, Panel, Series, wilson
+from treeopt.report.figures.style import Look
 from treeopt.report.wording import count
 from treeopt.trees.tree import MAX_RANK
 
@@ -62,12 +63,11 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
     sequences, is_log = info.get("sequences"), info.get("source") == ENGINE_LOG
     single, cumulative = wilson(hits, trials), wilson(hits.cumsum(1), trials)
     heads, ranks = hits.shape
-    caption = style.sentence(
-        f"{count(int(trials.max()), 'draft' if is_log else 'state')}"
-        + (f" of {count(sequences, 'sequence')}" if isinstance(sequences, int) else ""),
-        "published figures" if info.get("source") == "published" else None,
-        style.origin(info.get("provenance")),
-        style.rule(info.get("acceptance")),
+    counted = count(int(trials.max()), "draft" if is_log else "state")
+    counted += f" of {count(sequences, 'sequence')}" if isinstance(sequences, int) else ""
+    caption = style.about(
+        info,
+        style.sentence(counted, "published figures" if info.get("source") == "published" else None),
         "only drafts whose earlier tokens were accepted" if is_log else None,
         "95 % intervals, drafts as independent" if is_log else INTERVALS,
         "hollow marks at the lower edge: 0" if ranks > 1 and (single.value == 0).any() else None,
@@ -85,25 +85,10 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
         hollow = {**look, "linestyle": "none", "markerfacecolor": "white"}
         left.append(Series("", x[never], np.zeros(never.sum()), look=hollow, kind="edge"))
         right.append(cumulative[k].over(str(k + 1), x + 1, **look))
+    xlabel, last, among = "rank (0 is the best candidate)", ranks - 0.5, "Among the first k candidates"
     panels = [
-        Panel(
-            left,
-            "rank (0 is the best candidate)",
-            words.of,
-            "At this rank",
-            "whole",
-            log=True,
-            xlim=(-0.5, ranks - 0.5),
-        ),
-        Panel(
-            right,
-            "k candidates",
-            words.of,
-            "Among the first k candidates",
-            "whole",
-            xlim=(0.5, ranks + 0.5),
-            ylim=(0, 1.02),
-        ),
+        Panel(left, xlabel, words.of, "At this rank", "whole", log=True, xlim=(-0.5, last)),
+        Panel(right, "k candidates", words.of, among, "whole", xlim=(0.5, last + 1), ylim=(0, 1.02)),
     ]
     return Chart(f"How often {words.right}, by rank", caption, [panels], words.guesser)
 
@@ -124,34 +109,25 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
         hits = np.stack([np.asarray(group["hits"])[:, 0] for group in groups.values()])
         trials = np.stack([np.asarray(group["trials"]) for group in groups.values()])
         order = np.argsort(-hits[:, 0] / trials[:, 0], kind="stable")
-        found, hits, trials = [list(groups.items())[i] for i in order], hits[order], trials[order]
+        found, top1 = [list(groups.items())[i] for i in order], wilson(hits, trials)[order]
         sequences = [int(group.get("sequences", 0)) for _, group in found]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise InvalidInput(f"A calibration's groups need hits and trials of every head: {error!r}.") from None
     heads, y = hits.shape[1], np.arange(len(found))
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.68 / max(heads - 1, 1), 0.15)
     rows = [f"{style.short(name)} ({n})" for (name, _), n in zip(found, sequences, strict=True)]
-    height, top1 = max(HEIGHT, len(rows) * max(0.3, 0.06 * heads)), wilson(hits, trials)
-    marks = [
-        top1[:, k].along(str(k + 1), y + dodge[k], **{**style.series(k), "linestyle": "none"}) for k in range(heads)
-    ]
-    named = {"rows": rows, "height": height}
+    named: Look = {"rows": rows, "height": max(HEIGHT, len(rows) * max(0.3, 0.06 * heads))}
+    marks = [top1[:, k].along(str(k + 1), y + dodge[k], **style.series(k)) for k in range(heads)]
     panels = [Panel(marks, f"{words.share} [{words.of}]", "group (sequences)", xlim=(0, None), width=3, **named)]
-    rates = [group.get("tokens_per_step") for _, group in found]
-    if None not in rates:
-        errors = [group.get("tokens_per_step_stderr") or 0.0 for _, group in found]
-        known = Shares.normal(rates, errors)
-        low, high = min(1.0, float(known.low.min())), float(known.high.max())
-        ends = (low, low + 1.08 * max(high - low, 0.1))
+    rates = [(group.get("tokens_per_step"), None, group.get("tokens_per_step_stderr")) for _, group in found]
+    if all(rate is not None for rate, *_ in rates):
+        known = Estimates.of(rates)
+        low, high = min(1.0, float(known.ends.min())), float(known.ends.max())
         marks = [known.along("", y, color="black", marker="D")]
-        panels.append(Panel(marks, "tokens per step", xlim=ends, **named))
-    caption = style.sentence(
-        f"{count(int(trials.max(1).sum()), 'state')} of {count(sum(sequences), 'sequence')}",
-        style.origin(info.get("provenance")),
-        style.rule(info.get("acceptance")),
-        INTERVALS,
-    )
-    return Chart(f"How often {words.right}, by group of prompts", caption, [panels], words.guesser)
+        panels.append(Panel(marks, "tokens per step", xlim=(low, low + 1.08 * max(high - low, 0.1)), **named))
+    counted = f"{count(int(trials.max(1).sum()), 'state')} of {count(sum(sequences), 'sequence')}"
+    title = f"How often {words.right}, by group of prompts"
+    return Chart(title, style.about(info, counted, INTERVALS), [panels], words.guesser)
 
 
 def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
@@ -177,18 +153,9 @@ def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
     trials = np.stack([np.bincount(bucket[column != NO_TRIAL], minlength=n) for column in ranks.T])
     middle = np.bincount(bucket, position, n) / np.bincount(bucket, minlength=n)
     top1, words = wilson(hits, trials), GuessWords.about(trace.meta)
-    caption = style.sentence(
-        f"{count(len(position), 'state')} of {count(trace.num_sequences, 'sequence')}",
-        style.origin(trace.meta.get("provenance")),
-        style.rule(trace.meta.get("acceptance")),
-        INTERVALS,
-    )
-    panel = Panel(
-        [top1[k].over(str(k + 1), middle, **style.series(k)) for k in range(len(trials))],
-        "position in the answer [tokens]",
-        f"{words.share} [{words.of}]",
-        xlim=(0, int(edges[-1])),
-        ylim=(0, None),
-        breaks=(edges[1:-1] - 0.5).tolist(),
-    )
-    return Chart(f"How often {words.right} along the answer", caption, [[panel]], words.guesser)
+    counted = f"{count(len(position), 'state')} of {count(trace.num_sequences, 'sequence')}"
+    lines = [top1[k].over(str(k + 1), middle, **style.series(k)) for k in range(len(trials))]
+    axes: Look = {"xlim": (0, int(edges[-1])), "ylim": (0, None), "breaks": (edges[1:-1] - 0.5).tolist()}
+    panel = Panel(lines, "position in the answer [tokens]", f"{words.share} [{words.of}]", **axes)
+    title = f"How often {words.right} along the answer"
+    return Chart(title, style.about(trace.meta, counted, INTERVALS), [[panel]], words.guesser)

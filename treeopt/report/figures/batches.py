@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from treeopt.errors import OutOfRange
 from treeopt.planning.compared import DraftersCompared
@@ -13,17 +12,18 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Panel, Series, intervals, plain_line
+from treeopt.report.figures.chart import Chart, Estimates, Panel, plain_line
 from treeopt.report.figures.style import Look
 from treeopt.report.wording import kinds_of, setting_name
 
 TOGETHER = 0.7  # width that the marks of one batch size share
 MOST_LINEAR = 12  # ratio of the totals above which their axis is logarithmic
-LOOKS = {  # colour, marker, line
-    "plain decoding": (style.BLACK, "s", (0, (2, 3))),
-    "the plan's trees": (style.BLUE, "o", "-"),
-    "plain decoding, measured": (style.BLACK, "s", "none"),
-    "the plan's trees, measured": (style.VERMILLION, "D", "none"),
+HOLLOW: Look = {"linestyle": "none", "markersize": 7, "markerfacecolor": "none"}
+LOOKS: dict[str, Look] = {
+    "the plan's trees": {"color": style.BLUE, "marker": "o", "linestyle": "-"},
+    "plain decoding": {"color": style.BLACK, "marker": "s", "linestyle": (0, (2, 3))},
+    "the plan's trees, measured": {"color": style.VERMILLION, "marker": "D", **HOLLOW},
+    "plain decoding, measured": {"color": style.BLACK, "marker": "s", **HOLLOW},
 }
 
 
@@ -45,19 +45,19 @@ def kinds_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> C
     """
     marks = []
     for entry in plan.entries:
-        if entry.best("dynamic") is None:
-            continue
         bench = (benches or {}).get(entry.batch_size)
         measured = {c.draft: bench.figure(c.name) for c in reversed(bench.contenders)} if bench else {}
-        for name, best in kinds_of(entry).items():
-            marks.append(Placed(name, best, is_measured=False))
-            if found := measured.get(best.draft):
-                marks.append(Placed(name, found, is_measured=True))
+        for name, best in kinds_of(entry).items() if entry.best("dynamic") else ():
+            found = measured.get(best.draft)
+            marks += [
+                Placed(name, best, is_measured=False),
+                *([Placed(name, found, is_measured=True)] if found else []),
+            ]
     if not marks:
         raise OutOfRange(
             "The plan has no dynamic trees. They need treeopt calibrate --topk, treeopt profile, then treeopt search"
         )
-    about = " ".join(filter(None, ((plan.runtime or {}).get("name"), (plan.runtime or {}).get("version")))) or None
+    about = style.known(plan.runtime, "name", "version")
     return _beside(marks, "The best draft of each kind", about, style.rule(plan.acceptance))
 
 
@@ -80,21 +80,12 @@ def _beside(marks: Sequence[Placed], title: str, *about: str | None) -> Chart:
             aside = width * (i - (len(names) - 1) / 2 + (0.12 if is_measured else -0.12))
             x = [sizes.index(figure.batch_size) + aside for figure in mine]
             noted = {m.figure.batch_size for m in marks if m.name == name and is_measured and not m.is_measured}
-            notes = ["" if figure.batch_size in noted else setting_name(figure.draft) for figure in mine]
-            timed = [(at, f.speedup_ratio, note) for at, f, note in zip(x, mine, notes, strict=True)]
-            known = [(at, ratio, note) for at, ratio, note in timed if ratio]
-            left.append(
-                Series(
-                    "",
-                    [at for at, *_ in known],
-                    [ratio.value for _, ratio, _ in known],
-                    intervals([(ratio.value, (ratio.low, ratio.high), None) for _, ratio, _ in known]),
-                    look,
-                    notes=[note for *_, note in known],
-                )
-            )
+            timed = [(at, f.speedup_ratio, f) for at, f in zip(x, mine, strict=True) if f.speedup_ratio]
+            notes = ["" if f.batch_size in noted else setting_name(f.draft) for *_, f in timed]
+            speedups = Estimates.of((ratio.value, (ratio.low, ratio.high), None) for _, ratio, _ in timed)
+            left.append(replace(speedups.over("", [at for at, *_ in timed], **look), notes=notes))
             rates = [(f.tokens_per_step, f.interval95.tokens_per_step, f.stderr.tokens_per_step) for f in mine]
-            right.append(Series(name if mine else "", x, [rate[0] for rate in rates], intervals(rates), look))
+            right.append(Estimates.of(rates).over(name if mine else "", x, **look))
     axes: Look = {"scale": [str(size) for size in sizes], "ylim": (0, None)}
     panels = [
         Panel(left, "batch size", "speedup over plain decoding", **axes),
@@ -117,43 +108,32 @@ def pareto_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> 
             "The picture needs at least two batch sizes with latencies. Make them with: treeopt profile --batch-size "
             "1,4, then treeopt search"
         )
-    decoded = sorted((benches or {}).items())
-    rates: dict[str, list[Figure]] = {
-        "the plan's trees": [entry.chosen for entry in timed],
-        "plain decoding": [entry.plain for entry in timed],
-    }
-    for kind, name in (("the plan's trees", "chosen"), ("plain decoding", "plain")):
-        found = [bench.figure(name) for _, bench in decoded if name in {c.name for c in bench.contenders}]
-        rates[f"{kind}, measured"] = [figure for figure in found if figure.tokens_per_s]
-    series, most_user, ends_of_all = [], 0.0, []
-    for kind, figures in rates.items():
-        sizes = np.array([figure.batch_size for figure in figures])
-        total = np.array([figure.tokens_per_s or 0.0 for figure in figures])
-        ends = intervals([(f.tokens_per_s or 0.0, f.interval95.tokens_per_s, f.stderr.tokens_per_s) for f in figures])
+    decoded = [bench for _, bench in sorted((benches or {}).items())]
+
+    def measured(name: str) -> list[Figure]:
+        found = [bench.figure(name) for bench in decoded if name in {c.name for c in bench.contenders}]
+        return [figure for figure in found if figure.tokens_per_s]
+
+    drawn = [[e.chosen for e in timed], [e.plain for e in timed], measured("chosen"), measured("plain")]
+    series, most_user, ends_of_all = [], 0.0, list[float]()
+    for (kind, look), figures in zip(LOOKS.items(), drawn, strict=True):
         if not figures:
             continue
-        colour, marker, line = LOOKS[kind]
-        look = {"color": colour, "marker": marker, "linestyle": line, "markersize": 7 if line == "none" else 4}
-        look |= {"markerfacecolor": "none"} if line == "none" else {}
-        notes = [] if line == "none" else [str(size) for size in sizes]
-        side = "left" if kind == "plain decoding" else "right"
-        series.append(Series(kind, total / sizes, total, ends, look, notes=notes, side=side))  # type: ignore[arg-type]
-        most_user = max(most_user, float((total / sizes).max()))
-        ends_of_all += [*total, *ends.ravel()]
+        sizes = [figure.batch_size for figure in figures]
+        total = Estimates.of((f.tokens_per_s or 0.0, f.interval95.tokens_per_s, f.stderr.tokens_per_s) for f in figures)
+        each = total.value / sizes
+        notes = [] if look["linestyle"] == "none" else [str(size) for size in sizes]
+        side: Literal["left", "right"] = "left" if kind == "plain decoding" else "right"
+        series.append(replace(total.over(kind, each, **look), notes=notes, side=side))
+        most_user = max(most_user, float(each.max()))
+        ends_of_all += [*total.value, *total.ends.ravel()]
     totals = [total for total in ends_of_all if total > 0]
     log = max(totals) > MOST_LINEAR * min(totals)
     ylim = (0.7 * min(totals), 1.5 * max(totals)) if log else (0.0, 1.12 * max(totals))
-    panel = Panel(
-        series,
-        "tokens per second for each user",
-        "tokens per second of the batch",
-        log=log,
-        xlim=(0, 1.12 * most_user),
-        ylim=ylim,
-    )
-    runtime = plan.runtime or {}
+    xlabel, ylabel = "tokens per second for each user", "tokens per second of the batch"
+    panel = Panel(series, xlabel, ylabel, log=log, xlim=(0, 1.12 * most_user), ylim=ylim)
     caption = style.sentence(
-        " ".join(filter(None, ("lines: predicted, latencies of", runtime.get("name"), runtime.get("version")))),
+        f"lines: predicted, latencies of {style.known(plan.runtime, 'name', 'version')}".rstrip(),
         style.rule(plan.acceptance),
         "numbers: batch sizes",
         "bars: 95 % intervals",

@@ -10,10 +10,12 @@ from treeopt.errors import OutOfRange
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Ratio
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Panel, Series, intervals, wilson
+from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, wilson
+from treeopt.report.figures.style import Look
 from treeopt.report.verdict import CONTENDERS
 from treeopt.report.wording import count
 
+OVER = "over plain decoding"
 LOOKS = {  # colour, marker, hatch
     "predicted, product": (style.GREY, "^", ""),
     "predicted, joint": (style.GREY, "v", ""),
@@ -28,13 +30,10 @@ def accepted_chart(bench: Benchmark, name: str = "chosen") -> Chart:
 
     Raises OutOfRange where the benchmark has none of them.
     """
-    contender = bench.contender(name)
-    counted: dict[str, Sequence[float]] = {
-        "predicted": contender.predicted_accepted,
-        "replayed": contender.replayed_accepted,
-        "measured": contender.accepted,
-    }
-    known = {kind: np.asarray(counts, dtype=float) for kind, counts in counted.items() if sum(counts)}
+    of = bench.contender(name)
+    kinds = ("predicted", "replayed", "measured")
+    counted = zip(kinds, map(np.array, (of.predicted_accepted, of.replayed_accepted, of.accepted)), strict=True)
+    known = {kind: counts.astype(float) for kind, counts in counted if counts.sum()}
     if not known:
         raise OutOfRange("The benchmark did not count accepted guesses. Measure again with: treeopt bench")
     width, series = 0.8 / len(known), []
@@ -42,10 +41,10 @@ def accepted_chart(bench: Benchmark, name: str = "chosen") -> Chart:
         share, (colour, _, hatch) = wilson(counts, counts.sum()), LOOKS[kind]
         places = np.arange(len(counts))
         look = {"width": width, "color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
-        ends = np.stack([share.low, share.high]) if kind == "measured" else None
+        ends = share.ends if kind == "measured" else None
         label = f"{kind}\n({share.value @ places:.2f} a step)"
         series.append(Series(label, places + (i - (len(known) - 1) / 2) * width, share.value, ends, look, "bar"))
-    steps = sum(contender.accepted)
+    steps = sum(of.accepted)
     caption = style.sentence(
         count(steps, "measured step") if steps else None,
         _about(bench),
@@ -80,54 +79,33 @@ def contenders_chart(bench: Benchmark) -> Chart:
     }
     marks = []
     for i, (kind, values) in enumerate(rates.items()):
-        shown = [(rate, row + (i - 2) * 0.14) for row, rate in enumerate(values) if rate is not None]
-        colour, marker, _ = LOOKS[kind]
-        if shown:
-            marks.append(
-                Series(
-                    kind,
-                    [rate for rate, _ in shown],
-                    [row for _, row in shown],
-                    look={"marker": marker, "color": colour, "linestyle": "none"},
-                )
-            )
+        look = {"marker": LOOKS[kind][1], "color": LOOKS[kind][0], "linestyle": "none"}
+        x = [rate for rate in values if rate is not None]
+        y = [row + (i - 2) * 0.14 for row, rate in enumerate(values) if rate is not None]
+        marks += [Series(kind, x, y, look=look)] if x else []
     height, speedups = max(2.2, 0.34 * len(cs) + 0.6), [bench.speedup(c.name) for c in cs]
-    left = _ratios(speedups, rows, "Speedup", "contender (rows per step)", height=height)
+    left = Panel(_ratios(speedups), OVER, "contender (rows per step)", "Speedup", rows=rows, **_to(speedups, height))
     panels = [[left, Panel(marks, "tokens per step", title="Tokens per step", rows=rows, height=height)]]
     if groups := bench.groups if "chosen" in [c.name for c in cs] else []:
         found = [bench.speedup("chosen", group=group) for group in groups]
-        names, height = [style.short(group or "(no group)") for group in groups], 0.8 + 0.22 * len(groups)
-        panels.append(
-            [_ratios(found, names, "Speedup of the chosen tree by group", "group", height=height, is_wide=True)]
-        )
+        names, size = [style.short(group or "(no group)") for group in groups], _to(found, 0.8 + 0.22 * len(groups))
+        title = "Speedup of the chosen tree by group"
+        panels.append([Panel(_ratios(found), OVER, "group", title, rows=names, is_wide=True, **size)])
     sure = all(ratio is None or ratio.low is not None for ratio in speedups)
     bar = "95 % interval over blocks of prompts" if sure else "too few blocks of prompts for intervals"
     return Chart("Real decoding", style.sentence(_about(bench), bar), panels)
 
 
-def _ratios(
-    ratios: Sequence[Ratio | None],
-    rows: Sequence[str],
-    title: str,
-    ylabel: str,
-    *,
-    height: float,
-    is_wide: bool = False,
-) -> Panel:
+def _to(ratios: Sequence[Ratio | None], height: float) -> Look:
+    """The size of a panel of ratios, from 0 to the greatest."""
+    top = max(1.0, *(ratio.high or ratio.value for ratio in ratios if ratio))
+    return {"xlim": (0, 1.06 * top), "height": height}
+
+
+def _ratios(ratios: Sequence[Ratio | None]) -> list[Series]:
     """One mark a row, from the top; a row without a ratio stays empty."""
     known = [(row, ratio) for row, ratio in enumerate(ratios) if ratio is not None]
-    values, places = [ratio.value for _, ratio in known], [row for row, _ in known]
-    ends = intervals([(ratio.value, (ratio.low, ratio.high), None) for _, ratio in known])
-    look = {"color": style.BLUE, "marker": "o", "markersize": 5, "linestyle": "none", "elinewidth": 2}
+    marks = Estimates.of((ratio.value, (ratio.low, ratio.high), None) for _, ratio in known)
     plain = Series("", [], [1.0], look={"color": style.GREY, "linestyle": (0, (2, 3)), "zorder": 0}, kind="across")
-    top = max((ratio.high or ratio.value for _, ratio in known), default=1.0)
-    return Panel(
-        [Series("", values, places, ends, look), plain],
-        "over plain decoding",
-        ylabel,
-        title,
-        rows=rows,
-        xlim=(0, 1.06 * max(top, 1.0)),
-        height=height,
-        is_wide=is_wide,
-    )
+    look = {"color": style.BLUE, "marker": "o", "markersize": 5, "elinewidth": 2}
+    return [marks.along("", [row for row, _ in known], **look), plain]

@@ -7,7 +7,7 @@ n points of a series
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEIGHT = 3.5  # inches of a panel
-NEAR = (0.05, 0.05)  # shares of the axes within which a second note would lie on the first
+NEAR = 0.05  # share of the axes within which a second note would lie on the first
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,61 +47,54 @@ class Series:
     side: Literal["below", "left", "right"] = "below"
 
 
+Known = tuple[float, Sequence[float | None] | None, float | None]  # a value, its 95 % interval, its standard error
+
+
 @dataclass(frozen=True, eq=False)
-class Shares:
-    """Estimates and their 95 % intervals; three arrays of one shape."""
+class Estimates:
+    """Values, and (2, ...) low and high of their 95 % intervals."""
 
     value: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
+    ends: NDArray[np.float64]
 
     @classmethod
-    def normal(cls, value: ArrayLike, stderr: ArrayLike) -> Shares:
-        """Values with the intervals of their standard errors."""
-        value, half = np.asarray(value, dtype=float), Z95 * np.asarray(stderr, dtype=float)
-        return cls(value, value - half, value + half)
+    def of(cls, known: Iterable[Known]) -> Estimates:
+        """Each with its interval, else by its standard error; without either both ends are the value.
 
-    def __getitem__(self, part: Any) -> Shares:
-        return Shares(self.value[part], self.low[part], self.high[part])
+        >>> Estimates.of([(2.0, (1.5, 2.5), None), (1.0, None, None)]).ends.tolist()
+        [[1.5, 1.0], [2.5, 1.0]]
+        """
+        rows = []
+        for value, ends, stderr in known:
+            half = Z95 * (stderr or 0.0)
+            rows.append((value, *((value - half, value + half) if ends is None or None in ends else ends)))
+        table = np.array(rows, dtype=float).reshape(-1, 3).T
+        return cls(table[0], table[1:])
+
+    def __getitem__(self, part: Any) -> Estimates:
+        return Estimates(self.value[part], np.stack([end[part] for end in self.ends]))
 
     def over(self, label: str, x: ArrayLike, **look: Any) -> Series:
         """Points on a line over x, with their intervals."""
-        return Series(label, x, self.value, np.stack([self.low, self.high]), look)
+        return Series(label, x, self.value, self.ends, look)
 
     def along(self, label: str, rows: ArrayLike, **look: Any) -> Series:
         """Marks in rows, with intervals along the axis below."""
-        return Series(label, self.value, rows, np.stack([self.low, self.high]), {"linestyle": "none", **look})
+        return Series(label, self.value, rows, self.ends, {**look, "linestyle": "none"})
 
 
-def wilson(hits: ArrayLike, trials: ArrayLike) -> Shares:
+def wilson(hits: ArrayLike, trials: ArrayLike) -> Estimates:
     """Shares with 95 % Wilson score intervals; without a trial all three are NaN.
 
     >>> shares = wilson([0, 5], [10, 10])
-    >>> shares.value.tolist(), shares.low.round(3).tolist(), shares.high.round(3).tolist()
-    ([0.0, 0.5], [0.0, 0.237], [0.278, 0.763])
+    >>> shares.value.tolist(), shares.ends.round(3).tolist()
+    ([0.0, 0.5], [[0.0, 0.237], [0.278, 0.763]])
     """
     n = np.where(np.asarray(trials) > 0, trials, np.nan).astype(float)
     value = np.asarray(hits) / n
     middle = value + Z95**2 / (2 * n)
     half = Z95 * np.sqrt(value * (1 - value) / n + Z95**2 / (4 * n**2))
-    scale = 1 + Z95**2 / n
-    return Shares(value, np.maximum((middle - half) / scale, 0.0), np.minimum((middle + half) / scale, 1.0))
-
-
-Known = tuple[float, Sequence[float | None] | None, float | None]  # a value, its 95 % interval, its standard error
-
-
-def intervals(known: Sequence[Known]) -> NDArray[np.float64]:
-    """(2, n) ends of the 95 % intervals, by the standard errors where these are not known; without either the values.
-
-    >>> intervals([(2.0, (1.5, 2.5), None), (1.0, None, None)]).tolist()
-    [[1.5, 1.0], [2.5, 1.0]]
-    """
-    found = np.empty((2, len(known)))
-    for i, (value, ends, stderr) in enumerate(known):
-        half = Z95 * (stderr or 0.0)
-        found[:, i] = (value - half, value + half) if ends is None or None in ends else ends
-    return found
+    return Estimates(value, np.clip(np.stack([middle - half, middle + half]) / (1 + Z95**2 / n), 0.0, 1.0))
 
 
 def plain_line(at: float, color: str = style.BLACK, label: str = "") -> Series:
@@ -162,9 +155,8 @@ def draw(chart: Chart) -> Figure:
     """The picture of a chart; what its series are called stands to the right of the upper panels."""
     heights = [max(panel.height for panel in row) for row in chart.panels]
     figure = style.blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)))
-    across = max(len(row) for row in chart.panels)
     widths = [panel.width for panel in chart.panels[0]]
-    grid = figure.add_gridspec(len(heights), across, height_ratios=heights, width_ratios=widths)
+    grid = figure.add_gridspec(len(heights), len(widths), height_ratios=heights, width_ratios=widths)
     named: Look = {}
     for i, row in enumerate(chart.panels):
         for j, panel in enumerate(row):
@@ -176,7 +168,7 @@ def draw(chart: Chart) -> Figure:
             _finish(axes, panel, names_rows=j == 0)
             _note(axes, panel)
     if chart.legend is not None and named:
-        beside = figure.axes[len(chart.panels[0]) - 1]
+        beside = figure.axes[len(widths) - 1]
         style.legend(beside, chart.legend or None, handles=list(named.values()), labels=list(named))
     figure.align_ylabels()
     style.heading(figure, chart.title, chart.caption)
@@ -185,22 +177,20 @@ def draw(chart: Chart) -> Figure:
 
 def _add(axes: Axes, one: Series, *, across: bool) -> Any:
     """Draw a series; the handle is what stands for it in a legend. ``across``: intervals lie along the axis below."""
-    x, y, look = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float), dict(one.look)
+    x, y = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float)
+    ends = np.stack([y, y]) if one.ends is None else np.asarray(one.ends, dtype=float)
     if one.kind == "across":
-        return (axes.axvline if across else axes.axhline)(float(y[0]), **look)
+        return (axes.axvline if across else axes.axhline)(float(y[0]), **one.look)
     if one.kind == "area":
-        low, high = np.asarray(one.ends, dtype=float)
-        return axes.fill_between(x, low, high, **look)
-    errors = None
-    if one.ends is not None:
-        errors = np.abs(np.asarray(one.ends, dtype=float) - (x if across else y))
-        errors = errors if np.nan_to_num(errors).any() else None
-    if one.kind == "bar":
-        return axes.bar(x, y, yerr=errors, error_kw={"elinewidth": 0.9}, **look)
+        return axes.fill_between(x, *ends, **one.look)
     if one.kind == "edge":
-        return axes.plot(x, np.zeros(len(x)), transform=axes.get_xaxis_transform(), clip_on=False, zorder=3, **look)[0]
-    look = {"elinewidth": 0.8, **look}
-    return axes.errorbar(x, y, xerr=errors, **look) if across else axes.errorbar(x, y, yerr=errors, **look)
+        edge: Look = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 3}
+        return axes.plot(x, np.zeros(len(x)), **edge, **one.look)[0]
+    errors = np.abs(ends - (x if across and one.ends is not None else y))
+    bars: Look = {"xerr" if across else "yerr": errors if np.nan_to_num(errors).any() else None}
+    if one.kind == "bar":
+        return axes.bar(x, y, error_kw={"elinewidth": 0.9}, **bars, **one.look)
+    return axes.errorbar(x, y, **bars, **{"elinewidth": 0.8, **one.look})
 
 
 def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
@@ -228,10 +218,9 @@ def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
         axes.set_xticks(range(len(panel.scale)), list(panel.scale))
         axes.set_xlim(-0.5, len(panel.scale) - 0.5)
         axes.grid(visible=False, axis="x")
-    if axes.get_xscale() == "linear" and axes.get_xlim()[1] >= 1000:
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    if axes.get_yscale() == "linear" and axes.get_ylim()[1] >= 1000:
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "linear" and axis.get_view_interval()[1] >= 1000:
+            axis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.set_xlabel(panel.xlabel)
 
 
@@ -240,18 +229,16 @@ def _note(axes: Axes, panel: Panel) -> None:
     placed: list[tuple[float, float]] = []
     for one in panel.series:
         x, y = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float)
-        low = y if one.ends is None else np.asarray(one.ends, dtype=float)[0]
+        low = np.fmin(y, y if one.ends is None else np.asarray(one.ends, dtype=float)[0])
         for at, value, lower, text in zip(x, y, low, one.notes, strict=False):
+            place: Look = {"textcoords": "offset points", "va": "center", "fontsize": 7}
             if one.side == "below":
-                turned = 90 if len(text) > 3 else 0
-                place: Look = {"rotation": turned, "ha": "center", "va": "top", "fontsize": 6}
-                axes.annotate(text, (at, np.fmin(lower, value)), (0, -4), textcoords="offset points", **place)
+                place |= {"rotation": 90 if len(text) > 3 else 0, "ha": "center", "va": "top", "fontsize": 6}
+                axes.annotate(text, (at, lower), (0, -4), **place)
                 continue
             side = 1 if one.side == "right" else -1
             across, up = axes.transLimits.transform(axes.transScale.transform((at, value)))
-            across += side * NEAR[0] / 2
-            if any(abs(across - a) < NEAR[0] and abs(up - b) < NEAR[1] for a, b in placed):
-                continue
-            placed.append((across, up))
-            place = {"ha": "left" if side > 0 else "right", "va": "center", "fontsize": 7}
-            axes.annotate(text, (at, value), (7 * side, 0), textcoords="offset points", **place)
+            here = (across + side * NEAR / 2, up)
+            if not any(np.abs(np.subtract(here, other)).max() < NEAR for other in placed):
+                placed.append(here)
+                axes.annotate(text, (at, value), (7 * side, 0), ha="left" if side > 0 else "right", **place)

@@ -6,7 +6,8 @@ their rows allow, up to the deepest that were measured; others are marks that te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.latency.paired import median_latency
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Panel, Series, Shares, plain_line
+from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line
 from treeopt.report.figures.style import Look
 
+FloatArray = NDArray[np.float64]
+Sizes = list[tuple[int, int]]  # (size, depth)
 PARTS = {  # in the order of a step: colour and hatch
     "draft": (style.ORANGE, ""),
     "target": (style.SKY, "///"),
@@ -29,6 +32,7 @@ PARTS = {  # in the order of a step: colour and hatch
 NOTICEABLE = 0.002  # share of a step
 REST = "the rest"  # of a step, between its parts
 ACROSS = 3  # panels side by side
+ROWS = "rows per step (tree size)"
 MOST_LINEAR = 8  # ratio of the latencies above which their axis is logarithmic
 
 
@@ -40,9 +44,8 @@ def latency_chart(profile: LatencyProfile) -> Chart:
     >>> latency_chart(LatencyProfile((point,), (plain,)))[1]["batch size 1"].y.tolist()
     [1.5]
     """
-    left: list[Series] = []
-    right: list[Series] = [plain_line(1.0)]
-    deepest, depths, every = 0, set[int](), []
+    left, right = list[Series](), [plain_line(1.0)]
+    deepest, depths, every = 0, set[int](), list[float]()
     for i, setting in enumerate(profile.settings):
         line, others = _trees(profile, *setting)
         costs, look = StepCosts(profile, *setting, as_measured=True), {**style.series(i), "marker": "."}
@@ -50,39 +53,33 @@ def latency_chart(profile: LatencyProfile) -> Chart:
         ms, error = costs.latencies(sizes, [depth for _, depth in line])
         ratio = ms / plain.ms
         spread = ratio * np.hypot(error / np.maximum(ms, 1e-12), plain.stderr_ms / plain.ms)
-        left += [Shares.normal(ms, error).over("", sizes, **look), plain_line(plain.ms, look["color"])]
-        right.append(Shares.normal(ratio, spread).over(f"batch size {_label(profile, *setting)}", sizes, **look))
+        left += [_timed("", sizes, ms, error, look), plain_line(plain.ms, look["color"])]
+        right.append(_timed(f"batch size {_label(profile, *setting)}", sizes, ratio, spread, look))
         for size, depth in others:
             if step := costs.step(size, depth):
-                mark = {**_mark(depth), "color": look["color"]}
+                mark = _mark(depth, look["color"])
                 left.append(Series("", [size], [step.ms], look=mark))
                 right.append(Series("", [size], [step.ms / plain.ms], look=mark))
                 depths.add(depth)
         deepest = max([deepest, *(depth for _, depth in line)])
         every += [plain.ms, *ms]
-    right += [Series(f"depth {d}", [], [], look={**_mark(d), "color": "#666666"}) for d in sorted(depths)]
+    right += [Series(f"depth {d}", [], [], look=_mark(d, "#666666")) for d in sorted(depths)]
     log = max(every) > MOST_LINEAR * min(every)
-    rows = "rows per step (tree size)"
+    ylim = (None if log else 0, None)
     panels = [
-        Panel(
-            left,
-            rows,
-            "step latency [ms]",
-            "One step (dashed: plain)",
-            "sizes",
-            log=log,
-            ylim=(None if log else 0, None),
-        ),
-        Panel(right, rows, "overhead", "Over a plain step", "sizes", ylim=(0, None)),
+        Panel(left, ROWS, "step latency [ms]", "One step (dashed: plain)", "sizes", log=log, ylim=ylim),
+        Panel(right, ROWS, "overhead", "Over a plain step", "sizes", ylim=(0, None)),
     ]
     note = f"medians, 95 % intervals; lines: trees as deep as their rows allow, {deepest} at most"
     note += "; marks: shallower ones" if depths else ""
     return Chart("What a decoding step costs", style.sentence(_caption(profile), note), [panels])
 
 
-def _trees(
-    profile: LatencyProfile, batch_size: int, context: int
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _timed(label: str, sizes: Sequence[int], values: FloatArray, errors: FloatArray, look: Look) -> Series:
+    return Estimates.of(zip(values, repeat(None), errors)).over(label, sizes, **look)
+
+
+def _trees(profile: LatencyProfile, batch_size: int, context: int) -> tuple[Sizes, Sizes]:
     """(size, depth) of the trees that are as deep as their rows allow, and of all others."""
     here = sorted({(p.size, p.depth) for p in profile.fixed if p.setting == (batch_size, context)})
     most = max((depth for _, depth in here), default=0)
@@ -96,20 +93,19 @@ def _label(profile: LatencyProfile, batch_size: int, context: int) -> str:
 
 
 def _caption(profile: LatencyProfile) -> str:
-    n = [len(p.step_ms) for p in profile.points] or [len(p.step_ms) for p in profile.autoregressive]
-    runtime = profile.runtime
+    n = [len(p.step_ms) for p in profile.points or profile.autoregressive]
     return style.sentence(
         f"{style.span(n)} steps timed per point",
         f"context {style.span([context for _, context in profile.settings])} tokens",
-        " ".join(filter(None, (runtime.get("name"), runtime.get("version"), runtime.get("attention")))) or None,
+        style.known(profile.runtime, "name", "version", "attention"),
         style.origin(profile.info.get("provenance")),
     )
 
 
-def _mark(depth: int) -> Look:
+def _mark(depth: int, colour: str) -> Look:
     """The look of a tree that is shallower than its rows allow."""
     marker = style.MARKERS[(depth - 1) % len(style.MARKERS)]
-    return {"marker": marker, "markersize": 3.5, "linestyle": "none", "alpha": 0.6}
+    return {"marker": marker, "markersize": 3.5, "linestyle": "none", "alpha": 0.6, "color": colour}
 
 
 def parts_chart(profile: LatencyProfile) -> Chart:
@@ -118,15 +114,13 @@ def parts_chart(profile: LatencyProfile) -> Chart:
     Parts are timed in steps of their own, with a clock between them: where they take longer together than a whole step,
     they are scaled to it, and what they leave of it is the `REST`. Raises OutOfRange where no step was timed in parts.
     """
-    panels: list[Panel] = []
-    deepest = 0
+    panels, deepest = list[Panel](), 0
     for setting in profile.settings:
         line, _ = _trees(profile, *setting)
-        here = [p for p in profile.fixed if p.setting == setting and p.parts_ms]
-        found = {p.size: p for p in reversed(here) if (p.size, p.depth) in line}
-        if not found:
+        here = [p for p in profile.fixed if p.setting == setting and p.parts_ms and (p.size, p.depth) in line]
+        if not here:
             continue
-        points = [found[size] for size in sorted(found)]
+        points = [p for _, p in sorted({p.size: p for p in reversed(here)}.items())]
         deepest = max(deepest, *(p.depth for p in points))
         sizes, total = np.array([p.size for p in points]), np.array([median_latency(p.step_ms).ms for p in points])
         areas = _stacked(sizes, _parts([p.whole_parts() for p in points], total))
@@ -134,11 +128,7 @@ def parts_chart(profile: LatencyProfile) -> Chart:
         plain = plain_line(StepCosts(profile, *setting).plain.ms, label="plain step")
         title = f"batch size {_label(profile, *setting)}"
         beside = "" if len(panels) % ACROSS else "median [ms]"
-        panels.append(
-            Panel(
-                [*areas, whole, plain], "rows per step (tree size)", beside, title, "sizes", ylim=(0, None), height=2.2
-            )
-        )
+        panels.append(Panel([*areas, whole, plain], ROWS, beside, title, "sizes", ylim=(0, None), height=2.2))
     if not panels:
         raise OutOfRange("No step of the profile was timed in parts. Measure again with: treeopt profile")
     note = (
@@ -149,21 +139,18 @@ def parts_chart(profile: LatencyProfile) -> Chart:
     return Chart("What a decoding step is made of", style.sentence(_caption(profile), note), rows)
 
 
-def _parts(timed: list[Mapping[str, Any]], total: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+def _parts(timed: list[Mapping[str, Any]], total: FloatArray) -> dict[str, FloatArray]:
     """Part -> median [ms] at each size; with the rest, where it is noticeable, they add up to ``total``."""
     names = [*PARTS, *sorted({name for found in timed for name in found} - set(PARTS))]
-    ms = {
-        name: np.array([float(np.median(found.get(name) or 0.0)) for found in timed])
-        for name in names
-        if any(found.get(name) for found in timed)
-    }
+    names = [name for name in names if any(found.get(name) for found in timed)]
+    ms = {name: np.array([float(np.median(found.get(name) or 0.0)) for found in timed]) for name in names}
     scale = np.minimum(total / np.maximum(sum(ms.values()), 1e-12), 1.0)
     ms = {name: scale * each for name, each in ms.items()}
     rest = np.maximum(total - sum(ms.values()), 0.0)
     return {**ms, REST: rest} if (rest > NOTICEABLE * total).any() else ms
 
 
-def _stacked(sizes: NDArray[np.int64], ms: Mapping[str, NDArray[np.float64]]) -> list[Series]:
+def _stacked(sizes: NDArray[np.int64], ms: Mapping[str, FloatArray]) -> list[Series]:
     """Areas, the uppermost first, as a legend has them; y is what each adds."""
     x = sizes if len(sizes) > 1 else sizes * [0.93, 1.07]  # an area needs width
     base, found = np.zeros(len(sizes)), []

@@ -17,7 +17,8 @@ from treeopt.planning.comparison import MOST_DENSE, compare
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Panel, Series, intervals, plain_line
+from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line
+from treeopt.report.figures.style import Look
 from treeopt.report.wording import count
 from treeopt.trees.shapes import Limits
 
@@ -38,33 +39,27 @@ def sizes_chart(
     found = compare(source, replace(limits, shape="sibling-closed"), most_dense=most_dense)
     series = []
     for i, (name, held_out) in enumerate(found.held_out.items()):
-        look, sizes = style.series(i), np.arange(1, len(held_out.tokens_per_step) + 1)
-        series.append(Series(f"grown: {name}", sizes, held_out.tokens_per_step, look={**look, "markevery": 0.15}))
+        look, rates = style.series(i), held_out.tokens_per_step
+        sizes = np.arange(1, len(rates) + 1)
+        series.append(Series(f"grown: {name}", sizes, rates, look={**look, "markevery": 0.15}))
         if name == objective:
             ends = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
             shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
-            series.append(Series("", sizes, held_out.tokens_per_step, ends, shade, "area"))
-    chains = [(size, rate) for name, size, rate in found.fixed if name.startswith("chain")]
-    if chains:
-        series.append(
-            Series("chains of top-1", [n for n, _ in chains], [rate for _, rate in chains], look=style.series(4))
-        )
+            series.append(Series("", sizes, rates, ends, shade, "area"))
+    chains = [one for one in found.fixed if one[0].startswith("chain")]
     star = {"marker": "*", "markersize": 10, "color": "black", "linestyle": "none"}
-    series += [
-        Series(name, [size], [rate], look=star) for name, size, rate in found.fixed if not name.startswith("chain")
-    ]
-    if dense := found.dense:
-        sample = "" if len(dense) == found.n_dense else f"\n({len(dense)} of {found.n_dense:,})"
-        cross = {"marker": "x", "markersize": 3, "color": "#A0A0A0", "linestyle": "none", "zorder": 1}
-        x, y = [size for _, size, _ in dense], [rate for *_, rate in dense]
-        series.append(Series(f"dense trees{sample}", x, y, look=cross))
-    about = count(*source.observed)
-    if source.answers is not None:
-        about = f"{count(source.answers.num_sequences, 'sequence')}, {about}"
-    caption = style.sentence(
-        about,
-        style.origin(source.meta.get("provenance")),
-        style.rule(source.meta.get("acceptance")),
+    cross = {"marker": "x", "markersize": 3, "color": "#A0A0A0", "linestyle": "none", "zorder": 1}
+    sample = "" if len(found.dense) == found.n_dense else f"\n({len(found.dense)} of {found.n_dense:,})"
+    others: list[tuple[str, Sequence[tuple[object, int, float]], Look]] = [("chains of top-1", chains, style.series(4))]
+    others += [(one[0], [one], star) for one in found.fixed if one not in chains]
+    others += [(f"dense trees{sample}", found.dense, cross)]
+    for name, trees, look in others:
+        if trees:
+            series.append(Series(name, [size for _, size, _ in trees], [rate for *_, rate in trees], look=look))
+    sequences = count(source.answers.num_sequences, "sequence") + ", " if source.answers else ""
+    caption = style.about(
+        source.meta,
+        sequences + count(*source.observed),
         "grown trees are cross-fitted: replayed on sequences that they were not grown on",
         source.approximate,
         f"shaded: 95 % interval of {objective}",
@@ -79,42 +74,30 @@ def throughput_chart(plan: Plan) -> Chart:
 
     Raises OutOfRange where the plan was made without a profile.
     """
-    left: list[Series] = []
-    right: list[Series] = [plain_line(1.0)]
-    every: list[float] = []
     drawn = [entry for entry in plan.entries if entry.chosen.tokens_per_s and any(p.tokens_per_s for p in entry.curve)]
     if not drawn:
         raise OutOfRange("The plan has no latencies. Make them with: treeopt profile, then treeopt search")
+    left, right = list[Series](), [plain_line(1.0)]
     for i, entry in enumerate(drawn):
         look, plain = {**style.series(i), "marker": ""}, entry.plain.tokens_per_s
         left += _curve(entry, 1.0, look)
-        right += _curve(entry, plain, look) if plain else []
-        left += [plain_line(plain, look["color"])] if plain else []
-        every += [point.tokens_per_s for point in entry.curve if point.tokens_per_s]
+        if plain:
+            right += _curve(entry, plain, look)
+            left.append(plain_line(plain, look["color"]))
+    every = [point.tokens_per_s for entry in drawn for point in entry.curve if point.tokens_per_s]
     log = max(every) > MOST_LINEAR * min(every)
-    rows = "rows per step (tree size)"
+    rows, ylim = "rows per step (tree size)", (None if log else 0, None)
     panels = [
-        Panel(
-            left,
-            rows,
-            "tokens per second",
-            "Throughput (dashed: plain)",
-            "sizes",
-            log=log,
-            ylim=(None if log else 0, None),
-        ),
+        Panel(left, rows, "tokens per second", "Throughput (dashed: plain)", "sizes", log=log, ylim=ylim),
         Panel(right, rows, "speedup", "Over plain decoding", "sizes"),
     ]
-    sequences, contexts = (
-        plan.entries[0].basis.sequences,
-        [e.context_tokens for e in drawn if e.context_tokens is not None],
-    )
-    runtime = plan.runtime or {}
+    sequences = plan.entries[0].basis.sequences
+    contexts = [e.context_tokens for e in drawn if e.context_tokens is not None]
     caption = style.sentence(
         "Predicted: held-out tokens per step over measured latency",
         count(sequences, "sequence") if sequences is not None else "from accuracies alone",
         f"context {style.span(contexts)} tokens" if contexts else None,
-        " ".join(filter(None, (runtime.get("name"), runtime.get("version")))) or None,
+        style.known(plan.runtime, "name", "version"),
         f"objective {plan.objective}" if plan.objective else None,
         style.rule(plan.acceptance),
         "★ chosen, with 95 % interval; broad: tied sizes",
@@ -128,13 +111,11 @@ def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Serie
     sizes, rates = np.transpose(points)
     broad = {**look, "linewidth": 9, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1, "linestyle": "-"}
     star = {**look, "marker": "*", "markersize": 10, "mec": "black", "mew": 0.6, "zorder": 4}
-    chosen = entry.chosen
-    rate, error = chosen.tokens_per_s or 0.0, chosen.stderr.tokens_per_s
-    ends = intervals([(rate, None, error)]) / unit
+    rate, error = (each or 0.0 for each in (entry.chosen.tokens_per_s, entry.chosen.stderr.tokens_per_s))
     return [
         Series(str(entry.batch_size), sizes, rates, look=look),
         *(Series("", x, y, look=broad) for x, y in bands(sizes, rates, entry.tied_sizes)),
-        Series("", [chosen.size], [rate / unit], ends, star),
+        Estimates.of([(rate / unit, None, error / unit)]).over("", [entry.chosen.size], **star),
     ]
 
 

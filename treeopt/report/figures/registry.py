@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,34 +42,34 @@ class Inputs:
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
-        self._benches: dict[int, Benchmark] = {}
+        self._benches: dict[int | None, Benchmark] = {}
 
-    def _read(self, file: Path, command: str, read: Callable[[], T]) -> T:
+    def _read(self, file: Path, read: Callable[[], T], *command: object) -> T:
         if not file.exists():
-            raise OutOfRange(f"{file} does not exist yet. Make it with: {self.run.command(command)}")
+            raise OutOfRange(f"{file} does not exist yet. Make it with: {self.run.command(*command)}")
         return read()
 
     @cached_property
     def trace(self) -> RankTrace:
-        return self._read(self.run.trace, "calibrate", self.run.read_trace)
+        return self._read(self.run.trace, self.run.read_trace, "calibrate")
 
     @cached_property
     def profile(self) -> LatencyProfile:
-        return self._read(self.run.profile, "profile", self.run.read_profile)
+        return self._read(self.run.profile, self.run.read_profile, "profile")
 
     @cached_property
     def plan(self) -> Plan:
-        return self._read(self.run.plan, "search", self.run.read_plan)
+        return self._read(self.run.plan, self.run.read_plan, "search")
 
     @cached_property
     def calibration(self) -> Calibration:
         """The run's own, else the one that its plan was made from."""
-        known = self.run.calibration.exists()
-        if self.run.trace.exists() and not known:
-            return Calibration.from_trace(self.trace)
-        if self.run.plan.exists() and not known and (found := source_of(self.source).calibration):
-            return found
-        return self._read(self.run.calibration, "calibrate", self.run.read_calibration)
+        if not self.run.calibration.exists():
+            if self.run.trace.exists():
+                return Calibration.from_trace(self.trace)
+            if self.run.plan.exists() and (found := source_of(self.source).calibration):
+                return found
+        return self._read(self.run.calibration, self.run.read_calibration, "calibrate")
 
     @cached_property
     def grown_on(self) -> Accuracies | None:
@@ -96,36 +97,36 @@ class Inputs:
         if self.run.plan.name in figure.needs:
             return stale_plan(self.run, self.plan)
         if self.run.bench.name in figure.needs:
-            option = () if batch_size is None else ("--batch-size", batch_size)
-            return stale(self.run, self.run.bench, self.bench(batch_size).inputs, "bench", *option)
+            return stale(self.run, self.run.bench, self.bench(batch_size).inputs, *_to_bench(batch_size))
         return []
 
     def bench(self, batch_size: int | None) -> Benchmark:
         """The benchmark of a batch size (the last one made, if None)."""
-        size = -1 if batch_size is None else batch_size
-        if size not in self._benches:
-            own = None if batch_size is None else self.run.bench_of(batch_size)
-            file = own if own is not None and own.exists() else self.run.bench
-            command = self.run.command("bench", *(() if batch_size is None else ("--batch-size", batch_size)))
-            if not file.exists():
-                raise OutOfRange(f"{file} does not exist yet. Make it with: {command}")
-            found = Benchmark.load(file)
+        if batch_size not in self._benches:
+            own = self.run.bench if batch_size is None else self.run.bench_of(batch_size)
+            file, command = own if own.exists() else self.run.bench, _to_bench(batch_size)
+            found = self._read(file, lambda: Benchmark.load(file), *command)
             if file == self.run.bench and batch_size not in (None, found.contenders[0].batch_size):
-                raise OutOfRange(f"{file} is not of batch size {batch_size}. Measure it with: {command}")
-            self._benches[size] = found
-        return self._benches[size]
+                raise OutOfRange(
+                    f"{file} is not of batch size {batch_size}. Measure it with: {self.run.command(*command)}"
+                )
+            self._benches[batch_size] = found
+        return self._benches[batch_size]
 
     def benches(self) -> dict[int, Benchmark]:
         """Batch size -> its benchmark, of this plan as it is now, decoded where the latencies were timed."""
         found = {}
-        for entry in self.plan.entries:
-            try:
-                bench = self.bench(entry.batch_size)
-            except OutOfRange:
-                continue
-            if not changed(self.run, bench.inputs or {}) and not timed_elsewhere(self.run, self.plan, bench):
-                found[entry.batch_size] = bench
+        for size in (entry.batch_size for entry in self.plan.entries):
+            with suppress(OutOfRange):
+                bench = self.bench(size)
+                if not changed(self.run, bench.inputs or {}) and not timed_elsewhere(self.run, self.plan, bench):
+                    found[size] = bench
         return found
+
+
+def _to_bench(batch_size: int | None) -> tuple[object, ...]:
+    """The words of the command that measures a batch size."""
+    return ("bench",) if batch_size is None else ("bench", "--batch-size", batch_size)
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,6 @@ class FigureKind:
     compute: Callable[[Inputs, int | None], Chart | TreeData]
     per_batch_size: bool = False
 
-    def draw(self, inputs: Inputs, batch_size: int | None) -> Drawing:
-        """The picture of a run's files."""
-        data = self.compute(inputs, batch_size)
-        return draw_tree(data) if isinstance(data, TreeData) else draw_chart(data)
-
 
 @dataclass(frozen=True, eq=False)
 class Picture:
@@ -166,16 +162,11 @@ class Picture:
         return style.to_bytes(self.drawing, "svg")
 
 
-def _tree(inputs: Inputs, batch_size: int | None) -> TreeData:
-    in_sample = inputs.grown_on is not None
-    return tree_data(inputs.plan.entry(batch_size).tree, inputs.source, in_sample=in_sample)
-
-
 def _groups(inputs: Inputs) -> Chart:
     info = inputs.calibration.meta
-    if not info.get("groups"):
-        raise OutOfRange("The calibration's prompts are not grouped. Calibrate on prompts with groups.")
-    return groups_chart(info["groups"], info)
+    if info.get("groups"):
+        return groups_chart(info["groups"], info)
+    raise OutOfRange("The calibration's prompts are not grouped. Calibrate on prompts with groups.")
 
 
 def _sizes(inputs: Inputs) -> Chart:
@@ -191,7 +182,7 @@ FIGURES: dict[str, FigureKind] = {
     kind.name: kind
     for kind in (
         FigureKind("tree", "The chosen tree, its nodes shaded by how often they are accepted", ("plan.json", *_MEASURED),
-                   _tree, True),
+                   lambda i, b: tree_data(i.plan.entry(b).tree, i.source, in_sample=i.grown_on is not None), True),
         FigureKind("accuracy", "Accuracy at each depth by rank, single and cumulative", _MEASURED,
                    lambda i, b: accuracy_chart(i.calibration)),
         FigureKind("groups", "Top-1 accuracy at each depth by group of prompts", _MEASURED,
@@ -233,17 +224,14 @@ def pictures(
         if name not in FIGURES:
             raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.")
     inputs = Inputs(run)
-    sizes: list[int | None] = [None]
-    if run.plan.exists():
-        sizes = [entry.batch_size for entry in inputs.plan.entries]
-    several = len(sizes) > 1
-    if batch_size is not None:
-        sizes = [batch_size]
+    planned = [entry.batch_size for entry in inputs.plan.entries] if run.plan.exists() else [None]
+    sizes = planned if batch_size is None else [batch_size]
     for figure in (FIGURES[name] for name in wanted):
         for size in sizes if figure.per_batch_size else [None]:
-            stem = f"{figure.name}-batch-size-{size}" if size is not None and several else figure.name
+            stem = f"{figure.name}-batch-size-{size}" if size is not None and len(planned) > 1 else figure.name
             try:
-                drawing = figure.draw(inputs, size)
+                data = figure.compute(inputs, size)
+                drawing = draw_tree(data) if isinstance(data, TreeData) else draw_chart(data)
                 yield Picture(figure, stem, size, drawing, tuple(inputs.stale(figure, size)))
             except OutOfRange as reason:
                 yield f"{stem} was left out: {reason}"
@@ -260,9 +248,8 @@ def draw(
 ) -> tuple[list[Path], list[str]]:
     """Write figures/NAME.png and .svg of everything that the run has the files for: (files, notes).
 
-    A figure of the plan's tree or of a benchmark is made for each batch size, as
-    NAME-batch-size-4.png, where the plan has several. Notes tell what was left out and why. Pictures that
-    are ``drawn`` are not drawn again.
+    A figure of the plan's tree or of a benchmark is made for each batch size, as NAME-batch-size-4.png, where the plan
+    has several. Notes tell what was left out and why. Pictures that are ``drawn`` are not drawn again.
     """
     for kind in formats:
         if kind not in style.FORMATS:

@@ -40,7 +40,6 @@ Z95 = 1.959964  # half width of a 95 % interval in standard errors
 
 Look = dict[str, Any]  # options of matplotlib by name
 _LOOK: Look = {
-    "font.family": "sans-serif",
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
@@ -58,11 +57,9 @@ _LOOK: Look = {
     "legend.frameon": False,
     "lines.linewidth": 1.3,
     "lines.markersize": 4,
-    "errorbar.capsize": 0,
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.hashsalt": "treeopt",  # the same figure, the same file
-    "text.usetex": False,
     "path.simplify": False,
 }
 
@@ -86,9 +83,8 @@ def blank(width: float = SIZE_INCHES[0], height: float = SIZE_INCHES[1]) -> Figu
 def heading(figure: Figure, title: str, caption: str) -> None:
     """The title above everything, and what was measured below everything, as wide as the figure."""
     width = figure.get_figwidth()
-    above, below = wrap(title, int(width * 11)), wrap(caption, int(width * 19))
-    figure.suptitle(above, x=0.01, ha="left", fontsize=10, weight="bold")
-    figure.supxlabel(below, x=0.01, ha="left", fontsize=6.5, color="#555555")
+    figure.suptitle(wrap(title, int(width * 11)), x=0.01, ha="left", fontsize=10, weight="bold")
+    figure.supxlabel(wrap(caption, int(width * 19)), x=0.01, ha="left", fontsize=6.5, color="#555555")
 
 
 def wrap(text: str, most: int) -> str:
@@ -99,10 +95,9 @@ def wrap(text: str, most: int) -> str:
     >>> wrap("one · a part that fits no line", 16).splitlines()
     ['one · a part', 'that fits no', 'line']
     """
-    parts = text.split(" · ")
-    if len(parts) > 1:
-        whole = [part.replace(" ", "\xa0") if len(part) + 2 <= most else part for part in parts]
-        text = "\xa0· ".join(whole)
+    if " · " in text:
+        parts = text.split(" · ")
+        text = "\xa0· ".join(part.replace(" ", "\xa0") if len(part) + 2 <= most else part for part in parts)
     return textwrap.fill(text, most, break_on_hyphens=False).replace("\xa0", " ")
 
 
@@ -157,14 +152,18 @@ def short(name: str, most: int = 30) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def origin(provenance: Mapping[str, Any] | None) -> str:
-    """Model, number format and device, as far as they are known.
+def known(record: Mapping[str, Any] | None, *keys: str, between: str = " ") -> str:
+    """The values of some keys, as far as they are there.
 
-    >>> origin({"model": "vicuna", "dtype": "float16", "device": None})
-    'vicuna, float16'
+    >>> known({"name": "vllm", "version": "0.33.0", "attention": None}, "name", "version", "attention")
+    'vllm 0.33.0'
     """
-    known = [(provenance or {}).get(key) for key in ("model", "dtype", "device")]
-    return ", ".join(str(value) for value in known if value)
+    return between.join(str((record or {})[key]) for key in keys if (record or {}).get(key))
+
+
+def origin(provenance: Mapping[str, Any] | None) -> str:
+    """Model, number format and device, as far as they are known."""
+    return known(provenance, "model", "dtype", "device", between=", ")
 
 
 def runs(which: Sequence[bool]) -> list[tuple[int, int]]:
@@ -173,19 +172,23 @@ def runs(which: Sequence[bool]) -> list[tuple[int, int]]:
     >>> runs([True, True, False, True])
     [(0, 1), (3, 3)]
     """
-    starts = [i for i, one in enumerate(which) if one and not (i and which[i - 1])]
-    ends = [i for i, one in enumerate(which) if one and which[i + 1 : i + 2] != [True]]
-    return list(zip(starts, ends, strict=True))
+    edges = np.flatnonzero(np.diff([0, *which, 0])).tolist()
+    return [(first, after - 1) for first, after in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def sentence(*parts: str | None) -> str:
     """The known parts of a caption with a dot between them."""
-    return " · ".join(part for part in parts if part)
+    return " · ".join(filter(None, parts))
 
 
-def rule(acceptance: Mapping[str, Any] | None) -> str | None:
-    """The acceptance rule as the command line has it; None where it is not known."""
-    return option_of(acceptance) if acceptance else None
+def about(info: Mapping[str, Any], counted: str, *more: str | None) -> str:
+    """A caption: what was counted, of which model and by which rule, as a record says it, and more."""
+    return sentence(counted, origin(info.get("provenance")), rule(info.get("acceptance")), *more)
+
+
+def rule(acceptance: Mapping[str, Any] | None) -> str:
+    """The acceptance rule as the command line has it; empty where it is not known."""
+    return option_of(acceptance) if acceptance else ""
 
 
 def span(numbers: Sequence[int]) -> str:
@@ -206,13 +209,12 @@ def to_bytes(figure: Figure, kind: str, dpi: float = DPI) -> bytes:
     for text in figure.findobj(Text):
         text.set_text(printable(text.get_text()))
     stream = io.BytesIO()
-    nobody = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[kind]
-    figure.savefig(stream, format=kind, dpi=dpi, metadata=nobody)
+    nobody = {"png": ["Software"], "svg": ["Date", "Creator"]}[kind]
+    figure.savefig(stream, format=kind, dpi=dpi, metadata=dict.fromkeys(nobody))
     return stream.getvalue() if kind == "png" else printable(stream.getvalue().decode()).encode()
 
 
 def svg_element(file: bytes, prefix: str = "") -> str:
     """The <svg> element of a file, to put into a page; ``prefix`` keeps the ids of several in one page apart."""
     text = file.decode()
-    text = text[text.index("<svg") :]
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text[text.index("<svg") :])

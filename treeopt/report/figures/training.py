@@ -28,6 +28,8 @@ def training_chart(log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) 
 
     Raises OutOfRange for an empty log.
     """
+    from matplotlib import colormaps
+
     if not log:
         raise OutOfRange("Curves need at least one step, but the training log is empty.")
     parts = np.array_split(np.arange(len(log)), min(POINTS, len(log)))
@@ -42,7 +44,7 @@ def training_chart(log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) 
     last, heads = float(steps[-1]), loss.shape[1]
     every = -(-heads // MOST_NAMED)  # of more heads the legend names some
     left, right = [], []
-    for k, colour in enumerate(_colours(heads)):
+    for k, colour in enumerate(colormaps["viridis"](np.linspace(0.0, 0.9, heads))):  # its last tenth is pale
         name = str(k + 1) if k % every == 0 or k == heads - 1 else ""
         look = style.series(k) if heads <= MOST_NAMED else {"color": colour, "marker": "o", "linestyle": "-"}
         line, ends = {**look, "marker": ""}, {**look, "linestyle": "none", "markersize": 6, "clip_on": False}
@@ -52,15 +54,10 @@ def training_chart(log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) 
         right.append(Series("", [1.04 * last], after[k : k + 1], look={**ends, "zorder": 3}))
     title = "Lines: the texts of each step"
     axes: Look = {"scale": "whole", "xlim": (0, 1.06 * last), "ylim": (0, None)}
+    held_out = f"{title}\nMarks: held-out texts, open before, full after"
     panels = [
         Panel(left, "step", "loss [nats per state]", title, **axes),
-        Panel(
-            right,
-            "step",
-            "accuracy of the first choice",
-            f"{title}\nMarks: held-out texts, open before, full after",
-            **axes,
-        ),
+        Panel(right, "step", "accuracy of the first choice", held_out, **axes),
     ]
     return Chart("How the heads learned", _caption(record), [panels], "head")
 
@@ -74,9 +71,3 @@ def _caption(record: Mapping[str, Any]) -> str:
         style.origin(record.get("provenance")),
         f"{max(trials):,} held-out states" if trials else None,
     )
-
-
-def _colours(heads: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    return list(colormaps["viridis"](np.linspace(0.0, 0.9, heads)))  # its last tenth is pale

@@ -54,10 +54,10 @@ class TreeData:
     columns: NDArray[np.float64]
     probabilities: NDArray[np.float64]
     tokens_per_step: float
-    visits: IntArray | None = None
-    steps: int | None = None
-    caption: str = ""
-    guesser: str = "depth"
+    visits: IntArray | None
+    steps: int | None
+    caption: str
+    guesser: str
 
 
 def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> TreeData:
@@ -77,10 +77,9 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
     visits, steps = source.visits(tree), None
     if visits is not None and source.answers is not None:
         steps = int(visits[0])
-        probabilities = visits / max(steps, 1) if steps else np.eye(len(tree))[0]
-        how = "replay" if source.is_exact else source.kind
-        sequences = count(source.answers.num_sequences, "sequence")
-        said = f"{how} of {sequences}, {count(steps, 'step')}" + (", in-sample" if in_sample else "")
+        probabilities = visits / steps if steps else np.eye(len(tree))[0]
+        said = f"{'replay' if source.is_exact else source.kind} of {count(source.answers.num_sequences, 'sequence')}"
+        said += f", {count(steps, 'step')}" + (", in-sample" if in_sample else "")
         rate = source.rate(tree).tokens_per_step
     elif source.calibration is None or not source.knows(tree):
         raise OutOfRange(
@@ -93,8 +92,8 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
         if about.get("source") == ENGINE_LOG:
             said = f"survival over {count(*source.observed)} that an engine counted"
         rate = float(probabilities.sum())
-    caption = style.sentence(said, style.origin(about.get("provenance")), style.rule(about.get("acceptance")))
-    return TreeData(tree, columns(tree, probabilities), probabilities, rate, visits, steps, caption, who)
+    places = columns(tree, probabilities)
+    return TreeData(tree, places, probabilities, rate, visits, steps, style.about(about, said), who)
 
 
 def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -103,16 +102,14 @@ def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float6
     >>> columns(Tree.from_choices([[0], [1], [1, 0], [1, 1]]), np.array([1, 0.2, 0.6, 0.3, 0.1])).tolist()
     [0.0, 1.0, 0.0, 0.0, 1.0]
     """
-    children: list[list[int]] = [[] for _ in range(len(tree))]
-    for node in range(1, len(tree)):
-        children[tree.parents[node]].append(node)
     shift = np.zeros(len(tree))  # from the parent
-    left: list[list[float]] = [[] for _ in range(len(tree))]  # outline of the subtree, depth by depth
-    right: list[list[float]] = [[] for _ in range(len(tree))]
+    left: dict[int, list[float]] = {}  # outline of the subtree, depth by depth
+    right: dict[int, list[float]] = {}
     for node in reversed(range(len(tree))):
         near: list[float] = []  # outline of the children that have their place
         far: list[float] = []
-        for child in sorted(children[node], key=lambda c: (-probabilities[c], tree.ranks[c])):
+        children = np.flatnonzero(tree.parents[1:] == node) + 1
+        for child in sorted(children.tolist(), key=lambda c: (-probabilities[c], tree.ranks[c])):
             room = [f - n for f, n in zip(far, left[child], strict=False)]
             x = max([*(r + 1.0 for r in room[:1]), *(r + 1.0 + BETWEEN for r in room[1:])], default=0.0)
             shift[child] = x
@@ -133,20 +130,28 @@ def node_gid(path: tuple[int, ...]) -> str:
     return "node-" + ("-".join(map(str, path)) or "root")
 
 
+def shape_words(tree: Tree) -> str:
+    """Rows, depth and widths.
+
+    >>> shape_words(Tree.dense([2, 1]))
+    '5 rows, depth 2, widths 2 2'
+    """
+    return f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
+
+
 @style.look()
-def draw_tree(data: TreeData, figure: Figure | None = None) -> Figure:
+def draw_tree(data: TreeData) -> Figure:
     """Nodes dark where they are often accepted, edges thick where decoding often goes."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.collections import LineCollection
     from matplotlib.colors import LogNorm
 
     tree, span = data.tree, float(data.columns.max()) + 1
-    width = min(max(style.SIZE_INCHES[0], span * COLUMN + MARGIN), MOST_WIDTH)
-    figure = figure or style.blank(width)
+    figure = style.blank(min(max(style.SIZE_INCHES[0], span * COLUMN + MARGIN), MOST_WIDTH))
     axes = figure.add_subplot()
     shade = ScalarMappable(LogNorm(RAREST, 1.0, clip=True), style.SEQUENTIAL)
-    depths = tree.depths.astype(float)
-    edges = np.stack([np.c_[data.columns, depths][tree.parents[1:]], np.c_[data.columns, depths][1:]], 1)
+    places = np.c_[data.columns, tree.depths.astype(float)]
+    edges = np.stack([places[tree.parents[1:]], places[1:]], 1)
     thick = 0.3 + 3.5 * np.sqrt(data.probabilities[1:])
     axes.add_collection(LineCollection(list(edges), linewidths=thick.tolist(), colors="#B5B5B5", zorder=1))
     spacing = 72 * (figure.get_figwidth() - MARGIN) / span  # points from column to column
@@ -161,12 +166,7 @@ def draw_tree(data: TreeData, figure: Figure | None = None) -> Figure:
     if len(tree) > 1:
         bar = figure.colorbar(shade, ax=axes, fraction=0.03, pad=0.02, extend="min", format=lambda p, _: f"{p:g}")
         bar.set_label("share of steps in which the node is accepted")
-    widths = " ".join(map(str, tree.widths()))
-    title = (
-        f"{len(tree)} rows, depth {tree.depth}, widths {widths}"
-        if len(tree) > 1
-        else "Do not speculate: one row, no guess"
-    )
+    title = shape_words(tree) if len(tree) > 1 else "Do not speculate: one row, no guess"
     never = "white: never accepted" if (data.probabilities == 0).any() else None
     rate = f"{data.tokens_per_step:.2f} tokens per step"
     style.heading(figure, title, style.sentence(rate, data.caption, "numbers are ranks" if labelled else None, never))
@@ -179,17 +179,9 @@ def _draw_nodes(axes: Axes, data: TreeData, shade: Any, diameter: float) -> bool
     for node, path in enumerate(data.tree.paths):
         x, p = float(data.columns[node]), float(data.probabilities[node])
         colour = shade.to_rgba(p) if p else (1.0, 1.0, 1.0, 1.0)
-        axes.plot(
-            x,
-            len(path),
-            marker="o" if path else "s",
-            markersize=diameter,
-            markerfacecolor=colour,
-            markeredgecolor="#666666",
-            markeredgewidth=0.4,
-            gid=node_gid(path),
-            zorder=2,
-        )
+        look: style.Look = {"marker": "o" if path else "s", "markersize": diameter, "markerfacecolor": colour}
+        look |= {"markeredgecolor": "#666666", "markeredgewidth": 0.4, "zorder": 2}
+        axes.plot(x, len(path), gid=node_gid(path), **look)
         label = str(path[-1]) if path else ""
         size = diameter * (0.62 if len(label) < 2 else 0.5)
         if label and size >= LEAST_FONT:

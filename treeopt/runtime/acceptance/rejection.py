@@ -19,9 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,7 +37,6 @@ from treeopt.runtime.acceptance.sampling import (
 from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
 from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
-from treeopt.trees.shapes import chain
 from treeopt.trees.tree import Tree
 
 
@@ -119,41 +116,28 @@ class SampledChain(DraftModel):
         shares = self.sampling.probabilities(self.model.scores(logits))
         return F.pad(shares, (0, self.vocab_size - self.known))
 
-    @torch.inference_mode()
-    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
-        """(N, K) of each answer: 0 where a chain that is drafted would get the text's token accepted, MISS elsewhere.
+    def token_ranks(self, answer: GivenText, states: Tensor, top_k: int) -> Tensor:
+        """(n,) 0 where a chain that is drafted would get the text's token accepted, MISS elsewhere.
 
         Given that token y is what comes, it was drafted and accepted with probability min(p, q)(y) / p(y), and
         whatever else was drafted makes it a token of the residual. So this holds for chains and for texts that the
         target samples under the same rule; it is exact in law, and a draw of it for the text at hand.
         """
-        texts = [[*answer.prompt, *answer.tokens[:-1]][: self.model.context] for answer in answers]
-        found = []
-        for answer, text in zip(answers, texts, strict=True):
-            ranks = np.full(len(answer.tokens), MISS, dtype=np.int16)
-            first = len(answer.prompt)
-            states = self._read([text])[0, first:]  # of the tokens with one behind them that is drafted
-            n = len(states)
-            tokens = torch.tensor(answer.tokens[1 : 1 + n], dtype=torch.long, device=states.device)[:, None]
-            key = torch.tensor([sequence_key(answer.prompt)], device=states.device)
-            places = torch.arange(first + 1, first + 1 + n, device=states.device)
-            noise = uniforms(stream_states(self.sampling.seed, NoiseStream.ACCEPT, key, places), 1)
-            rows = rows_at_once(self.vocab_size)
-            parts = zip(
-                states.split(rows),
-                answer.state_hidden[1 : 1 + n].split(rows),
-                tokens.split(rows),
-                noise.split(rows),
-                strict=True,
-            )
-            passes = []
-            for drafts, hidden, token, level in parts:
-                p = self.sampling.probabilities(self.target.scores(self.target.logits(hidden)))
-                q = self.probabilities(drafts)
-                passes.append(level * p.gather(1, token) < q.gather(1, token))
-            ranks[1 : 1 + n] = np.where(torch.cat(passes)[:, 0].cpu().numpy(), 0, MISS)
-            found.append(self._state_ranks(answer, ranks))
-        return found
+        first, n, device = len(answer.prompt) + 1, len(states), states.device
+        tokens = torch.tensor(answer.tokens[1 : 1 + n], dtype=torch.long, device=device)[:, None]
+        key, places = (
+            torch.tensor([sequence_key(answer.prompt)], device=device),
+            torch.arange(first, first + n, device=device),
+        )
+        noise = uniforms(stream_states(self.sampling.seed, NoiseStream.ACCEPT, key, places), 1)
+        each = (states, answer.state_hidden[1 : 1 + n], tokens, noise)
+        passes = [torch.zeros((0, 1), dtype=torch.bool)]
+        for drafts, hidden, token, level in zip(
+            *(part.split(rows_at_once(self.vocab_size)) for part in each), strict=True
+        ):
+            p = self.sampling.probabilities(self.target.scores(self.target.logits(hidden)))
+            passes.append((level * p.gather(1, token) < self.probabilities(drafts).gather(1, token)).cpu())
+        return torch.where(torch.cat(passes)[:, 0], 0, MISS)
 
 
 class ChainDraft(ModelDraft):
@@ -171,7 +155,7 @@ class ChainDraft(ModelDraft):
         super().prefill(prompts, hidden)
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        if not chain(plan.tree):
+        if plan.tree.kind not in ("plain", "chain"):
             raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
         tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
         hidden = self.catch_up(roots)[:, None]

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treeopt.errors import quoted
-from treeopt.runtime.checkpoints.checks import (
-    Base,
-    Checkpoint,
-    LoadedHeads,
-    Published,
-    check_names,
-    check_shapes,
-    check_size,
-    choose_embedding,
-    loaded_heads,
-    read_floats,
-    size_of,
-    targets_lm_head,
-)
 from treeopt.runtime.checkpoints.files import MODEL_FILES, StoredTensors
-from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, described, layer_record
+from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, described, layer_record, layer_sizes
+from treeopt.runtime.checkpoints.reading import Base, Checkpoint, LoadedHeads, Published, Reading, check_names, short
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.layer import OneLayer
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
@@ -31,62 +17,47 @@ from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 LAYOUT = "eagle-1"
 EMBEDDING = "embed_tokens.weight"
 NOTE = "EAGLE-1 and EAGLE-2 share this layout: a static tree, as EAGLE-1 has, is measured and planned."
+WIDE = r"(o_proj|down_proj|norm|fc)\.(weight|bias)$"  # tensors whose rows are as many as the layer is wide
 
 
 def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
     """Recognise the drafter by its names; None where it is another."""
-
-    def has(start: str) -> bool:
-        return any(name.startswith(start) for name in stored.parts)
-
-    if not has("fc.") or not has("layers.0."):
+    if not all(any(name.startswith(start) for name in stored.parts) for start in ("fc.", "layers.0.")):
         return None
     names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
-    found = check_names(stored, names, f"a drafter in the layout {LAYOUT!r}", known=names)
-    return Checkpoint(stored, LAYOUT, partial(_build, stored, found), shares=True)
+    check_names(stored, names, f"a drafter in the layout {LAYOUT!r}", known=names)
+    return Checkpoint(stored, LAYOUT, partial(_build, stored, names), shares=True)
 
 
 def _build(stored: StoredTensors, names: list[str], base: Base) -> LoadedHeads:
-    config, bias, notes = stored.config, "fc.bias" in names, [*stored.notes, NOTE]
-    tensors, dtype = read_floats(stored, names, base.dtype)
-    width = size_of(tensors, ("o_proj.weight", "down_proj.weight", "norm.weight", "fc.weight", "fc.bias"), 0)
-    lm_head = targets_lm_head(stored, base.lm_head, width)
+    reading = Reading(stored, base, dict(zip(names, names, strict=True)))
+    reading.notes.append(NOTE)
+    width = reading.most_common_size(WIDE)
+    lm_head = reading.lm_head(width)
     what = f"a layer of width {width} for {len(lm_head)} tokens"
     shapes = {"fc.weight": (width, 2 * width), "fc.bias": (width,), EMBEDDING: (len(lm_head), width)}
-    check_shapes(stored, tensors, shapes, what)
-    like, make = described(stored, config, width) or base.config, partial(OneLayer, normed=False)
-    layer = build_layer_config(stored, tensors, str, width, what, like=like, make=make)
-    for key, size, name in (
-        ("hidden_size", width, "fc.weight"),
-        ("vocab_size", len(lm_head), EMBEDDING),
-        ("num_attention_heads", layer.num_attention_heads, LAYER[0]),
-        ("num_key_value_heads", layer.num_key_value_heads, LAYER[1]),
-        ("intermediate_size", layer.intermediate_size, LAYER[4]),
-    ):
-        check_size(stored, key, size, name)
-    if config.get("bias") is not None and config["bias"] is not bias:
-        there = "one" if bias else "none"
-        notes.append(f"config.json says bias {quoted(config['bias'])}, but fc has {there} in the file, which decides.")
-    if "bias" not in config and not bias:
-        notes.append("config.json lacks bias, which means true in EAGLE, but fc has none in the file, which decides.")
-
-    own = choose_embedding(stored, EMBEDDING, tensors.get(EMBEDDING), base.embedding, dtype, notes)
+    reading.check_shapes(shapes, what)
+    config, like = reading.config, described(reading.config, width) or base.config
+    layer = build_layer_config(reading, width, what, like=like, make=partial(OneLayer, normed=False))
+    sizes = {"hidden_size": (width, "fc.weight"), "vocab_size": (len(lm_head), EMBEDDING)}
+    config.check_sizes(sizes | layer_sizes(layer, reading.names))
+    bias, said = "fc.bias" in names, config.get("bias", True)
+    if said is not None and said is not bias:
+        means = f"says bias {quoted(said)}" if "bias" in config else "lacks bias, which means true in EAGLE"
+        reading.notes.append(f"config.json {means}, but fc has {'one' if bias else 'none'} in the file, which decides.")
     heads = EagleHeads(
         layer,
-        embedding=own,
+        embedding=reading.embedding(EMBEDDING),
         lm_head=lm_head,
         bias=bias,
         num_heads=base.num_heads or DRAFT_DEPTH,
-        dtype=dtype,
+        dtype=reading.dtype,
         device=base.device,
     )
-    with torch.no_grad():
-        for name, weight in _weights(heads).items():
-            weight.copy_(tensors[name])
-    return loaded_heads(heads, LAYOUT, stored, names, notes)
+    return reading.loaded(heads, LAYOUT, _weights(heads).items())
 
 
-def _weights(heads: EagleHeads) -> dict[str, torch.nn.Parameter]:
+def _weights(heads: EagleHeads) -> dict[str, nn.Parameter]:
     """The drafter's own weights by their published names."""
     return {**{f"fc.{name}": weight for name, weight in heads.fc.named_parameters()}, **heads.layer.weights}
 
@@ -98,7 +69,7 @@ def publish_eagle(heads: EagleHeads, layout: str, base: str, lm_head: Tensor | N
         **layer_record(heads.layer.config),
         "vocab_size": heads.vocab_size,
         "tie_word_embeddings": False,
-        "torch_dtype": str(heads.fc.weight.dtype).removeprefix("torch."),
+        "torch_dtype": short(heads.fc.weight.dtype),
         "bias": heads.fc.bias is not None,
         "base_model_name_or_path": base,
     }

@@ -1,7 +1,9 @@
 """Read and write EAGLE-3's drafter: SafeAILab's and SpecForge's layout, Model Optimizer's, speculators' and NeMo's.
 
-They differ in prefixes (midlayer. or layers.0., with or without model. before all) and in where config.json says what.
-Here a tensor has the name that most of them give it, without model. and with layers.0.; messages have the file's own.
+They differ in prefixes (midlayer. or layers.0., with or without model. before all) and in where config.json says what:
+Model Optimizer some of it in a nested eagle_config, speculators the layer's sizes in a transformer_layer_config, of which
+it leaves out what transformers has by default. Here a tensor has the name that most of them give it, without model. and
+with layers.0.; messages have the file's own.
 
 d width of the layer · w of the target · L states that are fused · V vocabulary · Vt tokens that are guessed
 """
@@ -10,47 +12,76 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
-from treeopt.runtime.checkpoints.checks import (
-    Base,
-    Checkpoint,
-    LoadedHeads,
-    Published,
-    check_names,
-    check_shapes,
-    check_size,
-    choose_embedding,
-    loaded_heads,
-    read_floats,
-    size_of,
-    targets_lm_head,
-)
-from treeopt.runtime.checkpoints.eagle3_config import check_flags, eagle3_config, form_of, settings
-from treeopt.runtime.checkpoints.files import MODEL_FILES, StoredTensors
-from treeopt.runtime.checkpoints.layer import ATTENTION, LAYER, build_layer_config, described
-from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, PairLayer
+from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
+from treeopt.runtime.checkpoints.layer import ATTENTION, LAYER, build_layer_config, described, layer_record, layer_sizes
+from treeopt.runtime.checkpoints.reading import Base, Checkpoint, LoadedHeads, Published, Reading, check_names, short
+from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form, PairLayer
 from treeopt.runtime.drafters.layer import OneLayer
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
+from treeopt.runtime.folder import MOST_LAYERS
 
 LAYOUT = "eagle-3"
 FIRST = "layers.0."
 EMBEDDING, HEAD, OFFSETS, KNOWN = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 NORMS = ("layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight", "norm.weight")
 FUSE_NORM, FC_BIAS = "input_norm.weight", "fc.bias"
-HEAD_NORMS = tuple(f"{ATTENTION}{name}_norm.weight" for name in "qk")
-BIASES = tuple(f"{ATTENTION}{name}.bias" for name in PROJECTIONS)
-OLDER = {"aux_norm_low.": "fc_norm.0.", "aux_norm_mid.": "fc_norm.1.", "aux_norm_high.": "fc_norm.2."}
+OPTIONAL = (FUSE_NORM, FC_BIAS, EMBEDDING, HEAD, OFFSETS, KNOWN)
+# Sets of tensors that are there all or none.
+SETS = (
+    tuple(f"{ATTENTION}{name}.bias" for name in PROJECTIONS),
+    tuple(f"{ATTENTION}{name}_norm.weight" for name in "qk"),
+)
+PREFIXES = {
+    "midlayer.": FIRST,
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+}
 STATE_NORM = re.compile(r"fc_norm\.(0|[1-9]\d{0,2})\.weight", re.ASCII)
+WIDE = r"(o_proj|down_proj|layernorm|fc)\.weight$"  # tensors whose rows are as many as the layer is wide
 OTHERS = (  # tensors of drafters that are not read, and what they are
     (r"self_attn\.(q_a|q_b|kv_a|kv_b)_", "latent attention (MLA)"),
     (r"(^|\.)layers\.[1-9]", "more than one layer"),
     (r"mlp\.(experts|shared_expert|gate\.)", "experts"),
     (r"mask_hidden|parallel_draft_heads", "heads that draft in parallel (P-EAGLE)"),
 )
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+# Base of the rotation where none is said: EAGLE-3's own file for Llama 3.1 says none, the target 500000.
+THETA = 10000.0
+LEFT_OUT: dict[str, dict[str, object]] = {  # by speculators, of a layer's config: transformers' defaults
+    "llama": {"num_attention_heads": 32},
+    "qwen3": {"num_attention_heads": 32, "head_dim": 128},
+}
+NEEDED: dict[str, tuple[Any, ...]] = {  # what a flag that changes the guesses may say; the first is the usual
+    "num_hidden_layers": (1,),
+    "parallel_draft_step": (1, 0),
+    "parallel_drafting": (False,),
+    "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
+    "partial_rotary_factor": (1.0,),
+    "is_causal": (True,),
+    "logit_scale": (1.0,),
+    "layer_types": (["full_attention"],),
+}
+LENGTHY = ("dynamic", "longrope")  # rotations that depend on the longest text read together
+# By field of `Form`: config.json's flag for it, and the tensor that tells it where the flag does not.
+FLAGS = {
+    "before_residual": ("norm_before_residual", ""),
+    "fuse_norm": ("norm_before_fc", "input_norm.weight"),
+    "state_norms": ("fc_norm", "fc_norm.0.weight"),
+    "normed_feedback": ("norm_output", ""),
+    "fc_bias": ("bias", "fc.bias"),
+    "bias": ("attention_bias", ATTENTION + "o_proj.bias"),
+    "head_norms": ("", ATTENTION + "q_norm.weight"),
+}
 
 
 def common_name(name: str) -> str:
@@ -59,10 +90,7 @@ def common_name(name: str) -> str:
     ('layers.0.hidden_norm.weight', 'layers.0.mlp.up_proj.weight')
     """
     name = name.removeprefix("model.")
-    for old, new in {"midlayer.": FIRST, **OLDER}.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name
+    return next((new + name.removeprefix(old) for old, new in PREFIXES.items() if name.startswith(old)), name)
 
 
 def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
@@ -89,16 +117,11 @@ def _checked(stored: StoredTensors, names: dict[str, str]) -> dict[str, str]:
     """The file's own name of every tensor, by the common one; also of those that a layer must have."""
     root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
     first = "midlayer." if any(name.startswith(root + "midlayer.") for name in stored.parts) else FIRST
-    norms = sorted(name for name in names if STATE_NORM.fullmatch(name))
-    state_norms = [f"fc_norm.{i}.weight" for i in range(len(norms))]
-    biases = BIASES if any(name in names for name in BIASES) else ()
-    head_norms = HEAD_NORMS if any(name in names for name in HEAD_NORMS) else ()
-    optional = [name for name in (FUSE_NORM, FC_BIAS, EMBEDDING, HEAD, OFFSETS, KNOWN) if name in names]
-    common = ["fc.weight", *LAYER, *NORMS, *biases, *head_norms, *state_norms, *optional]
-    if KNOWN in names and OFFSETS not in names:
-        common.append(OFFSETS)
-    if OFFSETS in names and HEAD not in names:
-        common.append(HEAD)
+    norms = sorted(filter(STATE_NORM.fullmatch, names))
+    common = ["fc.weight", *LAYER, *NORMS, *(f"fc_norm.{i}.weight" for i in range(len(norms)))]
+    common += [name for those in SETS if not names.keys().isdisjoint(those) for name in those]
+    common += [name for name in OPTIONAL if name in names]
+    common += [needed for needed, by in ((OFFSETS, KNOWN), (HEAD, OFFSETS)) if by in names and needed not in names]
 
     def stored_name(name: str) -> str:
         outside = "" if name in (HEAD, OFFSETS, KNOWN) else root
@@ -110,129 +133,182 @@ def _checked(stored: StoredTensors, names: dict[str, str]) -> dict[str, str]:
 
 
 def _build(stored: StoredTensors, names: dict[str, str], base: Base) -> LoadedHeads:
-    told, notes = settings(stored), list(stored.notes)
-    check_flags(stored, told)
-    found, dtype = read_floats(stored, [names[name] for name in names if name not in (OFFSETS, KNOWN)], base.dtype)
-    tensors = {name: found[names[name]] for name in names if names[name] in found}
-    d = size_of(tensors, ("o_proj.weight", "down_proj.weight", "layernorm.weight", "fc.weight"), 0)
-    width, vocab_size = d if base.lm_head is None else base.lm_head.shape[1], _vocab_size(stored, told, base)
-    token_ids = _token_ids(stored, names, vocab_size, notes)
+    told = settings(stored)
+    check_flags(told)
+    reading = Reading(stored, base, names, apart=(OFFSETS, KNOWN))
+    reading.config, tensors = told, reading.tensors
+    d = reading.most_common_size(WIDE)
+    width = d if base.lm_head is None else base.lm_head.shape[1]
+    vocab_size = told.number("vocab_size") if base.lm_head is None else len(base.lm_head)
+    token_ids = _token_ids(reading, vocab_size)
     rows = vocab_size if token_ids is None else len(token_ids)
     fc = tensors["fc.weight"]
     columns = fc.shape[1] if fc.ndim == 2 else 0
-    embedding, own = _embedding(stored, names, tensors.get(EMBEDDING), base, (vocab_size, d), dtype, notes)
-    form, more = form_of(stored, told, names, (columns, width, vocab_size), own=own)
+    if columns % width or columns < 2 * width:
+        raise InvalidInput(
+            f"{reading.said('fc.weight')} must fuse two or more of the target's states of width {width}, but it reads "
+            f"{columns} numbers: pass the `model` that it was trained for."
+        )
+    norms = {f"fc_norm.{i}.weight": (width,) for i in range(columns // width)}
+    absent = [name for name in norms if name not in names]
+    if 0 < len(absent) < len(norms):
+        name = names["fc_norm.0.weight"].replace("fc_norm.0.weight", absent[0])
+        raise InvalidInput(
+            f"fc_norm must norm each of the {len(norms)} states, but {stored.origin} lacks {quoted(name)}."
+        )
+    vectors = dict.fromkeys((FC_BIAS, "norm.weight"), (d,))
+    shapes = {"fc.weight": (d, columns), FUSE_NORM: (columns,), HEAD: (rows, d), EMBEDDING: (vocab_size, d)}
     what = f"a layer of width {d} for {rows} of the {vocab_size} tokens of a target of width {width}"
-    shapes = {
-        "fc.weight": (d, columns),
-        FC_BIAS: (d,),
-        FUSE_NORM: (columns,),
-        "norm.weight": (d,),
-        HEAD: (rows, d),
-        **{f"fc_norm.{i}.weight": (width,) for i in range(form.states)},
-    }
-    check_shapes(stored, found, {names[name]: shape for name, shape in shapes.items() if name in names}, what)
-    like = described(stored, told, d)
+    reading.check_shapes(shapes | vectors | norms, what)
+    embedding, own = _embedding(reading, d)
+    form = form_of(reading, width, vocab_size, own=own)
+    like = described(told, d)
     if like is None:
-        raise InvalidInput(f"config.json of {stored.origin} must say num_attention_heads, but it does not.")
+        raise told.wrong("num_attention_heads", "said")
     make = partial(OneLayer, normed=False, make=partial(PairLayer, form=form))
-    layer = build_layer_config(stored, found, names.__getitem__, d, what, like=like, make=make)
-    for key, size, name in (
-        ("hidden_size", d, "fc.weight"),
-        ("vocab_size", vocab_size, KNOWN),
-        ("draft_vocab_size", rows, HEAD),
-        ("target_hidden_size", width, "fc.weight"),
-        ("num_attention_heads", layer.num_attention_heads, LAYER[0]),
-        ("num_key_value_heads", layer.num_key_value_heads, LAYER[1]),
-        ("intermediate_size", layer.intermediate_size, LAYER[4]),
-    ):
-        check_size(stored, key, size, names.get(name, "the target's lm_head"), told)
+    layer = build_layer_config(reading, d, what, like=like, make=make)
+    told.check_sizes(
+        {
+            "hidden_size": (d, names["fc.weight"]),
+            "vocab_size": (vocab_size, names.get(KNOWN, "the target's lm_head")),
+            "draft_vocab_size": (rows, names.get(HEAD, "the target's lm_head")),
+            "target_hidden_size": (width, names["fc.weight"]),
+            **layer_sizes(layer, names),
+        }
+    )
     tied = told.get("tie_word_embeddings") is True and own
     heads = Eagle3Heads(
         layer,
         form,
         embedding=embedding,
-        lm_head=None if HEAD in names else embedding if tied else targets_lm_head(stored, base.lm_head, d),
+        lm_head=None if HEAD in names else embedding if tied else reading.lm_head(d),
         token_ids=token_ids,
         num_heads=base.num_heads or DRAFT_DEPTH,
-        dtype=dtype,
+        dtype=reading.dtype,
         device=base.device,
     )
-    with torch.no_grad():
-        for name, weight in heads.weights.items():
-            weight.copy_(tensors[name])
-    return loaded_heads(heads, LAYOUT, stored, names.values(), [*notes, *more])
+    return reading.loaded(heads, LAYOUT, heads.weights.items())
 
 
-def _vocab_size(stored: StoredTensors, told: dict[str, object], base: Base) -> int:
-    """V: the target's where it is at hand, else what the file says."""
-    if base.lm_head is not None:
-        return len(base.lm_head)
-    size = told.get("vocab_size")
-    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= 2**31:
-        raise InvalidInput(
-            f"config.json of {stored.origin} must say vocab_size, the number of the target's tokens, but it says "
-            f"{quoted(size)}: mend it, or pass `model`."
-        )
-    return size
-
-
-def _token_ids(stored: StoredTensors, names: dict[str, str], vocab_size: int, notes: list[str]) -> Tensor | None:
+def _token_ids(reading: Reading, vocab_size: int) -> Tensor | None:
     """(Vt,) the target's ids of the tokens that are guessed, ascending; None where they are all of V."""
-    if OFFSETS not in names:
+    if OFFSETS not in reading.names:
         return None
-    offsets, name = stored.read(names[OFFSETS]), quoted(names[OFFSETS])
+    names, stored = reading.names, reading.stored
+    offsets, said = stored.read(names[OFFSETS]), reading.said(OFFSETS)
     if offsets.ndim != 1 or offsets.dtype != torch.int64 or not len(offsets):
-        raise InvalidInput(
-            f"{name} must be a list of int64 offsets, from a draft token's id to the target's, but in {stored.origin} it "
-            f"is {str(offsets.dtype).removeprefix('torch.')} of shape {tuple(offsets.shape)}."
-        )
+        kind = f"{short(offsets.dtype)} of shape {tuple(offsets.shape)}"
+        raise InvalidInput(f"{said} must be a list of int64 offsets, one for each draft token, but it is {kind}.")
     ids = torch.arange(len(offsets)) + offsets
     outside = int(offsets.min()) < 0 or int(offsets.max()) >= vocab_size or int(ids.max()) >= vocab_size
     if outside or bool((ids.diff() <= 0).any()):
-        raise InvalidInput(
-            f"{name} must lead to ascending token ids below the target's {vocab_size}, but in {stored.origin} it does not."
-        )
+        raise InvalidInput(f"{said} must lead to ascending token ids below the target's {vocab_size}, but it does not.")
     if KNOWN in names:
         known = stored.read(names[KNOWN])
-        wanted = torch.zeros(vocab_size, dtype=torch.bool)
-        wanted[ids] = True
-        if known.dtype != torch.bool or known.shape != wanted.shape or not torch.equal(known, wanted):
+        wanted = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+        if known.dtype != torch.bool or not torch.equal(known, wanted):
             raise InvalidInput(
-                f"{quoted(names[KNOWN])} must say of each of the target's {vocab_size} tokens whether {name} leads to it, "
-                f"but in {stored.origin} it says otherwise."
+                f"{reading.said(KNOWN)} must say of each of the target's {vocab_size} tokens whether "
+                f"{quoted(names[OFFSETS])} leads to it, but it says otherwise."
             )
     if len(ids) == vocab_size:
         return None
     if not offsets.any():
-        notes.append(
-            f"All of {name} is 0: the drafter guesses the first {len(ids)} of {vocab_size} tokens. That is also what a "
-            "file looks like whose tokens were never written."
+        reading.notes.append(
+            f"All of {quoted(names[OFFSETS])} is 0: the drafter guesses the first {len(ids)} of {vocab_size} tokens. "
+            "That is also what a file looks like whose tokens were never written."
         )
     return ids
 
 
-def _embedding(
-    stored: StoredTensors,
-    names: dict[str, str],
-    own: Tensor | None,
-    base: Base,
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-    notes: list[str],
-) -> tuple[Tensor | None, bool]:
+def _embedding(reading: Reading, d: int) -> tuple[Tensor | None, bool]:
     """The drafter's embeddings and whether they are its own; None where none are there, so that it cannot guess."""
-    if own is not None:
-        what = f"a layer of width {shape[1]} for a target of {shape[0]} tokens"
-        check_shapes(stored, {names[EMBEDDING]: own}, {names[EMBEDDING]: shape}, what)
-        chosen = choose_embedding(stored, names[EMBEDDING], own, base.embedding, dtype, notes)
-        return chosen, chosen is own
-    if base.embedding is not None and base.embedding.shape[1] != shape[1]:
+    target = reading.base.embedding
+    if own := EMBEDDING in reading.names:
+        chosen = reading.embedding(EMBEDDING)
+        return chosen, chosen is reading.tensors[EMBEDDING]
+    if target is not None and target.shape[1] != d:
         raise InvalidInput(
-            f"{stored.origin} holds a layer of width {shape[1]} without {EMBEDDING}, so it needs a target of this width, "
-            f"but that has {base.embedding.shape[1]}: pass the `model` that it was trained for."
+            f"{reading.stored.origin} holds a layer of width {d} without {EMBEDDING}, so it needs a target of this width, "
+            f"but that has {target.shape[1]}: pass the `model` that it was trained for."
         )
-    return base.embedding, False
+    return target, own
+
+
+def settings(stored: StoredTensors) -> Settings:
+    """All that config.json says, nested or not; what is null is not said."""
+    told, config = Settings(stored.origin, {}), stored.config
+    for key in ("transformer_layer_config", "eagle_config"):
+        if not isinstance(config.get(key) or {}, dict):
+            raise config.wrong(key, "an object")
+    if layer := config.get("transformer_layer_config") or {}:
+        told.update(LEFT_OUT.get(str(layer.get("model_type", "llama")), {}))
+    for part in (layer, config, config.get("eagle_config") or {}):
+        told.update((key, value) for key, value in part.items() if value is not None)
+    ropes = [rope for key in ("rope_parameters", "rope_scaling") if isinstance(rope := told.get(key), dict)]
+    if not any("rope_theta" in rope for rope in (told, *ropes)):
+        told["rope_theta"] = THETA
+    return told
+
+
+def check_flags(told: Settings) -> None:
+    """Raise Unsupported, by name, for a drafter whose guesses are made in a way that is not this one."""
+
+    def refuse(key: str, rule: str) -> None:
+        raise told.wrong(key, f"{rule} for an EAGLE-3 drafter to be read", Unsupported)
+
+    for key, values in NEEDED.items():
+        said = told.get(key, values[0])
+        if said not in values or isinstance(said, bool) != isinstance(values[0], bool):
+            refuse(key, str(values[0]))
+    if "sliding_window" in told and told.get("use_sliding_window") is not False:
+        refuse("sliding_window", "absent")
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = told.get(key)
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in LENGTHY:
+            refuse(key, "a rotation that does not depend on the longest text beside it")
+
+
+def form_of(reading: Reading, width: int, vocab_size: int, *, own: bool) -> Form:
+    """The form of a drafter by its tensors and config.json, for a target of this width and vocabulary.
+
+    own : whether its embeddings are its own
+    """
+    told, names, origin = reading.config, reading.names, reading.stored.origin
+    states = reading.tensors["fc.weight"].shape[1] // width
+    flags = {}
+    for field, (key, tensor) in FLAGS.items():
+        there, said = tensor in names, told.get(key, tensor in names)
+        if not tensor or field in ("fuse_norm", "state_norms"):
+            if not isinstance(said, bool):
+                raise told.wrong(key, "true or false")
+            if tensor and said != there:
+                raise told.wrong(key, "true" if there else "false, as the file has no tensors for it")
+        flags[field] = there if tensor else said
+    if flags["fuse_norm"] and flags["state_norms"]:
+        raise InvalidInput(f"norm_before_fc and fc_norm exclude each other, but {origin} has the tensors of both.")
+    if flags["normed_feedback"] and "speculators_model_type" not in told:
+        reading.notes.append(
+            "config.json says norm_output true, so states are fed back behind the last norm. SpecForge wrote that into "
+            "drafters trained the other way too (before its PR #879): if guesses beyond the first are poor, try false."
+        )
+    return Form(width, vocab_size, states, _layers(told, states), **flags, own_embedding=own)
+
+
+def _layers(told: Settings, states: int) -> tuple[int, ...] | None:
+    """At whose inputs the target is read; None for the usual layers.
+
+    Some say the layer whose input is read, others the one whose output is, the layer before. SGLang tells them apart by
+    the first one, which is 2 or 1.
+    """
+    said = told.get(LAYERS) or None  # Model Optimizer may say []
+    if said is None and states == len(("low", "mid", "high")):
+        return None
+    if not isinstance(said, list) or len(said) != states:
+        raise told.wrong(LAYERS, f"a list of the {states} layers that fc reads")
+    if not all(type(i) is int and 0 <= i < MOST_LAYERS for i in said):
+        raise told.wrong(LAYERS, f"a list of layers from 0 to {MOST_LAYERS - 1}")
+    return tuple(i + (said[0] == 1) for i in said)
 
 
 def publish_eagle3(heads: Eagle3Heads, layout: str, base: str, lm_head: Tensor | None = None) -> Published:
@@ -251,3 +327,25 @@ def eagle3_tensors(heads: Eagle3Heads) -> dict[str, Tensor]:
         tensors[OFFSETS] = ids - torch.arange(len(ids))
         tensors[KNOWN] = torch.zeros(heads.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
     return tensors
+
+
+def eagle3_config(heads: Eagle3Heads, base: str) -> dict[str, object]:
+    """SafeAILab's config.json, and what SGLang and vLLM read beside it."""
+    form, layer = heads.form, heads.layer.config
+    special: dict[str, object] = {key: True for field, (key, _) in FLAGS.items() if key and getattr(form, field)}
+    if form.layers is not None:
+        assert form.layers[0] != 1, "readers would take it for an output"
+        special["eagle_config"] = {LAYERS: list(form.layers)}
+    if form.width != layer.hidden_size:
+        special["target_hidden_size"] = form.width
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        **layer_record(layer),
+        "vocab_size": heads.vocab_size,
+        "draft_vocab_size": heads.draft_vocab_size,
+        "tie_word_embeddings": False,
+        "torch_dtype": short(heads.fc.weight.dtype),
+        **special,
+        "base_model_name_or_path": base,
+    }

@@ -8,9 +8,9 @@ weights-only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,36 @@ MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_mod
 SUFFIXES = (".safetensors", ".bin", ".pt")
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,3})\.safetensors")
 MUST = f"`drafter` must be a folder, a file of weights, a hub id, {ASKED}"
+MOST_TOKENS = 2**31  # of a vocabulary
+Pickled = dict[Path, dict[str, Tensor]]
+
+
+class Settings(dict[str, Any]):
+    """What config.json says beside the tensors of ``origin``."""
+
+    def __init__(self, origin: Path, said: Mapping[str, object]) -> None:
+        super().__init__(said)
+        self.origin = origin
+
+    def wrong(self, key: str, rule: str, error: type[TreeoptError] = InvalidInput) -> TreeoptError:
+        """The error for what is said under a key."""
+        return error(f"{key} must be {rule}, but config.json of {self.origin} says {quoted(self.get(key))}.")
+
+    def number(self, key: str, least: float = 1, most: float = MOST_TOKENS, kind: Any = int) -> Any:
+        """The number under a key; InvalidInput where it is none of the range."""
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+            raise self.wrong(key, f"a {'whole ' * (kind is int)}number from {least} to {most}")
+        return value
+
+    def check_sizes(self, sizes: Mapping[str, tuple[int, str]]) -> None:
+        """Raise where another width or vocabulary is said than the named tensor has."""
+        for key, (size, name) in sizes.items():
+            if self.get(key) not in (None, size):
+                raise InvalidInput(
+                    f"config.json must describe the heads beside it, but it says {key} {quoted(self[key])} where "
+                    f"{quoted(name)} of {self.origin} has {size}: one of them is another model's."
+                )
 
 
 @dataclass(frozen=True)
@@ -51,36 +81,33 @@ class StoredTensors:
     ranks: int = 0
     own: bool = False
     notes: tuple[str, ...] = ()
-    pickled: dict[Path, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    pickled: Pickled = field(default_factory=dict, repr=False)
 
     @property
     def folder(self) -> Path:
         return self.origin if self.origin.is_dir() else self.origin.parent
 
     @cached_property
-    def config(self) -> dict[str, object]:
+    def config(self) -> Settings:
         """config.json beside the files; empty where there is none."""
         file = self.folder / "config.json"
-        return read_object(file) if file.is_file() else {}
+        return Settings(self.origin, read_object(file) if file.is_file() else {})
 
     def read(self, name: str) -> Tensor:
         parts = [self._read_part(file, name) for file in self.parts[name]]
-        if len(parts) == 1:
-            return parts[0]
         try:
-            return torch.cat(parts)
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
         except RuntimeError:
             shapes = " and ".join(str(tuple(part.shape)) for part in parts[:3])
             raise InvalidInput(
-                f"The parts of a tensor must fit together along dimension 0, but {quoted(name)} in "
-                f"{self.origin} has parts of {shapes}."
+                f"The parts of {quoted(name)} in {self.origin} must fit together, but have the shapes {shapes}."
             ) from None
 
     def _read_part(self, file: Path, name: str) -> Tensor:
         if file.suffix == ".safetensors":
-            with readable(file), open_safetensors(file) as opened:
-                if name in opened.keys():  # noqa: SIM118 - the handle is no mapping
-                    return opened.get_tensor(name)
+            with opened(file) as stored:
+                if name in stored.keys():  # noqa: SIM118 - the handle is no mapping
+                    return stored.get_tensor(name)
         else:
             if file not in self.pickled:
                 self.pickled[file] = read_pickle(file)
@@ -107,30 +134,20 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
 
 
 def find_tensors(path: Path) -> StoredTensors:
-    """The tensors of a file, of an index's files, or of the files in a folder that hold the heads."""
-    if not path.is_file() and not path.is_dir():
-        raise InvalidInput(f"`drafter` must be a folder or a file of weights, but {path} does not exist.")
-    place = path if path.is_dir() else path.parent
-    folder = {file.name: file for file in sorted(place.iterdir()) if file.is_file()}
+    """The tensors of a file, of an index's files, of all ranks, or of the files in a folder that hold the heads."""
     if path.is_file():
         if RANK_FILE.fullmatch(path.name):
-            return _ranked(path.parent, folder)
-        if path.name.endswith(".index.json"):
-            return _indexed(path, folder)
-        return _listed(path, [path], own=path.name in HEAD_FILES)
-    found = [name for name in HEAD_FILES if name in folder]
-    if found:
-        notes = tuple(f"{path} also has {name}: {found[0]} is read" for name in found[1:2])
-        return _listed(folder[found[0]], [folder[found[0]]], own=True, notes=notes)
-    if any(RANK_FILE.fullmatch(name) for name in folder):
-        return _ranked(path, folder)
-    for name in MODEL_FILES:
-        if name in folder:
-            file = folder[name]
-            return _indexed(file, folder) if name.endswith(".json") else _listed(file, [file])
+            return _ranked(path.parent)
+        return _indexed(path) if path.name.endswith(".index.json") else _listed(path, [path])
+    if not path.is_dir():
+        raise InvalidInput(f"`drafter` must be a folder or a file of weights, but {path} does not exist.")
+    names = sorted(file.name for file in path.iterdir() if file.is_file())
+    heads = [name for name in HEAD_FILES if name in names]
+    if found := [*heads, *filter(RANK_FILE.fullmatch, names), *(name for name in MODEL_FILES if name in names)]:
+        notes = tuple(f"{path} also has {name}: {heads[0]} is read" for name in heads[1:2])
+        return replace(find_tensors(path / found[0]), notes=notes)
     for suffix in SUFFIXES:
-        files = [file for name, file in folder.items() if name.endswith(suffix)]
-        if files:
+        if files := [path / name for name in names if name.endswith(suffix)]:
             return _listed(path if len(files) > 1 else files[0], files)
     raise InvalidInput(
         f"`drafter` must be a folder with {', '.join(HEAD_FILES[:3])} or a model's files, but {path} has no weights."
@@ -151,12 +168,15 @@ def readable(file: Path) -> Iterator[None]:
         ) from None
 
 
-def open_safetensors(file: Path) -> Any:
-    """A handle with ``keys()`` and ``get_tensor(name)``; the header is checked against the file's size."""
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """A handle of safetensors with ``keys()`` and ``get_tensor(name)``; the header is checked against the file's size."""
     from safetensors import safe_open
 
-    check_header(file)
-    return safe_open(file, framework="pt")
+    with readable(file):
+        check_header(file)
+        with safe_open(file, framework="pt") as stored:
+            yield stored
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:
@@ -176,9 +196,9 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in document.items()}
 
 
-def _listed(origin: Path, files: Iterable[Path], *, own: bool = False, notes: tuple[str, ...] = ()) -> StoredTensors:
+def _listed(origin: Path, files: list[Path]) -> StoredTensors:
     parts: dict[str, tuple[Path, ...]] = {}
-    pickled: dict[Path, dict[str, Tensor]] = {}
+    pickled: Pickled = {}
     for file in files:
         for name in _names(file, pickled):
             if name in parts:
@@ -186,43 +206,42 @@ def _listed(origin: Path, files: Iterable[Path], *, own: bool = False, notes: tu
                     f"A tensor must be in one file, but {quoted(name)} is in {parts[name][0]} and {file}."
                 )
             parts[name] = (file,)
-    return StoredTensors(origin, parts, own=own, notes=notes, pickled=pickled)
+    return StoredTensors(origin, parts, own=origin.name in HEAD_FILES, pickled=pickled)
 
 
-def _ranked(path: Path, folder: dict[str, Path]) -> StoredTensors:
-    ranks = sorted(int(match[1]) for name in folder if (match := RANK_FILE.fullmatch(name)))
-    if ranks != list(range(len(ranks))):
-        missing = min(set(range(len(ranks))) - set(ranks))
-        raise InvalidInput(f"{path} must have a file for every rank, but rank{missing}.safetensors is missing.")
-    files = [folder[f"rank{rank}.safetensors"] for rank in ranks]
+def _ranked(folder: Path) -> StoredTensors:
+    found = sorted(int(match[1]) for file in folder.iterdir() if (match := RANK_FILE.fullmatch(file.name)))
+    missing = next((rank for rank, there in enumerate(found) if rank != there), None)
+    if missing is not None:
+        raise InvalidInput(f"{folder} must have a file for every rank, but rank{missing}.safetensors is missing.")
+    files = tuple(folder / f"rank{rank}.safetensors" for rank in found)
     names = [set(_names(file, {})) for file in files]
     for file, there in zip(files, names, strict=True):
-        odd = sorted(name for name in there ^ names[0] if "medusa" in name)
-        if odd:
+        if odd := sorted(name for name in there ^ names[0] if "medusa" in name):
             raise InvalidInput(
                 f"Every rank must hold a part of each head's tensors, but {quoted(odd[0])} is in only one of "
-                f"{files[0].name} and {file.name} in {path}."
+                f"{files[0].name} and {file.name} in {folder}."
             )
-    return StoredTensors(path, {name: tuple(files) for name in sorted(names[0])}, ranks=len(ranks))
+    return StoredTensors(folder, dict.fromkeys(sorted(names[0]), files), ranks=len(files))
 
 
-def _indexed(index: Path, folder: dict[str, Path]) -> StoredTensors:
-    where = read_object(index).get("weight_map")
+def _indexed(index: Path) -> StoredTensors:
+    where, beside = read_object(index).get("weight_map"), {file.name for file in index.parent.iterdir()}
     if not isinstance(where, dict) or not where:
         raise InvalidInput(f"{index} must have a weight_map of tensor names to files, but it has none.")
     for name, file in where.items():
-        if not isinstance(file, str) or file not in folder or not file.endswith(SUFFIXES):
+        if not isinstance(file, str) or file not in beside or not file.endswith(SUFFIXES):
             raise InvalidInput(
                 f"{index} must name weight files in its folder, but {quoted(name)} is said to be in "
                 f"{quoted(file)}, which is not there."
             )
-    return StoredTensors(index, {name: (folder[file],) for name, file in where.items()})
+    return StoredTensors(index, {name: (index.parent / file,) for name, file in where.items()})
 
 
-def _names(file: Path, pickled: dict[Path, dict[str, Tensor]]) -> list[str]:
+def _names(file: Path, pickled: Pickled) -> list[str]:
     if file.suffix == ".safetensors":
-        with readable(file), open_safetensors(file) as opened:
-            return sorted(opened.keys())
+        with opened(file) as stored:
+            return sorted(stored.keys())
     if file.suffix not in SUFFIXES:
         raise InvalidInput(f"A file of weights must end in {', '.join(SUFFIXES)}, but got {file}.")
     pickled[file] = read_pickle(file)

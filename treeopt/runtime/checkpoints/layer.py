@@ -5,8 +5,7 @@ d width · nh query heads and nk key heads of width hd · F inner width
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.runtime.checkpoints.checks import check_shapes, most_common
-from treeopt.runtime.checkpoints.files import StoredTensors
+from treeopt.runtime.checkpoints.files import Settings
+from treeopt.runtime.checkpoints.reading import Reading, most_common
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
 
 ATTENTION = "layers.0.self_attn."
@@ -27,7 +26,7 @@ LAYER = (
 FREQUENCIES = ATTENTION + "rotary_emb.inv_freq"
 TOLD = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act")  # not by tensors
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
-SIZES = ("hidden_size", "intermediate_size", "num_key_value_heads")
+SIZES = {"num_attention_heads": LAYER[0], "num_key_value_heads": LAYER[1], "intermediate_size": LAYER[4]}
 
 
 @contextmanager
@@ -37,15 +36,13 @@ def describing(origin: Path) -> Iterator[None]:
         yield
     except InvalidInput:
         raise
-    except Exception as error:  # transformers raises whatever its checks raise
+    except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InvalidInput(f"config.json of {origin} must describe a Llama layer, but: {reason}") from None
 
 
 def build_layer_config(
-    stored: StoredTensors,
-    tensors: dict[str, Tensor],
-    named: Callable[[str], str],
+    reading: Reading,
     width: int,
     what: str,
     *,
@@ -55,68 +52,65 @@ def build_layer_config(
 ) -> Any:
     """Config of a layer: sizes from its tensors, which are checked, all else like in ``like``.
 
-    named       : what the checkpoint calls a tensor of a LlamaModel
     make        : makes such a layer of a config, on a ``device``
     frequencies : (hd / 2,) of its rotation, which tell the width of a head; without them ``like`` does
     """
-    for name in map(named, LAYER[:-1]):
+    origin, tensors = reading.stored.origin, reading.tensors
+    for name in LAYER[:-1]:
         if tensors[name].ndim != 2:
+            shape = tuple(tensors[name].shape)
             raise InvalidInput(
-                f"A projection of a layer must be a matrix, but {quoted(name)} in {stored.origin} has the shape "
-                f"{tuple(tensors[name].shape)}."
+                f"A projection of a layer must be a matrix, but {reading.said(name)} has the shape {shape}."
             )
-    query, key, value, _, gate, up, down, _ = map(named, LAYER)
-    query_rows = len(tensors[query])
     if frequencies is not None and frequencies.ndim == 1:
-        head_width, told_by = 2 * len(frequencies), named(FREQUENCIES)
+        head_width, told_by = 2 * len(frequencies), reading.names[FREQUENCIES]
     elif heads := getattr(like, "num_attention_heads", None):
         head_width, told_by = getattr(like, "head_dim", None) or max(1, width // heads), "num_attention_heads"
     else:
         raise InvalidInput(
-            f"The number of attention heads of the layer in {stored.origin} comes from config.json beside it "
+            f"The number of attention heads of the layer in {origin} comes from config.json beside it "
             "or from the target, but neither is there: pass `model`."
         )
-    for name in (query, key, value):
-        rows = len(tensors[name])
+    query_rows, key_rows, value_rows, _, gate, up, _ = (len(tensors[name]) for name in LAYER[:-1])
+    for name, rows in zip(LAYER[:3], (query_rows, key_rows, value_rows), strict=True):
         if head_width < 2 or head_width % 2 or not rows or rows % head_width or query_rows % rows:
             raise InvalidInput(
-                f"The attention of a layer must have whole heads, of width {head_width} by {quoted(told_by)}, and as many "
-                f"or a whole multiple of them for queries, but {quoted(name)} in {stored.origin} has {rows} rows beside {query_rows} "
-                f"of {quoted(query)}."
+                f"The attention of a layer must have whole heads, of width {head_width} by {quoted(told_by)}, and a whole "
+                f"multiple of them for queries, but {reading.said(name)} has {rows} rows beside the {query_rows} of queries."
             )
-    with describing(stored.origin):
+    with describing(origin):
         config = layer_config(
             like,
             width,
             heads=query_rows // head_width,
-            key_heads=len(tensors[key]) // head_width,
+            key_heads=key_rows // head_width,
             head_width=head_width,
-            inner_width=most_common([len(tensors[gate]), len(tensors[up]), tensors[down].shape[1]]),
+            inner_width=most_common([gate, up, tensors[LAYER[6]].shape[1]]),
         )
         weights = make(config, device="meta").weights  # finds what a config alone does not
-    check_shapes(stored, tensors, {named(name): tuple(weight.shape) for name, weight in weights.items()}, what)
+    reading.check_shapes({name: tuple(weight.shape) for name, weight in weights.items()}, what)
     return config
 
 
-def described(stored: StoredTensors, told: Mapping[str, Any], width: int) -> Any | None:
-    """The LlamaConfig of a layer by what a checkpoint's config.json says; None where it says nothing of heads."""
-    given = {key: told[key] for key in (*TOLD, *ROPE) if told.get(key) is not None}
+def described(config: Settings, width: int) -> Any | None:
+    """The LlamaConfig of a layer by what config.json says; None where it says nothing of heads."""
+    given = {key: config[key] for key in (*TOLD, *ROPE) if config.get(key) is not None}
     if "num_attention_heads" not in given:
         return None
-    for key, kind, rule, least in (
-        ("num_attention_heads", int, "whole number", 1),
-        ("head_dim", int, "whole number", 2),
-        ("rms_norm_eps", int | float, "number", 0),
-    ):
-        value = given.get(key, least)
-        if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-            raise InvalidInput(
-                f"{key} must be a {rule} of at least {least}, but config.json of {stored.origin} says {quoted(value)}."
-            )
+    config.number("num_attention_heads")
+    if "head_dim" in given:
+        config.number("head_dim", 2)
+    if "rms_norm_eps" in given:
+        config.number("rms_norm_eps", 0, kind=int | float)
     from transformers import LlamaConfig
 
-    with describing(stored.origin):
+    with describing(config.origin):
         return LlamaConfig(hidden_size=width, **given)
+
+
+def layer_sizes(layer: Any, names: Any) -> dict[str, tuple[int, str]]:
+    """The sizes of a layer by config.json's keys, each with the tensor that has it."""
+    return {key: (getattr(layer, key), names[name]) for key, name in SIZES.items()}
 
 
 def layer_record(layer: Any) -> dict[str, object]:
@@ -124,7 +118,7 @@ def layer_record(layer: Any) -> dict[str, object]:
     rope = dict(layer.rope_parameters)
     theta = rope.pop("rope_theta")
     return {
-        **{key: getattr(layer, key) for key in (*SIZES, *TOLD)},
+        **{key: getattr(layer, key) for key in ("hidden_size", "intermediate_size", "num_key_value_heads", *TOLD)},
         "num_hidden_layers": 1,
         "rope_theta": theta,
         **({} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}),

@@ -1,37 +1,164 @@
-"""Read and write Medusa's heads in the layouts that layouts.py names.
+"""Read and write the published layouts of Medusa's heads.
 
-Counts come from the tensors. config.json is a hint: another count is told in a note, another width or
-vocabulary is refused.
+A layout is recognised by the tensors' names; config.json is only asked where names say nothing. Counts come from the
+tensors: another count in config.json is told in a note, another width or vocabulary is refused.
 
-d width · V the target's vocabulary · Vt tokens that the heads know · K heads · L blocks
+d width · V the target's vocabulary · Vt tokens that the heads know · K heads · L blocks · k head · l block of it
 """
 
 from __future__ import annotations
 
-from functools import partial
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import chain, product
 
 import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
-from treeopt.runtime.checkpoints.checks import (
+from treeopt.runtime.checkpoints.files import HEAD_FILES, MODEL_FILES, StoredTensors
+from treeopt.runtime.checkpoints.reading import (
     Base,
     Checkpoint,
     LoadedHeads,
     Published,
-    check_shapes,
-    check_size,
-    count_notes,
-    loaded_heads,
+    Reading,
+    check_names,
     most_common,
-    read_floats,
-    targets_lm_head,
+    short,
 )
-from treeopt.runtime.checkpoints.files import HEAD_FILES, MODEL_FILES, StoredTensors
-from treeopt.runtime.checkpoints.layouts import RecognisedHeads, claimed_counts, named_weights, recognise, scheme_of
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
 MOST_NODES = 63  # max_draft_len of TensorRT-LLM: the tree's nodes without the root, as published trees have
+COUNTS = {  # config.json's keys of heads and blocks
+    "vllm": ("num_heads", "num_hidden_layers"),
+    "modelopt": ("num_medusa_heads", "num_medusa_layers"),
+    "tensorrt-llm": ("num_medusa_heads", "num_medusa_layers"),
+}
+OWN_COUNTS = ("medusa_num_heads", "medusa_num_layers")
+
+
+WITH_BASE = ("merged", "modelopt", "tensorrt-llm")  # whose files hold the base's tensors too
+
+Place = tuple[int, int, str]  # of a tensor: its head, its block, and weight, bias or projection
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The names of one layout: ``block`` and ``projection`` come behind ``prefix``."""
+
+    layout: str
+    prefix: str
+    block: str = "{k}.{l}.linear"
+    projection: str = "{k}.{L}.weight"
+
+    def block_name(self, head: int, layer: int, kind: str) -> str:
+        return f"{self.prefix}{self.block.format(k=head, l=layer)}.{kind}"
+
+    def projection_name(self, head: int, num_layers: int) -> str:
+        return self.prefix + self.projection.format(k=head, L=num_layers)
+
+    def place(self, name: str) -> Place | None:
+        """The place of a tensor; the block of a projection is the number of blocks, 0 where its name does not tell."""
+        if match := _pattern(self.prefix + self.block, r"\.(weight|bias)").fullmatch(name):
+            return int(match[1]), int(match[2]), match[3]
+        match = _pattern(self.prefix + self.projection).fullmatch(name)
+        return match and (int(match[1]), int(match[match.lastindex or 1]) * (match.lastindex == 2), "projection")
+
+
+@cache
+def _pattern(template: str, end: str = "") -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{[klL]\\}", "(0|[1-9][0-9]{0,3})", re.escape(template)) + end)
+
+
+VLLM = "blocks.{k}.layers.{l}", "lm_heads.{k}.weight"
+SCHEMES = (
+    Scheme("medusa", ""),
+    Scheme("merged", "medusa_head."),
+    Scheme("modelopt", "medusa_heads."),
+    Scheme("neuron", "medusa_head_"),
+    Scheme("tensorrt-llm", "medusa_heads.", "{k}.medusa_layers.{l}.linear", "{k}.lm_head.weight"),
+    Scheme("vllm", "", *VLLM),
+    Scheme("vllm", "medusa_heads.", *VLLM),
+)
+
+
+def scheme_of(layout: str) -> Scheme:
+    """The names that are written in ``layout``."""
+    base = "medusa" if layout in ("medusa-pt", "medusa-shared") else layout
+    return next(scheme for scheme in SCHEMES if scheme.layout == base)
+
+
+@dataclass(frozen=True)
+class RecognisedHeads:
+    """A checkpoint of heads whose tensors are all accounted for, by name."""
+
+    layout: str
+    scheme: Scheme
+    num_heads: int
+    num_layers: int
+    names: list[str]  # of all tensors of the heads but the token map
+    projections: list[str]  # one per head; one that all share; none: they share the target's lm_head
+    shares: bool
+    token_map: str | None
+
+
+def recognise(stored: StoredTensors) -> RecognisedHeads | None:
+    """The layout, heads and blocks that the names tell; None where no name is of Medusa heads.
+
+    Where something is missing or left over it is refused by name.
+    """
+    matches = {scheme: {n: place for n in stored.parts if (place := scheme.place(n))} for scheme in SCHEMES}
+    scheme = max(SCHEMES, key=lambda scheme: len(matches[scheme]))
+    found, config = matches[scheme], stored.config
+    if not found:
+        return None
+    layout = scheme.layout
+    if layout in ("merged", "modelopt") and (stored.own or len(found) == len(stored.parts)):
+        layout = "medusa"  # the heads alone, saved with their prefix
+    if stored.ranks and layout != "tensorrt-llm":
+        name = quoted(next(iter(found)))
+        raise InvalidInput(
+            f"Rank files must hold TensorRT-LLM's tensors, but {stored.origin} has names such as {name}."
+        )
+
+    # A projection's own number of blocks counts most, where names tell it.
+    kinds = {kind for _, _, kind in found.values()}
+    told = most_common(layer for _, layer, kind in found.values() if kind == "projection" and layer)
+    num_heads = 1 + max(head for head, _, _ in found.values())
+    num_layers = told or 1 + max((layer for _, layer, kind in found.values() if kind != "projection"), default=0)
+    if layout == "medusa" and "projection" not in kinds:
+        layout = "medusa-shared"
+    biased = layout != "vllm" or "bias" in kinds or bool(config.get("medusa_fc_bias"))
+    shares = layout == "medusa-shared" or (layout == "vllm" and bool(config.get("original_lm_head")))
+    projections: Iterator[str] = (scheme.projection_name(k, num_layers) for k in range(0 if shares else num_heads))
+    if shares and layout == "vllm":
+        one = scheme.prefix + "lm_head.weight"  # vLLM takes this name, and head 0's
+        projections = iter([one if one in stored.parts else scheme.projection_name(0, num_layers)])
+    token_map = scheme.prefix + "token_map" if layout == "vllm" else ""
+    blocks = product(range(num_heads), range(num_layers), ("weight", "bias") if biased else ("weight",))
+    names = check_names(
+        stored,
+        chain((scheme.block_name(*block) for block in blocks), projections),
+        f"{num_heads} heads of {num_layers} blocks in the layout {layout!r}",
+        known=found,
+        optional=[token_map],
+        among=[name for name in stored.parts if layout not in WITH_BASE or "medusa" in name.lower()],
+    )
+    present = names[num_heads * num_layers * (1 + biased) :]
+    mapped = token_map if token_map in stored.parts else None
+    return RecognisedHeads(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
+
+
+def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of the heads, as a view of the shape that files have, with its name."""
+    for k in range(heads.num_heads):
+        for layer in range(heads.num_layers):
+            yield scheme.block_name(k, layer, "weight"), heads.blocks[layer, k].T
+            yield scheme.block_name(k, layer, "bias"), heads.biases[layer, k, 0]
+        yield scheme.projection_name(k, heads.num_layers), heads.projection[0 if heads.shares_projection else k].T
 
 
 def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
@@ -45,36 +172,40 @@ def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
 def _build(stored: StoredTensors, found: RecognisedHeads, base: Base) -> LoadedHeads:
     """Read the tensors of recognised heads and check them."""
     layout, config = found.layout, stored.config
-    notes = [*stored.notes, *count_notes(claimed_counts(layout, config), found.num_heads, found.num_layers)]
+    maps = [found.token_map] if found.token_map else []
+    reading = Reading(stored, base, {name: name for name in (*found.names, *maps)}, apart=maps)
+    notes, tensors = reading.notes, reading.tensors
+    counts, nested = COUNTS.get(layout, OWN_COUNTS), config.get("medusa")
+    claims = nested if layout == "modelopt" and isinstance(nested, dict) else config
+    reading.count_notes(map(claims.get, counts), found.num_heads, found.num_layers)
     if layout == "tensorrt-llm":
         _check_ranks(stored)
-    token_map = stored.read(found.token_map) if found.token_map else None
-    tensors, dtype = read_floats(stored, found.names, base.dtype)
-    width = _check_shapes(stored, found, tensors)
-    check_size(stored, "hidden_size", width, found.names[0])
+    width = reading.most_common_size("", -1)
+    length = most_common(tensors[name].shape[0] for name in found.projections if tensors[name].ndim)
+    kinds = {"weight": (width, width), "bias": (width,)}
+    shapes = {name: kinds[name.rpartition(".")[2]] for name in found.names}
+    shapes |= dict.fromkeys(found.projections, (length, width))
+    reading.check_shapes(shapes, f"{found.num_heads} heads of width {width}")
+    config.check_sizes({"hidden_size": (width, found.names[0])})
 
     rows = [tensors[name] for name in found.projections]
     rows = [rows[0].clone()] if found.shares and rows else rows  # it is kept, and the file may change
-    token_ids = None
-    if layout == "vllm":
-        notes += _vllm_notes(stored, any(name.endswith(".bias") for name in found.names))
-        if token_map is None:
-            vocab_size = _whole(stored, found.projections[0], len(rows[0]))
-        else:
-            rows, token_ids, vocab_size = _truncated(stored, rows, token_map, base.lm_head, notes)
-    elif layout == "medusa-shared":
-        rows = [targets_lm_head(stored, base.lm_head, width)]
+    token_ids, vocab_size = None, length
+    if layout == "medusa-shared":
+        rows = [reading.lm_head(width)]
         vocab_size = len(rows[0])
         notes.append("The heads share the target's lm_head.")
+    elif layout in ("merged", "modelopt"):
+        notes.append("The files also hold the base that the heads belong to: pass them as `model` too.")
+    elif layout == "tensorrt-llm":
+        vocab_size = _unpadded(stored, length, notes)
+        rows = [tensor[:vocab_size] for tensor in rows]
+    elif layout == "vllm":
+        _check_vllm(reading, found, length)
+    if found.token_map:
+        rows, token_ids, vocab_size = _truncated(reading, rows, stored.read(found.token_map))
     else:
-        if layout in ("merged", "modelopt"):
-            notes.append("The files also hold the base that the heads belong to: pass them as `model` too.")
-        vocab_size = len(rows[0])
-        if layout == "tensorrt-llm":
-            vocab_size = _unpadded(stored, vocab_size, notes)
-            rows = [tensor[:vocab_size] for tensor in rows]
-    if layout != "vllm":
-        check_size(stored, "vocab_size", vocab_size, (*found.projections, "lm_head.weight")[0])
+        config.check_sizes({"vocab_size": (vocab_size, (*found.projections, "lm_head.weight")[0])})
 
     heads = MedusaHeads(
         found.num_heads,
@@ -83,43 +214,22 @@ def _build(stored: StoredTensors, found: RecognisedHeads, base: Base) -> LoadedH
         vocab_size,
         shared=rows[0] if found.shares else None,
         token_ids=token_ids,
-        dtype=dtype,
+        dtype=reading.dtype,
         device=base.device,
-    ).requires_grad_(False)
+    )
     tensors |= zip(found.projections, rows, strict=False)
-    for name, weight in named_weights(heads, found.scheme):
-        if name in tensors:
-            weight.copy_(tensors[name])
-    names = [*found.names, *([found.token_map] if found.token_map else [])]
-    return loaded_heads(heads, layout, stored, names, notes)
-
-
-def _check_shapes(stored: StoredTensors, found: RecognisedHeads, tensors: dict[str, Tensor]) -> int:
-    """The heads' width; raises InvalidInput where a tensor does not have the shape of the others."""
-    width = most_common(tensor.shape[-1] for tensor in tensors.values() if tensor.ndim)
-    rows = most_common(tensors[name].shape[0] for name in found.projections if tensors[name].ndim)
-    kinds = {"projection": (rows, width), "weight": (width, width), "bias": (width,)}
-    shapes = {name: kinds["projection" if name in found.projections else name.rpartition(".")[2]] for name in tensors}
-    check_shapes(stored, tensors, shapes, f"{found.num_heads} heads of width {width}")
-    return width
+    return reading.loaded(heads, layout, named_weights(heads, found.scheme))
 
 
 def _check_ranks(stored: StoredTensors) -> None:
-    mapping = stored.config.get("mapping") or {}
+    mapping, ranks = stored.config.get("mapping") or {}, stored.ranks or 1
     if not isinstance(mapping, dict):
-        raise InvalidInput(
-            f"config.json of {stored.origin} must have an object 'mapping', but it has {quoted(mapping)}."
-        )
+        raise stored.config.wrong("mapping", "an object")
     if mapping.get("pp_size") not in (None, 1):
-        raise Unsupported(
-            f"Heads are read from checkpoints without pipeline parallelism, but config.json of {stored.origin} "
-            f"says pp_size {quoted(mapping['pp_size'])}: convert it with pp_size 1."
-        )
-    if mapping.get("tp_size") not in (None, stored.ranks or 1):
-        raise InvalidInput(
-            f"There must be a file for each of the ranks, but config.json of {stored.origin} says tp_size "
-            f"{quoted(mapping['tp_size'])} and there are files of {stored.ranks or 1}."
-        )
+        raise stored.config.wrong("mapping", "without pipeline parallelism, pp_size 1", Unsupported)
+    if mapping.get("tp_size") not in (None, ranks):
+        said = quoted(mapping["tp_size"])
+        raise InvalidInput(f"config.json of {stored.origin} says tp_size {said} and there are files of {ranks}.")
 
 
 def _unpadded(stored: StoredTensors, rows: int, notes: list[str]) -> int:
@@ -133,35 +243,22 @@ def _unpadded(stored: StoredTensors, rows: int, notes: list[str]) -> int:
     return vocab_size
 
 
-def _vllm_notes(stored: StoredTensors, biased: bool) -> list[str]:
-    notes = []
-    scale = stored.config.get("logit_scale", 1.0)
+def _check_vllm(reading: Reading, found: RecognisedHeads, rows: int) -> None:
+    """Note what vLLM would drop or scale; raise where a vocabulary is truncated without a token_map."""
+    config, notes = reading.config, reading.notes
+    scale, claimed = config.get("logit_scale", 1.0), config.get("truncated_vocab_size")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
-        raise InvalidInput(
-            f"logit_scale must be a number above 0, which keeps the candidates' order, but config.json of "
-            f"{stored.origin} says {quoted(scale)}."
-        )
+        raise config.wrong("logit_scale", "a number above 0, which keeps the candidates' order")
     if scale != 1:
         notes.append(f"config.json says logit_scale {scale}, which keeps the candidates' order: it is ignored.")
-    if biased and not stored.config.get("medusa_fc_bias"):
+    if not config.get("medusa_fc_bias") and any(name.endswith(".bias") for name in found.names):
         notes.append("The blocks have biases, which vLLM drops since config.json lacks medusa_fc_bias: they are used.")
-    return notes
-
-
-def _whole(stored: StoredTensors, name: str, rows: int) -> int:
-    """The vocabulary of vLLM's heads without a token_map."""
-    claimed = stored.config.get("truncated_vocab_size")
-    if claimed not in (None, stored.config.get("vocab_size") or rows):
-        raise InvalidInput(
-            f"A truncated vocabulary needs a token_map, but {stored.origin} has none and config.json says "
-            f"truncated_vocab_size {quoted(claimed)}."
-        )
-    check_size(stored, "vocab_size", rows, name)
-    return rows
+    if not found.token_map and claimed not in (None, config.get("vocab_size") or rows):
+        raise config.wrong("truncated_vocab_size", "vocab_size where there is no token_map")
 
 
 def _truncated(
-    stored: StoredTensors, projections: list[Tensor], token_map: Tensor, lm_head: Tensor | None, notes: list[str]
+    reading: Reading, projections: list[Tensor], token_map: Tensor
 ) -> tuple[list[Tensor], Tensor | None, int]:
     """vLLM's projections in the order of target ids, these ids, and the target's vocabulary.
 
@@ -169,42 +266,33 @@ def _truncated(
     of the vocabulary's tokens, of which token_map takes some. As in vLLM it counts only where
     truncated_vocab_size is below vocab_size.
     """
-    rows, claimed = len(projections[0]), stored.config.get("truncated_vocab_size")
-    vocab_size = stored.config.get("vocab_size")
-    if vocab_size is None and lm_head is not None:
-        vocab_size = len(lm_head)
+    config, notes, lm_head = reading.config, reading.notes, reading.base.lm_head
+    rows, claimed, origin = len(projections[0]), config.get("truncated_vocab_size"), reading.stored.origin
+    vocab_size = config.get("vocab_size") or (None if lm_head is None else len(lm_head))
     if token_map.ndim != 1 or token_map.dtype != torch.int64 or not len(token_map):
-        raise InvalidInput(
-            f"token_map must be a list of int64 token ids, but in {stored.origin} it is {token_map.dtype} of "
-            f"shape {tuple(token_map.shape)}."
-        )
+        kind = f"{short(token_map.dtype)} of shape {tuple(token_map.shape)}"
+        raise InvalidInput(f"token_map must be a list of int64 token ids, but in {origin} it is {kind}.")
     if rows == vocab_size and claimed in (None, rows):
         notes.append("token_map is ignored, as in vLLM, since config.json says no smaller truncated_vocab_size.")
         return projections, None, rows
     if vocab_size is None:
         vocab_size = max(rows, int(token_map.max()) + 1)
         notes.append(f"config.json lacks vocab_size: {vocab_size} is taken, from token_map and the projections.")
-    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or rows not in (len(token_map), vocab_size):
+    elif config.get("vocab_size"):
+        config.number("vocab_size")
+    if rows not in (len(token_map), vocab_size):
         raise InvalidInput(
-            f"The projections must have a row for each of the {len(token_map)} tokens of token_map or for the whole "
-            f"vocabulary, {quoted(vocab_size)} by config.json, but in {stored.origin} they have {rows}."
-        )
-    if vocab_size > 2**31:  # no token id is that large; torch cannot compare with numbers beyond 64 bits
-        raise InvalidInput(
-            f"vocab_size must be at most 2^31, but config.json of {stored.origin} says {quoted(vocab_size)}."
+            f"The projections must have a row for each of the {len(token_map)} tokens of token_map or of the "
+            f"{vocab_size} of the vocabulary, but in {origin} they have {rows}."
         )
     if claimed is None:
         notes.append(f"config.json lacks truncated_vocab_size, which vLLM needs: {len(token_map)} is used.")
     elif claimed != len(token_map):
-        raise InvalidInput(
-            f"config.json of {stored.origin} says truncated_vocab_size {quoted(claimed)}, but token_map has "
-            f"{len(token_map)} tokens."
-        )
+        raise config.wrong("truncated_vocab_size", f"that of token_map, {len(token_map)}")
     token_ids, order = token_map.sort()
     if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or bool((token_ids.diff() == 0).any()):
         raise InvalidInput(
-            f"token_map must have distinct token ids below the vocabulary's {vocab_size}, but that in {stored.origin} "
-            "does not."
+            f"token_map must have distinct token ids below the vocabulary's {vocab_size}, but that in {origin} does not."
         )
     picked = order if rows == len(token_map) else token_ids
     return [tensor[picked] for tensor in projections], token_ids, vocab_size
@@ -213,21 +301,50 @@ def _truncated(
 def publish_medusa(heads: MedusaHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
     """The files of a layout; Unsupported where it would lose something of the heads."""
     _check_layout(heads, layout, lm_head)
-    counts: dict[str, object] = {"medusa_num_heads": heads.num_heads, "medusa_num_layers": heads.num_layers}
-    own = {**counts, "base_model_name_or_path": base}
-    modelopt = {"num_medusa_heads": heads.num_heads, "num_medusa_layers": heads.num_layers}
+    counts = heads.num_heads, heads.num_layers
+    told: dict[str, object] = dict(zip(COUNTS.get(layout, OWN_COUNTS), counts, strict=True))
+    own, shape = {**told, "base_model_name_or_path": base}, {"hidden_size": heads.width, "vocab_size": heads.vocab_size}
+    biased, dtype = bool(heads.biases.any()), short(heads.blocks.dtype)
+    special = {
+        "truncated_vocab_size": None if heads.token_ids is None else heads.draft_vocab_size,
+        "original_lm_head": heads.shares_projection,
+        "medusa_fc_bias": biased,
+    }
+    # vLLM renames every key with "num" and "heads", so no other may be there.
+    vllm = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        **shape,
+        **told,
+        "max_paths": 64,
+        "topk": 10,
+        "torch_dtype": dtype,
+        **{key: value for key, value in special.items() if value},
+    }
+    ranks = {"mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1}}
+    tensorrt_llm = {"architecture": "MedusaForCausalLM", "dtype": dtype, **shape, "max_draft_len": MOST_NODES, **told}
     files: dict[str, tuple[str, dict[str, object] | None]] = {
         "medusa": (HEAD_FILES[0], own),
         "medusa-pt": (HEAD_FILES[1], own),
         "medusa-shared": (HEAD_FILES[0], {**own, "version": "2"}),
-        "merged": ("", counts),
-        "modelopt": ("", {"medusa": modelopt}),
-        "vllm": (MODEL_FILES[0], _vllm_config(heads)),
-        "tensorrt-llm": ("rank0.safetensors", _tensorrt_llm_config(heads)),
+        "merged": ("", told),
+        "modelopt": ("", {"medusa": told}),
+        "vllm": (MODEL_FILES[0], vllm),
+        "tensorrt-llm": ("rank0.safetensors", tensorrt_llm | ranks),
         "neuron": (HEAD_FILES[2], None),
     }
-    name, config = files[layout]
-    return Published(name, _medusa_tensors(heads, layout), config)
+    (file, config), scheme = files[layout], scheme_of(layout)
+    projections = [scheme.projection_name(k, heads.num_layers) for k in range(heads.num_heads)]
+    shared = projections[1:] if layout == "vllm" and heads.shares_projection else []
+    left_out = projections if layout == "medusa-shared" else shared
+    tensors = {
+        name: weight
+        for name, weight in named_weights(heads, scheme)
+        if name not in left_out and (biased or layout != "vllm" or not name.endswith(".bias"))
+    }
+    if heads.token_ids is not None:
+        tensors["token_map"] = heads.token_ids
+    return Published(file, tensors, config)
 
 
 def _check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> None:
@@ -238,63 +355,10 @@ def _check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> No
     elif heads.num_layers != 1 and layout in ("medusa-shared", "neuron"):
         fault = f"these have {heads.num_layers} residual blocks where it has one"
     elif layout == "medusa-shared":
-        own, projections = lm_head, heads.projection.transpose(1, 2)
+        projections = heads.projection.transpose(1, 2)
         if lm_head is None and not heads.shares_projection:
             fault = "these have projections of their own: pass `model` if they are copies of the base's lm_head"
-        elif own is not None and not all(torch.equal(p, own.to(p.device, p.dtype)) for p in projections):
+        elif lm_head is not None and not all(torch.equal(p, lm_head.to(p.device, p.dtype)) for p in projections):
             fault = "these have projections other than the base's lm_head, which is all that it has"
     if fault:
         raise Unsupported(f"The layout {layout!r} cannot hold these heads: {fault}.")
-
-
-def _medusa_tensors(heads: MedusaHeads, layout: str) -> dict[str, Tensor]:
-    """The heads' tensors under the names of ``layout``."""
-    scheme = scheme_of(layout)
-    shares, biased = layout == "vllm" and heads.shares_projection, layout != "vllm" or bool(heads.biases.any())
-    projections = [scheme.projection_name(k, heads.num_layers) for k in range(heads.num_heads)]
-    left_out = projections if layout == "medusa-shared" else projections[1:] if shares else []
-    tensors = {
-        name: weight
-        for name, weight in named_weights(heads, scheme)
-        if name not in left_out and (biased or not name.endswith(".bias"))
-    }
-    return tensors if heads.token_ids is None else {**tensors, "token_map": heads.token_ids}
-
-
-def _vllm_config(heads: MedusaHeads) -> dict[str, object]:
-    """vLLM's config.json; it renames every key with "num" and "heads", so no other may be there."""
-    special = {
-        "truncated_vocab_size": None if heads.token_ids is None else heads.draft_vocab_size,
-        "original_lm_head": heads.shares_projection,
-        "medusa_fc_bias": bool(heads.biases.any()),
-    }
-    return {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "hidden_size": heads.width,
-        "vocab_size": heads.vocab_size,
-        "num_heads": heads.num_heads,
-        "num_hidden_layers": heads.num_layers,
-        "max_paths": 64,
-        "topk": 10,
-        "torch_dtype": _dtype_name(heads),
-        **{key: value for key, value in special.items() if value},
-    }
-
-
-def _tensorrt_llm_config(heads: MedusaHeads) -> dict[str, object]:
-    """The heads' part of a TensorRT-LLM checkpoint's config.json, for one rank."""
-    return {
-        "architecture": "MedusaForCausalLM",
-        "dtype": _dtype_name(heads),
-        "hidden_size": heads.width,
-        "vocab_size": heads.vocab_size,
-        "max_draft_len": MOST_NODES,
-        "num_medusa_heads": heads.num_heads,
-        "num_medusa_layers": heads.num_layers,
-        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
-    }
-
-
-def _dtype_name(heads: MedusaHeads) -> str:
-    return str(heads.blocks.dtype).removeprefix("torch.")

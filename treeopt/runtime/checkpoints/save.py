@@ -18,21 +18,63 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, Unsupported, first_line
 from treeopt.files.writing import atomic_writer, replacing, write_text
 from treeopt.records.drafters import DRAFTERS, LAYOUTS, kind_of_layout
-from treeopt.runtime.checkpoints.checks import Published
 from treeopt.runtime.checkpoints.files import (
     HEAD_FILES,
     MODEL_FILES,
     SUFFIXES,
     StoredTensors,
+    find_checkpoint,
     find_tensors,
-    open_safetensors,
-    readable,
+    opened,
 )
+from treeopt.runtime.checkpoints.reading import Base, LoadedHeads, Published, open_checkpoint
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.states import Heads
 
 WEIGHTS = (*SUFFIXES, ".index.json")  # how the names of a checkpoint's files end
 BESIDE = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # a base's tokenizer and the like
+CONFIG = "config.json"
+
+
+def convert(
+    source: str,
+    layout: str,
+    folder: Path,
+    *,
+    base: str | None = None,
+    lm_head: Tensor | None = None,
+    revision: str | None = None,
+) -> tuple[LoadedHeads, list[Path]]:
+    """Write the heads of ``source`` (a file, a folder or a hub id) to ``folder``: they, and the files written.
+
+    base is the base model, a name, a folder or a hub id; by default what the source's config.json names,
+    and for a source that contains its base the source itself. Its weights, or its lm_head where that is not
+    given, are looked for, and downloaded, only where the source or the layout needs them. revision is the
+    source's.
+    """
+    checkpoint = open_checkpoint(source, revision)
+    check_kind(kind_of_layout(checkpoint.layout), layout)
+    ours, base_folder = LAYOUTS[layout], None
+    needs_lm_head = lm_head is None and (ours.shares or checkpoint.shares)
+    if base is None and LAYOUTS[checkpoint.layout].has_base:
+        base_folder = checkpoint.stored.folder
+    elif base is not None and (needs_lm_head or ours.has_base):
+        base_folder = find_checkpoint(base)
+    if needs_lm_head:
+        if base_folder is None:
+            raise InvalidInput(
+                f"{source} is {checkpoint.layout!r}, and heads of the layouts "
+                f"{' and '.join(repr(name) for name in LAYOUTS if LAYOUTS[name].shares)} share the base's lm_head: pass it "
+                "with `model`."
+            )
+        lm_head = read_lm_head(base_folder)
+    loaded = checkpoint.build(Base(lm_head))
+    name = base or (str(base_folder) if base_folder else None) or loaded.base
+    if name is None and ours.names_base:
+        raise InvalidInput(
+            f"The layout {layout!r} names its base model, but {source} names none: pass it with `model`."
+        )
+    return loaded, save_heads(loaded.heads, layout, folder, base=name or "", base_folder=base_folder, lm_head=lm_head)
 
 
 def save_heads(
@@ -55,7 +97,7 @@ def save_heads(
     if about.shares and lm_head is None and base_folder is not None:
         lm_head = read_lm_head(base_folder)
     made: Published = part_of(heads.kind, "writes")(heads, layout, base, lm_head)
-    made = made._replace(tensors=_stored(made.tensors))
+    made = made._replace(tensors={name: stored(tensor) for name, tensor in made.tensors.items()})
     if about.has_base:
         if base_folder is None:
             raise InvalidInput(f"The layout {layout!r} contains the base model, so pass its folder with `model`.")
@@ -63,7 +105,7 @@ def save_heads(
     # Heads without a config.json of their own lie in the base's folder, beside its weights.
     _check_folder(folder, {made.file}, HEAD_FILES if made.config is None else WEIGHTS)
     written = [write_tensors(folder / made.file, made.tensors)]
-    return written if made.config is None else [*written, _write_config(folder, made.config)]
+    return written if made.config is None else [*written, _write_json(folder / CONFIG, made.config)]
 
 
 def check_kind(kind: str, layout: str) -> None:
@@ -77,17 +119,17 @@ def check_kind(kind: str, layout: str) -> None:
         )
 
 
-def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, none sharing storage with another."""
-    return {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+def stored(tensor: Tensor) -> Tensor:
+    """On the CPU, with a storage of its own."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def read_lm_head(folder: Path) -> Tensor:
     """The (V, d) lm_head of the model in ``folder``, or its embedding, which is the same where it has none."""
-    stored = _base_tensors(folder)
+    tensors = _base_tensors(folder)
     for name in ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight"):
-        if name in stored.parts:
-            return stored.read(name)
+        if name in tensors.parts:
+            return tensors.read(name)
     raise InvalidInput(f"`model` must be a causal LM with an lm_head.weight, but {folder} has none.")
 
 
@@ -101,15 +143,11 @@ def _base_tensors(folder: Path) -> StoredTensors:
 
 def _save_with_base(heads: Heads, made: Published, folder: Path, base_folder: Path) -> list[Path]:
     """The base's shards, then one with the heads, an index of all, what lies beside them, and config.json."""
-    stored = _base_tensors(base_folder)
-    config = dict(stored.config)
+    base = _base_tensors(base_folder)
     for key, size in (("hidden_size", heads.width), ("vocab_size", heads.vocab_size)):
-        if config.get(key) != size:
-            raise InvalidInput(
-                f"The heads must fit the base, but config.json in {base_folder} says {key} {config.get(key)} and "
-                f"they have {size}."
-            )
-    shards = sorted({file for parts in stored.parts.values() for file in parts})
+        if base.config.get(key) != size:
+            raise base.config.wrong(key, f"that of the heads, {size}")
+    shards = sorted({file for parts in base.parts.values() for file in parts})
     if any(shard.suffix != ".safetensors" for shard in shards):
         raise Unsupported(
             f"The base's weights must be safetensors, but {base_folder} has {shards[0].name}: save them with "
@@ -123,34 +161,31 @@ def _save_with_base(heads: Heads, made: Published, folder: Path, base_folder: Pa
 
     where: dict[str, str] = {}
     for shard, name in zip(shards, names, strict=False):
-        kept = _copy_shard(shard, folder / name)
-        where |= dict.fromkeys(kept, name)
+        where |= dict.fromkeys(_copy_shard(shard, folder / name), name)
     write_tensors(folder / names[-1], made.tensors)
     where |= dict.fromkeys(made.tensors, names[-1])
     total = sum(_data_bytes(folder / name) for name in names)
-    document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-    write_text(folder / index, json.dumps(document, indent=2) + "\n")
+    _write_json(folder / index, {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))})
 
-    beside = [file for file in sorted(base_folder.iterdir()) if file.is_file() and file.suffix in BESIDE]
-    beside = [file for file in beside if file.name != "config.json" and not file.name.endswith(".index.json")]
+    files = [file for file in sorted(base_folder.iterdir()) if file.is_file() and file.suffix in BESIDE]
+    beside = [file for file in files if file.name != CONFIG and not file.name.endswith(".index.json")]
     for file in beside:
         _replace(folder / file.name, partial(shutil.copyfile, file))
-    for key in ("medusa", "medusa_num_heads", "medusa_num_layers"):
-        config.pop(key, None)
-    config |= made.config or {}
+    earlier = ("medusa", "medusa_num_heads", "medusa_num_layers")
+    config = {key: value for key, value in base.config.items() if key not in earlier} | (made.config or {})
     others = [*names, index, *(file.name for file in beside)]
-    return [*(folder / name for name in others), _write_config(folder, config)]
+    return [*(folder / name for name in others), _write_json(folder / CONFIG, config)]
 
 
 def _copy_shard(shard: Path, to: Path) -> list[str]:
     """Copy the base's tensors in ``shard``, without heads that it may hold; their names."""
-    with readable(shard), open_safetensors(shard) as opened:
-        names = sorted(opened.keys())
+    with opened(shard) as tensors:
+        names = sorted(tensors.keys())
         kept = [name for name in names if not name.startswith(("medusa_head.", "medusa_heads."))]
         if kept == names:
             _replace(to, partial(shutil.copyfile, shard))
         else:
-            write_tensors(to, {name: opened.get_tensor(name) for name in kept})
+            write_tensors(to, {name: tensors.get_tensor(name) for name in kept})
     return kept
 
 
@@ -190,9 +225,9 @@ def by_libraries(file: Path) -> Iterator[None]:
         raise InvalidInput(f"{file} cannot be written: {first_line(error)}.") from None
 
 
-def _write_config(folder: Path, config: Mapping[str, object]) -> Path:
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
-    return folder / "config.json"
+def _write_json(file: Path, document: Mapping[str, object]) -> Path:
+    write_text(file, json.dumps(document, indent=2) + "\n")
+    return file
 
 
 def _check_folder(folder: Path, names: Iterable[str], clashing: tuple[str, ...] = WEIGHTS) -> None:
@@ -200,8 +235,7 @@ def _check_folder(folder: Path, names: Iterable[str], clashing: tuple[str, ...] 
     if folder.exists() and not folder.is_dir():
         raise InvalidInput(f"`output` must be a folder, but {folder} is a file.")
     present = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
-    strange = [name for name in present if name.endswith(clashing) and name not in set(names)]
-    if strange:
+    if strange := [name for name in present if name.endswith(clashing) and name not in names]:
         raise InvalidInput(
             f"`output` must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
         )

@@ -15,19 +15,17 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from treeopt.runtime.cache import TreeCache, tree_mask
-from treeopt.runtime.drafters.levels import Expanded, LevelDraft
-from treeopt.runtime.drafters.protocol import GivenText
-from treeopt.runtime.drafters.states import one_of_each
+from treeopt.runtime.drafters.levels import LevelDraft
+from treeopt.runtime.drafters.protocol import Frontier, GivenText
+from treeopt.runtime.drafters.states import one_of_each, pad
 from treeopt.runtime.target import padded
 
 
 class CausalDraft(LevelDraft):
     """The base of such drafters' rows: the cache, and the states that are not yet in it.
-
-    A subclass says what `feed` computes, and drafts with `catch_up` and `feed_level`.
 
     ahead : how many places a token lies ahead of that of the state it is fed with: 0 where places are tokens'
     """
@@ -46,11 +44,7 @@ class CausalDraft(LevelDraft):
 
         following : (b, n) the token after each state; hidden : (b, n, d) the target's, or in a tree the drafter's own
         """
-        raise NotImplementedError
-
-    def fused(self, hidden: Tensor) -> Tensor:
-        """The states that `feed` takes, of the target's (b, n, ...)."""
-        return hidden
+        return self.drafter.predict(following, hidden, positions, self.cache, mask)
 
     def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
         """The attention mask of a pass in the form that `feed` takes; None for plain causal."""
@@ -61,10 +55,9 @@ class CausalDraft(LevelDraft):
         tokens, last = padded(prompts).to(self.device), [len(prompt) - 1 for prompt in prompts]
         counts = [len(prompt) - self.ahead for prompt in prompts]
         if n := max(counts):
-            rows = list(range(len(self.cache.lengths), len(self.cache.lengths) + len(counts)))
-            self.cache.begin_prefill(rows, counts, self.device)
-            positions = torch.arange(n, device=self.device).expand(len(rows), -1)
-            self.feed(tokens[:, self.ahead : self.ahead + n], self.fused(hidden[:, :n]), positions, None)
+            self.cache.begin_prefill(counts)
+            positions = torch.arange(n, device=self.device).expand(len(counts), -1)
+            self.feed(tokens[:, self.ahead : self.ahead + n], self.drafter.fused(hidden[:, :n]), positions, None)
         else:
             self.cache.lengths += counts
         self._merge(
@@ -107,7 +100,7 @@ class CausalDraft(LevelDraft):
             self.cache.begin_step(size, starts)
             causal = torch.ones((size, size), dtype=torch.bool, device=self.device).tril()
             mask = self.mask(starts, causal, steps)
-            made = self.feed(following[:, part], self.fused(hidden[:, part]), starts + steps, mask)
+            made = self.feed(following[:, part], self.drafter.fused(hidden[:, part]), starts + steps, mask)
             made = one_of_each(made, [min(max(count - fed, 1), size) - 1 for count in waiting])
             if found is not None:
                 made = torch.where(torch.tensor([[count > fed] for count in waiting], device=self.device), made, found)
@@ -119,7 +112,15 @@ class CausalDraft(LevelDraft):
         self.starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
         return found
 
-    def feed_level(self, level: Expanded, tokens: Tensor, hidden: Any) -> Tensor:
+    def begin(self, roots: Tensor, depth: int) -> None:
+        self.states = self.catch_up(roots)[:, None]  # (b, E, ...) that guesses behind the expanded nodes are read from
+
+    def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
+        if level.depth:
+            self.states = self.feed_level(level, tokens, level.inherit(self.states))
+        return self.drafter.logits(self.states)
+
+    def feed_level(self, level: Frontier, tokens: Tensor, hidden: Any) -> Tensor:
         """One pass over the expanding nodes of a level below the root, whose place is already the cache's: (b, E, ...).
 
         tokens : (b, E) theirs; hidden : (b, E, d) what the drafter has instead of the target's state before each
@@ -156,8 +157,3 @@ class CausalDraft(LevelDraft):
     def clear(self) -> None:
         self.cache.clear()
         self._waiting = []
-
-
-def pad(parts: Sequence[Tensor]) -> Tensor:
-    """(n, ...) of each row to (b, longest, ...), zeros on the right."""
-    return nn.utils.rnn.pad_sequence(list(parts), batch_first=True)

@@ -52,8 +52,11 @@ class DraftModel:
     def start(self, batch_size: int, capacity: int) -> ModelDraft:
         return ModelDraft(self, batch_size, capacity)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, cache: TreeCache, mask: Any) -> Tensor:
-        """(b, n) tokens and their places in the text to (b, n, d), d the draft's own width."""
+    def fused(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def predict(self, tokens: Tensor, hidden: Tensor, positions: Tensor, cache: TreeCache, mask: Any) -> Tensor:
+        """(b, n) tokens and their places in the text to (b, n, d), d the draft's own width; ``hidden`` is not read."""
         tokens = tokens.clamp(0, self.model.vocab_size - 1)  # -1 for no guess; tokens only the target has
         return self.model.hidden(tokens, positions.clamp_max(self.model.context - 1), cache, mask)
 
@@ -69,32 +72,28 @@ class DraftModel:
         ranks[t, k-1] is the rank of token t + k of the answer, counted from 0.
         """
         texts = [[*answer.prompt, *answer.tokens[:-1]][: self.model.context] for answer in answers]
-        of_tokens = [np.full(len(answer.tokens), MISS, dtype=np.int16) for answer in answers]  # (N,)
+        found, last = [np.zeros((0, 0), dtype=np.int16)] * len(answers), self.model.vocab_size - 1
         for batch in batches([len(text) for text in texts]):
-            for i, hidden in zip(batch, self._read([texts[i] for i in batch]), strict=True):
-                states = hidden[len(answers[i].prompt) : len(texts[i])]  # of the tokens that have a guess behind them
-                guessed = slice(1, 1 + len(states))
-                of_tokens[i][guessed] = self._token_ranks(states, answers[i].tokens[guessed], top_k)
-        return [self._state_ranks(answer, ranks) for answer, ranks in zip(answers, of_tokens, strict=True)]
+            # Tokens that only the target has are read as the draft's last one.
+            read = self.model.read([[min(token, last) for token in texts[i]] for i in batch])
+            for i, hidden in zip(batch, read, strict=True):
+                answer, states = answers[i], hidden[len(answers[i].prompt) : len(texts[i])]
+                ranks = torch.full((len(answer.tokens) + self.num_heads,), MISS)
+                ranks[: len(states)] = self.token_ranks(answer, states, top_k)
+                labels, windows = (
+                    answer.labels(self.num_heads),
+                    ranks.unfold(0, self.num_heads, 1)[: len(answer.tokens)],
+                )
+                found[i] = torch.where(labels < 0, labels, windows).to(torch.int16).numpy()
+        return found
 
-    def _read(self, texts: list[list[int]]) -> Tensor:
-        """(rows, longest, d) of the texts; tokens that only the target has are read as the draft's last one."""
-        last = self.model.vocab_size - 1
-        return self.model.read([[min(token, last) for token in text] for text in texts])
-
-    def _token_ranks(self, states: Tensor, tokens: Sequence[int], top_k: int) -> NDArray[np.int16]:
-        """(n,) rank of the token after each of (n, d) states; MISS for tokens that only the target has."""
-        labels = torch.tensor(tokens, dtype=torch.long, device=states.device)
+    def token_ranks(self, answer: GivenText, states: Tensor, top_k: int) -> Tensor:
+        """(n,) rank of the answer's tokens after its first, by the (n, d) states before each; MISS for one that is unknown."""
+        labels = torch.tensor(answer.tokens[1 : 1 + len(states)], dtype=torch.long, device=states.device)
         known = labels.clamp_max(self.draft_vocab_size - 1)
-        ranks = ranks_among(self.logits, states, known, top_k, self.model.vocab_size)
-        return torch.where(labels == known, ranks, MISS).to("cpu", torch.int16).numpy()
-
-    def _state_ranks(self, answer: GivenText, ranks: NDArray[np.int16]) -> NDArray[np.int16]:
-        """(N, K) from the (N,) ranks of the tokens."""
-        labels = answer.labels(self.num_heads).numpy()
-        padded = np.concatenate([ranks[1:], np.zeros(self.num_heads, dtype=np.int16)])
-        windows = np.lib.stride_tricks.sliding_window_view(padded, self.num_heads)
-        return np.where(labels < 0, labels, windows).astype(np.int16)
+        return torch.where(
+            labels == known, ranks_among(self.logits, states, known, top_k, self.model.vocab_size), MISS
+        ).cpu()
 
 
 class ModelDraft(CausalDraft):
@@ -109,20 +108,11 @@ class ModelDraft(CausalDraft):
     def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
         return self.drafter.model.mask(self.cache, starts, ancestors, depths)
 
-    def feed(self, following: Tensor, hidden: Any, positions: Tensor, mask: Any) -> Tensor:
-        return self.drafter.hidden(following, positions, self.cache, mask)
-
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         super().prefill(prompts, hidden[..., :0])
 
     def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         super().extend(tokens, hidden[..., :0], paths)
-
-    def begin(self, roots: Tensor, depth: int) -> None:
-        self._first = self.catch_up(roots)[:, None]  # (b, 1, d) of the roots
-
-    def logits(self, level: Any, tokens: Tensor) -> Tensor:
-        return self.drafter.logits(self.feed_level(level, tokens, None) if level.depth else self._first)
 
     def scores(self, logits: Tensor) -> Tensor:
         return self.drafter.model.scores(logits)

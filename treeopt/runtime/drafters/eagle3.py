@@ -11,7 +11,7 @@ V vocabulary · Vt tokens that the drafter guesses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.cache_utils import DynamicCache
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.eagle import UnrolledHeads
 from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch, Text
+    from treeopt.runtime.training.batches import Text
     from treeopt.runtime.training.recipe import Recipe
 
 FEWEST_LAYERS = 7  # of a target whose layers 2, N // 2 and N - 3 are three
@@ -152,27 +150,12 @@ class Eagle3Heads(UnrolledHeads):
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
         return self.fc(states)
 
-    def predict(
-        self,
-        following: Tensor,
-        hidden: Tensor,
-        positions: Tensor | None = None,
-        cache: TreeCache | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        made = self.layer(torch.cat([F.embedding(following, self.embedding), hidden], -1), positions, cache, mask)
+    def predict(self, following: Tensor, hidden: Tensor, *passed: Any) -> Tensor:
+        made = self.layer(torch.cat([F.embedding(following, self.embedding), hidden], -1), *passed)
         return self.norm(made) if self.form.normed_feedback else made
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(states if self.form.normed_feedback else self.norm(states), self.lm_head)
-
-    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
-        """Logits of the layer unrolled over its own steps (EAGLE-3, figure 6).
-
-        Step k at a place reads what step k - 1 predicted there and the true token, and attends to the true pairs up to it
-        and to its own earlier steps, as it does when it decodes.
-        """
-        return map(self.logits, unrolled(self, hidden, batch))
 
 
 class PairLayer(nn.Module):
@@ -209,32 +192,6 @@ def _zero_norm(width: int, eps: float) -> nn.Module:
     made = LlamaRMSNorm(width, eps=eps)
     nn.init.zeros_(made.weight)
     return made
-
-
-def unrolled(heads: Eagle3Heads, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
-    """(n, d) that each of K steps predicts at the batch's n states.
-
-    The first step is made at all places, since the later ones attend to it. These are made where they are asked for.
-    """
-    tokens, device = batch.tokens, batch.tokens.device
-    (rows, width), keys = tokens.shape, DynamicCache()
-    before = torch.ones((width, width), dtype=torch.bool, device=device).tril()
-    everywhere = torch.arange(width, device=device).expand(rows, -1)
-    first = heads.predict(tokens.roll(-1, 1), heads.fused(hidden), everywhere, keys, before.expand(rows, 1, -1, -1))
-    yield batch.states(first)
-    places, own = batch.places()  # (B, A), (n,)
-    states = _at(first, places)
-    itself = torch.eye(places.shape[1], dtype=torch.bool, device=device).expand(rows, -1, -1)
-    for k in range(1, heads.num_heads):
-        following = _at(tokens.roll(-(k + 1), 1), places)
-        mask = torch.cat([before[places], *[itself] * k], -1)[:, None]
-        states = heads.predict(following, states, places + k, keys, mask)
-        yield states[batch.rows, own]
-
-
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """(B, T, ...) at (B, A) places of each row."""
-    return values[torch.arange(len(places), device=places.device)[:, None], places]
 
 
 def layers_to_read(num_layers: int) -> tuple[int, ...] | None:

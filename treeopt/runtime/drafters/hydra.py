@@ -14,18 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.runtime.drafters.causal import CausalDraft, pad
+from treeopt.runtime.drafters.causal import CausalDraft
 from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.levels import LevelDraft
-from treeopt.runtime.drafters.protocol import DrafterState, GivenText
-from treeopt.runtime.drafters.states import Heads, StateDraft, batches, states_at_once
-from treeopt.runtime.ranking import rank_of
+from treeopt.runtime.drafters.protocol import DrafterState, Frontier
+from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target
@@ -86,7 +83,7 @@ class HydraHeads(Heads):
         super().__init__()
         self.num_heads, self.num_layers = num_heads, num_layers
         self.vocab_size = self.draft_vocab_size = vocab_size
-        self.width = embedding.shape[1]
+        self.width, self.token_ids = embedding.shape[1], None
         self.kind, self.reads_prompt = "hydra" if prefix is None else "hydra++", prefix is not None
         self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
         self.heads = nn.ModuleList(
@@ -138,77 +135,42 @@ class HydraHeads(Heads):
         """The (b, T, d) states of whole texts, padded on the right, as the heads read them."""
         return hidden if self.prefix_layer is None else self.prefix_layer(hidden)
 
-    def logits(self, hidden: Tensor, path: Tensor, i: int) -> Tensor:
-        """Logits of head i (from 0): (N, d) states, from `prefix`, and (N, i+1) tokens after each to (N, V)."""
-        inputs = torch.cat([hidden, F.embedding(path, self.embedding).flatten(1)], 1)
-        return self.heads[i](inputs)
+    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Logits]]:
+        read, path = batch.states(self.prefix(hidden)), batch.ahead.clamp_min(0)
+        for k, head in enumerate(self.heads):
+            read = torch.cat([read, F.embedding(path[:, k], self.embedding)], 1)
+            yield read, head
 
-    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
-        states, tokens = batch.states(self.prefix(hidden)), batch.ahead.clamp_min(0)
-        return (self.logits(states, tokens[:, : k + 1], k) for k in range(self.num_heads))
+    def predict(self, following: Tensor, hidden: Tensor, *passed: Any) -> Tensor:
+        assert self.prefix_layer is not None, "plain Hydra has no layer"
+        return self.prefix_layer(hidden, *passed)
 
     def start(self, batch_size: int, capacity: int) -> DrafterState:
         if self.prefix_layer is None:
             return HydraDraft(self)
         return PrefixDraft(self, 1, batch_size, capacity, self.embedding.device)
 
-    @torch.inference_mode()
-    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
-        """(N, K) of each answer; head i reads the true tokens as far as its own guess."""
-        if not answers:
-            return []
-        device = self.embedding.device
-        hidden = torch.cat(self._states(answers))  # of all answers, one after the other
-        tokens = torch.tensor([token for answer in answers for token in answer.tokens], device=device)
-        labels = torch.cat([answer.labels(self.num_heads) for answer in answers]).to(device)
-        found = labels.clone()
-        for i in range(self.num_heads):
-            path = torch.arange(i + 1, device=device)
-            for at in (labels[:, i] >= 0).nonzero().split(states_at_once(self.vocab_size)):  # (n, 1) states
-                logits = self.logits(hidden[at[:, 0]], tokens[at + path], i)
-                found[at[:, 0], i] = rank_of(logits, labels[at[:, 0], i], top_k)
-        parts = found.to("cpu", torch.int16).split([len(answer.tokens) for answer in answers])
-        return [part.numpy() for part in parts]
-
-    def _states(self, answers: Sequence[GivenText]) -> list[Tensor]:
-        """(N, d) of each answer, through the prefix layer where there is one."""
-        if self.prefix_layer is None:
-            return [answer.state_hidden for answer in answers]
-        found = [torch.empty(0)] * len(answers)
-        for batch in batches([len(answer.hidden) for answer in answers]):
-            read = self.prefix(pad([answers[i].hidden for i in batch]))
-            for i, states in zip(batch, read, strict=True):
-                end = len(answers[i].hidden)
-                found[i] = states[end - len(answers[i].tokens) : end]
-        return found
-
 
 class PathDraft(LevelDraft):
     """The base of both drafts: a head reads the state before the root and the tokens of the path."""
 
-    _read: Tensor  # (b, E, ...) by the nodes of the level that was expanded last
+    states: Tensor  # (b, E, ...) read by the nodes of the level that was expanded last
 
-    def logits(self, level: Any, tokens: Tensor) -> Tensor:
+    def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
         guesses = F.embedding(tokens, self.drafter.embedding)
-        self._read = torch.cat([level.inherit(self._read), guesses], -1)  # (b, E, (i+2) d)
-        return self.drafter.heads[level.depth](self._read)
+        self.states = torch.cat([level.inherit(self.states), guesses], -1)  # (b, E, (i+2) d)
+        return self.drafter.heads[level.depth](self.states)
 
 
 class HydraDraft(PathDraft, StateDraft):
     """The rows of a decoder: the state of the last committed token is all that plain Hydra needs."""
 
     def begin(self, roots: Tensor, depth: int) -> None:
-        self._read = self.hidden[:, None]
+        self.states = self.hidden[:, None]
 
 
 class PrefixDraft(PathDraft, CausalDraft):
     """The rows of a decoder for Hydra++: newly committed states go through the prefix layer once a tree step."""
-
-    def feed(self, following: Tensor, hidden: Tensor, positions: Tensor, mask: Any) -> Tensor:
-        return self.drafter.prefix_layer(hidden, positions, self.cache, mask)
-
-    def begin(self, roots: Tensor, depth: int) -> None:
-        self._read = self.catch_up(roots)[:, None]
 
 
 def untrained(

@@ -8,77 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from treeopt.records.pools import score_counts
-from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import Frontier, GivenText, Mark, TreeTensors
 from treeopt.runtime.ranking import top_candidates
-
-
-class Expanded(Protocol):
-    """The nodes of one depth whose children are drafted: a `Level` of a tree, or a `Frontier` of a pool."""
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def nodes(self) -> int: ...  # E
-
-    @property
-    def first(self) -> int: ...  # expanded nodes above
-
-    @property
-    def ancestors(self) -> Tensor: ...  # ([b,] E, first + E - 1): see `Level`
-
-    @property
-    def beyond(self) -> Tensor: ...  # (first + E - 1,)
-
-    def inherit(self, above: Tensor) -> Tensor:
-        """(b, E, ...) what the nodes' parents have, of (b, E', ...) of the expanded nodes of the level above."""
-
-
-@dataclass(frozen=True, eq=False)
-class Frontier:
-    """The likeliest nodes of a level of every row, best first.
-
-    parent : (b, E) place of each one's parent in the frontier above; (b, 1) zeros for the root's own
-    """
-
-    parent: Tensor
-    above: Frontier | None = None
-
-    @cached_property
-    def depth(self) -> int:
-        return self.above.depth + 1 if self.above else 0
-
-    @property
-    def nodes(self) -> int:
-        return self.parent.shape[1]
-
-    @cached_property
-    def first(self) -> int:
-        return self.above.first + self.above.nodes if self.above else 0
-
-    def inherit(self, above: Tensor) -> Tensor:
-        return above[torch.arange(len(above), device=above.device)[:, None], self.parent]
-
-    @cached_property
-    def ancestors(self) -> Tensor:
-        rows, nodes = self.parent.shape
-        if self.above is None:
-            return torch.ones((rows, 1, 0), dtype=torch.bool, device=self.parent.device)
-        itself = torch.eye(nodes, dtype=torch.bool, device=self.parent.device).expand(rows, -1, -1)
-        return torch.cat([self.inherit(self.above.ancestors), itself], 2)
-
-    @cached_property
-    def beyond(self) -> Tensor:
-        if self.above is None:
-            return self.parent[0, :0]
-        return torch.cat([self.above.beyond, self.parent.new_full((self.nodes,), self.depth - 1)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +46,7 @@ class LevelDraft:
         """Start to draft behind the (b,) roots, as deep as ``depth``."""
         raise NotImplementedError
 
-    def logits(self, level: Any, tokens: Tensor) -> Tensor:
+    def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
         """(b, E, V) for the children of a level's nodes, by the nodes' (b, E) tokens; called depth by depth.
 
         (b, 1, V) where all nodes of a level have the same children.
@@ -148,11 +84,7 @@ class LevelDraft:
 
     def grow(self, levels: int, topks: Sequence[int], roots: Tensor, mark: Mark) -> list[Pool]:
         """The pool of each topk behind the (b,) roots. The drafter sees a node once, though several expand it."""
-        level, tokens, most = (
-            Frontier(torch.zeros((len(roots), 1), dtype=torch.long, device=roots.device)),
-            roots[:, None],
-            max(topks),
-        )
+        level, tokens, most = Frontier(torch.zeros_like(roots)[:, None]), roots[:, None], max(topks)
         growing = [GrowingPool(topk, roots) for topk in topks]
         self.begin(roots, levels)
         for depth in range(levels):
@@ -236,13 +168,6 @@ def united(frontiers: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     nodes = nodes.masked_fill(again, none).sort(1).values[:, : int((~again).sum(1).max())].contiguous()
     places = [torch.searchsorted(nodes, frontier.contiguous()) for frontier in frontiers]
     return torch.where(nodes == none, nodes[:, :1], nodes), places
-
-
-def best_scores(pool: Pool, topk: int) -> list[Tensor]:
-    """(b, n) float16 scores of the best nodes of every level, best first, as many as `score_counts` says."""
-    levels = int(pool.depths[-1])
-    parts = pool.scores.half().split([topk, *[topk**2] * (levels - 1)], dim=1)
-    return [part.sort(descending=True).values[:, :n] for part, n in zip(parts, score_counts(levels, topk), strict=True)]
 
 
 def chosen_tree(pool: Pool, roots: Tensor, rows_each: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -6,17 +6,12 @@ places vote, and what followed them forms a trie, whose paths are the guesses:
 match  an earlier place where the last n tokens of the text stood, the root being the last of all; its length is
        the greatest n, of ``longest`` down to ``shortest``, for which they did. Matches are taken longest first,
        then the most recent first, ``most_matches`` at most
-trie   of the tokens that followed every match, up to the root; a match passes through the nodes of its own
 rank   place of a node among its siblings: the one with more matches of length ``longest`` passing through first;
        of equal ones the one with more of the next length, and so on; of equal ones the one whose first match was
        taken first. No match passes through two siblings, so no two have the same place
 
-Matches of shorter n-grams come in behind the longer ones, because a tree has room for second opinions: with 16
-nodes they accept 0.6 to 9 % more tokens per step than the longest matches alone, on English, sums and code, by
-words and by bytes. Matches of all lengths counted alike accept less than either (`docs/log.md`).
-
-Engines that look up copy what followed one match: `PromptLookup.earliest` takes the earliest place of the longest
-n-gram that has any, as transformers and OpenVINO GenAI do, so that a chain's guesses are theirs.
+Shorter matches come in behind the longer ones, because a tree has room for second opinions: with 16 nodes they accept
+0.6 to 9 % more tokens per step than the longest alone; all lengths counted alike accept less than either (`docs/log.md`).
 
 b live rows · T nodes of the tree · K guesses at most · N tokens of an answer
 """
@@ -36,7 +31,6 @@ from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
-from treeopt.trees.tree import Tree
 
 NAMES = ("ngram", "ngram:earliest")  # as --drafter has them
 Matches = list[tuple[int, int]]  # place of the token that followed, and weight, in the order they were taken
@@ -46,13 +40,13 @@ Matches = list[tuple[int, int]]  # place of the token that followed, and weight,
 class PromptLookup:
     """A drafter without weights.
 
-    vocab_size    the target's
-    num_heads     deepest guess
-    longest       tokens of the longest n-gram that is looked up
-    shortest      tokens of the shortest
-    most_children ranks per node that are told apart
-    most_matches  earlier places that are read in a step: bounds its time
-    earliest      one match alone, the engines' own
+    vocab_size        : the target's
+    num_heads         : deepest guess
+    longest, shortest : tokens of the n-grams that are looked up
+    most_children     : ranks per node that are told apart
+    most_matches      : earlier places that are read in a step: bounds its time
+    earliest          : one match alone, the earliest of the longest n-gram that has any, as transformers and OpenVINO GenAI
+                        copy it
     """
 
     vocab_size: int
@@ -131,13 +125,13 @@ class IndexedText:
         """
         lookup, n = self.lookup, len(self.tokens)
         self.index(n - 1)
+        lengths = range(min(lookup.longest, n), lookup.shortest - 1, -1)
         if lookup.earliest:
-            suffixes = (
-                tuple(self.tokens[n - length :]) for length in range(min(lookup.longest, n), lookup.shortest - 1, -1)
+            return next(
+                ([(ends[0], 1)] for length in lengths if (ends := self._ends.get(tuple(self.tokens[n - length :])))), []
             )
-            return next(([(ends[0], 1)] for suffix in suffixes if (ends := self._ends.get(suffix))), [])
         found: dict[int, int] = {}
-        for length in range(min(lookup.longest, n), lookup.shortest - 1, -1):
+        for length in lengths:
             weight = (lookup.most_matches + 1) ** (length - lookup.shortest)
             for at in reversed(self._ends.get(tuple(self.tokens[n - length :]), ())):
                 if len(found) == lookup.most_matches:
@@ -158,12 +152,8 @@ class IndexedText:
             if at < n:
                 found.setdefault(tokens[at], []).append((at + 1, weight))
         # Sorting is stable: of equal weights the child whose first match was taken first.
-        children = sorted(found.items(), key=_weight, reverse=True) if len(found) > 1 else list(found.items())
+        children = sorted(found.items(), key=lambda child: -sum([weight for _, weight in child[1]]))
         return children[: self.lookup.most_children]
-
-
-def _weight(child: tuple[int, Matches]) -> int:
-    return sum([weight for _, weight in child[1]])
 
 
 class LookupDraft:
@@ -184,11 +174,11 @@ class LookupDraft:
             text.tokens += committed
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        families = _families(plan.tree)
+        nodes = list(zip(plan.tree.parents.tolist(), plan.tree.ranks.tolist(), strict=True))[1:]
         guesses = []
         for text, root in zip(self.texts, roots.tolist(), strict=True):
             text.tokens.append(root)
-            guesses.append(_guesses(text, families, len(plan.tree)))
+            guesses.append(_guesses(text, nodes))
             text.tokens.pop()
         found = torch.tensor(guesses, device=roots.device)
         mark("draft")
@@ -201,26 +191,14 @@ class LookupDraft:
         self.texts = []
 
 
-Family = tuple[int, list[tuple[int, int]]]  # a node that has children, and (rank, node) of each
-
-
-def _families(tree: Tree) -> list[Family]:
-    families: dict[int, list[tuple[int, int]]] = {}
-    places = enumerate(zip(tree.parents.tolist(), tree.ranks.tolist(), strict=True))
-    next(places)  # the root
-    for node, (parent, rank) in places:
-        families.setdefault(parent, []).append((rank, node))
-    return list(families.items())
-
-
-def _guesses(text: IndexedText, families: list[Family], size: int) -> list[int]:
-    """(T,) the token of every node: the root's, and -1 where the trie has none."""
-    tokens = [-1] * size
-    tokens[0] = text.tokens[-1]
-    matches = {0: text.matches()}
-    for parent, children in families:
-        found = text.followers(matches[parent]) if parent in matches else []
-        for rank, node in children:
-            if rank < len(found):
-                tokens[node], matches[node] = found[rank]
+def _guesses(text: IndexedText, nodes: Sequence[tuple[int, int]]) -> list[int]:
+    """(T,) the token of every node, by (parent, rank) of those behind the root; -1 where the trie has none."""
+    tokens, matches = [text.tokens[-1]], [text.matches()]
+    found: dict[int, list[tuple[int, Matches]]] = {}  # children of each parent
+    for parent, rank in nodes:
+        if parent not in found:
+            found[parent] = text.followers(matches[parent])
+        token, passing = found[parent][rank] if rank < len(found[parent]) else (-1, [])
+        tokens.append(token)
+        matches.append(passing)
     return tokens

@@ -16,19 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.errors import Unsupported
 from treeopt.records.drafters import LAYOUTS
-from treeopt.records.trace import MISS
-from treeopt.runtime.drafters.levels import Frontier
-from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
-from treeopt.runtime.drafters.states import Heads, StateDraft, places_among, states_at_once
-from treeopt.runtime.ranking import rank_of, top_candidates
+from treeopt.runtime.drafters.protocol import Frontier, Mark, TreeTensors
+from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
+from treeopt.runtime.ranking import top_candidates
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target
@@ -48,7 +44,6 @@ class MedusaHeads(Heads):
     """
 
     kind = "medusa"
-    token_ids: Tensor | None
 
     def __init__(
         self,
@@ -108,21 +103,13 @@ class MedusaHeads(Heads):
 
         return logits
 
-    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[Tensor]:
+    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Logits]]:
         states = batch.states(hidden)
-        return (self.logits(states, k) for k in range(self.num_heads))
+        for k in range(self.num_heads):
+            yield states, partial(self.logits, k=k)
 
     def start(self, batch_size: int, capacity: int) -> MedusaDraft:
         return MedusaDraft(self)
-
-    def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
-        """(N, K) of each answer, counted on whole chunks of states of all of them."""
-        hidden = torch.cat([answer.state_hidden for answer in answers])
-        labels = torch.cat([answer.labels(self.num_heads) for answer in answers])
-        at_once = states_at_once(self.vocab_size)
-        chunks = zip(hidden.split(at_once), labels.split(at_once), strict=True)
-        found = torch.cat([count_ranks(self, h, y, top_k) for h, y in chunks])
-        return [part.numpy() for part in found.split([len(answer.tokens) for answer in answers])]
 
 
 class MedusaDraft(StateDraft):
@@ -142,7 +129,7 @@ class MedusaDraft(StateDraft):
     def begin(self, roots: Tensor, depth: int) -> None:
         self._logits = self._first(depth)(self.hidden)
 
-    def logits(self, level: Any, tokens: Tensor) -> Tensor:
+    def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
         return self._logits[:, level.depth, None]
 
     def children(self, level: Frontier, tokens: Tensor, topk: int) -> tuple[Tensor, Tensor]:
@@ -167,19 +154,3 @@ def check_bias(target: Target) -> None:
     """Raise Unsupported for a target whose lm_head cannot be shared."""
     if getattr(target.lm_head, "bias", None) is not None:
         raise Unsupported("Heads that share the lm_head need one without a bias, but this model's has one.")
-
-
-@torch.inference_mode()
-def count_ranks(heads: MedusaHeads, hidden: Tensor, labels: Tensor, top_k: int) -> Tensor:
-    """(N, d) states and (N, K) labels to (N, K) int16 ranks: counted, never sorted.
-
-    rank = #(logit greater) + #(logit equal, smaller id); MISS from top_k on, and for tokens that the heads do
-    not know; labels below 0 stay.
-    """
-    labels = labels.to(hidden.device)
-    ids = heads.token_ids
-    drafts = places_among(labels.clamp_min(0), ids)  # (N, K)
-    ranks = torch.stack([rank_of(heads.logits(hidden, k), drafts[:, k], top_k) for k in range(heads.num_heads)], dim=1)
-    if ids is not None:
-        ranks = torch.where(ids[drafts] == labels, ranks, MISS)
-    return torch.where(labels < 0, labels, ranks).to("cpu", torch.int16)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from torch.nn import functional as F
 from transformers.modeling_layers import MtpModel
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
-from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.checkpoints.files import find_checkpoint, find_tensors
 from treeopt.runtime.drafters.eagle import UnrolledHeads
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
@@ -52,22 +52,13 @@ class MtpHeads(UnrolledHeads):
         mtp.config._attn_implementation = "sdpa"  # which is causal without a mask
         (self.layer,), self.rotary = mtp.layers, mtp.rotary_emb
 
-    def predict(
-        self,
-        following: Tensor,
-        hidden: Tensor,
-        positions: Tensor | None = None,
-        cache: TreeCache | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        layer, embedded = self.layer, F.embedding(following, self.embedding)
-        if positions is None:
-            positions = torch.arange(following.shape[1], device=following.device)[None]
+    def predict(self, following: Tensor, hidden: Tensor, *passed: Any) -> Tensor:
+        layer, embedded, (positions, cache, *mask) = self.layer, F.embedding(following, self.embedding), passed
         states = layer.mtp_block(
             layer.eh_proj(torch.cat([layer.enorm(embedded), layer.hnorm(hidden)], -1)),
             position_embeddings=self.rotary(embedded, positions),
             position_ids=positions,
-            attention_mask=mask,
+            attention_mask=mask[0] if mask else None,
             past_key_values=cache,
         )
         return states if self.pre_norm else layer.post_norm(states)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -59,20 +60,59 @@ class GivenText:
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
-    """The nodes of one depth that have children: those whose children a sequential drafter has to draft.
+class Frontier:
+    """The nodes of one depth whose children are drafted, in every row.
 
-    Rows are the expanding nodes of all depths in the order in which they are drafted; ``first`` of them are above.
+    The frontiers of all depths one behind the other are the rows that a sequential drafter attends to, the root left out.
+
+    parent : (b, E) place of each one's parent in the frontier above; (b, 1) zeros for the root's own. b is 1 for a tree,
+             whose nodes are the same in all rows
     """
 
-    depth: int
-    nodes: int  # E
-    first: int
+    parent: Tensor
+    above: Frontier | None = None
+
+    @cached_property
+    def depth(self) -> int:
+        return self.above.depth + 1 if self.above else 0
+
+    @property
+    def nodes(self) -> int:
+        return self.parent.shape[1]
+
+    @cached_property
+    def first(self) -> int:
+        """Nodes of the frontiers above, the root among them."""
+        return self.above.first + self.above.nodes if self.above else 0
+
+    def inherit(self, above: Tensor) -> Tensor:
+        """(b, E, ...) what the nodes' parents have, of (b, E', ...) of the frontier above."""
+        return above[torch.arange(len(above), device=above.device)[:, None], self.parent]
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """(b, E, first + E - 1) bool: the rows that each may attend to, itself among them."""
+        rows, nodes = self.parent.shape
+        if self.above is None:
+            return torch.ones((rows, 1, 0), dtype=torch.bool, device=self.parent.device)
+        itself = torch.eye(nodes, dtype=torch.bool, device=self.parent.device).expand(rows, -1, -1)
+        return torch.cat([self.inherit(self.above.ancestors), itself], 2)
+
+    @cached_property
+    def beyond(self) -> Tensor:
+        """(first + E - 1,) places of the rows behind the root."""
+        if self.above is None:
+            return self.parent[0, :0]
+        return torch.cat([self.above.beyond, self.parent.new_full((self.nodes,), self.depth - 1)])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Level(Frontier):
+    """A frontier of a tree, and its children."""
+
     width: int  # candidates needed of each
+    at: Index  # (E,) the parents
     among: Index  # (E,) places among the children of the level above
-    parent: Index  # (E,) place of each one's parent among the nodes of the level above
-    ancestors: Tensor  # (E, first + E - 1) bool: the rows that each may attend to, itself among them, the root left out
-    beyond: Tensor  # (first + E - 1,) places of these rows behind the root
     of: Index  # (C,) whose child each child is, as a place among the nodes
     ranks: Index  # (C,)
 
@@ -81,8 +121,7 @@ class Level:
         return top_candidates(logits, self.width)[:, self.of, self.ranks]
 
     def inherit(self, above: Tensor) -> Tensor:
-        """(b, E, ...) what the nodes' parents have, of (b, E', ...) of the expanded nodes of the level above."""
-        return above[:, self.parent]
+        return above[:, self.at]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,26 +156,22 @@ class TreeTensors:
 
 def _levels(tree: Tree, device: torch.device) -> list[Level]:
     found: list[Level] = []
-    rows = np.zeros(0, dtype=np.int64)  # expanding nodes so far
-    above = children = np.zeros(1, dtype=np.int64)  # those of the depth above, and all nodes of this one
+    above = children = np.zeros(1, dtype=np.int64)  # expanding nodes of the depth above, and all nodes of this one
     for depth in range(tree.depth):
         nodes = np.unique(tree.parents[tree.depths == depth + 1])
-        first, rows = len(rows), np.concatenate([rows, nodes])
-        among, parent = np.searchsorted(children, nodes), np.searchsorted(above, tree.parents[nodes])
+        parents, among = np.searchsorted(above, tree.parents[nodes]), np.searchsorted(children, nodes)
         children = np.flatnonzero(tree.depths == depth + 1)
         of, ranks = np.searchsorted(nodes, tree.parents[children]), tree.ranks[children]
+        alone = len(nodes) == 1
         found.append(
             Level(
-                depth=depth,
-                nodes=len(nodes),
-                first=first,
+                parent=torch.tensor(parents, device=device)[None],
+                above=found[-1] if found else None,
                 width=int(ranks.max()) + 1,
+                at=_index(parents, device),
                 among=_index(among, device),
-                parent=_index(parent, device),
-                ancestors=torch.tensor(tree.mask[np.ix_(nodes, rows[1:])], device=device),
-                beyond=torch.tensor(tree.depths[rows[1:]] - 1, device=device),
-                of=torch.tensor(of, device=device) if len(nodes) > 1 else 0,
-                ranks=torch.tensor(ranks, device=device) if len(nodes) > 1 else _index(ranks, device),
+                of=0 if alone else torch.tensor(of, device=device),
+                ranks=_index(ranks, device) if alone else torch.tensor(ranks, device=device),
             )
         )
         above = nodes

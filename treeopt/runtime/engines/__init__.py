@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from treeopt.errors import Unsupported
-from treeopt.runtime.decode import Setup
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.stepper import Stepper
 
 
@@ -16,10 +16,9 @@ def open_stepper(name: str | None, setup: Setup, say: Callable[[str], None] = la
     say : told what takes long, such as a conversion
     """
     from treeopt.engines.registry import ENGINES, runners
-    from treeopt.runtime.engines import own
 
     if name is None:
-        return own.Own(setup)
+        return Decoder(setup)
     engines = {name: place for engine in ENGINES.values() for name, place in engine.runs.items()}
     if name not in engines:
         raise Unsupported(f"`engine` must be one of {', '.join(engines)}, but got {name!r}.")

@@ -25,8 +25,7 @@ from treeopt.errors import Unsupported
 from treeopt.files.places import user_cache
 from treeopt.files.shell import command_line
 from treeopt.files.writing import discard, folder_made_once
-from treeopt.runtime.checkpoints.eagle3 import eagle3_tensors
-from treeopt.runtime.checkpoints.eagle3_config import eagle3_config
+from treeopt.runtime.checkpoints.eagle3 import eagle3_config, eagle3_tensors
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.records.pools import NO_PLACE, columns_of
-from treeopt.runtime.drafters.levels import LevelDraft, Pool, best_scores
+from treeopt.runtime.drafters.levels import LevelDraft, Pool
 from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.trees.dynamic import MOST_ROWS
 
@@ -33,22 +34,21 @@ class PoolRecorder:
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
-    def record(self, answer: GivenText) -> dict[str, NDArray[Any]]:
-        """ "pool_places" (N, n, S (S + 1) / 2) and "pool_scores" (N, ...) at the N states of an answer: see `Pools`."""
+    def record(self, answer: GivenText) -> NDArray[np.uint8]:
+        """(N, n, S (S + 1) / 2) places at the N states of an answer: see `Pools`."""
         draft = self._sought(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
         labels, roots = answer.labels(self.levels), torch.tensor(answer.tokens)
         device = answer.hidden.device
-        places, scores = [], []
+        places = []
         for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.stand`
             states = slice(begin, min(begin + self._rows, len(roots)))
             draft.seek(range(states.start, states.stop))
             pools = draft.grow(self.levels, self.topks, roots[states].to(device), lambda part: None)
             true = labels[states].to(device)
             places.append(torch.stack([true_places(pool, true, self.levels) for pool in pools], 1).cpu())
-            best = [torch.cat(best_scores(pool, topk), 1) for pool, topk in zip(pools, self.topks, strict=True)]
-            scores.append(torch.cat(best, 1).cpu())
-        return {"pool_places": torch.cat(places[::-1]).numpy(), "pool_scores": torch.cat(scores[::-1]).numpy()}
+        found: NDArray[np.uint8] = torch.cat(places[::-1]).numpy()
+        return found
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""

@@ -7,7 +7,8 @@ and content, or ShareGPT's with from and value. Here a ValueError is the reason 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from treeopt.runtime.prompts.chat import BLANK_LINE, Message
@@ -32,13 +33,20 @@ def read_asked(
     record: Mapping[str, Any], column: str | None, responses: str | None
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """System text and turns, and the given answers, of which there is one per turn or none."""
-    name = column or next((name for name in COLUMNS if record.get(name) is not None), None)
-    if name is None or record.get(name) is None:
+    name = _first(record, (column,) if column else COLUMNS)
+    if name is None:
         raise ValueError(f"it has nothing under {column or listed(COLUMNS)}")
     value = _decoded(record[name], name in LISTS)
     if name == "instruction" and column is None:
-        value = _with_input(value, record)
-    system, turns = _script(value, name)
+        extra = next((text for key in INPUTS if isinstance(text := record.get(key), str) and text.strip()), None)
+        value = value + BLANK_LINE + extra if extra and isinstance(value, str) else value
+    system = ""
+    if _has_messages(value):
+        system, turns, _ = _messages(value)
+    elif isinstance(value, list):
+        turns = [_text(turn, f"turn {i} of {name}") for i, turn in enumerate(value, 1)]
+    else:
+        turns = [_text(value, name, "a text or a list")]
     if not turns:
         raise ValueError(f"{name} has no turn of the user's")
     answers: tuple[str, ...] = ()
@@ -47,6 +55,11 @@ def read_asked(
         turns = turns[: len(answers)]
     head: tuple[Message, ...] = (("system", system),) if system else ()
     return head + tuple(("user", turn) for turn in turns), answers
+
+
+def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these names that has a value."""
+    return next((name for name in names if record.get(name) is not None), None)
 
 
 def _decoded(value: Any, is_list: bool) -> Any:
@@ -59,32 +72,14 @@ def _decoded(value: Any, is_list: bool) -> Any:
             parsed = parse_json(value)
         except ValueError:
             return value
-        if isinstance(parsed, list) and (is_list or (parsed and all(_is_message(v) for v in parsed))):
+        is_message = [isinstance(part, dict) and ("role" in part or "from" in part) for part in parsed]
+        if is_list or (parsed and all(is_message)):
             return parsed
     return value
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and ("role" in value or "from" in value)
-
-
-def _with_input(instruction: Any, record: Mapping[str, Any]) -> Any:
-    for name in INPUTS:
-        extra = record.get(name)
-        if isinstance(instruction, str) and isinstance(extra, str) and extra.strip():
-            return instruction + BLANK_LINE + extra
-    return instruction
-
-
-def _script(value: Any, name: str) -> tuple[str, list[str]]:
-    """System text, and the user's turns."""
-    if isinstance(value, str):
-        return "", [_text(value, name)]
-    if not isinstance(value, list):
-        raise ValueError(f"{name} must be a text or a list, but is {kind_of(value)}")
-    if not any(isinstance(part, dict) for part in value):
-        return "", [_text(turn, f"turn {i} of {name}") for i, turn in enumerate(value, 1)]
-    return _messages(value)[:2]
+def _has_messages(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(part, dict) for part in value)
 
 
 def _messages(messages: list[Any]) -> tuple[str, list[str], list[str]]:
@@ -97,21 +92,20 @@ def _messages(messages: list[Any]) -> tuple[str, list[str], list[str]]:
     said: list[list[str]] = []
     roles = [_role(message, i) for i, message in enumerate(messages, 1)]
     for i, (role, message) in enumerate(zip(roles, messages, strict=True), 1):
-        content = message.get("content") if message.get("content") is not None else message.get("value")
+        content = _joined(message.get(_first(message, ("content", "value"))))
         if role == "user":
             if not turns or said[-1] or "assistant" not in roles:
                 turns.append([])
                 said.append([])
-            turns[-1].append(_text(_joined(content), f"message {i}"))
+            turns[-1].append(_text(content, f"message {i}"))
         elif role == "assistant":
             if not turns:
                 raise ValueError("its first message after the system text must be the user's")
-            said[-1].append(str(_joined(content) or ""))  # "" also for a call of a tool
-        else:
-            if turns:
-                raise ValueError(f"message {i} must not be the system's after the user has spoken")
-            if content not in (None, ""):
-                system.append(_text(_joined(content), f"message {i}"))
+            said[-1].append(str(content or ""))  # "" also for a call of a tool
+        elif turns:
+            raise ValueError(f"message {i} must not be the system's after the user has spoken")
+        elif content not in (None, ""):
+            system.append(_text(content, f"message {i}"))
     join = BLANK_LINE.join
     return join(system), [join(turn) for turn in turns], [join(filter(None, texts)) for texts in said]
 
@@ -119,28 +113,26 @@ def _messages(messages: list[Any]) -> tuple[str, list[str], list[str]]:
 def _role(message: Any, i: int) -> str:
     if not isinstance(message, dict):
         raise ValueError(f"message {i} must be an object, but is {kind_of(message)}")
-    name = message.get("role") if message.get("role") is not None else message.get("from")
-    role = ROLES.get(name) if isinstance(name, str) else None
-    if role is None:
+    name = message.get(_first(message, ("role", "from")))
+    if not isinstance(name, str) or name not in ROLES:
         shown = repr(name[:20]) if isinstance(name, str) else kind_of(name)
         raise ValueError(f"the role of message {i} must be system, user or assistant, but is {shown}")
-    return role
+    return ROLES[name]
 
 
 def _joined(content: Any) -> Any:
     """The text of a content that comes in parts."""
     if not isinstance(content, list):
         return content
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError("a content in parts must have parts of type text only")
+    if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
+        raise ValueError("a content in parts must have parts of type text only")
     return "".join(part["text"] for part in content)
 
 
-def _text(value: Any, name: str) -> str:
+def _text(value: Any, name: str, kinds: str = "a text") -> str:
     """A text that can be tokenised."""
     if not isinstance(value, str):
-        raise ValueError(f"{name} must be a text, but is {kind_of(value)}")
+        raise ValueError(f"{name} must be {kinds}, but is {kind_of(value)}")
     if not value.strip():
         raise ValueError(f"{name} is blank")
     if "\0" in value:
@@ -154,22 +146,18 @@ def _text(value: Any, name: str) -> str:
 
 def _answers(value: Any, name: str, n_turns: int) -> tuple[str, ...]:
     """Given answers up to the first turn that has none."""
-    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
-        value = _messages(value)[2]
-    given = value if isinstance(value, list) else [value]
+    given = _messages(value)[2] if _has_messages(value) else value if isinstance(value, list) else [value]
     if len(given) > n_turns:
         raise ValueError(f"{name} has {len(given)} answers to {n_turns} turns")
-    answers: list[str] = []
-    for answer in given:
-        if answer is None or (isinstance(answer, str) and not answer.strip()):
-            break
-        answers.append(_text(answer, name))
+    said = takewhile(lambda answer: answer is not None and str(answer).strip(), given)
+    answers = tuple(_text(answer, name) for answer in said)
     if not answers:
         raise ValueError(f"it has no answer under {name}")
-    return tuple(answers)
+    return answers
 
 
 def read_group(record: Mapping[str, Any], group_by: str | None) -> str:
+    """The group of a record by a column's value; "" for all where none is asked for."""
     if group_by is None:
         return ""
     value = record.get(group_by)

@@ -74,15 +74,21 @@ class ChatFormat:
     def first_prompts(self, conversations: Sequence[Sequence[Message]]) -> list[Tokens | InvalidInput]:
         """Tokens up to the first answer of each conversation; the error where it cannot be written."""
         firsts = [dialogue(messages, ()) for messages in conversations]
-        if not firsts:
-            return []
-        if self.template is None:
-            texts = [BLANK_LINE.join(text for _, text in messages) for messages in firsts]
-            return [self._tried(self._checked, ids) for ids in self.tokenizer(texts)["input_ids"]]
+
+        def tried(write: Callable[[Any], Tokens], one: Any) -> Tokens | InvalidInput:
+            try:
+                return write(one)
+            except InvalidInput as error:
+                return error
+
         try:
-            return [self._tried(self._checked, ids) for ids in self._apply(firsts)]
-        except Exception:  # one of them, or a system role, is refused: find out which
-            return [self._tried(self._render, messages) for messages in firsts]
+            if self.template is not None:
+                written = self._apply(firsts)
+            else:
+                written = self.tokenizer([BLANK_LINE.join(text for _, text in one) for one in firsts])["input_ids"]
+        except Exception:  # one of them, or a system role, is refused by the template: find out which
+            return [tried(self._render, messages) for messages in firsts]
+        return [tried(self._checked, ids) for ids in written]
 
     def next_prompt(self, messages: Sequence[Message], first: Tokens, answers: Sequence[Tokens]) -> Tokens:
         """Tokens up to the next answer, after the given answers to the turns before.
@@ -91,7 +97,7 @@ class ChatFormat:
         """
         if not answers:
             return first
-        bodies = [self._without_end(answer) for answer in answers]
+        bodies = [answer[:-1] if answer and answer[-1] in self.eos_ids else answer for answer in answers]
         if self.template is not None:
             texts = self.tokenizer.batch_decode(bodies, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             return self._render(dialogue(messages, texts))
@@ -114,18 +120,11 @@ class ChatFormat:
             if after[: len(before)] == before:
                 tokens = after[len(before) :]
         tokens = tokens or self._checked(self._encode(answers[turn]))
-        for i, token in enumerate(tokens):
-            if token in self.eos_ids:
-                return tokens[: i + 1]
-        return tokens + self._end()
-
-    def _end(self) -> Tokens:
+        end = next((i for i, token in enumerate(tokens) if token in self.eos_ids), None)
+        if end is not None or not self.eos_ids:
+            return tokens if end is None else tokens[: end + 1]
         own = self.tokenizer.eos_token_id
-        return (own if own in self.eos_ids else min(self.eos_ids),) if self.eos_ids else ()
-
-    def _without_end(self, answer: Sequence[int]) -> Tokens:
-        body = tuple(int(token) for token in answer)
-        return body[:-1] if body and body[-1] in self.eos_ids else body
+        return (*tokens, own if own in self.eos_ids else min(self.eos_ids))
 
     def _encode(self, text: str) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -134,12 +133,6 @@ class ChatFormat:
         if max(ids, default=0) >= self.vocab_size:
             raise InvalidInput(f"its token {max(ids)} is beyond the model's vocabulary of {self.vocab_size}")
         return tuple(ids)
-
-    def _tried(self, write: Callable[[Any], Tokens], one: Any) -> Tokens | InvalidInput:
-        try:
-            return write(one)
-        except InvalidInput as error:
-            return error
 
     def _render(self, messages: list[Message], *, finished: bool = False) -> Tokens:
         """One conversation; a system text that the template refuses moves into the first turn."""
@@ -189,12 +182,8 @@ def dialogue(messages: Sequence[Message], answers: Sequence[str]) -> list[Messag
     >>> dialogue([("user", "1 + 1?"), ("user", "And 2 + 2?"), ("user", "Really?")], ["2"])
     [('user', '1 + 1?'), ('assistant', '2'), ('user', 'And 2 + 2?')]
     """
-    said: list[Message] = []
-    left = list(answers)
-    for role, text in messages:
-        said.append((role, text))
-        if role == "user":
-            if not left:
-                break
-            said.append(("assistant", left.pop(0)))
-    return said
+    said = [message for message in messages if message[0] != "user"]
+    turns = [message for message in messages if message[0] == "user"]
+    for turn, answer in zip(turns, answers, strict=False):
+        said += [turn, ("assistant", answer)]
+    return said + turns[len(answers) : len(answers) + 1]

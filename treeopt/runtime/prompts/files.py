@@ -14,9 +14,10 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,10 +34,6 @@ FEWEST_BATCH_ROWS, SMALL_ROWS = 8, 2**16
 MOST_PARQUET_ROWS, MOST_PARQUET_BYTES = 10**7, 2**32  # by the file's own account of itself
 BATCH_ROWS = 1024  # of a table, read at once
 WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
-
-# The libraries below raise their own errors, pyarrow's, fsspec's, the network's and plain ones, and not
-# the same ones in every version; all of them mean that the data could not be read.
-UNREADABLE = Exception
 
 # A row's number, counted from 1, and its record, or the reason why it has none.
 Found = tuple[int, dict[str, Any] | str]
@@ -76,22 +73,17 @@ def read_rows(source: str, *, split: str | None = None) -> Rows:
     reader = READERS.get(Path(source.lower().removesuffix(".gz")).suffix)
     if path is not None and path.is_dir():
         return _folder(path, split)
-    if path is not None:
-        if split is not None:
-            raise InvalidInput(f"`split` is for a dataset, but `prompts` is {source}. Leave it out.")
-        if reader is None:
-            raise InvalidInput(
-                f"`prompts` must be a file that ends in one of {', '.join(READERS)} (or the same with .gz), "
-                f"a folder or a hub dataset, but got {source}."
-            )
-        return _file(path, reader)
-    if reader is not None:
+    if path is None and reader is None:
+        return _hub(source, split)
+    if path is None:
         raise InvalidInput(f"{must}, but {Path(source).absolute()} does not exist.")
-    return _hub(source, split)
-
-
-def _file(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Rows:
-    return Rows(path.name, _not_empty(path.name, _read(path, reader)), partial(sha256_of, path))
+    if split is not None:
+        raise InvalidInput(f"`split` is for a dataset, but `prompts` is {source}. Leave it out.")
+    if reader is None:
+        raise InvalidInput(
+            f"A file of `prompts` must end in {', '.join(READERS)}, or in .gz behind it, but got {source}."
+        )
+    return Rows(path.name, _read(path, reader), partial(sha256_of, path))
 
 
 def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterator[Found]:
@@ -110,13 +102,6 @@ def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterato
         raise InvalidInput(f"`prompts` must be a readable file, but {path}: {first_line(error)}.") from None
 
 
-def _not_empty(name: str, found: Iterator[Found]) -> Iterator[Found]:
-    first = next(found, None)
-    if first is None:
-        raise InvalidInput(f"`prompts` must hold at least one prompt, but {name} is empty.")
-    yield from chain([first], found)
-
-
 def _unpacked(stored: IO[bytes]) -> bytes:
     try:
         with gzip.GzipFile(fileobj=stored) as file:
@@ -133,31 +118,23 @@ def _unpacked(stored: IO[bytes]) -> bytes:
 # Readers of one file. They raise ValueError with the reason where the whole file is lost.
 
 
-def _lines(stream: IO[bytes]) -> Iterator[tuple[int, str | None]]:
-    """Numbered lines that are not blank; None where one is not UTF-8."""
+def _lines(stream: IO[bytes], record_of: Callable[[str], dict[str, Any] | str]) -> Iterator[Found]:
+    """The record of every line that is not blank, by its number."""
     for number, line in enumerate(iter(partial(stream.readline, MOST_LINE_BYTES + 1), b""), 1):
         if len(line) > MOST_LINE_BYTES:
             raise ValueError(f"line {number} has more than {MOST_LINE_BYTES // 2**20} MiB")
         try:
-            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError:
-            yield number, None
-        else:
+            text = line.removesuffix(b"\n").removesuffix(b"\r").decode()
             if text.strip():
-                yield number, text
-
-
-def _text_file(stream: IO[bytes]) -> Iterator[Found]:
-    for number, line in _lines(stream):
-        yield number, "it is not UTF-8" if line is None else {"prompt": line}
+                yield number, record_of(text)
+        except UnicodeDecodeError:
+            yield number, "it is not UTF-8"
+        except ValueError as error:
+            yield number, str(error)
 
 
 def _jsonl(stream: IO[bytes]) -> Iterator[Found]:
-    for number, line in _lines(stream):
-        try:
-            yield number, "it is not UTF-8" if line is None else _record(parse_json(line))
-        except ValueError as error:
-            yield number, str(error)
+    return _lines(stream, lambda line: _record(parse_json(line)))
 
 
 def _json(stream: IO[bytes]) -> Iterable[Found]:
@@ -252,7 +229,7 @@ def _parquet(stream: IO[bytes]) -> Iterator[Found]:
             batch.validate(full=True)  # before anything reads through its offsets
             for record in batch.to_pylist():
                 yield next(numbers), record
-    except UNREADABLE as error:
+    except Exception as error:  # of any library that pyarrow uses
         raise ValueError(f"it is not a whole .parquet file ({first_line(error)})") from None
 
 
@@ -269,7 +246,7 @@ READERS: dict[str, Callable[[IO[bytes]], Iterable[Found]]] = {
     ".csv": _csv,
     ".tsv": partial(_csv, delimiter="\t"),
     ".parquet": _parquet,
-    ".txt": _text_file,
+    ".txt": partial(_lines, record_of=lambda line: {"prompt": line}),
     ".ndjson": _jsonl,
 }
 
@@ -301,42 +278,39 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is raised
-    refused = f"`prompts` must be a file, a folder or a hub dataset, but {source} cannot be loaded"
-    try:
+    with _loading(source):
         dataset = load()
         if isinstance(dataset, dict):
-            split = _split(source, list(dataset), split)
-            dataset = dataset[split]
+            chosen = split or ("train" if "train" in dataset else next(iter(dataset)) if len(dataset) == 1 else None)
+            if chosen not in dataset:
+                raise InvalidInput(f"`split` must be one of those of {source}: {listed(dataset)}, but got {split}.")
+            split, dataset = chosen, dataset[chosen]
         plain = [field.name for field in dataset.features.arrow_schema if not _has_bytes(field.type)]
         dataset.data.validate(full=True)
         dataset = dataset.select_columns(plain)
-    except InvalidInput:
-        raise
-    except UNREADABLE as error:
-        cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None  # says nothing itself
-        raise InvalidInput(f"{refused}: {first_line(cause or error)}.") from None
-    name, digest = f"{name} ({split})" if split else name, hashlib.sha256()
+    digest = hashlib.sha256()
 
     def found() -> Iterator[Found]:
-        records = enumerate(dataset, 1)
-        while True:
-            try:
-                number, record = next(records)
+        with _loading(source):
+            for number, record in enumerate(dataset, 1):
                 digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
-            except StopIteration:
-                return
-            except UNREADABLE as error:
-                raise InvalidInput(f"{refused}: {first_line(error)}.") from None
-            yield number, record
+                yield number, record
 
-    return Rows(name, _not_empty(name, found()), digest.hexdigest)
+    return Rows(f"{name} ({split})" if split else name, found(), digest.hexdigest)
 
 
-def _split(source: str, splits: list[str], wanted: str | None) -> str:
-    chosen = wanted or ("train" if "train" in splits else splits[0] if len(splits) == 1 else None)
-    if chosen not in splits:
-        raise InvalidInput(f"`split` must be one of those of {source}: {listed(splits)}, but got {wanted}.")
-    return chosen
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Turn what datasets raises into InvalidInput: pyarrow's errors, fsspec's, the network's, others in every version."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except Exception as error:
+        cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None  # says nothing itself
+        raise InvalidInput(
+            f"`prompts` must be a file, a folder or a hub dataset, but {source} cannot be loaded: {first_line(cause or error)}."
+        ) from None
 
 
 # Small services, also for those who read the records.

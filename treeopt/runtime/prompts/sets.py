@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -93,20 +94,21 @@ class PromptSet:
         model's chat template refuses the messages.
         """
         assert len(answers) < conversation.num_turns, "every turn is answered"
-        try:
-            return self.chat.next_prompt(conversation.messages, conversation.first, [*map(tuple, answers)])
-        except InvalidInput as error:
-            raise self._refused(conversation, error) from None
+        said = [tuple(map(int, answer)) for answer in answers]
+        with self._asking(conversation):
+            return self.chat.next_prompt(conversation.messages, conversation.first, said)
 
     def given_answer(self, conversation: Conversation, turn: int) -> Tokens:
         """Tokens of the given answer to a turn (0 is the first), ended by EOS where the target has one."""
-        try:
+        with self._asking(conversation):
             return self.chat.given_answer(conversation.messages, conversation.answers, turn)
-        except InvalidInput as error:
-            raise self._refused(conversation, error) from None
 
-    def _refused(self, conversation: Conversation, error: InvalidInput) -> InvalidInput:
-        return InvalidInput(f"Row {conversation.row} of {self.name} cannot be asked: {error}.")
+    @contextmanager
+    def _asking(self, conversation: Conversation) -> Iterator[None]:
+        try:
+            yield
+        except InvalidInput as error:
+            raise InvalidInput(f"Row {conversation.row} of {self.name} cannot be asked: {error}.") from None
 
 
 def check_tokenizer(target: Target) -> None:
@@ -156,20 +158,24 @@ def load_prompts(
                 skipped.append(Skipped(row, str(error)))
     _check_columns(rows.name, columns, {"`column`": column, "`group_by`": group_by, "`responses`": responses})
     chat = ChatFormat.of(target, chat_template=chat_template)
-    found, too_long = _tokenised(target, chat, drawn.things())
-    n_skipped += len(too_long)
-    skipped = sorted([*skipped, *too_long], key=lambda s: s.row)[:MOST_SKIPPED]
+    found: list[Conversation] = []
+    for draft, first in _tokenised(target, chat, drawn.things()):
+        if isinstance(first, InvalidInput):
+            skipped.append(Skipped(draft.row, str(first)))
+            n_skipped += 1
+        else:
+            found.append(replace(draft, first=first))
+    skipped = sorted(skipped, key=lambda s: s.row)[:MOST_SKIPPED]
     if not found:
-        reasons = "; ".join(f"row {s.row}: {s.reason}" for s in skipped[:MOST_REASONS])
+        reasons = "; ".join(f"row {s.row}: {s.reason}" for s in skipped[:MOST_REASONS]) or "it is empty"
         raise InvalidInput(
             f"`prompts` must hold at least one usable prompt, but none of the {n_skipped} in {rows.name} "
             f"is ({reasons}{'; ...' if n_skipped > MOST_REASONS else ''})."
         )
-    groups = {conversation.group for conversation in found}
-    if len(groups) > MOST_GROUPS:
+    n_groups = len({conversation.group for conversation in found})
+    if n_groups > MOST_GROUPS:
         raise InvalidInput(
-            f"`group_by` must name a column with at most {MOST_GROUPS} different values, but {group_by} "
-            f"has {len(groups)}."
+            f"`group_by` must name a column with at most {MOST_GROUPS} different values, but {group_by} has {n_groups}."
         )
     prompts = _prompt_set(found, rows.name, rows.fingerprint(), chat, order.seed)
     n_duplicates = prompts.n_duplicates + drawn.n_duplicates
@@ -178,22 +184,14 @@ def load_prompts(
 
 def _tokenised(
     target: Target, chat: ChatFormat, drafts: Sequence[Conversation]
-) -> tuple[list[Conversation], list[Skipped]]:
-    """The conversations with the tokens of their first prompts, and those that cannot be asked."""
-    found: list[Conversation] = []
-    skipped: list[Skipped] = []
-    firsts: list[Tokens | InvalidInput] = []
+) -> Iterator[tuple[Conversation, Tokens | InvalidInput]]:
+    """The conversations, each with the tokens of its first prompt or why it cannot be asked."""
     for begin in range(0, len(drafts), TOKENISED_AT_ONCE):
-        firsts += chat.first_prompts([draft.messages for draft in drafts[begin : begin + TOKENISED_AT_ONCE]])
-    for draft, first in zip(drafts, firsts, strict=True):
-        if isinstance(first, InvalidInput):
-            skipped.append(Skipped(draft.row, str(first)))
-        elif not 1 <= len(first) < target.context:
-            reason = f"it must have 1 to {target.context - 1} tokens, but has {len(first)}"
-            skipped.append(Skipped(draft.row, reason))
-        else:
-            found.append(replace(draft, first=first))
-    return found, skipped
+        some = drafts[begin : begin + TOKENISED_AT_ONCE]
+        for draft, first in zip(some, chat.first_prompts([draft.messages for draft in some]), strict=True):
+            if isinstance(first, tuple) and not 1 <= len(first) < target.context:
+                first = InvalidInput(f"it must have 1 to {target.context - 1} tokens, but has {len(first)}")
+            yield draft, first
 
 
 def demo_prompts(
@@ -247,12 +245,10 @@ def _prompt_set(
 
 
 def _check_columns(source: str, columns: Collection[str], options: Mapping[str, str | None]) -> None:
-    if not columns:
-        return
     for option, name in options.items():
-        if name is not None and name not in columns:
+        if columns and name not in (None, *columns):
             raise InvalidInput(f"{option} must be a column of {source}: {listed(columns)}, but got {name}.")
-    if options["`column`"] is None and not any(name in columns for name in COLUMNS):
+    if columns and options["`column`"] is None and not any(name in columns for name in COLUMNS):
         raise InvalidInput(
             f"A prompt must stand under {listed(COLUMNS)}, but {source} has {listed(columns)}: name one with `column`."
         )

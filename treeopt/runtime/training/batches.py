@@ -9,7 +9,7 @@ B texts · T tokens of the longest · n states of all · K heads
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,11 +63,18 @@ class Batch:
         >>> places.tolist(), own.tolist()
         ([[0, 1, 2], [1, 1, 1]], [0, 1, 2, 0])
         """
-        counts = torch.bincount(self.rows)
+        counts = torch.bincount(self.rows, minlength=len(self.tokens))
         ends = counts.cumsum(0)
         own = torch.arange(len(self.rows), device=self.rows.device) - (ends - counts)[self.rows]
         among = torch.arange(int(counts.max()), device=self.rows.device).expand(len(counts), -1)
         return self.columns[(ends - counts)[:, None] + among.minimum(counts[:, None] - 1)], own
+
+    def parts(self, most: int) -> Iterator[tuple[Tensor, Batch]]:
+        """At most so many states of each text at a time: their places among all, on the CPU, and their batch."""
+        own = self.places()[1]
+        for begin in range(0, int(own.max()) + 1, most):
+            at = ((own >= begin) & (own < begin + most)).nonzero()[:, 0]
+            yield at.cpu(), Batch(self.tokens, self.rows[at], self.columns[at], self.ahead[at])
 
 
 def make_batch(texts: Sequence[Text], num_heads: int, device: torch.device | str) -> Batch:

@@ -48,36 +48,33 @@ def make_heads(
 
     From now on the target hands out the states that the heads read.
     """
-    dtype = torch.promote_types(target.dtype, torch.float32)
     torch.manual_seed(recipe.seed)
-    lm_head = target.lm_head.weight.detach().to(dtype)
-    heads = begin(recipe)(target, recipe, lm_head, texts, hidden_rms).requires_grad_(True)
-    if heads.shares_projection:
-        heads.projection.requires_grad_(False)  # it is the target's
+    lm_head = target.lm_head.weight.detach().to(torch.promote_types(target.dtype, torch.float32))
+    heads = _begun(target, recipe, lm_head, texts, hidden_rms)
     target.read_layers(heads.layers_of(target.num_layers))
     return heads
 
 
-def begin(recipe: Recipe) -> Callable[..., Any]:
-    """The function that makes heads of a recipe's kind."""
+def _begun(target: Target, recipe: Recipe, *options: Any) -> Any:
+    """Heads of a recipe's kind; all that is their own learns."""
     kind = next(name for name, kind in DRAFTERS.items() if recipe.kind in kind.recipes)
-    return part_of(kind, "begins")
+    heads = part_of(kind, "begins")(target, recipe, *options).requires_grad_(True)
+    if heads.shares_projection:
+        heads.projection.requires_grad_(False)  # it is the target's
+    return heads
 
 
 def size_of_heads(target: Target, recipe: Recipe) -> Size:
     """The parameters that heads would have, without making them."""
-    lm_head = torch.empty_like(target.lm_head.weight, device="meta")
-    made = begin(recipe)(target, recipe, lm_head, (), lambda: 1.0)
+    made = _begun(target, recipe, torch.empty_like(target.lm_head.weight, device="meta"), (), lambda: 1.0)
+    named = {"projection": "projections", "lm_head": "projections", "prefix": "prefix layer"}
     parts: Counter[str] = Counter()
-    for name, parameter in made.named_parameters():
-        if name == "projection" and made.shares_projection:
-            continue
-        is_projection = "projection" in name or "lm_head" in name
+    for name, weight in made.named_parameters():
         own = "layer" if recipe.defaults.one_layer else "blocks"
-        parts["projections" if is_projection else "prefix layer" if name.startswith("prefix") else own] += (
-            parameter.numel()
+        parts[next((part for mark, part in named.items() if mark in name), own)] += (
+            weight.numel() * weight.requires_grad
         )
-    return Size(dict(parts), target.dtype.itemsize)
+    return Size({part: size for part, size in parts.items() if size}, target.dtype.itemsize)
 
 
 def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> list[Path]:

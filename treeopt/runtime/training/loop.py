@@ -1,4 +1,4 @@
-"""Steps, and counting on held-out texts, on one device or on many.
+"""Steps, and counting on held-out texts, on one device or on many; checkpoints, behind which a stopped run goes on.
 
 The texts of a step are spread over processes and passes; the loss of each is divided by the labels of the
 whole step, so the gradient is the same however they are spread.
@@ -6,7 +6,7 @@ whole step, so the gradient is the same however they are spread.
 A checkpoint is two files, named by the step: weights (safetensors, only what is trained) and the optimiser's state (torch,
 loadable without pickles). ``state.json`` names the step whose files are whole; it is written last.
 
-W processes · A passes of each per step · K heads
+K heads
 """
 
 from __future__ import annotations
@@ -28,44 +28,49 @@ from torch import Tensor, nn
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage, writing
 from treeopt.files.journal import Journal
-from treeopt.files.storage import read_text
-from treeopt.files.writing import append_line, write_text
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.decode import synchronize
 from treeopt.runtime.folder import reason_of
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
 from treeopt.runtime.training.recipe import CLIP_NORM, Recipe
-from treeopt.runtime.training.trainees import FrozenStates, Sums
+from treeopt.runtime.training.trainees import Counted, FrozenStates
 from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
 LOGGED = ("accuracy", "head_loss_nats", "base_nats_per_token", "base_kl_nats_per_token")  # of every step
-PER_HEAD = ("head_loss", "hits")
+STATE = "state.json"
+DIGESTS = ("texts", "weights")  # parts of a checkpoint's key whose values say nothing to a reader
 
 
-def record_of(sums: Sums, trials: IntArray) -> dict[str, object]:
-    """For files: what was counted over some texts, and the rates that follow. trials : (K+1,) of base and heads."""
-    tokens, *tried = trials.tolist()
+@dataclass(frozen=True)
+class Position:
+    """Where a run is: steps done, and seconds of training that they took."""
 
-    def rates(found: Tensor) -> list[float | None]:  # None for a head without a label
-        return [total / n if n else None for total, n in zip(found.tolist(), tried, strict=True)]
+    step: int = 0
+    seconds: float = 0.0
 
-    base = [float(found) / max(tokens, 1) if sums.base_loss else None for found in (sums.base_loss, sums.base_kl)]
+
+def record_of(counts: Tensor, trials: IntArray) -> dict[str, object]:
+    """Sums over some texts, see `counts_of`, and the rates that follow, for files. trials : (K+1,) of base and heads."""
+    (tokens, *tried), found = trials.tolist(), counts.tolist()
+    loss, hits, base = found[: len(tried)], found[len(tried) : -2], found[-2:]
+    nats = [total / max(tokens, 1) if base[0] else None for total in base]
     return {
-        "accuracy": rates(sums.hits),
-        "head_loss_nats": rates(sums.head_loss),
-        "hits": sums.hits.long().tolist(),
+        # None for a head without a label
+        "accuracy": [total / n if n else None for total, n in zip(hits, tried, strict=True)],
+        "head_loss_nats": [total / n if n else None for total, n in zip(loss, tried, strict=True)],
+        "hits": [int(total) for total in hits],
         "trials": tried,
-        "base_nats_per_token": base[0],
-        "base_kl_nats_per_token": base[1],
+        "base_nats_per_token": nats[0],
+        "base_kl_nats_per_token": nats[1],
     }
 
 
 class Loop:
     """One run: a trainee, its optimiser, and the texts, under an `accelerate.Accelerator`.
 
-    log : file that takes a line of JSON for every step
+    states : of the texts, where the trainee needs them · log : file that takes a line of JSON for every step
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class Loop:
             )
         groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
         optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-        self.trainee = trainee  # itself, where `model` may be wrapped
+        self.trainee, self.num_heads = trainee, trainee.heads.num_heads  # itself, where `model` may be wrapped
         self.device = next(trainee.heads.parameters()).device
         self.model, self.optimiser = accelerator.prepare(trainee, optimiser)
         self.position = Position()
@@ -101,26 +106,26 @@ class Loop:
         self.accelerator.wait_for_everyone()
         self.position = self.checkpoints.load(self.trainee, self.optimiser, self.accelerator.scaler)
         if self.accelerator.is_main_process:
-            lines = read_text(self.log).splitlines() if self.log.exists() else []
-            write_text(self.log, "".join(f"{line}\n" for line in lines[: self.position.step]))
+            lines = storage.read_text(self.log).splitlines(keepends=True) if self.log.exists() else []
+            writing.write_text(self.log, "".join(lines[: self.position.step]))
         return self.position
 
     def run(self) -> Iterator[Position]:
         """Train to the end of the recipe, and say after every step where it is."""
         self.model.train()
-        started = time.perf_counter()
+        started, recipe = time.perf_counter(), self.recipe
         step, alone = self.position.step, self.accelerator.num_processes == 1
-        several = self.recipe.steps is None or self.recipe.steps * self.recipe.batch_size > len(self.texts)  # epochs
+        several = recipe.steps is None or recipe.steps * recipe.batch_size > len(self.texts)  # epochs
         if several and alone and self.states is not None and self.states.fit:
-            self.states.keep(self.recipe.batch_size)
+            self.states.keep(recipe.batch_size)
         # What was kept helps the steps to come, so it is on their clock; but there has to be time for some.
         seconds = self._together(self.position.seconds + time.perf_counter() - started)
-        if step == 0 and self.recipe.is_over(step, seconds):
+        if step == 0 and recipe.is_over(step, seconds):
             raise OutOfRange(
                 f"Training needs time for a step, but reading the texts took {seconds / 60:.1f} minutes: raise `minutes`."
             )
         # Several processes keep nothing when they are stopped, and may have to be stopped while they wait.
-        while not self.recipe.is_over(step, seconds):
+        while not recipe.is_over(step, seconds):
             started = time.perf_counter()
             try:
                 line = self._gradient(step, seconds)
@@ -131,14 +136,15 @@ class Loop:
                     synchronize(self.accelerator.device)
                     seconds, step = self._together(seconds + time.perf_counter() - started), step + 1
                     self.position = Position(step, seconds)
-                    self._write({"step": step, **line, "seconds": round(seconds, 3)})
+                    if self.accelerator.is_main_process:
+                        line = {"step": step, **line, "seconds": round(seconds, 3)}
+                        writing.append_line(self.log, json.dumps(line))
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
                 raise OutOfRange(
-                    f"A step must fit into memory, but one of {self.recipe.batch_size} texts in "
-                    f"{self.recipe.accumulate} passes does not: use more passes (`accumulate`), or shorter "
-                    "texts (`tokens`)."
+                    f"A step must fit into memory, but one of {recipe.batch_size} texts in {recipe.accumulate} passes "
+                    "does not: use more passes (`accumulate`), or shorter texts (`tokens`)."
                 ) from None
             if step % self.checkpoint_steps == 0:
                 self.checkpoint()
@@ -152,24 +158,20 @@ class Loop:
         for group in self.optimiser.param_groups:
             group["lr"] = group["peak"] * rate
         chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
-        trials = count_trials([self.texts[i] for i in chosen], self.trainee.heads.num_heads)
+        trials = count_trials([self.texts[i] for i in chosen], self.num_heads)
         mine = chosen[accelerator.process_index :: accelerator.num_processes]
         torch.manual_seed(recipe.seed + step * accelerator.num_processes + accelerator.process_index)  # dropout
-        parts = np.array_split(mine, recipe.accumulate)
-        found = []
+        parts, found = np.array_split(mine, recipe.accumulate), []
         for n, part in enumerate(parts, 1):
             with nullcontext() if n == len(parts) else accelerator.no_sync(self.model):
-                sums = self._pass(self.model, self.texts, self.states, part.tolist(), trials, share)
+                loss, counts = self._pass(self.model, self.texts, self.states, part.tolist(), trials, share)
                 # Processes average their gradients, where the step's is the sum.
-                accelerator.backward(sums.loss * accelerator.num_processes)
-                found.append(sums)
-        total = self._summed(found)
-        record = record_of(total, trials)
-        return {
-            "loss": float(total.loss),
-            "learning_rate": recipe.peak_rate * rate,
-            **{key: record[key] for key in LOGGED if record[key] is not None},
-        }
+                accelerator.backward(loss * accelerator.num_processes)
+                found.append(torch.cat([counts, loss.detach().double()[None]]))
+        total = accelerator.reduce(torch.stack(found).sum(0), "sum")
+        record = record_of(total[:-1], trials)
+        logged = {key: record[key] for key in LOGGED if record[key] is not None}
+        return {"loss": float(total[-1]), "learning_rate": recipe.peak_rate * rate, **logged}
 
     def _pass(
         self,
@@ -179,35 +181,24 @@ class Loop:
         places: list[int],
         trials: IntArray,
         share: float,
-    ) -> Sums:
-        batch = make_batch([texts[i] for i in places], self.trainee.heads.num_heads, self.device)
-        hidden = states.of(places, batch) if states is not None else None
-        return model(batch, hidden, torch.from_numpy(trials).to(self.device), share)
+    ) -> Counted:
+        batch = make_batch([texts[i] for i in places], self.num_heads, self.device)
+        hidden = None if states is None else states.of(places, batch)
+        counted: Counted = model(batch, hidden, torch.from_numpy(trials).to(self.device), share)
+        return counted
 
     @torch.no_grad()
     def count(self, texts: Sequence[Text], states: FrozenStates | None) -> dict[str, object]:
         """The record of losses and hits over some texts, with the weights as they are."""
         self.trainee.eval()
-        trials = count_trials(texts, self.trainee.heads.num_heads)
-        mine = range(self.accelerator.process_index, len(texts), self.accelerator.num_processes)
-        size = max(1, self.recipe.batch_size // self.accelerator.num_processes // self.recipe.accumulate)
-        found = [
-            self._pass(self.trainee, texts, states, list(mine[i : i + size]), trials, 1.0)
-            for i in range(0, len(mine), size)
-        ]
+        processes, trials = self.accelerator.num_processes, count_trials(texts, self.num_heads)
+        mine = list(range(self.accelerator.process_index, len(texts), processes))
+        size = max(1, self.recipe.batch_size // processes // self.recipe.accumulate)
+        total = torch.zeros(2 * self.num_heads + 2, dtype=torch.float64, device=self.device)
+        for i in range(0, len(mine), size):
+            total += self._pass(self.trainee, texts, states, mine[i : i + size], trials, 1.0)[1]
         self.trainee.train()
-        return record_of(self._summed(found), trials)
-
-    def _summed(self, found: Sequence[Sums]) -> Sums:
-        """Sums over passes and processes."""
-        parts = []
-        for name in Sums._fields:
-            shape = self.trainee.heads.num_heads if name in PER_HEAD else ()
-            total = torch.zeros(shape, dtype=torch.float64, device=self.device)
-            for sums in found:
-                total += getattr(sums, name).detach()
-            parts.append(self.accelerator.reduce(total, "sum"))
-        return Sums(*parts)
+        return record_of(self.accelerator.reduce(total, "sum"), trials)
 
     def keep(self) -> Position:
         """Where a run that is stopped now goes on: here, or with several processes at the last checkpoint."""
@@ -221,10 +212,6 @@ class Loop:
             self.checkpoints.save(self.position, self.trainee, self.optimiser, self.accelerator.scaler)
         self.accelerator.wait_for_everyone()
 
-    def _write(self, line: dict[str, object]) -> None:
-        if self.accelerator.is_main_process:
-            append_line(self.log, json.dumps(line))
-
     def _together(self, seconds: float) -> float:
         """The first process's clock, so that all of them end at the same step."""
         if self.accelerator.num_processes == 1:
@@ -237,14 +224,10 @@ class Loop:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait for the end of the block, so that it is done wholly or not at all."""
-    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
-        yield
-        return
     held: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, frame: held.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    main = threading.current_thread() is threading.main_thread()  # which alone is interrupted
+    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.signal(number, lambda number, frame: held.append(number)) for number in numbers}
     try:
         yield
     finally:
@@ -254,26 +237,15 @@ def uninterrupted() -> Iterator[None]:
         signal.raise_signal(late)
 
 
-STATE = "state.json"
-DIGESTS = ("texts", "weights")  # keys whose values say nothing to a reader
-
-
 @dataclass(frozen=True)
-class Position:
-    """Where a run is: steps done, and seconds of training that they took."""
-
-    step: int = 0
-    seconds: float = 0.0
-
-
 class Checkpoints:
     """The checkpoints of one run, under a folder of their own.
 
     key : all that the weights depend on, as plain JSON
     """
 
-    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
-        self.folder, self.key = folder, key
+    folder: Path
+    key: Mapping[str, object]
 
     def check(self) -> None:
         """Raise InvalidInput where the folder has a checkpoint of another run."""
@@ -281,13 +253,13 @@ class Checkpoints:
             return
         known, wanted = storage.load_json(self.folder / "key.json"), json.loads(storage.to_json(self.key))
         known = known if isinstance(known, dict) else {}
-        other = [name for name in wanted if known.get(name) != wanted[name]]
-        if other:
-            said = [
-                name.removeprefix("num_").replace("_", " ")
-                + ("" if name in DIGESTS else f" ({known.get(name)}, not {wanted[name]})")
-                for name in other
-            ]
+        said = [
+            name.removeprefix("num_").replace("_", " ")
+            + ("" if name in DIGESTS else f" ({known.get(name)}, not {wanted[name]})")
+            for name in wanted
+            if known.get(name) != wanted[name]
+        ]
+        if said:
             raise InvalidInput(
                 f"{self.folder} holds a half-trained run that differs in {', '.join(said)}: continue it with its own "
                 "command, pass another `output`, or delete that folder."

@@ -57,7 +57,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, parameter in parameters_of(type(self)).items():
+        for name, parameter in parameters_of(Recipe).items():
             parameter.check(getattr(self, name))
         if self.defaults.one_layer and self.num_layers not in (None, 1):
             raise InvalidInput(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,9 @@ from treeopt.runtime.training.batches import Text
 
 BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most
 DIGEST_NUMBERS = 64
-Elsewhere = Callable[[Path, dict[str, object], list[int]], None]  # folder and key of a journal, sizes of its blocks
 FEWEST_ANSWER_TOKENS = 2  # fewer leave no head anything to guess
+ALONE = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
+Turn = tuple[int, Tokens, Tokens]  # place of the conversation, prompt, answer
 
 
 @dataclass(frozen=True)
@@ -51,32 +53,24 @@ class Asking:
     batch_size: int = 32
 
 
-@dataclass(frozen=True)
-class Worker:
-    """This process among those that train together."""
-
-    rank: int = 0
-    count: int = 1
-    wait: Callable[[], None] = lambda: None  # for all of them
-
-
 def own_texts(
     target: Target,
     prompts: PromptSet,
     folder: Path,
     asking: Asking,
     *,
-    worker: Worker = Worker(),
+    among: Any = ALONE,
     advance: Callable[[int], None] = lambda conversations: None,
     say: Callable[[str], None] = lambda message: None,
-    elsewhere: Elsewhere | None = None,
+    elsewhere: Callable[[Path, dict[str, object], list[int]], None] | None = None,
 ) -> list[Text]:
     """The model's own answers to all conversations, kept in a folder of ``folder`` for the same question.
 
-    elsewhere : has the blocks finished that are not, with sizes in conversations; None where the target here answers
+    among     : this process among those that train together, as accelerate says it
+    elsewhere : finishes the blocks of a journal that are not, by its folder and key and the blocks' sizes in conversations;
+                None where the target here answers
     """
-    conversations = prompts.conversations
-    key = {
+    key: dict[str, object] = {
         "max_new_tokens": asking.stop.max_new_tokens,
         "eos_ids": sorted(asking.stop.eos_ids),
         "acceptance": asking.acceptance.record,
@@ -84,28 +78,25 @@ def own_texts(
         "revision": target.revision,
         "dtype": str(target.dtype),
         "weights": weights_digest(target.model),
-        "conversations": hashlib.sha256(" ".join(c.sha256 for c in conversations).encode()).hexdigest(),
+        "conversations": hashlib.sha256(" ".join(c.sha256 for c in prompts.conversations).encode()).hexdigest(),
     }
-    name = hashlib.sha256(storage.to_json(key).encode()).hexdigest()[:12]
-    place = folder / f"answers-{name}"
-    if worker.rank == 0:
+    place = folder / f"answers-{hashlib.sha256(storage.to_json(key).encode()).hexdigest()[:12]}"
+    first = among.process_index
+    if first == 0:
         Journal(place, key, ".npz")
-    worker.wait()
+    among.wait_for_everyone()
     journal, answers = Journal(place, key, ".npz"), AnswerWriter(target, prompts, asking)
     blocks = answers.blocks
-    if elsewhere is not None and worker.rank == 0:
+    if elsewhere is not None and first == 0:
         elsewhere(place, key, [len(block) for block in blocks])
-    for number in range(worker.rank, len(blocks), worker.count) if elsewhere is None else ():
+    for number in range(first, len(blocks), among.num_processes) if elsewhere is None else ():
         if not journal.is_finished(number):
             answers.write(journal.block(number), number, say)
             journal.finish(number)
-        advance(len(blocks[number]) * worker.count)
-    worker.wait()
-    return [
-        text
-        for number, block in enumerate(blocks)
-        for text in _read_block(journal.block(number), block, asking.most_tokens)
-    ]
+        advance(len(blocks[number]) * among.num_processes)
+    among.wait_for_everyone()
+    read = (_read_block(journal.block(n), block, asking.most_tokens) for n, block in enumerate(blocks))
+    return [text for texts in read for text in texts]
 
 
 class AnswerWriter:
@@ -119,18 +110,22 @@ class AnswerWriter:
     def write(self, file: Path, number: int, say: Callable[[str], None]) -> None:
         attempt = partial(answer_block, self.target, self.prompts, self.blocks[number], self.asking)
         answered, self._rows = with_less_memory(attempt, self._rows, say)
-        npz.write(file, _arrays(answered))
+        texts = [prompt + answer for _, prompt, answer in answered]
+        arrays: dict[str, NDArray[Any]] = {
+            "tokens": np.array([token for text in texts for token in text], dtype=np.int32),
+            "starts": np.cumsum([0, *map(len, texts)], dtype=np.int64),
+            "prompt_tokens": np.array([len(prompt) for _, prompt, _ in answered], dtype=np.int32),
+            "conversation": np.array([i for i, _, _ in answered], dtype=np.int32),
+        }
+        npz.write(file, arrays)
 
 
 def answer_block(
     target: Target, prompts: PromptSet, conversations: Sequence[Conversation], asking: Asking, batch_size: int
-) -> list[tuple[int, Tokens, Tokens]]:
-    """(place of the conversation, prompt, answer) of every turn.
-
-    A turn that cannot be asked ends its conversation.
-    """
+) -> list[Turn]:
+    """Every turn of some conversations; one that cannot be asked ends its conversation."""
     said: list[list[Tokens]] = [[] for _ in conversations]
-    found: list[tuple[int, Tokens, Tokens]] = []
+    found: list[Turn] = []
     going = list(range(len(conversations)))
     while going:
         asked: list[tuple[int, Tokens]] = []
@@ -173,35 +168,21 @@ def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text
                 break
             if len(prompt) >= target.context:
                 break
-            end = SequenceEnd(asking.stop, target.context - len(prompt))
-            n = next((n for n, token in enumerate(before[-1], 1) if end.push(token) is not None), len(before[-1]))
-            found.append(_text(prompt + before[-1][:n], len(prompt), conversation.sha256, asking.most_tokens))
-    return [text for text in found if text is not None]
-
-
-def _arrays(answered: Sequence[tuple[int, Tokens, Tokens]]) -> dict[str, NDArray[Any]]:
-    lengths = [len(prompt) + len(answer) for _, prompt, answer in answered]
-    flat = [token for _, prompt, answer in answered for token in (*prompt, *answer)]
-    return {
-        "tokens": np.array(flat, dtype=np.int32),
-        "starts": np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
-        "prompt_tokens": np.array([len(prompt) for _, prompt, _ in answered], dtype=np.int32),
-        "conversation": np.array([i for i, _, _ in answered], dtype=np.int32),
-    }
+            n = len(SequenceEnd(asking.stop, target.context - len(prompt)).take(before[-1]))
+            found += _texts(prompt + before[-1][:n], len(prompt), conversation, asking.most_tokens)
+    return found
 
 
 def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> Iterator[Text]:
     arrays = npz.read(file, ("tokens", "starts", "prompt_tokens", "conversation"))
     turns = zip(pairwise(arrays["starts"]), arrays["prompt_tokens"], arrays["conversation"], strict=True)
     for (begin, end), prompt_tokens, i in turns:
-        text = _text(arrays["tokens"][begin:end], int(prompt_tokens), block[i].sha256, most_tokens)
-        if text is not None:
-            yield text
+        yield from _texts(arrays["tokens"][begin:end], int(prompt_tokens), block[i], most_tokens)
 
 
-def _text(tokens: Sequence[int] | NDArray[np.int32], prompt_tokens: int, sha256: str, most_tokens: int) -> Text | None:
-    """A text of at most so many tokens; None where that leaves the heads nothing to guess."""
+def _texts(
+    tokens: Sequence[int] | NDArray[np.int32], prompt_tokens: int, of: Conversation, most_tokens: int
+) -> list[Text]:
+    """A text of at most so many tokens; none where that leaves the heads nothing to guess."""
     kept = np.array(tokens[:most_tokens], dtype=np.int32)
-    if len(kept) < prompt_tokens + FEWEST_ANSWER_TOKENS:
-        return None
-    return Text(kept, prompt_tokens, sha256)
+    return [Text(kept, prompt_tokens, of.sha256)] if len(kept) >= prompt_tokens + FEWEST_ANSWER_TOKENS else []

@@ -17,35 +17,35 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.runtime.drafters.states import Heads, places_among
+from treeopt.runtime.drafters.states import Heads, pad, places_among
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import NO_LABEL, Batch, Text, make_batch
 from treeopt.runtime.training.recipe import BASE_RATE, Recipe
 
 CACHE_SHARE = 0.5  # most that hidden states may take of the memory that is free
+Counted = tuple[
+    Tensor, Tensor
+]  # () loss, divided by the trials of the whole step, and (2K + 2,) counts: see `counts_of`
 
 
-class Sums(NamedTuple):
-    """Losses and hits of a batch, summed over its states.
+def counts_of(
+    head_loss: Tensor, hits: Tensor, base_loss: Tensor | float = 0.0, base_kl: Tensor | float = 0.0
+) -> Tensor:
+    """(2K + 2,) what a batch counts, summed over its states.
 
-    loss      : ()    what is minimised: already divided by the trials of the whole step
-    head_loss : (K,)  [nats]
-    hits      : (K,)  states at which a head's first choice is the label
-    base_loss : ()    -log p of the text under the base [nats]; 0 where the base is frozen
-    base_kl   : ()    KL(original base || base) [nats]
+    head_loss : (K,) [nats]
+    hits      : (K,) states at which a head's first choice is the label
+    base_loss : -log p of the text under the base [nats]; 0 where the base is frozen
+    base_kl   : KL(original base || base) [nats]
     """
-
-    loss: Tensor
-    head_loss: Tensor
-    hits: Tensor
-    base_loss: Tensor
-    base_kl: Tensor
+    base = torch.stack([torch.as_tensor(part, device=hits.device).double() for part in (base_loss, base_kl)])
+    return torch.cat([head_loss.double(), hits.double(), base]).detach()
 
 
 class HeadsTrainee(nn.Module):
@@ -61,18 +61,20 @@ class HeadsTrainee(nn.Module):
         self.heads, self.recipe, self.scores = heads, recipe, scores
 
     def groups(self) -> list[dict[str, object]]:
-        parameters = [p for p in self.heads.parameters() if p.requires_grad]
-        return [{"params": parameters, "peak": self.recipe.peak_rate}]
+        return [{"params": trained(self.heads), "peak": self.recipe.peak_rate}]
 
-    def forward(self, batch: Batch, hidden: Tensor, trials: Tensor, share: float) -> Sums:
+    def forward(self, batch: Batch, hidden: Tensor, trials: Tensor, share: float) -> Counted:
         """The loss of a batch. hidden : (B, T, d) of the base; trials : (K+1,) labels of the whole step."""
         teacher = None
         if self.recipe.defaults.teacher:
             with torch.no_grad():
                 teacher = self.scores(batch.states(hidden))
-        head_loss, hits = count(self.heads, hidden.to(dtype_of(self.heads)), batch, teacher)
-        loss = heads_loss(head_loss, trials, self.recipe)
-        return Sums(loss, head_loss.detach(), hits, *torch.zeros(2, dtype=loss.dtype, device=loss.device))
+        head_loss, hits = count(self.heads, hidden, batch, teacher)
+        return heads_loss(head_loss, trials, self.recipe), counts_of(head_loss, hits)
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def count(heads: Heads, hidden: Tensor, batch: Batch, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -82,18 +84,17 @@ def count(heads: Heads, hidden: Tensor, batch: Batch, teacher: Tensor | None = N
 
     teacher : (n, V) logits of the base at the batch's states; the loss is then against the base's distribution
     """
-    ahead, ids = batch.ahead, getattr(heads, "token_ids", None)
+    ahead, ids = batch.ahead, heads.token_ids
     if ids is not None:
         places = places_among(ahead, ids)
         ahead = torch.where(ids[places] == ahead, places, NO_LABEL)
         teacher = None if teacher is None else teacher[:, ids]
     losses, hits = [], []
-    for k, logits in enumerate(heads.taught(hidden, batch)):
-        labels = ahead[:, k + 1]
-        if teacher is None:
-            losses.append(text_loss(logits, labels))
-        else:  # the base guesses the label of head k at the state k + 1 places on, which is of the same text
-            losses.append(teacher_loss(logits, teacher.roll(-(k + 1), 0), labels))
+    for k, (read, logits_of) in enumerate(heads.taught(hidden.to(heads.dtype), batch), 1):
+        labels, logits = ahead[:, k], logits_of(read)
+        # The base guesses the label of head k at the state k places on, which is of the same text.
+        loss = text_loss(logits, labels) if teacher is None else teacher_loss(logits, teacher.roll(-k, 0), labels)
+        losses.append(loss)
         hits.append((logits.argmax(-1) == labels).sum())
     return torch.stack(losses), torch.stack(hits)
 
@@ -108,10 +109,7 @@ def text_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def teacher_loss(logits: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of (N, V) logits against the distribution of the (N, V) teacher's, summed [nats].
-
-    Rows without a label count nothing.
-    """
+    """Cross-entropy of (N, V) logits against the teacher's distribution, summed over the rows with a label [nats]."""
     known = labels != NO_LABEL
     wanted = at_least_float32(teacher[known]).softmax(-1)
     return F.cross_entropy(at_least_float32(logits[known]), wanted, reduction="sum")
@@ -119,9 +117,7 @@ def teacher_loss(logits: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
 
 def kl_to_base(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
     """KL(original || now) of two (N, V) logits, summed over the rows with a label [nats]."""
-    known = labels != NO_LABEL
-    now = at_least_float32(logits[known]).log_softmax(-1)
-    before = at_least_float32(original[known]).log_softmax(-1)
+    now, before = (at_least_float32(part[labels != NO_LABEL]).log_softmax(-1) for part in (logits, original))
     return F.kl_div(now, before, reduction="sum", log_target=True)
 
 
@@ -135,16 +131,12 @@ def heads_loss(head_loss: Tensor, trials: Tensor, recipe: Recipe) -> Tensor:
     return (weights.to(head_loss) * head_loss / trials[1:].clamp_min(1)).sum()
 
 
-def dtype_of(module: nn.Module) -> torch.dtype:
-    return next(module.parameters()).dtype
-
-
 class FrozenStates:
     """Hidden states of the frozen base for batches of some texts."""
 
     def __init__(self, target: Target, texts: Sequence[Text]) -> None:
         self.target, self.texts = target, texts
-        self._kept: list[Tensor] = []
+        self._kept: dict[int, Tensor] = {}
 
     @property
     def fit(self) -> bool:
@@ -155,24 +147,20 @@ class FrozenStates:
         needed = places * self.target.state_width * self.target.dtype.itemsize
         return bool(needed <= CACHE_SHARE * psutil.virtual_memory().available)
 
-    @torch.no_grad()
     def keep(self, batch_size: int) -> None:
         """Compute them once and keep them in memory, in batches that depend on the texts alone."""
-        kept: dict[int, Tensor] = {}
         order = sorted(range(len(self.texts)), key=lambda i: len(self.texts[i].tokens))
         for begin in range(0, len(order), batch_size):
             places = order[begin : begin + batch_size]
             hidden = self._compute(make_batch([self.texts[i] for i in places], 0, self.target.device))
-            for row, i in enumerate(places):
-                kept[i] = hidden[row, : len(self.texts[i].tokens)].cpu().clone()
-        self._kept = [kept[i] for i in range(len(self.texts))]
+            for row, i in zip(hidden, places, strict=True):
+                self._kept[i] = row[: len(self.texts[i].tokens)].cpu().clone()
 
     def of(self, places: Sequence[int], batch: Batch) -> Tensor:
         """(B, T, d) of the texts at some places, which ``batch`` holds; what padding has is arbitrary."""
         if not self._kept:
             return self._compute(batch)
-        kept = [self._kept[i] for i in places]
-        return nn.utils.rnn.pad_sequence(kept, batch_first=True).to(self.target.device)
+        return pad([self._kept[i] for i in places]).to(self.target.device)
 
     def usual_rms(self, texts: int = 8) -> float:
         """Root mean square of the numbers in the states of the first texts."""
@@ -204,17 +192,11 @@ class JointTrainee(nn.Module):
                 r=32, lora_alpha=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"
             )
             self.base: Any = get_peft_model(target.model, lora)
-        self.heads, self.recipe, self.own_answers = heads, recipe, own_answers
-        self._decoder: Callable[..., Any] = lambda tokens: target.decoder(input_ids=tokens, use_cache=False)
-        self._scores: Callable[[Tensor], Tensor] = lambda hidden: target.scores(target.logits(hidden))
+        self.heads, self.recipe, self.target, self.own_answers = heads, recipe, target, own_answers
 
     def groups(self) -> list[dict[str, object]]:
-        heads = [p for p in self.heads.parameters() if p.requires_grad]
-        adapter = [p for p in self.base.parameters() if p.requires_grad]
-        return [
-            {"params": heads, "peak": self.recipe.peak_rate},
-            {"params": adapter, "peak": BASE_RATE * self.recipe.peak_rate},
-        ]
+        peak = self.recipe.peak_rate
+        return [{"params": trained(self.heads), "peak": peak}, {"params": trained(self.base), "peak": BASE_RATE * peak}]
 
     def train(self, mode: bool = True) -> JointTrainee:
         """Dropout only where LoRA has it: the base's own would disturb what it is compared with."""
@@ -225,27 +207,30 @@ class JointTrainee(nn.Module):
                 module.train(mode)
         return self
 
-    def forward(self, batch: Batch, hidden: None, trials: Tensor, share: float) -> Sums:
+    def forward(self, batch: Batch, hidden: None, trials: Tensor, share: float) -> Counted:
         """The loss of a batch; outside training all parts of it are counted."""
         alone = self.training and self.recipe.heads_alone(share)
         with torch.no_grad() if alone else nullcontext():
-            made = self._decoder(batch.tokens).last_hidden_state
-        states, (head_loss, hits) = batch.states(made), count(self.heads, made.to(dtype_of(self.heads)), batch)
+            made = self.target.states(input_ids=batch.tokens, use_cache=False)
+        head_loss, hits = count(self.heads, made, batch)
         loss = self.recipe.joint_weight(share) * heads_loss(head_loss, trials, self.recipe)
-        base_loss = base_kl = torch.zeros_like(loss)
-        if not alone:
-            labels, logits = batch.ahead[:, 0], self._scores(states)
-            base_loss = text_loss(logits, labels)
-            if self.own_answers or not self.training:
-                base_kl = kl_to_base(logits, self._original(batch), labels)
-            loss = loss + (base_kl if self.own_answers else base_loss) / trials[0]
-        return Sums(loss, head_loss.detach(), hits, base_loss.detach(), base_kl.detach())
+        if alone:
+            return loss, counts_of(head_loss, hits)
+        labels, logits = batch.ahead[:, 0], self.scores(batch.states(made))
+        base_loss, base_kl = text_loss(logits, labels), torch.zeros_like(loss)
+        if self.own_answers or not self.training:
+            base_kl = kl_to_base(logits, self.original(batch), labels)
+        loss = loss + (base_kl if self.own_answers else base_loss) / trials[0]
+        return loss, counts_of(head_loss, hits, base_loss, base_kl)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        return self.target.scores(self.target.logits(hidden))
 
     @torch.no_grad()
-    def _original(self, batch: Batch) -> Tensor:
+    def original(self, batch: Batch) -> Tensor:
         """(n, V) logits of the base as it was."""
         with self.base.disable_adapter():
-            return self._scores(batch.states(self._decoder(batch.tokens).last_hidden_state))
+            return self.scores(batch.states(self.target.states(input_ids=batch.tokens, use_cache=False)))
 
     def merged(self) -> Any:
         """The base with the adapter added to its weights; this trainee is of no use afterwards."""

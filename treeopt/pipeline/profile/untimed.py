@@ -1,4 +1,4 @@
-"""Profiles of latencies that others timed, read from a file.
+"""Latencies that are not timed here: read from a table that others timed, or computed of a device's roofline.
 
 row     one line of the file: a step's latency, or tokens per second and per step, at a batch size, context, size
 plain   rows of size 1; every batch size and context needs some
@@ -12,31 +12,29 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Amount, Count, Positive, checked
 from treeopt.files.provenance import Provenance
 from treeopt.files.storage import read_text
-from treeopt.latency.roofline import MEASURES
+from treeopt.latency.hardware import DTYPES, ITEMSIZE, device_of, shape_of
+from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.latency.rounds import PRECISION
 from treeopt.pipeline.profile.outcome import check_can_join, save, tell, with_earlier
+from treeopt.pipeline.profile.placement import NUM_HEADS, Wanted
 from treeopt.records.inputs import find_accuracies, inputs_of
-from treeopt.records.profile import LatencyProfile, ProfileSetting, Setting, StepTiming
+from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 
-NUM_HEADS = 4  # deepest tree where nothing says how deep
-UNKNOWN_CONTEXT = 0
+UNKNOWN_CONTEXT, COMPUTED_CONTEXT = 0, 512
 SYNONYMS = {
-    "batch": "batch_size",
-    "context": "context_tokens",
-    "choices": "nodes",
-    "num_draft_tokens": "nodes",
-    "ms": "step_ms",
-}
+    "batch": "batch_size", "context": "context_tokens", "choices": "nodes", "num_draft_tokens": "nodes", "ms": "step_ms",
+}  # fmt: skip
 UNREAD = ("machine", "versions")  # keys of a provenance that a file does not tell
 
 
@@ -77,20 +75,21 @@ class LatencyLine(BaseModel):
 
     def row(self) -> LatencyRow:
         """The sample; InvalidInput where the line says too little, or contradicts itself."""
-        said = [n for n in (self.nodes, self.num_speculative_tokens) if n is not None]
-        if (self.size is not None) + len(said) != 1:
+        nodes = (None if self.size is None else self.size - 1, self.nodes, self.num_speculative_tokens)
+        sizes = [n + 1 for n in nodes if n is not None]
+        if len(sizes) != 1:
             raise InvalidInput(
                 "a row must have a size (with the root) or a number of nodes (num_draft_tokens, "
                 "num_speculative_tokens, nodes or choices, without it), one of them."
             )
-        size = said[0] + 1 if self.size is None else self.size
         ms = self.step_ms
         if ms is None:
             if self.tokens_per_s is None or self.tokens_per_step is None:
                 raise InvalidInput("a row must have step_ms, or tokens_per_s and tokens_per_step.")
             ms = ms_of_speed(self.batch_size, self.tokens_per_s, self.tokens_per_step)
         depth = self.num_speculative_tokens if self.depth is None else self.depth
-        return LatencyRow(self.batch_size, size, ms, self.context_tokens, depth if size > 1 else 0, self.round)
+        depth = depth if sizes[0] > 1 else 0
+        return LatencyRow(self.batch_size, sizes[0], ms, self.context_tokens, depth, self.round)
 
 
 class SglangLine(BaseModel):
@@ -125,30 +124,26 @@ def profile_from_file(
     if len(contexts) > 1:
         raise InvalidInput("`from_csv` takes one `contexts`, that of rows which do not say theirs.")
     rows = read_rows(file)
-    if contexts:
-        rows = [replace(r, context_tokens=r.context_tokens or contexts[0]) for r in rows]
-    elif any(row.context_tokens is None for row in rows):
-        rows = [replace(r, context_tokens=r.context_tokens or UNKNOWN_CONTEXT) for r in rows]
+    if not contexts and any(row.context_tokens is None for row in rows):
         note(f"Some rows do not say their context. It is written as {UNKNOWN_CONTEXT}; pass it with `contexts`.")
+    context = contexts[0] if contexts else UNKNOWN_CONTEXT
+    rows = [replace(r, context_tokens=r.context_tokens or context) for r in rows]
     if any(row.depth is None for row in rows):
         deepest = num_heads or calibrated_heads(run) or NUM_HEADS
         rows = [replace(r, depth=min(r.size - 1, deepest)) if r.depth is None else r for r in rows]
         if any(row.size > 2 for row in rows):
             note(
-                f"The file has no depths. Trees are taken to be {deepest} deep, or as deep as their rows allow. "
-                "Give the depth by a column depth, or by `num_heads`."
+                f"The file has no depths: trees are taken to be {deepest} deep, or as deep as their rows allow. Give it by a "
+                "column depth, or by `num_heads`."
             )
     result = profile_of(rows, str(file))
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
     result.runtime["name"] = runtime or file.stem
     check_can_join(run, result.runtime, provenance, overwrite=overwrite)
     result.info.update(measures="step", provenance=provenance, inputs=inputs_of(file))
-    few = sum(len(p.step_ms) < 2 for p in (*result.points, *result.autoregressive))
-    if few:
-        note(
-            f"{few} of {len(result.points) + len(result.autoregressive)} latencies have one sample each, so "
-            "their error is unknown."
-        )
+    timings = (*result.points, *result.autoregressive)
+    if few := sum(len(timing.step_ms) < 2 for timing in timings):
+        note(f"{few} of {len(timings)} latencies have one sample each, so their error is unknown.")
     else:
         result.info["precision"] = PRECISION
         tell(result, "more rows of them help")
@@ -161,37 +156,30 @@ def profile_from_file(
 
 def profile_of(rows: Sequence[LatencyRow], name: str) -> LatencyProfile:
     """Rows with all that they need as a profile; InvalidInput where a setting has no plain row."""
-    groups: dict[tuple[int, int, int, int], list[LatencyRow]] = {}
+    groups: dict[tuple[int, ...], list[LatencyRow]] = {}
     for row in rows:
-        assert row.context_tokens is not None
-        assert row.depth is not None
-        groups.setdefault((row.batch_size, row.context_tokens, row.size, row.depth), []).append(row)
+        groups.setdefault((row.batch_size, row.context_tokens or 0, row.size, row.depth or 0), []).append(row)
     plain = {key[:2] for key in groups if key[2] == 1}
     for batch_size, context, *_ in sorted(groups):
         if (batch_size, context) not in plain:
             raise InvalidInput(
                 f"{name} must have a plain row, of size 1, for every batch size and context, but batch size "
-                f"{batch_size}{f' at context {context}' if context else ''} has none: time plain decoding too (0 under "
-                "num_draft_tokens, which leaves the root out)."
+                f"{batch_size}{f' at context {context}' if context else ''} has none: time plain decoding too."
             )
-    timed = [
-        StepTiming(
-            *key,
-            step_ms=tuple(row.step_ms for row in group),
-            round=tuple(row.round for row in group if row.round is not None) or None,
-        )
-        for key, group in sorted(groups.items())
-    ]
-    reference = tuple(timing for timing in timed if timing.size == 1)
-    settings = [ProfileSetting(batch_size=t.batch_size, context_tokens=t.context_tokens) for t in reference]
-    return LatencyProfile(tuple(t for t in timed if t.size > 1), reference, {}, {"settings": settings})
+    timed: dict[bool, list[StepTiming]] = {True: [], False: []}  # plain, and with trees
+    for (batch_size, context, size, depth), group in sorted(groups.items()):
+        samples, rounds = tuple(row.step_ms for row in group), tuple(r.round for r in group if r.round is not None)
+        timed[size == 1].append(StepTiming(batch_size, context, size, depth, samples, round=rounds or None))
+    settings = [ProfileSetting(batch_size=t.batch_size, context_tokens=t.context_tokens) for t in timed[True]]
+    return LatencyProfile(tuple(timed[False]), tuple(timed[True]), {}, {"settings": settings})
 
 
 def read_rows(file: Path) -> list[LatencyRow]:
     """The rows of a table (comma, semicolon or tab) or of JSON lines; InvalidInput names the line."""
     text = read_text(file).removeprefix("\ufeff")
+    records = _json_lines(file, text) if text.lstrip().startswith("{") else _table_rows(file, text)
     found, unused = [], set[str]()
-    for line, record in limit_rows(_records(file, text), file):
+    for line, record in limit_rows(records, file):
         try:
             if {"step_time", "num_draft_tokens", "steps"} <= record.keys():
                 found.append(checked(SglangLine, record).row())
@@ -210,13 +198,21 @@ def read_rows(file: Path) -> list[LatencyRow]:
     return found
 
 
-def _records(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """LatencyLine number and what stands there under which name; empty cells are left out."""
-    if text.lstrip().startswith("{"):
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                yield number, _json(file, number, line)
-        return
+def _json_lines(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
+    """The number of each line and its record, without nulls."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                record = loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise InvalidInput(f"{file} line {number} must be one JSON object; was it cut off?")
+            yield number, {key: value for key, value in record.items() if value is not None}
+
+
+def _table_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
+    """The number of each line below the header and its record, without empty cells."""
     first = text.lstrip().partition("\n")[0]
     reader = csv.reader(text.splitlines(), delimiter=max(",;\t", key=first.count), strict=True)
     header: list[str] = []
@@ -225,28 +221,17 @@ def _records(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
             values = [cell.strip() for cell in cells]
             if not any(values):
                 continue
-            if not header:
-                header = [name.lower() for name in values]
-                if len(set(header)) < len(header):
-                    raise InvalidInput(f"{file} must name every column once, but has {', '.join(header)}.")
-                continue
-            if len(values) != len(header):
+            if header and len(values) != len(header):
                 raise InvalidInput(
                     f"{file} line {reader.line_num} must have {len(header)} cells, but it has {len(values)}."
                 )
-            yield reader.line_num, {k: v for k, v in zip(header, values, strict=True) if v}
+            if header:
+                yield reader.line_num, {k: v for k, v in zip(header, values, strict=True) if v}
+            header = header or [name.lower() for name in values]
+            if len(set(header)) < len(header):
+                raise InvalidInput(f"{file} must name every column once, but has {', '.join(header)}.")
     except csv.Error as error:
         raise InvalidInput(f"{file} line {reader.line_num} is not a row of a table: {error}.") from None
-
-
-def _json(file: Path, number: int, line: str) -> dict[str, object]:
-    try:
-        record = loads(line)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise InvalidInput(f"{file} line {number} must be one JSON object; was it cut off?")
-    return {key: value for key, value in record.items() if value is not None}
 
 
 def _by_meaning(record: Mapping[str, object]) -> dict[str, object]:
@@ -270,17 +255,15 @@ def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) ->
 
 def check_nothing_lost(run: RunDirectory, result: LatencyProfile) -> None:
     """Raise InvalidInput where the run's profile has other latencies of a setting of the table."""
-
-    def timed(profile: LatencyProfile, setting: Setting) -> list[StepTiming]:
-        return [t for t in (*profile.points, *profile.autoregressive) if t.setting == setting]
-
-    if not run.profile.exists():
+    earlier = run.read_profile() if run.profile.exists() else None
+    if earlier is None or earlier.info.get("measures") == MEASURES:
         return
-    earlier = run.read_profile()
-    if earlier.info.get("measures") == MEASURES:
-        return
-    for setting in result.settings:
-        if setting in earlier.settings and timed(earlier, setting) != timed(result, setting):
+    for setting in set(result.settings) & set(earlier.settings):
+        old, new = (
+            [timing for timing in (*one.points, *one.autoregressive) if timing.setting == setting]
+            for one in (earlier, result)
+        )
+        if old != new:
             raise InvalidInput(
                 f"{run.profile} has other latencies at batch size {setting[0]} and context {setting[1]} already, which are "
                 "not replaced unasked. Leave those rows out, or pass another `run`, or `overwrite`."
@@ -291,3 +274,52 @@ def calibrated_heads(run: RunDirectory) -> int | None:
     """Heads that the run was calibrated with."""
     found = find_accuracies(run)
     return found[1].num_heads if found else None
+
+
+def profile_analytical(
+    run: RunDirectory,
+    device: str,
+    model: str,
+    *,
+    num_heads: int | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> LatencyProfile:
+    """Computed latencies of all sizes as the run's profile, and notes of what they rest on.
+
+    model      its config.json, a folder with one, or a name that `model_shape` knows
+    num_heads  of Medusa; by default as calibrated, else 4
+    options    those of `Wanted`: batch_sizes, contexts, sizes, budget
+    """
+    wanted = Wanted(**options)
+    if run.profile.exists() and not overwrite and run.read_profile().info.get("measures") != MEASURES:
+        raise InvalidInput(
+            f"A measured profile is not replaced by a computed one unasked, but {run.profile} is one: pass another `run`, "
+            "or `overwrite`."
+        )
+    if dtype not in (None, *DTYPES):
+        raise Unsupported(f"`analytical` knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
+    found = device_of(device)
+    shape, file, own = shape_of(model)
+    contexts = wanted.contexts or (COMPUTED_CONTEXT,)
+    result = analytical_profile(
+        shape,
+        found,
+        batch_sizes=wanted.batch_sizes,
+        contexts=contexts,
+        dtype=dtype or own or "bfloat16",
+        sizes=wanted.sizes or range(2, wanted.budget + 1),
+        num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
+    )
+    used: str = result.info["roofline"]["dtype"]
+    result.info["provenance"] = Provenance(device=found.name, dtype=used).record() | {"machine": None}
+    result.info["inputs"] = inputs_of(file) if file else {}
+    note(f"Nothing was timed: latencies are a roofline of {found.name} for {shape.name}.")
+    if not found.fitted:
+        note(f"Efficiencies are those of the A100-80GB-PCIe, since no {found.name} was measured.")
+    gigabytes = (shape.weights + max(wanted.batch_sizes) * max(contexts) * shape.cache_numbers) * ITEMSIZE / 1e9
+    if found.memory_gb is not None and gigabytes > found.memory_gb:
+        note(f"Weights and cache of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}.")
+    result.save(run.profile)
+    return result

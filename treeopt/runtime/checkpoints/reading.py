@@ -1,0 +1,248 @@
+"""A recognised checkpoint while heads are made of it: names, types, numbers and shapes of its tensors, and config.json.
+
+A tensor goes by the name of its layout here; messages have the file's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
+from treeopt.records.drafters import DRAFTERS, LAYOUTS
+from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
+from treeopt.runtime.drafters import part_of
+from treeopt.runtime.drafters.states import Heads
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ROUNDING = 2**-7  # of bfloat16, relative: tensors that differ by less are copies in another precision
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that heads belong to, as far as it is at hand.
+
+    lm_head       : (V, d) weight, which heads without a projection of their own share
+    embedding     : (V, d) input embeddings, which Hydra and EAGLE read; without it their own copy
+    config        : for what a layer's tensors do not say (Hydra++; EAGLE without a config.json)
+    dtype, device : that the heads take too; None is the dtype that they are stored in
+    num_heads     : how many guesses in a row EAGLE makes; the heads of other drafters are counted
+    """
+
+    lm_head: Tensor | None = None
+    embedding: Tensor | None = None
+    config: Any = None
+    dtype: torch.dtype | None = None
+    device: torch.device | str = "cpu"
+    num_heads: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadedHeads:
+    """Heads, and where they came from."""
+
+    heads: Heads
+    layout: str
+    files: tuple[Path, ...]  # the files of weights that were read
+    notes: tuple[str, ...]  # a sentence for whatever was repaired or is worth knowing
+    base: str | None  # the base model that config.json names
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint of heads that was recognised by its names; ``build`` reads its tensors and checks them.
+
+    shares : whether the heads guess with the base's lm_head, which is not among them
+    """
+
+    stored: StoredTensors
+    layout: str
+    build: Callable[[Base], LoadedHeads]
+    shares: bool = False
+
+
+class Published(NamedTuple):
+    """Heads as a reader of their layout wants them: a file of tensors, and config.json beside it unless None."""
+
+    file: str
+    tensors: dict[str, Tensor]
+    config: dict[str, object] | None
+
+
+def check_names(
+    stored: StoredTensors,
+    expected: Iterable[str],
+    what: str,
+    *,
+    known: Iterable[str] = (),
+    optional: Iterable[str] = (),
+    among: Iterable[str] = (),
+) -> list[str]:
+    """The ``expected`` names, which must all be there and, but for ``optional`` ones, no others.
+
+    known : names of the layout; where one is missing they are no strangers, since it is the count that may be wrong
+    among : the names to look for strangers in, if not all
+    """
+    names = list(islice(expected, len(stored.parts) + 1))  # damaged names may count to millions
+    missing = [name for name in names if name not in stored.parts]
+    allowed = {*names, *optional, *(known if missing else ())}
+    strange = [name for name in among or stored.parts if name not in allowed]
+    if missing or strange:
+        faults = [f"{quoted(missing[0])} is missing"] if missing else []
+        faults += [f"{quoted(strange[0])} is not one of them"] if strange else []
+        raise InvalidInput(f"{stored.origin} must hold exactly the tensors of {what}, but {' and '.join(faults)}.")
+    return names
+
+
+def most_common(sizes: Iterable[int]) -> int:
+    return next((size for size, _ in Counter(sizes).most_common(1)), 0)
+
+
+class Reading:
+    """The tensors of a recognised checkpoint, all finite.
+
+    names   : the file's name of every tensor, by that of its layout
+    tensors : those with weights, by the names of their layout
+    dtype   : the base's, or one that holds all of them
+    notes   : a sentence for whatever is odd
+    """
+
+    def __init__(self, stored: StoredTensors, base: Base, names: Mapping[str, str], apart: Container[str] = ()) -> None:
+        self.stored, self.base, self.config, self.names = stored, base, stored.config, names
+        self.notes = list(stored.notes)
+        self.tensors = self.floats([name for name in names if name not in apart], base.dtype)
+        stored_as = (tensor.dtype for tensor in self.tensors.values())
+        self.dtype = base.dtype or reduce(torch.promote_types, stored_as)
+
+    def said(self, name: str) -> str:
+        """A tensor in messages."""
+        return f"{quoted(self.names[name])} in {self.stored.origin}"
+
+    def floats(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The tensors of these names, which must be finite, and so in ``dtype`` too."""
+        tensors = {name: self.stored.read(self.names[name]) for name in names}
+        for name, tensor in tensors.items():
+            if tensor.dtype not in FLOATS:
+                raise InvalidInput(f"Heads must be stored as floats, but {self.said(name)} is {short(tensor.dtype)}.")
+            if not bool(torch.isfinite(tensor.to(dtype or tensor.dtype)).all()):
+                raise InvalidInput(
+                    f"Weights must be finite, but {self.said(name)} has NaN, infinities, or numbers that are too large "
+                    f"for {short(dtype or tensor.dtype)}."
+                )
+        return tensors
+
+    def most_common_size(self, pattern: str, dimension: int = 0) -> int:
+        """The commonest size in a dimension, of the tensors whose names have the pattern in them."""
+        tensors = [tensor for name, tensor in self.tensors.items() if re.search(pattern, name)]
+        return most_common(tensor.shape[dimension] for tensor in tensors if -tensor.ndim <= dimension < tensor.ndim)
+
+    def check_shapes(self, shapes: Shapes, what: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Raise where the shape of a tensor is another, and name one beside it that has it right.
+
+        Names of no tensor count for nothing.
+        """
+        tensors = self.tensors if tensors is None else tensors
+        shapes = {name: shape for name, shape in shapes.items() if name in tensors}
+        for name, expected in shapes.items():
+            if tensors[name].shape != expected or not tensors[name].numel():
+                alike = (n for n, shape in shapes.items() if n != name and shape == expected == tensors[n].shape)
+                like = next((f" like {quoted(self.names[n])}" for n in alike), "")
+                raise InvalidInput(
+                    f"{self.stored.origin} holds {what}, so {quoted(self.names[name])} must have the shape {expected}{like}, "
+                    f"but it has {tuple(tensors[name].shape)}."
+                )
+
+    def count_notes(self, claims: Iterable[object], num_heads: int, num_layers: int) -> None:
+        """Note where config.json claims other numbers of heads and blocks than the file has."""
+        for claim, what, count in zip(claims, ("heads", "blocks per head"), (num_heads, num_layers), strict=True):
+            if claim not in (None, count):
+                self.notes.append(f"config.json says {quoted(claim)} {what}, the file has {count}: {count} are used.")
+
+    def lm_head(self, width: int) -> Tensor:
+        """The target's (V, d) projection, for a checkpoint without one of its own; InvalidInput where it does not fit."""
+        lm_head = self.base.lm_head
+        if lm_head is None or lm_head.ndim != 2 or lm_head.shape[1] != width:
+            lacks = "it needs the target" if lm_head is None else f"that has the shape {tuple(lm_head.shape)}"
+            raise InvalidInput(
+                f"{self.stored.origin} has width {width} and guesses with the target's lm_head, but {lacks}: pass "
+                "`model`, which it was trained for."
+            )
+        return lm_head.detach()
+
+    def embedding(self, name: str) -> Tensor:
+        """The target's input embeddings where the checkpoint's own are a copy of them or are not there.
+
+        Where they differ the heads were trained on their own, which are used.
+        """
+        own, target = self.tensors.get(name), self.base.embedding
+        if own is None:
+            if target is None:
+                raise InvalidInput(f"{quoted(name)} is missing in {self.stored.origin}: pass `model`, which has it.")
+            self.notes.append(f"The file has no {name}: the target's input embeddings are used.")
+            return target
+        if target is None:
+            return own
+        kept = target.detach()
+        if kept.shape == own.shape:
+            mine, other = own.to(kept.device, torch.float32), kept.float()
+            if torch.allclose(mine, other, rtol=ROUNDING, atol=ROUNDING * float(mine.abs().mean())):
+                return kept.to(self.dtype)
+        self.notes.append(
+            f"{quoted(self.names[name])} is not a copy of the target's input embeddings: these heads were trained for "
+            "another model or an older state of it. The file's own embeddings are used."
+        )
+        return own
+
+    def loaded(self, heads: Heads, layout: str, weights: Iterable[tuple[str, Tensor]]) -> LoadedHeads:
+        """The heads with their ``weights`` read, as far as the file has them, and where they came from."""
+        with torch.no_grad():
+            for name, weight in weights:
+                if name in self.tensors:
+                    weight.copy_(self.tensors[name])
+        files = sorted({file for name in self.names.values() for file in self.stored.parts[name]})
+        base = self.config.get("base_model_name_or_path")
+        named = base if isinstance(base, str) and base else None
+        return LoadedHeads(heads.requires_grad_(False).eval(), layout, tuple(files), tuple(self.notes), named)
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def load_heads(path_or_id: str, base: Base, revision: str | None = None) -> LoadedHeads:
+    """The heads in a file, a folder or a hub repository, in any published layout.
+
+    Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
+    """
+    return open_checkpoint(path_or_id, revision).build(base)
+
+
+def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
+    """Find and recognise a checkpoint by its names; no tensor of safetensors is read."""
+    stored = find_tensors(find_checkpoint(path_or_id, revision))
+    for kind, row in DRAFTERS.items():
+        found: Checkpoint | None = part_of(kind, "recognises")(stored) if row.recognises else None
+        if found is not None:
+            return found
+    raise _refusal(stored)
+
+
+def _refusal(stored: StoredTensors) -> TreeoptError:
+    """The error that names what the tensors are instead of heads in a published layout."""
+    names = sorted(stored.parts)
+    if any(name.startswith("speculator.") for name in names) or stored.config.get("model_type") == "mlp_speculator":
+        return Unsupported(f"{stored.origin} holds an MLP speculator, whose layout is not read.")
+    shown = ", ".join(map(quoted, names[:3])) + " ..." * (len(names) > 3)
+    return InvalidInput(
+        f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors are: {shown or 'none'}."
+    )
