@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.engine_rows import READERS
+from treeopt.engines.chains import merged
 from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan, planned_trees
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates, replay
@@ -255,8 +257,11 @@ def test_a_plan_for_no_engine_goes_to_both_kinds(run, tmp_path):
     assert method_for_plan(plan, "sglang").name == "dynamic-tree"
     _, written = export_to(tmp_path, plan, "sglang", batch_size=1)
     assert plan[1].setting.name in " ".join(written.notes)
-    with pytest.raises(InvalidInput, match="takes chains only"):
-        export_to(tmp_path, plan, "vllm")
+    _, written = export_to(tmp_path, plan, "vllm")
+    chains = {size: plan[size].best("chain") for size in SIZES}
+    found = READERS["vllm", "batch-size"](written.files)
+    assert found == merged(((1, 3, chains[1].depth), (4, 63, chains[4].depth * (chains[4].speedup > 1)), (64, None, 0)))
+    assert any("takes chains only" in note for note in written.notes)
     wide = replace(plan[1], chosen=replace(plan[1].chosen, draft=DynamicTree(2, 4, 16), tokens_per_step=2.0), others={})
     with pytest.raises(InvalidInput, match="tensorrt-llm takes up to 8 levels, and 9 rows of 2 levels with topk 4"):
         export_plan(replace(plan, entries=(wide,), schedule=[]), "tensorrt-llm")

@@ -243,7 +243,7 @@ def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):
     setup = Setup(target, heads, StopRule(frozenset(), 9))
     with pytest.raises(Unsupported, match=r"early-exit, ngram, but this drafter is medusa\. It runs in treeopt itself"):
         open_stepper("transformers", setup)
-    with pytest.raises(Unsupported, match="must be one of openvino, openvino-int8, transformers, but got 'vlm'"):
+    with pytest.raises(Unsupported, match="must be one of transformers, openvino, openvino-int8, but got 'vlm'"):
         open_stepper("vlm", setup)
 
 

@@ -21,7 +21,11 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
-ENGINES = ("transformers", "openvino", "openvino-int8")  # other runtimes that decode here
+ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.runtime.engines`
+    "transformers": "transformers:opened",
+    "openvino": "openvino:in_fp32",
+    "openvino-int8": "openvino:in_int8",
+}
 BENCH = re.compile(rf"bench(?:-({'|'.join(ENGINES)}))?(?:-batch-size-(\d+))?", re.ASCII)
 MAKERS = {
     "calibration": "calibrate",
