@@ -68,7 +68,7 @@ class Source(ABC):
 
     @property
     def answers(self) -> RankTrace | Probe | None:
-        return None
+        return None if isinstance(self.record, Calibration) else self.record
 
     @property
     def pooled(self) -> RankTrace | None:
@@ -145,10 +145,6 @@ class AnswersSource(Source):
     """A record of answers, which can be divided: trees are grown on some of them and judged on the others."""
 
     record: RankTrace | Probe
-
-    @property
-    def answers(self) -> RankTrace | Probe:
-        return self.record
 
     @abstractmethod
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
