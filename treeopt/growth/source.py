@@ -135,10 +135,6 @@ class Source(ABC):
         """Cautions about the figures of a tree; ``most`` rows were grown, ``budget`` asked for."""
         return []
 
-    def _known(self, draft: Draft) -> Tree:
-        """The nodes of a fixed tree that the record tells apart."""
-        return draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-
 
 @dataclass(frozen=True)
 class AnswersSource(Source):
@@ -182,7 +178,7 @@ class AnswersSource(Source):
         )
 
     def rate(self, draft: Draft) -> TreeRates:
-        known = self._known(draft)
+        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
         found = self.reach(known.paths, np.ones((1, len(known)), dtype=bool))
         steps, tokens = (by_conversation(self.record, rows).reshape(-1) for rows in (found.steps, found.tokens))
         joint = None if found.accepted is None else 1 + float(found.accepted[0]) / max(found.states, 1)
@@ -358,7 +354,7 @@ class CalibrationSource(Source):
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
 
     def rate(self, draft: Draft) -> TreeRates:
-        known = self._known(draft)
+        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
         return TreeRates(float(product_values(self.record.accept, known.paths).sum()))
 
     def guess_shares(self, draft: Draft) -> Floats:
