@@ -68,7 +68,7 @@ class Source(ABC):
 
     @property
     def answers(self) -> RankTrace | Probe | None:
-        return None if isinstance(self.record, Calibration) else self.record
+        return None
 
     @property
     def pooled(self) -> RankTrace | None:
@@ -141,6 +141,10 @@ class AnswersSource(Source):
     """A record of answers, which can be divided: trees are grown on some of them and judged on the others."""
 
     record: RankTrace | Probe
+
+    @property
+    def answers(self) -> RankTrace | Probe:
+        return self.record
 
     @abstractmethod
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
