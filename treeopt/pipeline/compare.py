@@ -74,10 +74,12 @@ def compare(
 ) -> Compared | GroupsCompared | DraftersCompared:
     """Two sources; the groups of one; or run directories of several drafters. See `treeopt.compare`."""
     runs = [RunDirectory.of(given) for given in (first, *others) if _is_run(given)]
-    if others and len(runs) == 1 + len(others) and _have_other_drafters(runs):
-        if profile is not None:
-            raise InvalidInput("Drafters are compared by the latencies of their own runs: leave `profile` out.")
-        return compare_drafters(runs, batch_size=batch_size)
+    if others and len(runs) == 1 + len(others):
+        known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
+        if not all(same_drafter(known[0], other) for other in known[1:]):
+            if profile is not None:
+                raise InvalidInput("Drafters are compared by the latencies of their own runs: leave `profile` out.")
+            return compare_drafters(runs, batch_size=batch_size)
     a = side_of([first])
     if isinstance(profile, str | Path):
         profile = LatencyProfile.load(shipped.find("profiles", str(profile)))
@@ -236,20 +238,13 @@ def draw_picture(result: Compared | GroupsCompared | DraftersCompared, *files: P
 def _is_ours(path: str | Path) -> bool:
     """Whether a file is one that treeopt writes, or the name of a shipped calibration."""
     file = Path(path)
-    if not file.exists():
-        return str(path) in shipped.shipped("calibration")
-    if file.suffix == ".npz":
-        return True
+    if not file.exists() or file.suffix == ".npz":
+        return file.exists() or str(path) in shipped.shipped("calibration")
     try:
         document = storage.load_json(file) if file.suffix == ".json" else None
     except InvalidInput:  # lines of JSON, or a log
         return False
     return isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.")
-
-
-def _have_other_drafters(runs: Sequence[RunDirectory]) -> bool:
-    known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
-    return not all(same_drafter(known[0], other) for other in known[1:])
 
 
 def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = None) -> DraftersCompared:
