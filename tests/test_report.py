@@ -562,7 +562,7 @@ def test_control_characters_of_names_reach_no_page_picture_or_terminal(hostile, 
         ElementTree.parse(path)
     calibration = Calibration.load(run.calibration)
     for record in (calibration, Plan.load(run.plan), Benchmark.load(run.bench_of(1))):
-        out(notebook.table(record))
+        out(notebook.TABLES[type(record)](record))
         assert not OBEYED.search(record._repr_html_())
     note(f"Of {calibration.meta['drafter']['id']}.")
     with pytest.raises(SystemExit):
