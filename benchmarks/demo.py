@@ -6,7 +6,6 @@ the transformers model with its own cache; bare heads are their matrix products 
 
 from __future__ import annotations
 
-import itertools
 import random
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.prompts.sets import Conversation
 from treeopt.runtime.session import Session, open_session
+from treeopt.runtime.stepper import Pass
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
@@ -64,10 +64,9 @@ def plain_step(session: Session, prompts: list[list[int]]) -> None:
 
     def ours() -> float:
         prompt = random.choice(prompts)
-        decoder = Decoder(Setup(session.target, None, NEVER), batch_size=1, capacity=PROMPT + ANSWER + 1, most_nodes=1)
-        decoder.start([(0, prompt)])
-        decoder.refill()
-        return seconds(lambda: [decoder.step() for _ in range(ANSWER)]) / ANSWER
+        passes = Decoder(Setup(session.target, None, NEVER)).answer([prompt], None)
+        next(passes)
+        return seconds(lambda: [next(passes) for _ in range(ANSWER)]) / ANSWER
 
     def bare() -> float:
         cache = DynamicCache(config=model.config)
@@ -101,15 +100,18 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     cache = DynamicCache(config=model.config)
     model(torch.tensor([prompts[0]]), past_key_values=cache)
     hidden = torch.randn(1, session.target.width, dtype=session.target.dtype)
-    decoder = Decoder(Setup(session.target, heads, StopRule(frozenset(), 10**6, False)), batch_size=1, capacity=400)
-    decoder.start([])
+    decoder = Decoder(Setup(session.target, heads, StopRule(frozenset(), 10**6, False)))
+    decoder.prepare(prompts, trees.values(), 1)
+
+    def step(tree: Tree | None) -> Pass:
+        if not decoder.live or decoder.cache.lengths[0] > PROMPT + ANSWER:
+            decoder.start([(0, random.choice(prompts))])
+            next(decoder.passes())
+            next(decoder.passes(tree))
+        return next(decoder.passes(tree))
 
     def ours(tree: Tree | None) -> float:
-        if decoder.is_done or decoder.cache.lengths[0] > PROMPT + ANSWER:
-            decoder.start([(0, random.choice(prompts))])
-            decoder.refill()
-            decoder.step(tree)
-        return seconds(lambda: decoder.step(tree))
+        return step(tree).seconds
 
     def bare(rows: int) -> float:
         if (extra := cache.get_seq_length() - PROMPT) > 0:
@@ -123,11 +125,10 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     def besides(tree: Tree) -> float:
         """All of a step but the target's pass."""
         ours(tree)
-        decoder.parts = [("", time.perf_counter())]
-        decoder.step(tree)
-        marks, decoder.parts = decoder.parts, None
-        parts = {part: now - before for (_, before), (part, now) in itertools.pairwise(marks)}
-        return sum(parts.values()) - parts["target"]
+        decoder.by_parts = True
+        parts = step(tree).parts_ms
+        decoder.by_parts = False
+        return (sum(parts.values()) - parts["target"]) / 1e3
 
     for rows, tree in trees.items():
         ms = interleaved({"besides": lambda t=tree: besides(t), "plain": lambda: ours(None)})

@@ -109,15 +109,15 @@ def guesses_of(drafter, text: list[int], most: int) -> list[int]:
 def oracle(target: Target, drafter, prompt: list[int], length: int) -> list[list[int]]:
     """The tokens of every pass of assisted greedy decoding, by whole passes."""
     text, end, passes = list(prompt), SequenceEnd(STOP, target.context - len(prompt)), []
-    room, ended = min(STOP.max_new_tokens, target.context - len(prompt)), False
-    while not ended:
+    room = min(STOP.max_new_tokens, target.context - len(prompt))
+    while end.reason is None:
         left = room - (len(text) - len(prompt))
         guesses = guesses_of(drafter, text, min(length, left if drafter.kind == "ngram" else left - 1))
         chosen = likeliest(target, text + guesses)[len(text) - 1 :]
         right = next((i for i, guess in enumerate(guesses) if guess != chosen[i]), len(guesses))
         emitted = chosen[: right + 1][:left]
         emitted = emitted[: next((i + 1 for i, token in enumerate(emitted) if token in STOP.eos_ids), left)]
-        ended = any([end.push(token) is not None for token in emitted])  # noqa: C419 - all are pushed
+        end.take(emitted)
         passes.append(emitted)
         text += emitted
     return passes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth.replay import accepted_counts, replay
+from treeopt.growth.replay import accepted_lengths, length_counts, replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import follow
 from treeopt.runtime.cache import TreeCache
@@ -60,7 +60,7 @@ def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size,
     rows = decode(target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop)
     assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
     accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
-    assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
+    assert accepted.tolist() == length_counts(trace, accepted_lengths(trace, tree), tree.depth).tolist()
     assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
     assert [row.end for row in rows] == trace.end.tolist()
 
@@ -181,7 +181,7 @@ def test_a_commit_keeps_the_path_of_every_row(few, monkeypatch):
     """Moved one by one or together; nothing before the step is touched."""
     monkeypatch.setattr("treeopt.runtime.cache.FEW_MOVES", few)
     cache, lengths, paths = TreeCache(2, 4, 30), [5, 3, 7, 4], [[0, 2, 4, 8], [0], [0, 1, 5], [0, 3]]
-    cache.begin_prefill([0, 1, 2, 3], lengths, torch.device("cpu"))
+    cache.begin_prefill(lengths)
     for layer in range(2):
         cache.write(layer, *torch.rand(2, 4, 2, 7, 8))
     cache.begin_step(9, torch.tensor(lengths)[:, None])

@@ -4,6 +4,7 @@ the trace of decoding."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth.replay import accepted_counts, replay, replay_dynamic
+from treeopt.growth.replay import accepted_lengths, length_counts, replay, replay_dynamic
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Greedy
@@ -26,6 +27,7 @@ from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers
+from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, make_batch
@@ -165,7 +167,7 @@ class TestContract:
         assert [row.end for row in rows] == trace.end.tolist()
         assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
         accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
-        assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
+        assert accepted.tolist() == length_counts(trace, accepted_lengths(trace, tree), tree.depth).tolist()
 
     @pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.long)], ids=["some", "every"])
     def test_an_end_token_inside_an_accepted_path_ends_the_text_there(self, both, rule, most):
@@ -189,13 +191,16 @@ class TestContract:
     def test_the_tree_may_change_from_step_to_step(self, both, rule):
         target, drafter = both
         prompts = PROMPTS
-        decoder = Decoder(Setup(target, drafter, NEVER, rule), batch_size=3, capacity=90, most_nodes=9)
-        decoder.start(enumerate(prompts))
-        for i in range(200):
-            if decoder.is_done:
-                break
-            decoder.refill()
-            decoder.step([None, Tree.chain(2), None, None, Tree.dense([2, 3])][i % 5])
+        decoder, drafts = (
+            Decoder(Setup(target, drafter, NEVER, rule)),
+            [PLAIN, Tree.chain(2), PLAIN, PLAIN, Tree.dense([2, 3])],
+        )
+        decoder.prepare(prompts, drafts, 3)
+        passes = decoder.answer(prompts, PLAIN, 3)
+        next(passes)
+        with suppress(StopIteration):
+            for i in range(200):
+                passes.send(drafts[i % 5])
         plain = decode(target, None, prompts, batch_size=1, stop=NEVER, acceptance=rule)
         finished = sorted(decoder.finished, key=lambda row: row.id)
         assert [row.tokens for row in finished] == [row.tokens for row in plain]

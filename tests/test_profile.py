@@ -20,10 +20,9 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Setup
-from treeopt.runtime.engines.own import Own, rows_at
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.session import Session
-from treeopt.runtime.stepper import StepVisits
+from treeopt.runtime.stepper import StepVisits, rows_at
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.shapes import Limits
@@ -280,7 +279,7 @@ def test_contexts_are_nominal_and_added(run, session):
 def test_rows_stay_about_the_context(session, context):
     target, heads = session.target, session.drafter
     prompts, stop = rows_at(context, [c.first for c in session.prompts.conversations], target)
-    visits = StepVisits(Own(Setup(target, heads, stop)), prompts, [Tree.dense([2, 2])], 2)
+    visits = StepVisits(Decoder(Setup(target, heads, stop)), prompts, [Tree.dense([2, 2])], 2)
     rounds = time_rounds(visits, time_limit_s=0.0).rounds
     half = max(8, context // 16)
     top = min(context + half, CONTEXT)

@@ -17,9 +17,9 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.compiled import compile_target
 from treeopt.runtime.decode import Decoder, Setup, decode
-from treeopt.runtime.engines.own import rows_at
 from treeopt.runtime.memory import bandwidth_floor, weight_bytes
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
+from treeopt.runtime.stepper import rows_at
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
@@ -65,14 +65,12 @@ def test_random_weights_accept_as_the_calibration_says(config):
     spread = float(np.sqrt(shares @ tree.depths**2 - expected**2))
     drawn = DrawnAcceptance(CALIBRATION.accept, np.random.default_rng(0))
     setup = Setup(session.target, session.drafter, StopRule(frozenset(), 10**6, at_loops=False), drawn)
-    decoder = Decoder(setup, batch_size=4, capacity=90, most_nodes=16)
-    found = []
-    while len(found) < 400:
-        decoder.start(enumerate([[1, 2, 3]] * 4))
-        decoder.refill()
-        for _ in range(20):
-            found.append(decoder.step(tree).mean())
-    assert abs(np.mean(found) - expected) < 4 * spread / np.sqrt(4 * len(found))
+    decoder, found = Decoder(setup), []
+    while len(found) < 1600:
+        for _ in zip(range(21), decoder.answer([[1, 2, 3]] * 4, tree, 4), strict=False):
+            pass
+        found += [accepted for row in decoder.live for accepted in row.accepted]
+    assert abs(np.mean(found) - expected) < 4 * spread / np.sqrt(len(found))
 
 
 def test_random_weights_are_profiled_and_named(config, tmp_path, capsys):
@@ -126,8 +124,7 @@ def test_what_is_no_config_is_refused(config):
 
 def test_decoding_without_a_rule_is_greedy(target, heads):
     """Greedy is the default, and passing it changes nothing; a plain step asks for no verdict."""
-    decoder = Decoder(Setup(target, heads, NEVER), batch_size=1, capacity=40)
-    assert type(decoder.acceptance) is Greedy
+    assert type(Setup(target, heads, NEVER).acceptance) is Greedy
     prompts, tree, calls = [[1, 2, 3], [4, 5]], Tree.dense([2, 2]), []
 
     class Watched(Greedy):

@@ -20,8 +20,7 @@ from treeopt.files.journal import Journal
 from treeopt.files.writing import discard
 from treeopt.latency.rounds import time_rounds
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.decode import Setup
-from treeopt.runtime.engines.own import Own
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.measure.bench import decode_contenders
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.memory import with_less_memory
@@ -269,7 +268,7 @@ class KilledJournal(Journal):
 
 
 def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
-    own = Own(Setup(target, heads, StopRule(frozenset(), 20, at_loops=False)))
+    own = Decoder(Setup(target, heads, StopRule(frozenset(), 20, at_loops=False)))
     visits = StepVisits(own, [[1, 2, 3], [4, 5]], [Tree.chain(1), Tree.dense([2, 2])], 2)
     folder = tmp_path / "profile.partial"
     with pytest.raises(Killed):
@@ -289,7 +288,7 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
 
 
 def test_parts_of_a_step_add_up_to_it(target, heads):
-    own = Own(Setup(target, heads, StopRule(frozenset(), 50, at_loops=False)))
+    own = Decoder(Setup(target, heads, StopRule(frozenset(), 50, at_loops=False)))
     own.prepare([[1, 2, 3]], [Tree.dense([3, 2])], 1)
     passes = own.answer([[1, 2, 3]], Tree.dense([3, 2]))
     assert next(passes).reads_prompt
@@ -305,7 +304,7 @@ def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, he
     trees = {"plain": PLAIN, "tree": Tree.dense([3, 2])}
     prompts = [Prompt((1 + i, 2, 3), str(i), "", i) for i in range(5)]
     setup, options = Setup(target, heads, StopRule(target.eos_ids, 12)), {"batch_size": 1, "rounds": 2}
-    own = Own(setup)
+    own = Decoder(setup)
     own.prepare([prompt.tokens for prompt in prompts], trees.values(), 1)
 
     def decode(name, asked):

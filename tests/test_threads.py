@@ -21,8 +21,7 @@ from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime import stepper
 from treeopt.runtime import target as target_module
-from treeopt.runtime.decode import Setup
-from treeopt.runtime.engines.own import Own
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.measure import threads
 from treeopt.runtime.stepper import StepVisits
 from treeopt.runtime.stop import StopRule
@@ -84,13 +83,16 @@ def test_plain_steps_are_timed_with_each_number_in_turn(torch_threads, target, m
     """A made clock: 4 threads take half the time of 1, and 8 wait for a busy core. torch's own number is left as it was."""
     torch_threads.append(8)
     taken = {1: 4.0, 2: 3.9, 4: 2.0, 8: 300.0}
-    real, seen = Own._step, []
+    real, seen = Decoder._pass, []
 
-    def step(decoder, *asked):
+    def timed(decoder, work, *, reads_prompt):
+        one = real(decoder, work, reads_prompt=reads_prompt)
+        if reads_prompt:
+            return one
         seen.append(torch.get_num_threads())
-        return replace(real(decoder, *asked), seconds=taken[seen[-1]])
+        return replace(one, seconds=taken[seen[-1]])
 
-    monkeypatch.setattr(Own, "_step", step)
+    monkeypatch.setattr(Decoder, "_pass", timed)
     setup = Setup(target, None, StopRule(target.eos_ids, 5))
     assert threads.choose_threads(setup, [(1, 2, 3), (4, 5)]) == 4
     assert torch_threads[-1] == 8
@@ -150,7 +152,7 @@ def test_a_busy_machine_is_told_by_the_processor_time_of_rounds(target, heads, m
     """A clock of the process that goes half as fast as the wall's."""
     monkeypatch.setattr(stepper.time, "process_time", lambda: stepper.time.perf_counter() / 2)
     setup = Setup(target, heads, StopRule(frozenset(), 20, at_loops=False))
-    found = time_rounds(StepVisits(Own(setup), [[1, 2, 3]], [Tree.chain(1)], 1), time_limit_s=0.0)
+    found = time_rounds(StepVisits(Decoder(setup), [[1, 2, 3]], [Tree.chain(1)], 1), time_limit_s=0.0)
     assert processor_share(found.rounds) == pytest.approx(0.5, abs=0.01)
     assert processor_share([Visit(place=0, seconds=1.0, step_ms=[1.0])]) is None  # somebody else's
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput
 from treeopt.records.calibration import Calibration, prefix_counts
 from treeopt.records.trace import End, RankTrace
-from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, StopRule, sequence_end
+from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 
 from .conftest import traces
 
@@ -26,6 +26,12 @@ def slow_end(tokens, eos, limit):
         if n == limit:
             return n, End.LIMIT
     return len(tokens), End.LIMIT
+
+
+def sequence_end(tokens, stop):
+    """How many tokens there are up to where they end, and why; LIMIT where nothing else ends them."""
+    end = SequenceEnd(stop)
+    return len(end.take(tokens)), end.reason or End.LIMIT
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 40))
@@ -128,11 +134,11 @@ GOOD = {"schema": "treeopt.calibration/1", "hits": [[5, 2]], "trials": [10], "un
     [
         ({"hits": [[5, 7]]}, "look cumulative"),
         ({"hits": [[5, -1]]}, "at least 0"),
-        ({"hits": [[0.5, 0.2]]}, "whole numbers"),
+        ({"hits": [[0.5, 0.2]]}, "whole number"),
         ({"trials": [0]}, "at least 1"),
         ({"trials": [10, 10]}, "shapes"),
         ({"schema": "treeopt.plan/1"}, "schema"),
-        ({"hits": "many"}, "whole numbers"),
+        ({"hits": "many"}, "at hits"),
         ({"trials": None}, "trials"),
     ],
 )
@@ -159,5 +165,5 @@ def test_json_that_is_missing_cut_off_or_not_finite_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="schema"):
         Calibration.load(path)
     path.write_text(json.dumps({k: v for k, v in GOOD.items() if k != "hits"}))
-    with pytest.raises(InvalidInput, match="'hits'"):
+    with pytest.raises(InvalidInput, match="at hits: must be given"):
         Calibration.load(path)

@@ -20,11 +20,12 @@ from treeopt.runtime.measure.probe import collect_probe, ends_of
 from treeopt.runtime.measure.quality import measure_quality
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.ranking import top_candidates
-from treeopt.runtime.stop import StopRule, sequence_end
+from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, VOCABULARY, trees
 from .test_coverage import replay_probe
+from .test_trace import sequence_end
 
 RULE = Typical(temperature=3.0, epsilon=0.02)  # loose: the tiny model's random heads are rarely right
 TREE = Tree.dense([6, 4, 2])

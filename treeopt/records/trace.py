@@ -26,14 +26,14 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
 from treeopt.files.fields import within
 from treeopt.records.display import Drawn
-from treeopt.records.origins import check_origins
+from treeopt.records.origins import Origins
 from treeopt.records.pools import Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MOST_WEIGHT = 1000  # times that a sequence may count
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
 FOLDS = 5  # of cross-validation
-SCHEMA = f"treeopt.trace/{storage.VERSION}"
+SCHEMA = storage.schema("trace")
 
 
 class End(IntEnum):
@@ -297,7 +297,7 @@ def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) ->
             raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
         if key in _ITEMS and not all(type(item) is _ITEMS[key] for item in meta.get(key) or ()):
             raise InvalidInput(f"{path} must have a list of {_ITEMS[key].__name__} under meta {key!r}.")
-    check_origins(meta, path)
+    storage.typed(Origins, meta, path)
     return meta
 
 

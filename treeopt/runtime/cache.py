@@ -71,7 +71,7 @@ class TreeCache(Cache):
         where = ["all"] * num_layers if devices is None else [str(device) for device in devices]
         self._place = [(device, where[:i].count(device)) for i, device in enumerate(where)]
         self._stores: dict[str, Tensor] = {}  # device to (layers there, 2, B, H, C, D)
-        self._prefilled: Tensor | None = None  # rows that a prefill writes
+        self._prefilled: slice | None = None  # rows that a prefill writes
         self._rows = self._targets = torch.empty(0)  # (b, 1), (b, T) of a ragged step
 
     @property
@@ -79,22 +79,12 @@ class TreeCache(Cache):
         """Number format of the keys and values, once some are written."""
         return next((store.dtype for store in self._stores.values()), None)
 
-    def allocate(self, keys: Tensor, values: Tensor, device: str) -> Tensor:
-        heads, width = keys.shape[1], max(keys.shape[3], values.shape[3])
-        layers = sum(where == device for where, _ in self._place)
-        shape = (layers, 2, self.rows, heads, self.capacity, width)
-        self._stores[device] = torch.zeros(shape, dtype=keys.dtype, device=keys.device)
-        return self._stores[device]
-
-    def begin_prefill(self, rows: list[int], prompt_tokens: list[int], device: torch.device) -> None:
-        """The next pass writes whole prompts, padded on the right, into ``rows``."""
-        self._prefilled = torch.tensor(rows, device=device)
+    def begin_prefill(self, prompt_tokens: Sequence[int]) -> None:
+        """The next pass writes whole prompts, padded on the right, into rows behind those that are there."""
+        first = len(self.lengths)
+        self.lengths += prompt_tokens
+        self._prefilled = slice(first, len(self.lengths))
         self.columns = self.new_tokens = max(prompt_tokens)
-        for row, length in zip(rows, prompt_tokens, strict=True):
-            if row == len(self.lengths):
-                self.lengths.append(length)
-            else:
-                self.lengths[row] = length
 
     def begin_step(self, new_tokens: int, starts: Tensor, *, after: int = 0) -> None:
         """The next pass writes ``new_tokens`` to every live row, from its length on, ``starts`` (b, 1).
@@ -111,16 +101,19 @@ class TreeCache(Cache):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store (b, H, T, D or fewer) keys and values; return all that the pass may attend to."""
         device, index = self._place[layer]
-        known = self._stores.get(device)
-        store = (self.allocate(keys, values, device) if known is None else known)[index]
-        (heads, width), d_keys, d_values = store.shape[2::2], keys.shape[3], values.shape[3]
+        d_keys, d_values = keys.shape[3], values.shape[3]
+        if device not in self._stores:
+            layers = sum(where == device for where, _ in self._place)
+            shape = (layers, 2, self.rows, keys.shape[1], self.capacity, max(d_keys, d_values))
+            self._stores[device] = torch.zeros(shape, dtype=keys.dtype, device=keys.device)
+        store = self._stores[device][index]
+        heads, width = store.shape[2::2]
         if (keys.shape[1], values.shape[1], max(d_keys, d_values)) != (heads, heads, width):
             raise Unsupported("The cache needs the same number and width of key heads in all layers.")
         stored_keys, stored_values = store[0, ..., :d_keys], store[1, ..., :d_values]
         if self._prefilled is not None:
-            rows = self._prefilled.to(store.device)
-            stored_keys[rows, :, : self.new_tokens] = keys
-            stored_values[rows, :, : self.new_tokens] = values
+            stored_keys[self._prefilled, :, : self.new_tokens] = keys
+            stored_values[self._prefilled, :, : self.new_tokens] = values
             return keys, values
         b, n = len(self.lengths), self.columns
         if self.is_even:
@@ -160,14 +153,15 @@ class TreeCache(Cache):
 
     def state(self) -> Mapping[str, Any]:
         """The committed tokens of the live rows; `resume` takes them."""
-        rows, n = len(self.lengths), max(self.lengths, default=0)
-        stores = {device: store[:, :, :rows, :, :n].to("cpu", copy=True) for device, store in self._stores.items()}
+        stores = {device: store.to("cpu", copy=True) for device, store in self._committed().items()}
         return {"lengths": list(self.lengths), "stores": stores}
 
     def state_bytes(self) -> int:
-        """Bytes of what the live rows have committed."""
+        return sum(store.nbytes for store in self._committed().values())
+
+    def _committed(self) -> dict[str, Tensor]:
         rows, n = len(self.lengths), max(self.lengths, default=0)
-        return sum(s[:, :, :rows, :, :n].numel() * s.element_size() for s in self._stores.values())
+        return {device: store[:, :, :rows, :, :n] for device, store in self._stores.items()}
 
     def resume(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on with the rows of an earlier cache of the same capacity; ``device`` where the layers are on one."""

@@ -1,33 +1,36 @@
-"""The decoding step: propose from the drafter, verify the tree in one pass, accept, commit.
+"""treeopt's own decoder: propose from the drafter, verify the tree in one pass, accept, commit.
 
-Collecting traces, timing and bench all run this step. A row holds one sequence; rows have lengths of
-their own, stop on their own, and are refilled with the next prompt.
+Collecting traces, timing and bench all run it. A row holds one sequence; rows have lengths of their own, stop on their own,
+and are refilled with the next prompt.
 
-b live rows · T nodes of the tree · D its depth · d width · V vocabulary
+b live rows · T nodes of the tree · d width · V vocabulary
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from treeopt import __version__
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.nodes import Drafting, drafting_of
-from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.runtime.drafters.protocol import Drafter, DrafterState, GivenText
+from treeopt.runtime.stepper import Pass, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
-from treeopt.runtime.target import Target, padded
+from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
-from treeopt.trees.tree import IntArray
 
 PREFILL_TOKENS = 8192  # most tokens, padding included, of one prefill pass
 
@@ -62,6 +65,12 @@ class Setup:
             longest = max(longest, len(prompt))
         return min(longest + self.stop.max_new_tokens, context)
 
+    def row(self, place: int, prompt: Sequence[int], tokens: Iterable[int] = ()) -> AnswerRow:
+        """A row of a prompt that has emitted some tokens, up to where they end."""
+        row = AnswerRow(place, prompt, SequenceEnd(self.stop, self.target.context - len(prompt)))
+        row.emit(*tokens)
+        return row
+
 
 @dataclass
 class AnswerRow:
@@ -72,119 +81,143 @@ class AnswerRow:
     watch: SequenceEnd
     tokens: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)  # guesses emitted by each step
-    end: End | None = None
     # Where the hidden state of each state is: the pass's (b, d) tensor and the row in it.
     states: list[tuple[Tensor, int]] = field(default_factory=list)
     prompt_states: Tensor | None = None  # (P - 1, d) of the prompt's tokens but the last
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt)
+    found: dict[str, NDArray[Any]] = field(default_factory=dict)  # what was counted of it: see `RankCounter`
 
     @property
     def steps(self) -> int:
         return len(self.accepted)
 
-    def emit(self, token: int) -> bool:
-        """Append a token; whether the sequence goes on."""
-        self.tokens.append(token)
-        self.end = self.watch.push(token)
-        return self.end is None
+    @property
+    def end(self) -> End | None:
+        return self.watch.reason
 
-    def state(self) -> Mapping[str, Any]:
-        """A live row as plain values and tensors; `Decoder.resume` takes it."""
-        states = torch.stack([hidden[i] for hidden, i in self.states]).to("cpu") if self.states else None
-        return {
-            "id": self.id,
-            "tokens": list(self.tokens),
-            "accepted": list(self.accepted),
-            "states": states,
-            "prompt_states": self.prompt_states,
-        }
+    def emit(self, *tokens: int) -> None:
+        """Append tokens, up to where the answer ends."""
+        self.tokens += self.watch.take(tokens)
+
+    def stacked(self) -> Tensor:
+        """(N, d) hidden states of the answer."""
+        return torch.stack([hidden[i] for hidden, i in self.states])
+
+    def text(self) -> GivenText:
+        """The ended row with its hidden states, which it keeps no longer."""
+        hidden = self.stacked()
+        assert self.end is not None
+        if self.prompt_states is not None:
+            hidden = torch.cat([self.prompt_states, hidden])
+        self.states, self.prompt_states = [], None
+        return GivenText(self.prompt, self.tokens, self.end, hidden)
 
 
-class Decoder:
-    """Decodes prompts with up to ``batch_size`` live rows; the tree may change from step to step.
+class Decoder(Stepper):
+    """Decodes prompts with any draft, another one at every step, and as many live rows as memory holds.
 
-    capacity     : longest sequence, prompt and answer, that a row has room for [tokens]
-    most_nodes   : most rows of a tree
-    keep_states  : set to keep the hidden state of every state of the answers, for calibration (plain steps only)
-    keep_prompts : set to keep those of the prompts too
-
-    Use: ``start(prompts)``, then ``refill()`` and ``step(tree)`` while ``live`` or ``waiting``.
+    records  : whether the hidden states that a drafter's ranks are counted on are kept instead of drafting
+    live     : rows that are decoded, in the order of the cache's
+    finished : rows that have ended, whoever hears may clear them
     """
 
-    def __init__(self, setup: Setup, *, batch_size: int, capacity: int, most_nodes: int = 64) -> None:
-        self.target, self.drafter = target, drafter = setup.target, setup.drafter
-        self.stop, self.acceptance = setup.stop, setup.acceptance
-        self.keep_states = self.keep_prompts = False
-        room = capacity + most_nodes
-        self.cache = TreeCache(target.num_layers, batch_size, room, target.layer_devices)
-        self.draft = drafter.start(batch_size, room) if drafter is not None else None
-        self.batch_size, self.most_nodes = batch_size, most_nodes
+    name, version, switches, takes_trees = "treeopt", __version__, True, True
+    cache: TreeCache
+
+    def __init__(self, setup: Setup, *, records: bool = False) -> None:
+        self.setup, self.target, self.records = setup, setup.target, records
+        self.drafter = None if records else setup.drafter
+        self.first_is_slow = setup.target.compiled
+        self.draft: DrafterState | None = None
+        self.batch_size = 0  # rows that there is room for
         self.waiting: deque[tuple[int, Sequence[int]]] = deque()
         self.live: list[AnswerRow] = []
         self.finished: list[AnswerRow] = []
-        self.emitted = 0  # tokens that steps have emitted since `start`
         self._roots = self._keys = torch.empty(0)  # (b,) of every live row
-        self.parts: list[tuple[str, float]] | None = None  # a list takes (part, time when it ended)
         self._drafting: dict[Draft, Drafting] = {}
-        self._one = torch.ones((1, 1), dtype=torch.bool, device=target.device)  # ancestors and depths of a lone root
-        self._zero = torch.zeros(1, dtype=torch.long, device=target.device)
+        self._marks: list[tuple[str, float]] | None = None  # parts of a step, and when they ended
+        self._one = torch.ones((1, 1), dtype=torch.bool, device=setup.target.device)  # of a lone root
+        self._zero = torch.zeros(1, dtype=torch.long, device=setup.target.device)
 
-    @classmethod
-    def for_prompts(
-        cls, setup: Setup, prompts: Iterable[Sequence[int]], trees: Iterable[Draft | None] = (), *, batch_size: int
-    ) -> Decoder:
-        """A decoder with room for these prompts, their answers, and the largest of these trees."""
-        most_nodes = max((tree.cache_rows for tree in trees if tree is not None), default=1)
-        return cls(setup, batch_size=batch_size, capacity=setup.capacity(prompts), most_nodes=most_nodes)
+    def prepare(self, prompts: Sequence[Sequence[int]], drafts: Iterable[Draft], rows: int) -> None:
+        """Make room for these prompts, their answers, and the largest of these drafts."""
+        self._drafting, self.draft = {}, None  # what they hold is free before more is taken
+        room = self.setup.capacity(prompts) + max((draft.cache_rows for draft in drafts), default=1)
+        self.cache = TreeCache(self.target.num_layers, rows, room, self.target.layer_devices)
+        self.draft = None if self.drafter is None else self.drafter.start(rows, room)
+        self.batch_size = rows
 
     def start(self, prompts: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Take (id, tokens) of the prompts to decode; forget everything before."""
         self.cache.clear()
         if self.draft is not None:
             self.draft.clear()
-        self.waiting, self.live, self.finished, self.emitted = deque(prompts), [], [], 0
+        self.waiting, self.live, self.finished = deque(prompts), [], []
 
-    def state(self) -> Mapping[str, Any]:
-        """All that plain steps to come depend on, as plain values and tensors; `resume` takes it."""
-        assert self.draft is None, "what drafters keep is not in it"
-        return {
-            "waiting": [id_ for id_, _ in self.waiting],
-            "live": [row.state() for row in self.live],
-            "cache": self.cache.state(),
-            "roots": self._roots.to("cpu", copy=True),
-            "keys": self._keys.to("cpu", copy=True),
-        }
+    def answer(
+        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
+    ) -> Generator[Pass, Draft | None, None]:
+        """The passes; reading prompts is one of its own."""
+        if self.batch_size != rows:
+            self.prepare(prompts, [draft] if draft else [], rows)
+        self.start(enumerate(prompts))
+        yield from self.passes(draft)
+
+    def passes(self, draft: Draft | None = None) -> Generator[Pass, Draft | None, None]:
+        """Decode what has begun to its end; a draft that is sent is that of the steps to come."""
+        while self.live or self.waiting:
+            if self.waiting and len(self.live) < self.batch_size:
+                draft = (yield self._pass(self._refill, reads_prompt=True)) or draft
+            if self.live:
+                draft = (yield self._pass(partial(self._step, draft), reads_prompt=False)) or draft
+
+    def state(self) -> Mapping[str, object]:
+        """All that the recorded steps to come depend on, as plain values and tensors; `resume` takes it."""
+        live = [
+            {"id": row.id, "tokens": list(row.tokens), "states": row.stacked(), "prompt_states": row.prompt_states}
+            for row in self.live
+        ]
+        return {"waiting": [place for place, _ in self.waiting], "live": live, "cache": self.cache.state()}
 
     def resume(self, state: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> None:
         """Go on where another decoder of the same prompts was, to the last bit."""
         device = self.target.device
-        self.start((id_, prompts[id_]) for id_ in state["waiting"])
+        self.start((place, prompts[place]) for place in state["waiting"])
         for known in state["live"]:
-            row = AnswerRow(known["id"], prompts[known["id"]], self._watch(prompts[known["id"]]))
-            for token in known["tokens"]:
-                row.emit(token)
-            row.accepted = list(known["accepted"])
-            if known["states"] is not None:
-                states = known["states"].to(device)
-                row.states = [(states, i) for i in range(len(states))]
+            row = self.setup.row(known["id"], prompts[known["id"]], known["tokens"])
+            states = known["states"].to(device)
+            row.states = [(states, i) for i in range(len(states))]
             row.prompt_states = None if known["prompt_states"] is None else known["prompt_states"].to(device)
             self.live.append(row)
         self.cache.resume(state["cache"], device)
-        self._roots, self._keys = state["roots"].to(device), state["keys"].to(device)
+        self._roots = torch.tensor([row.tokens[-1] for row in self.live], device=device)
+        self._keys = torch.tensor([sequence_key(row.prompt) for row in self.live], device=device)
 
-    def _watch(self, prompt: Sequence[int]) -> SequenceEnd:
-        return SequenceEnd(self.stop, self.target.context - len(prompt))
+    def _pass(self, work: Callable[[], list[AnswerRow]], *, reads_prompt: bool) -> Pass:
+        """Time some work, with all that it starts on a device; it returns the rows that got tokens."""
+        before, forwards = {row.id: len(row.tokens) for row in self.live}, self.target.passes
+        synchronize(self.target.device)
+        began = time.perf_counter()
+        self._marks = [("", began)] if self.by_parts else None
+        rows = work()
+        synchronize(self.target.device)
+        return Pass(
+            {row.id: row.tokens[before.get(row.id, 0) :] for row in rows},
+            time.perf_counter() - began,
+            reads_prompt,
+            accepted={row.id: row.accepted[-1] for row in rows if row.accepted},
+            parts_ms={part: 1e3 * (now - then) for (_, then), (part, now) in pairwise(self._marks or [])},
+            forwards=self.target.passes - forwards,
+        )
 
-    @property
-    def is_done(self) -> bool:
-        return not self.live and not self.waiting
+    def _mark(self, part: str) -> None:
+        if self._marks is not None:
+            synchronize(self.target.device)
+            self._marks.append((part, time.perf_counter()))
 
     @torch.inference_mode()
-    def refill(self) -> None:
+    def _refill(self) -> list[AnswerRow]:
         """Prefill waiting prompts into free rows; each yields its first root."""
+        rows: list[AnswerRow] = []
         while self.waiting and len(self.live) < self.batch_size:
             taken = [self.waiting.popleft()]
             longest = len(taken[0][1])
@@ -193,137 +226,103 @@ class Decoder:
                 if (len(taken) + 1) * longest > PREFILL_TOKENS:
                     break
                 taken.append(self.waiting.popleft())
-            self._prefill(taken)
+            rows += self._prefill([self.setup.row(place, prompt) for place, prompt in taken])
+        return rows
 
-    def _prefill(self, prompts: list[tuple[int, Sequence[int]]]) -> None:
-        target, device, lengths = self.target, self.target.device, [len(p) for _, p in prompts]
-        rows = list(range(len(self.live), len(self.live) + len(prompts)))
-        # Padding is on the right: causal attention keeps it from the real tokens, and the rows that
-        # follow overwrite its keys.
-        tokens = padded([prompt for _, prompt in prompts])
-        positions = torch.arange(max(lengths), device=device).expand(len(prompts), -1)
-        self.cache.begin_prefill(rows, lengths, device)
-        hidden = target.hidden(tokens.to(device), positions, self.cache, None)  # (rows, longest, d)
+    def _prefill(self, rows: list[AnswerRow]) -> list[AnswerRow]:
+        target, device, prompts = self.target, self.target.device, [row.prompt for row in rows]
+        hidden = target.read(prompts, self.cache)  # (rows, longest, d)
         if self.draft is not None:
-            self.draft.prefill([prompt for _, prompt in prompts], hidden)
-        ends = torch.tensor(lengths, device=device)
+            self.draft.prefill(prompts, hidden)
+        ends = torch.tensor(list(map(len, prompts)), device=device)
         last = hidden[torch.arange(len(prompts), device=device), ends - 1]  # (rows, d)
-        keys = torch.tensor([sequence_key(prompt) for _, prompt in prompts], device=device)
-        roots = self.acceptance.choose(target.scores(target.logits(last)), keys, ends)
+        keys = torch.tensor([sequence_key(prompt) for prompt in prompts], device=device)
+        roots = self.setup.acceptance.choose(target.scores(target.logits(last)), keys, ends)
         self._roots = torch.cat([self._roots, roots]) if self.live else roots
         self._keys = torch.cat([self._keys, keys]) if self.live else keys
-        for i, (id_, prompt) in enumerate(prompts):
-            self.live.append(AnswerRow(id_, prompt, self._watch(prompt)))
-            if self.keep_states:
-                self.live[-1].states.append((last, i))
-            if self.keep_prompts:
-                self.live[-1].prompt_states = hidden[i, : len(prompt) - 1].clone()
-        goes_on = [True] * rows[0] + [
-            row.emit(root) for row, root in zip(self.live[rows[0] :], roots.tolist(), strict=True)
-        ]
-        self._drop_finished(goes_on)
+        for i, (row, root) in enumerate(zip(rows, roots.tolist(), strict=True)):
+            if self.records:
+                row.states.append((last, i))
+                if self.setup.drafter is not None and self.setup.drafter.reads_prompt:
+                    row.prompt_states = hidden[i, : len(row.prompt) - 1].clone()
+            row.emit(root)
+        self.live += rows
+        self._drop_finished()
+        return rows
 
     @torch.inference_mode()
-    def step(self, tree: Draft | None = None) -> IntArray:
-        """One decoding step of every live row: (b,) guesses accepted. Without a tree, or with a lone
-        root, it is a plain autoregressive step."""
-        if tree is None or len(tree) == 1:
-            return self._plain_step()
-        if tree not in self._drafting:
-            self._drafting[tree] = self._drafting_of(tree)
-        nodes = self._drafting[tree](self._roots, self._mark)
-        hidden, logits, choices = self._verify(nodes.tokens, nodes.depths, nodes.ancestors, tree.depth)
-        known, chosen, paths = nodes.accepted(choices, logits)
-        self._mark("verify")
-        self._commit(known, chosen, paths, hidden)
-        return np.array([len(path) - 1 for path in paths])
+    def _step(self, draft: Draft | None) -> list[AnswerRow]:
+        """One step of every live row; without a draft, or with a lone root, it is a plain autoregressive one."""
+        target, choose, rows = self.target, self.setup.acceptance.choose, list(self.live)
+        if draft is None or len(draft) == 1:
+            hidden, places = self._verify(self._roots[:, None], self._zero, self._one, 0)
+            last = hidden[:, 0]
+            self._roots = choose(target.scores(target.logits(last)), self._keys, places[:, 0] + 1)
+            self._mark("target")
+            committed, paths, roots = [row.tokens[-1:] for row in rows], [[0]] * len(rows), self._roots.tolist()
+            if self.records:
+                for i, row in enumerate(rows):
+                    row.states.append((last, i))
+        else:
+            nodes = self._drafting_of(draft)(self._roots, self._mark)
+            hidden, places = self._verify(nodes.tokens.clamp_min(0), nodes.depths, nodes.ancestors, draft.depth)
+            logits = target.scores(target.logits(hidden))
+            choices = choose(logits, self._keys[:, None], places + 1)
+            self._mark("target")
+            known, chosen, paths = nodes.accepted(choices, logits)
+            committed = [[of_row[node] for node in path] for of_row, path in zip(known, paths, strict=True)]
+            roots = [of_row[path[-1]] for of_row, path in zip(chosen, paths, strict=True)]
+            self._mark("verify")
+            self._roots = torch.tensor(roots, device=target.device)
+        self._commit(committed, roots, paths, hidden)
+        return rows
 
-    def _mark(self, part: str) -> None:
-        if self.parts is not None:
-            synchronize(self.target.device)
-            self.parts.append((part, time.perf_counter()))
-
-    def _plain_step(self) -> IntArray:
-        cache, target = self.cache, self.target
-        starts = torch.tensor(cache.lengths, device=target.device)[:, None]  # (b, 1)
-        cache.begin_step(1, starts)
-        mask = target.mask(cache, starts, self._one, self._zero)
-        hidden = target.hidden(self._roots[:, None], starts, cache, mask)  # (b, 1, d)
-        last = hidden[:, 0]
-        choices = self.acceptance.choose(target.scores(target.logits(last)), self._keys, starts[:, 0] + 1)  # (b,)
-        self._mark("target")
-        if self.draft is not None:
-            self.draft.extend([row.tokens[-1:] for row in self.live], hidden, [[0]] * len(self.live))
-        cache.lengths[:] = [length + 1 for length in cache.lengths]
-        goes_on = []
-        for i, (row, token) in enumerate(zip(self.live, choices.tolist(), strict=True)):
-            row.accepted.append(0)
-            if self.keep_states:
-                row.states.append((last, i))
-            goes_on.append(row.emit(token))
-        self.emitted += len(self.live)
-        self._roots = choices
-        accepted = np.zeros(len(self.live), dtype=np.int64)
-        self._drop_finished(goes_on)
-        self._mark("commit")
-        return accepted
-
-    def _verify(self, tokens: Tensor, depths: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass over (b, T) nodes: (b, T, d) hidden states, (b, T, V) logits, and the (b, T) tokens chosen after each.
+    def _verify(self, tokens: Tensor, depths: Tensor, ancestors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """One pass over (b, T) nodes: their (b, T, d) hidden states, and their (b, T) places in their sequences.
 
         depths : ([b,] T) · ancestors : ([b,] T, T) · depth : of the deepest node
         """
         cache, target = self.cache, self.target
         starts = torch.tensor(cache.lengths, device=target.device)[:, None]  # (b, 1)
-        places = starts + depths  # (b, T)
-        positions = places
+        positions = places = starts + depths
         if max(cache.lengths) + depth >= target.context:
             positions = places.clamp_max(target.context - 1)  # such nodes are never accepted
         cache.begin_step(tokens.shape[1], starts)
-        mask = target.mask(cache, starts, ancestors, depths)
-        hidden = target.hidden(tokens.clamp_min(0), positions, cache, mask)
-        logits = target.scores(target.logits(hidden))
-        choices = self.acceptance.choose(logits, self._keys[:, None], places + 1)
-        self._mark("target")
-        return hidden, logits, choices
+        return target.hidden(tokens, positions, cache, target.mask(cache, starts, ancestors, depths)), places
 
     def _commit(
-        self, known: list[list[int]], chosen: list[list[int]], paths: Sequence[Sequence[int]], hidden: Tensor
+        self, committed: list[list[int]], roots: list[int], paths: Sequence[Sequence[int]], hidden: Tensor
     ) -> None:
         """Keep the accepted path of every row, root first: emit its guesses and the token chosen behind them."""
-        committed = [[nodes[node] for node in path] for nodes, path in zip(known, paths, strict=True)]
-        roots = [nodes[path[-1]] for nodes, path in zip(chosen, paths, strict=True)]
         self.cache.commit(paths)
-        assert self.draft is not None
-        self.draft.extend(committed, hidden, paths)
-        self._roots = torch.tensor(roots, device=self.target.device)
-        goes_on = []
+        if self.draft is not None:
+            self.draft.extend(committed, hidden, paths)
         for row, (_, *guesses), root in zip(self.live, committed, roots, strict=True):
             before = len(row.tokens)
-            goes_on.append(all(row.emit(token) for token in (*guesses, root)))
+            row.emit(*guesses, root)
             row.accepted.append(min(len(guesses), len(row.tokens) - before))
-            self.emitted += len(row.tokens) - before
-        self._drop_finished(goes_on)
+        self._drop_finished()
         self._mark("commit")
 
     def _drafting_of(self, tree: Draft) -> Drafting:
-        """What drafts such trees; InvalidInput for one that drafter, rule or cache cannot take."""
-        if self.drafter is None or self.draft is None:
-            raise InvalidInput(f"A tree needs a drafter, but there is none for {tree.name}.")
-        if tree.cache_rows > self.most_nodes:
-            raise InvalidInput(f"This decoder has room for trees of {self.most_nodes} rows, but got {tree.cache_rows}.")
-        return drafting_of(tree, self.drafter, self.draft, self.acceptance, self.target.device)
+        """What drafts such trees; InvalidInput for one that drafter or rule cannot take."""
+        if tree not in self._drafting:
+            if self.drafter is None or self.draft is None:
+                raise InvalidInput(f"A tree needs a drafter, but there is none for {tree.name}.")
+            rule, device = self.setup.acceptance, self.target.device
+            self._drafting[tree] = drafting_of(tree, self.drafter, self.draft, rule, device)
+        return self._drafting[tree]
 
-    def _drop_finished(self, goes_on: list[bool]) -> None:
+    def _drop_finished(self) -> None:
         """Move ended rows to ``finished``; the last live rows take their places."""
-        if all(goes_on):
-            return
         order = list(range(len(self.live)))
-        for i in reversed(range(len(goes_on))):
-            if not goes_on[i]:
-                self.finished.append(self.live[order[i]])
+        for i in reversed(range(len(self.live))):
+            if self.live[i].end is not None:
+                self.finished.append(self.live[i])
                 order[i] = order[-1]
                 order.pop()
+        if len(order) == len(self.live):
+            return
         self.live = [self.live[i] for i in order]
         self.cache.keep(order)
         if self.draft is not None:
@@ -343,11 +342,6 @@ def decode(
     acceptance: Acceptance | None = None,
 ) -> list[AnswerRow]:
     """Decode every prompt to its end, with one tree or plainly; the records in the prompts' order."""
-    setup = Setup(target, drafter, stop, acceptance or Greedy())
-    decoder = Decoder.for_prompts(setup, prompts, [tree], batch_size=batch_size)
-    decoder.start(enumerate(prompts))
-    while not decoder.is_done:
-        decoder.refill()
-        if decoder.live:
-            decoder.step(tree)
+    decoder = Decoder(Setup(target, drafter, stop, acceptance or Greedy()))
+    deque(decoder.answer(prompts, tree, batch_size), maxlen=0)
     return sorted(decoder.finished, key=lambda row: row.id)

@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from treeopt.errors import InvalidInput
 from treeopt.latency.rounds import Visit, Visitor
 from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 PLAIN = Tree.chain(0)
 MOST_TURNS = 4  # prompts that a row has in a visit before it is given up
 LONG_STEP_S = 0.5  # a first step that takes so long is not taken twice
+SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
 
 Prompts = Sequence[tuple[int, Sequence[int]]]  # (place, tokens)
 
@@ -95,7 +97,7 @@ class Stepper(ABC):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class AnswerRun:
     """One answer: its tokens, those of them that the pass over the prompt emitted, and the guesses of every step."""
 
@@ -105,7 +107,7 @@ class AnswerRun:
     accepted: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BlockRun:
     """Answers and times of one contender on a block of prompts.
 
@@ -115,14 +117,14 @@ class BlockRun:
     passes                  : forwards of the target that emitted something
     """
 
-    tokens: int
-    steps: int
-    decode_s: float
-    prefill_s: float
-    seconds: float
-    processor_s: float
-    passes: int
     rows: list[AnswerRun]
+    tokens: int = 0
+    steps: int = 0
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    seconds: float = 0.0
+    processor_s: float = 0.0
+    passes: int = 0
 
 
 def decode_block(
@@ -130,44 +132,28 @@ def decode_block(
 ) -> BlockRun:
     """Decode some prompts to their ends; times and counts cover the steps with all rows live."""
     began, worked = time.perf_counter(), time.process_time()
-    rows = [AnswerRun(id=i, tokens=[], prefilled=0, accepted=[]) for i, _ in prompts]
-    prefilled, ends = [0] * len(rows), [SequenceEnd(stop) for _ in rows]
-    ended: set[int] = set()
-    timed_s, timed_tokens, timed_steps, prefill_s, passes = 0.0, 0, 0, 0.0, 0
+    run = BlockRun(rows=[AnswerRun(id=i, tokens=[], prefilled=0, accepted=[]) for i, _ in prompts])
+    ends = [SequenceEnd(stop) for _ in prompts]
     for one in stepper.answer([prompt for _, prompt in prompts], draft, batch_size):
-        live = [place for place, tokens in one.emitted.items() if tokens and place not in ended]
+        live = [place for place, tokens in one.emitted.items() if tokens and ends[place].reason is None]
         emitted = 0
         for place in live:
-            tokens, row = list(one.emitted[place]), rows[place]
-            kept = next((n for n, token in enumerate(tokens, 1) if ends[place].push(token) is not None), None)
-            if kept is not None:
-                ended.add(place)
-                tokens = tokens[:kept]
+            row, tokens = run.rows[place], ends[place].take(one.emitted[place])
             if row.tokens:
                 row.accepted.append(min(one.guesses(place), len(tokens)))
             else:
-                prefilled[place] = len(tokens)
-            row.tokens.extend(tokens)
+                row.prefilled = len(tokens)
+            row.tokens += tokens
             emitted += len(tokens)
-        passes += one.forwards * bool(live)
-        prefill_s += one.seconds * one.reads_prompt
-        if len(live) == batch_size and not one.reads_prompt:
-            timed_s += one.seconds
-            timed_tokens += emitted
-            timed_steps += len(live)
-    return BlockRun(
-        tokens=timed_tokens,
-        steps=timed_steps,
-        decode_s=timed_s,
-        prefill_s=prefill_s,
-        seconds=time.perf_counter() - began,
-        processor_s=time.process_time() - worked,
-        passes=passes,
-        rows=[
-            AnswerRun(id=row.id, tokens=row.tokens, prefilled=n, accepted=row.accepted)
-            for row, n in zip(rows, prefilled, strict=True)
-        ],
-    )
+        run.passes += one.forwards * bool(live)
+        if one.reads_prompt:
+            run.prefill_s += one.seconds
+        elif len(live) == batch_size:
+            run.decode_s += one.seconds
+            run.tokens += emitted
+            run.steps += len(live)
+    run.seconds, run.processor_s = time.perf_counter() - began, time.process_time() - worked
+    return run
 
 
 class StepVisits(Visitor):
@@ -269,3 +255,24 @@ class StepVisits(Visitor):
                 return
             self._is_new = False
             yield one
+
+
+def rows_at(context_tokens: int, prompts: Sequence[Sequence[int]], target: Target) -> tuple[list[list[int]], StopRule]:
+    """Prompts repeated and cut, and where their rows end, so that rows stay about a context length.
+
+    They begin at different lengths, as rows of real prompts do, and end 1/16 beyond the context; neither
+    EOS nor a loop ends them before. Raises InvalidInput for a context that the model does not reach.
+    """
+    if not SHORTEST_CONTEXT <= context_tokens <= target.context:
+        raise InvalidInput(
+            f"`contexts` must be {SHORTEST_CONTEXT} to {target.context}, the context of the model, but got "
+            f"{context_tokens}."
+        )
+    half = max(SHORTEST_CONTEXT // 2, context_tokens // 16)
+    end = min(context_tokens + half, target.context)
+    found = []
+    for i, prompt in enumerate(prompts):
+        length = max(1, end - 2 * half + round(i * 0.618 % 1 * (half // 2)))
+        found.append([token for token, _ in zip(itertools.cycle(prompt), range(length), strict=False)])
+    longest = max(map(len, found))
+    return found, StopRule(frozenset(), end - longest, at_loops=False)

@@ -5,7 +5,7 @@ That depends on the answer's tokens alone, never on how they were decoded, so an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treeopt.records.trace import End
@@ -28,24 +28,36 @@ class StopRule:
 
 
 class SequenceEnd:
-    """Tells after every token of an answer whether it is the last one, and why.
+    """Tells which tokens an answer has, and why it ends with the last of them.
 
     context_left : tokens that the context has room for after the prompt; None for no bound
+    reason       : why the answer has ended; None while it goes on
 
     >>> end = SequenceEnd(StopRule(frozenset({0}), max_new_tokens=9))
-    >>> [end.push(token) for token in (5, 7, 7, 7)][-1].name
-    'LOOP'
+    >>> end.take([5, 7]), end.take([7, 7, 8]), end.reason.name
+    ([5, 7], [7, 7], 'LOOP')
     """
 
     def __init__(self, stop: StopRule, context_left: int | None = None) -> None:
-        self.eos_ids = stop.eos_ids
+        self.reason: End | None = None
+        self._eos_ids = stop.eos_ids
         self._most = stop.max_new_tokens if context_left is None else min(stop.max_new_tokens, context_left)
         self._most_reason = End.LIMIT if self._most == stop.max_new_tokens else End.CONTEXT
         self._tokens: list[int] = []
         # run[p - 1]: how many of the last tokens equal the one p places before them
         self._run = [0] * (LOOP_PERIOD if stop.at_loops else 0)
 
-    def push(self, token: int) -> End | None:
+    def take(self, tokens: Iterable[int]) -> list[int]:
+        """Those of the next tokens that come before the end."""
+        taken = []
+        for token in tokens:
+            if self.reason is not None:
+                break
+            taken.append(token)
+            self.reason = self._reason(token)
+        return taken
+
+    def _reason(self, token: int) -> End | None:
         tokens, run = self._tokens, self._run
         n, looped = len(tokens), False
         for i in range(min(n, len(run))):
@@ -55,22 +67,8 @@ class SequenceEnd:
             else:
                 run[i] = 0
         tokens.append(token)
-        if token in self.eos_ids:
+        if token in self._eos_ids:
             return End.EOS
         if looped:
             return End.LOOP
         return self._most_reason if n + 1 >= self._most else None
-
-
-def sequence_end(tokens: Sequence[int], stop: StopRule) -> tuple[int, End]:
-    """Number of ``tokens`` up to where they end, and why; LIMIT where nothing else ends them.
-
-    >>> sequence_end([4, 5, 4, 5, 4, 5, 4, 5], StopRule(frozenset({0}), 100))
-    (6, <End.LOOP: 3>)
-    """
-    end = SequenceEnd(stop)
-    for n, token in enumerate(tokens, 1):
-        reason = end.push(token)
-        if reason is not None:
-            return n, reason
-    return len(tokens), End.LIMIT

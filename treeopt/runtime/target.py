@@ -116,14 +116,16 @@ class Target:
             input_ids=tokens, position_ids=positions, past_key_values=cache, attention_mask=mask, use_cache=True
         )
 
-    def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Hidden states of whole texts, each by itself: (rows, longest, d), padded on the right."""
-        lengths = [len(text) for text in texts]
-        cache = TreeCache(self.num_layers, len(texts), max(lengths), self.layer_devices)
-        cache.begin_prefill(list(range(len(texts))), lengths, self.device)
+    def read(self, texts: Sequence[Sequence[int]], cache: TreeCache | None = None) -> Tensor:
+        """Hidden states of whole texts, each by itself: (rows, longest, d), padded on the right.
+
+        cache : takes them as new rows. Causal attention keeps padding from the real tokens, and what follows overwrites its keys
+        """
         tokens = padded(texts).to(self.device)
-        positions = torch.arange(max(lengths), device=self.device).expand(len(texts), -1)
-        return self.hidden(tokens, positions, cache, None)
+        rows, longest = tokens.shape
+        cache = TreeCache(self.num_layers, rows, longest, self.layer_devices) if cache is None else cache
+        cache.begin_prefill(list(map(len, texts)))
+        return self.hidden(tokens, torch.arange(longest, device=self.device).expand(rows, -1), cache, None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., d) to (..., V). Scales and soft caps, which keep the order, are left out: `scores` has them."""

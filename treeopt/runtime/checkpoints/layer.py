@@ -59,9 +59,7 @@ def build_layer_config(
     for name in LAYER[:-1]:
         if tensors[name].ndim != 2:
             shape = tuple(tensors[name].shape)
-            raise InvalidInput(
-                f"A projection of a layer must be a matrix, but {reading.said(name)} has the shape {shape}."
-            )
+            raise InvalidInput(f"{reading.said(name)} must be a matrix, but it has the shape {shape}.")
     if frequencies is not None and frequencies.ndim == 1:
         head_width, told_by = 2 * len(frequencies), reading.names[FREQUENCIES]
     elif heads := getattr(like, "num_attention_heads", None):

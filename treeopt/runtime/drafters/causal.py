@@ -55,9 +55,8 @@ class CausalDraft(LevelDraft):
         tokens, last = padded(prompts).to(self.device), [len(prompt) - 1 for prompt in prompts]
         counts = [len(prompt) - self.ahead for prompt in prompts]
         if n := max(counts):
-            rows = list(range(len(self.cache.lengths), len(self.cache.lengths) + len(counts)))
-            self.cache.begin_prefill(rows, counts, self.device)
-            positions = torch.arange(n, device=self.device).expand(len(rows), -1)
+            self.cache.begin_prefill(counts)
+            positions = torch.arange(n, device=self.device).expand(len(counts), -1)
             self.feed(tokens[:, self.ahead : self.ahead + n], self.drafter.fused(hidden[:, :n]), positions, None)
         else:
             self.cache.lengths += counts

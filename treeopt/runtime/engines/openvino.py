@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from treeopt.engines.chains import LOOKED_UP
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads
 from treeopt.runtime.drafters.lookup import PromptLookup
@@ -109,8 +109,10 @@ class OpenVino(Stepper):
             if not any(emitted.values()) and not pipeline.has_non_finished_requests():
                 raise InvalidInput("`engine=openvino` ended answers that had not come to an end.")
             yield Pass(emitted, seconds, reads_prompt)
-            ended = [i for i, tokens in emitted.items() if any(ends[i].push(token) is not None for token in tokens)]
-            _empty(pipeline, {place: requests.pop(place) for place in ended}, wait=not requests)
+            for place, tokens in emitted.items():
+                ends[place].take(tokens)
+            ended = {place: requests.pop(place) for place in emitted if ends[place].reason is not None}
+            _empty(pipeline, ended, wait=not requests)
 
     def _config(self, settings: Mapping[str, Any], max_new_tokens: int) -> Any:
         config = self.genai.GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, **settings)

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from treeopt.engines.chains import LOOKED_UP
+from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
@@ -132,20 +132,20 @@ class PassStream(StoppingCriteria):
     def __init__(self, stop: StopRule, guesses: bool) -> None:
         self.tokens: list[list[int]] = []
         self.times: list[float] = []
-        self._watch, self._guesses, self._is_ended = SequenceEnd(stop), guesses, False
+        self._watch, self._guesses = SequenceEnd(stop), guesses
 
     def put(self, tokens: Tensor) -> None:
         self.tokens.append(tokens.flatten().tolist())
         self.times.append(time.perf_counter())
         if self._guesses and len(self.tokens) > 1:
-            self._is_ended = any(self._watch.push(token) is not None for token in self.tokens[-1])
+            self._watch.take(self.tokens[-1])
 
     def end(self) -> None: ...
 
     def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
         if not self._guesses:
-            self._is_ended = self._watch.push(int(input_ids[0, -1])) is not None
-        return torch.full((len(input_ids),), self._is_ended, device=input_ids.device)
+            self._watch.take([int(input_ids[0, -1])])
+        return torch.full((len(input_ids),), self._watch.reason is not None, device=input_ids.device)
 
 
 def opened(target: Target, drafter: Drafter, stop: StopRule, _: object) -> Transformers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -33,8 +34,8 @@ class PoolRecorder:
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
-    def record(self, answer: GivenText) -> dict[str, NDArray[Any]]:
-        """Under "pool_places" (N, n, S (S + 1) / 2) at the N states of an answer: see `Pools`."""
+    def record(self, answer: GivenText) -> NDArray[np.uint8]:
+        """(N, n, S (S + 1) / 2) places at the N states of an answer: see `Pools`."""
         draft = self._sought(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
         labels, roots = answer.labels(self.levels), torch.tensor(answer.tokens)
@@ -46,7 +47,8 @@ class PoolRecorder:
             pools = draft.grow(self.levels, self.topks, roots[states].to(device), lambda part: None)
             true = labels[states].to(device)
             places.append(torch.stack([true_places(pool, true, self.levels) for pool in pools], 1).cpu())
-        return {"pool_places": torch.cat(places[::-1]).numpy()}
+        found: NDArray[np.uint8] = torch.cat(places[::-1]).numpy()
+        return found
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""

@@ -20,7 +20,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.probe import Probe
 from treeopt.runtime.acceptance.greedy import Nodes
 from treeopt.runtime.acceptance.typical import Floats, Typical, longest
-from treeopt.runtime.decode import AnswerRow, Decoder, Setup
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 from treeopt.trees.tree import BoolArray, Tree
@@ -71,7 +71,23 @@ def collect_probe(
         )
     assert isinstance(setup.acceptance, Typical), "only typical acceptance is probed"
     rule, stop = setup.acceptance, setup.stop
-    rows, steps = probed_steps(setup, Probing(rule, tree, policy), prompts, batch_size, progress)
+    probing, asked = Probing(rule, tree, policy), [prompt.tokens for prompt in prompts]
+    decoder = Decoder(replace(setup, acceptance=probing))
+    decoder.prepare(asked, [tree], batch_size)
+    texts: list[list[int]] = [[] for _ in prompts]
+    steps: list[list[Step]] = [[] for _ in prompts]
+    ended = 0
+    for one in decoder.answer(asked, tree, batch_size):
+        verdicts = () if one.reads_prompt else zip(*probing.verdict, strict=True)
+        for i, (tokens, accepted, likelihood) in zip(one.emitted, verdicts, strict=False):
+            room = min(stop.max_new_tokens, setup.target.context - len(asked[i])) - len(texts[i])
+            ends = ends_of(tree, accepted, tokens, texts[i], stop, room)
+            steps[i].append((accepted, ends, likelihood[1:][accepted[1:]]))
+        for i, emitted in one.emitted.items():
+            texts[i] += emitted
+        progress(len(decoder.finished) - ended)
+        ended = len(decoder.finished)
+    rows = sorted(decoder.finished, key=lambda row: row.id)
     flat = [step for answer in steps for step in answer]
     groups = list(dict.fromkeys(prompt.group for prompt in prompts))
     return Probe(
@@ -81,8 +97,8 @@ def collect_probe(
         ends=np.array([ends for _, ends, _ in flat], dtype=bool).reshape(-1, len(tree)),
         log_likelihood=np.concatenate([np.zeros(0, np.float32), *(likelihood for _, _, likelihood in flat)]),
         starts=np.cumsum([0, *map(len, steps)]),
-        lengths=np.array([len(row.tokens) for row in rows]),
-        prompt_tokens=np.array([row.prompt_tokens for row in rows]),
+        lengths=np.array(list(map(len, texts))),
+        prompt_tokens=np.array(list(map(len, asked))),
         end=np.array([row.end for row in rows]),
         group=np.array([groups.index(prompt.group) for prompt in prompts]),
         cluster=np.array([prompt.cluster for prompt in prompts]),
@@ -95,30 +111,6 @@ def collect_probe(
             **(meta or {}),
         },
     )
-
-
-def probed_steps(
-    setup: Setup, probing: Probing, prompts: Sequence[Prompt], batch_size: int, progress: Callable[[int], None]
-) -> tuple[list[AnswerRow], list[list[Step]]]:
-    """Decode every prompt to its end: the answers in the prompts' order, and the steps of each."""
-    asked = [prompt.tokens for prompt in prompts]
-    watched, tree, stop = replace(setup, acceptance=probing), probing.tree, setup.stop
-    decoder = Decoder.for_prompts(watched, asked, [tree], batch_size=batch_size)
-    decoder.start(enumerate(asked))
-    steps: list[list[Step]] = [[] for _ in prompts]
-    ended = 0
-    while not decoder.is_done:
-        decoder.refill()
-        if decoder.live:
-            before = [(row, list(row.tokens)) for row in decoder.live]
-            decoder.step(tree)
-            for (row, text), tokens, accepted, likelihood in zip(before, *probing.verdict, strict=True):
-                room = min(stop.max_new_tokens, setup.target.context - row.prompt_tokens) - len(text)
-                ends = ends_of(tree, accepted, tokens, text, stop, room)
-                steps[row.id].append((accepted, ends, likelihood[1:][accepted[1:]]))
-        progress(len(decoder.finished) - ended)
-        ended = len(decoder.finished)
-    return sorted(decoder.finished, key=lambda row: row.id), steps
 
 
 def ends_of(
@@ -137,10 +129,9 @@ def ends_of(
     tips = np.setdiff1d(np.flatnonzero(accepted), tree.parents[np.flatnonzero(accepted)])
     for tip in tips.tolist():
         watch = SequenceEnd(replace(stop, max_new_tokens=len(recent) + room))
-        for token in recent:
-            watch.push(token)
-        for node in np.flatnonzero(tree.mask[tip])[1:].tolist():
-            if watch.push(tokens[node]) is not None:
-                found[node] = True
-                break
+        watch.take(recent)
+        path = np.flatnonzero(tree.mask[tip])[1:]
+        taken = watch.take(tokens[node] for node in path.tolist())
+        if watch.reason is not None:
+            found[path[len(taken) - 1]] = True
     return found

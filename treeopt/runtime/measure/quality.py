@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.contender import Quality
-from treeopt.runtime.decode import AnswerRow, Setup
+from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.runtime.measure.ranks import read_answers
 from treeopt.runtime.stop import StopRule
@@ -65,17 +65,13 @@ def log_likelihoods(
     target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, batch_size: int
 ) -> NDArray[np.float64]:
     """(A,) log-likelihood of every answer after its prompt, in nats: one pass of the target over each."""
-    found = np.zeros(len(prompts))
-
-    def add(row: AnswerRow) -> None:
-        hidden, at_once = torch.stack([hidden[i] for hidden, i in row.states]), states_at_once(target.vocab_size)
-        row.states = []
+    found, at_once = np.zeros(len(prompts)), states_at_once(target.vocab_size)
+    # The answers ended where they end: nothing is cut here.
+    whole = Setup(target, None, StopRule(frozenset(), 1 + max(map(len, answers)), at_loops=False))
+    for row in read_answers(whole, prompts, answers, batch_size=batch_size):
+        hidden = row.text().hidden
         said = torch.tensor(row.tokens, device=hidden.device)
         for states, tokens in zip(hidden.split(at_once), said.split(at_once), strict=True):
             log_p = target.scores(target.logits(states)).float().log_softmax(-1)
             found[row.id] += float(log_p.gather(1, tokens[:, None]).double().sum())
-
-    # The answers ended where they end: nothing is cut here.
-    whole = StopRule(frozenset(), 1 + max(map(len, answers)), at_loops=False)
-    read_answers(Setup(target, None, whole), prompts, answers, batch_size=batch_size, done=add)
     return found

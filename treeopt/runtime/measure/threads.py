@@ -14,8 +14,7 @@ from statistics import median
 
 import torch
 
-from treeopt.runtime.decode import Setup
-from treeopt.runtime.engines.own import Own
+from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.stepper import StepVisits
 from treeopt.runtime.stop import StopRule
 
@@ -58,7 +57,7 @@ def time_steps(setup: Setup, prompts: Sequence[Sequence[int]], counts: Sequence[
     """
     half = setup.target.context // 2
     room = StopRule(frozenset(), min(ROUNDS * len(counts) * (STEPS + 1) + STEPS, half), at_loops=False)
-    decoder = Own(replace(setup, drafter=None, stop=room))
+    decoder = Decoder(replace(setup, drafter=None, stop=room))
     visits = StepVisits(decoder, [prompt[:half] for prompt in prompts], [], batch_size=1)
     found, began = {n: list[float]() for n in counts}, time.perf_counter()
     for number in range(1 + ROUNDS):

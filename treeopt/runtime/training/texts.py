@@ -168,8 +168,7 @@ def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text
                 break
             if len(prompt) >= target.context:
                 break
-            end = SequenceEnd(asking.stop, target.context - len(prompt))
-            n = next((n for n, token in enumerate(before[-1], 1) if end.push(token) is not None), len(before[-1]))
+            n = len(SequenceEnd(asking.stop, target.context - len(prompt)).take(before[-1]))
             found += _texts(prompt + before[-1][:n], len(prompt), conversation, asking.most_tokens)
     return found
 
