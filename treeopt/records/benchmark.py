@@ -19,9 +19,8 @@ from treeopt.errors import InvalidInput
 from treeopt.files.fields import Positive, Share
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.contender import Contender, Quality
-from treeopt.records.display import Kept
 from treeopt.records.figure import Errors, Figure, Intervals, Ratio
-from treeopt.records.origins import ProvenanceRecord, RuleRecord, Runtime, SkippedRow
+from treeopt.records.origins import Kept, ProvenanceRecord, RuleRecord, Runtime, SkippedRow
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 LOOKS = 3

@@ -19,9 +19,8 @@ from typing_extensions import Required, TypedDict  # pydantic takes none of typi
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Count, NotNegative, Positive, Share
-from treeopt.records.display import Kept
 from treeopt.records.figure import Rate
-from treeopt.records.origins import Origins
+from treeopt.records.origins import Kept, Origins
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Choice, IntArray, read_only
 

@@ -1,4 +1,4 @@
-"""How results are kept in JSON files, show themselves in a notebook, and are drawn.
+"""How results show themselves in a notebook, and how they are drawn.
 
 Records lie below the rooms that make tables, pictures and an engine's files, and import none of them. The package's
 front, `treeopt`, registers where they are; they are imported when something is shown.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
-
-from treeopt.files import storage
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.figure import Figure
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -72,20 +69,3 @@ class Drawn(Displayed):
         Raises InvalidInput for a name that there is not, OutOfRange where a result is missing.
         """
         return viewer().figure((self, *others), name, batch_size)
-
-
-class Kept(Drawn):
-    """A dataclass that is a JSON file: its fields are the keys, and `treeopt.files.fields` has their ranges."""
-
-    file_kind: ClassVar[str]
-
-    def document(self) -> dict[str, object]:
-        """What the file says."""
-        return {"schema": storage.schema(self.file_kind), **storage.document(self)}
-
-    def save(self, path: str | Path) -> None:
-        storage.write_json(path, self.file_kind, self.document())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        return storage.typed(cls, storage.read_json(path, cls.file_kind), path)

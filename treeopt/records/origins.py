@@ -1,21 +1,41 @@
-"""What records say of the drafter, the acceptance rule and the runtime that they were measured with.
+"""What result files share: how they are kept, and what they say of the drafter, the rule and the runtime behind them.
 
-They are kept as they were written, with the keys that the measuring session knew. Files are checked against these types.
+Origins are kept as they were written, with the keys that the measuring session knew; files are checked against these types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic takes none of typing's before Python 3.12
+from typing_extensions import Self, TypedDict  # pydantic takes none of typing's before Python 3.12
 
 from treeopt.errors import quoted
+from treeopt.files import storage
 from treeopt.files.fields import NotNegative, Share
+from treeopt.records.display import Drawn
 
 OURS = "treeopt"  # the runtime that decodes here
 TIMED = {"model": "of", "dtype": "in", "device": "on", "machine": "on"}  # what latencies depend on
+
+
+class Kept(Drawn):
+    """A dataclass that is a JSON file: its fields are the keys, and `treeopt.files.fields` has their ranges."""
+
+    file_kind: ClassVar[str]
+
+    def document(self) -> dict[str, object]:
+        """What the file says."""
+        return {"schema": storage.schema(self.file_kind), **storage.document(self)}
+
+    def save(self, path: str | Path) -> None:
+        storage.write_json(path, self.file_kind, self.document())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        return storage.typed(cls, storage.read_json(path, cls.file_kind), path)
 
 
 class DrafterRecord(TypedDict, total=False):

@@ -18,9 +18,9 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.records.contender import Predicted
-from treeopt.records.display import Exported, Kept, viewer
+from treeopt.records.display import Exported, viewer
 from treeopt.records.figure import Figure, Rate, fastest
-from treeopt.records.origins import DrafterRecord, ProvenanceRecord, RuleRecord, Runtime
+from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree, dynamic_form
 from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
 from treeopt.trees.shapes import Limits

@@ -24,8 +24,7 @@ from pydantic import Field
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
-from treeopt.records.display import Kept
-from treeopt.records.origins import Origins, Runtime
+from treeopt.records.origins import Kept, Origins, Runtime
 from treeopt.trees.dynamic import MOST_TOPK
 
 Setting = tuple[int, int]  # batch_size, context_tokens
