@@ -15,25 +15,19 @@ REQUEST = [20, 20, 18, 42]  # histogram of a request
 def exposition(drafts=DRAFTS, reached=REACHED, drafted=None, accepted=None, engine=0, model="m", created=1.7e9):
     labels = f'engine="{engine}",model_name="{model}"'
     drafted = drafts * len(reached) if drafted is None else drafted
-    counts = {
-        "drafts": drafts,
-        "draft_tokens": drafted,
-        "accepted_tokens": sum(reached) if accepted is None else accepted,
-    }
-    lines = []
-    for name, count in counts.items():
-        lines += [
-            f"# HELP vllm:spec_decode_num_{name}_total Number of things.",
-            f"# TYPE vllm:spec_decode_num_{name}_total counter",
-            f"vllm:spec_decode_num_{name}_total{{{labels}}} {float(count)}",
-            f"# TYPE vllm:spec_decode_num_{name}_created gauge",
-            f"vllm:spec_decode_num_{name}_created{{{labels}}} {created}",
-        ]
+    accepted = sum(reached) if accepted is None else accepted
+    said = ""
+    for name, count in (("drafts", drafts), ("draft_tokens", drafted), ("accepted_tokens", accepted)):
+        said += f"""\
+# HELP vllm:spec_decode_num_{name}_total Number of things.
+# TYPE vllm:spec_decode_num_{name}_total counter
+vllm:spec_decode_num_{name}_total{{{labels}}} {float(count)}
+# TYPE vllm:spec_decode_num_{name}_created gauge
+vllm:spec_decode_num_{name}_created{{{labels}}} {created}
+"""
     for place, count in enumerate(reached):
-        lines.append(
-            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{place}"}} {float(count)}'
-        )
-    return "\n".join([*lines, 'vllm:inter_token_latency_seconds_sum{engine="0"} 16.9', ""])
+        said += f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{place}"}} {float(count)}\n'
+    return f'{said}vllm:inter_token_latency_seconds_sum{{engine="0"}} 16.9\n'
 
 
 def vllm_line(drafts=DRAFTS, reached=REACHED, drafted=None, extra="", after=""):
@@ -126,58 +120,34 @@ def trtllm(drafted=(1000, 1000, 1000), accepted=REACHED, worker=0):
     lines = ["# TYPE trtllm_spec_decode_drafted_tokens_total counter"]
     for what, counts in (("drafted", drafted), ("accepted", accepted)):
         for place, count in enumerate(counts):
-            lines.append(
-                f'trtllm_spec_decode_{what}_tokens_total{{token_position="{place}",worker="{worker}"}} {float(count)}'
-            )
-            lines.append(
-                f'trtllm_spec_decode_{what}_tokens_created{{token_position="{place}",worker="{worker}"}} 1.7e9'
-            )
+            labels = f'token_position="{place}",worker="{worker}"'
+            lines.append(f"trtllm_spec_decode_{what}_tokens_total{{{labels}}} {float(count)}")
+            lines.append(f"trtllm_spec_decode_{what}_tokens_created{{{labels}}} 1.7e9")
     return "\n".join([*lines, "trtllm_spec_decode_acceptance_length 2.5", ""])
 
 
 def trtllm_choice(histogram=REQUEST, **others):
     steps, taken, k = sum(histogram), sum(a * n for a, n in enumerate(histogram)), len(histogram) - 1
-    return {
-        "choices": [
-            {
-                "avg_decoded_tokens_per_iter": 1 + taken / steps,
-                "speculative_decoding": {
-                    "acceptance_rate": taken / (k * steps),
-                    "total_accepted_draft_tokens": taken,
-                    "total_draft_tokens": k * steps,
-                    "num_spec_steps": steps,
-                    "acceptance_histogram": histogram,
-                    "num_spec_tokens": k,
-                    **others,
-                },
-            }
-        ]
+    said = {
+        "acceptance_rate": taken / (k * steps),
+        "total_accepted_draft_tokens": taken,
+        "total_draft_tokens": k * steps,
     }
+    said |= {"num_spec_steps": steps, "acceptance_histogram": histogram, "num_spec_tokens": k, **others}
+    return {"choices": [{"avg_decoded_tokens_per_iter": 1 + taken / steps, "speculative_decoding": said}]}
 
 
 def iteration(drafted=24, accepted=15, requests=8):
-    spec = {
-        "numDraftTokens": drafted,
-        "numAcceptedTokens": accepted,
-        "numRequestsWithDraftTokens": requests,
-        "acceptanceLength": 1 + accepted / requests,
-        "iterLatencyMS": 3.1,
-        "draftOverhead": 0.18,
-    }
-    return repr(
-        {"iter": 57, "iterLatencyMS": 16.9, "numActiveRequests": 8, "kvCacheStats": None, "specDecodingStats": spec}
-    )
+    spec = {"numDraftTokens": drafted, "numAcceptedTokens": accepted, "numRequestsWithDraftTokens": requests}
+    spec |= {"acceptanceLength": 1 + accepted / requests, "iterLatencyMS": 3.1, "draftOverhead": 0.18}
+    return repr({"iter": 57, "iterLatencyMS": 16.9, "kvCacheStats": None, "specDecodingStats": spec})
 
 
 def llama_request(drafts=100, reached=(80, 60, 42), drafted=None):
-    accepted = sum(reached)
-    drafted = drafts * len(reached) if drafted is None else drafted
-    rates = ", ".join(f"{c / drafts:.3f}" for c in reached)
-    return (
-        f"0.16.519.195 I slot print_timing: id  0 | task 42 | draft acceptance = {accepted / drafted:.5f} "
-        f"({accepted:5d} accepted / {drafted:5d} generated), mean acceptance length = {1 + accepted / drafts:5.2f}, "
-        f"acceptance rate per position = ({rates})"
-    )
+    """A request in one line, as later servers log it."""
+    first, second = llama_pair(drafts, reached, drafted)
+    rates = second.partition("per pos = ")[2]
+    return f"{first.replace('mean len', 'mean acceptance length')}, acceptance rate per position = {rates}"
 
 
 def llama_pair(drafts=100, reached=(80, 60, 42), drafted=None, slot=0, task=42, mean_only=False):
@@ -209,62 +179,41 @@ def lines(*documents):
 
 
 def llama_metrics(drafts=DRAFTS, reached=REACHED):
-    return (
-        exposition(drafts, reached)
-        .replace("vllm:", "llamacpp:")
-        .replace('engine="0",model_name="m"', "")
-        .replace("{,", "{")
-        .replace("{}", "")
-    )
+    text = exposition(drafts, reached).replace("vllm:", "llamacpp:").replace('engine="0",model_name="m"', "")
+    return text.replace("{,", "{").replace("{}", "")
 
 
+TWO = ((400, [300, 200, 20]), (600, [500, 400, 400]))
+BATCH = {"id": "x", "response": {"status_code": 200, "body": response()}}
+POOLED = {"pooled_spec_decode_acceptance_histogram": {str(a): n for a, n in enumerate(HISTOGRAM)}}
+PAIRS = [line for task in range(10) for line in llama_pair(task=task)]
+LOGGED = [{"type": "log", "time": 1, "level": "info", "msg": f"{line}\n"} for line in llama_pair() * 10]
 # The same measurement in every format: the kind, and the text of each file.
 EVERYTHING = {
     "vllm, two scrapes": ("vllm-metrics", [exposition(50, [40, 30, 20]), exposition(1050, [840, 630, 440])]),
     "vllm, one scrape": ("vllm-metrics", [exposition()]),
-    "vllm, two engines": (
-        "vllm-metrics",
-        [exposition(400, [300, 200, 20]) + exposition(600, [500, 400, 400], engine=1)],
-    ),
+    "vllm, two engines": ("vllm-metrics", [exposition(*TWO[0]) + exposition(*TWO[1], engine=1)]),
     "vllm, log": ("vllm-metrics", [lines(vllm_line())]),
-    "vllm, log of intervals": (
-        "vllm-metrics",
-        [lines(vllm_line(900, [780, 590, 415]), NAN_LINE, "noise", vllm_line(100, [20, 10, 5]))],
-    ),
+    "vllm, log of intervals": ("vllm-metrics", [lines(vllm_line(900, [780, 590, 415]), NAN_LINE, "noise", vllm_line(100, [20, 10, 5]))]),
     "vllm, bench": ("vllm-metrics", [json.dumps(bench(), indent=1)]),
-    "vllm, bench lines": ("vllm-metrics", [lines(bench(400, [300, 200, 20]), bench(600, [500, 400, 400]))]),
-    "vllm, sweep": (
-        "vllm-metrics",
-        [sweep(bench(400, [300, 200, 20]), {"backend": "vllm"}, bench(600, [500, 400, 400]))],
-    ),
+    "vllm, bench lines": ("vllm-metrics", [lines(bench(*TWO[0]), bench(*TWO[1]))]),
+    "vllm, sweep": ("vllm-metrics", [sweep(bench(*TWO[0]), {"backend": "vllm"}, bench(*TWO[1]))]),
     "vllm, responses": ("vllm-requests", [lines(*[response()] * 10)]),
-    "vllm, batch": (
-        "vllm-requests",
-        [lines(*[{"id": "x", "response": {"status_code": 200, "body": response()}}] * 10)],
-    ),
+    "vllm, batch": ("vllm-requests", [lines(*[BATCH] * 10)]),
     "aiperf": ("vllm-requests", [lines(*[aiperf()] * 10)]),
-    "aiperf, pooled": (
-        "vllm-requests",
-        [json.dumps({"pooled_spec_decode_acceptance_histogram": {str(a): n for a, n in enumerate(HISTOGRAM)}})],
-    ),
+    "aiperf, pooled": ("vllm-requests", [json.dumps(POOLED)]),
     "sglang": ("sglang", [json.dumps([{"text": "x", "meta_info": meta_info()}] * 10)]),
     "sglang, aliases": ("sglang", [lines(*[{"meta_info": meta_info(names=ALIASES)}] * 10)]),
     "sglang, older": ("sglang", [lines(*[{"meta_info": meta_info(names=OLDER)}] * 10)]),
     "sglang, openai": ("sglang", [lines(*[{"choices": [], "sglext": {"spec_tokens_details": meta_info()}}] * 10)]),
     "sglang, choice": ("sglang", [lines(*[{"choices": [{"meta_info": meta_info()}]}] * 10)]),
     "tensorrt-llm": ("tensorrt-llm", [trtllm([50] * 3, [40, 30, 20]), trtllm([1050] * 3, [840, 630, 440])]),
-    "tensorrt-llm, workers": (
-        "tensorrt-llm",
-        [trtllm([400] * 3, [300, 200, 20]) + trtllm([600] * 3, [500, 400, 400], 1)],
-    ),
+    "tensorrt-llm, workers": ("tensorrt-llm", [trtllm([400] * 3, TWO[0][1]) + trtllm([600] * 3, TWO[1][1], 1)]),
     "tensorrt-llm, choices": ("tensorrt-llm", [lines(*[trtllm_choice()] * 10)]),
     "llama.cpp": ("llama-cpp", [lines(*[llama_request()] * 10)]),
-    "llama.cpp, trace": ("llama-cpp", [lines(*[line for task in range(10) for line in llama_pair(task=task)])]),
-    "llama.cpp, JSON lines": (
-        "llama-cpp",
-        [lines(*[{"type": "log", "time": 1, "level": "info", "msg": f"{line}\n"} for line in llama_pair() * 10])],
-    ),
+    "llama.cpp, trace": ("llama-cpp", [lines(*PAIRS)]),
+    "llama.cpp, JSON lines": ("llama-cpp", [lines(*LOGGED)]),
     "llama.cpp, statistics": ("llama-cpp", [lines(llama_process(), llama_process(1000, REACHED))]),
     "llama.cpp, both": ("llama-cpp", [lines(*[llama_request(), llama_process()] * 10)]),
     "llama.cpp, counters": ("llama-cpp", [llama_metrics()]),
-}
+}  # fmt: skip

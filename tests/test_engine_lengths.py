@@ -8,7 +8,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from treeopt.engines.imports import read_measurement
 from treeopt.engines.measured.survival import MIXED, UNSURE, Summed, group_of
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
@@ -126,41 +125,31 @@ def test_requests_of_one_sglang_server_with_several_lengths_are_refused(imported
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "ngram", "dspark"])
-def test_the_end_of_a_draft_is_a_miss_where_the_drafter_chose_it(tmp_path, drafter):
+def test_the_end_of_a_draft_is_a_miss_where_the_drafter_chose_it(imported, drafter):
     """A limit of j tokens accepts as many drafts at j as are accepted now, whatever their lengths."""
-    path = tmp_path / "metrics.txt"
-    path.write_text(exposition(drafted=2500))
-    _, found = read_measurement(path, drafter=drafter)
-    assert found.source.meta["survival"] == pytest.approx([0.8, 0.6, 0.42])
-    assert found.source.meta["drafts"] == 1000
-    assert found.source.meta["draft_lengths"] == {}
-    assert any("count as misses" in note or "an end counts as a miss" in note for note in found.notes)
-    assert any("drafts of up to 3 tokens" in note for note in found.notes)
-    assert MIXED not in found.notes
-    assert not any("any limit" in note for note in found.notes)
-    (caveat,) = source_of(found.source).caveats(Tree.chain(3), budget=4, most=4)
+    calibration, notes = imported(exposition(drafted=2500), drafter=drafter)
+    assert calibration.meta["survival"] == pytest.approx([0.8, 0.6, 0.42])
+    assert (calibration.meta["drafts"], calibration.meta["draft_lengths"]) == (1000, {})
+    assert any("count as misses" in note or "an end counts as a miss" in note for note in notes)
+    assert any("drafts of up to 3 tokens" in note for note in notes)
+    assert MIXED not in notes
+    (caveat,) = source_of(calibration).caveats(Tree.chain(3), budget=4, most=4)
     assert "Ends of drafts were counted as misses." in caveat
 
 
-def test_recorded_ends_are_misses_too(tmp_path):
+def test_recorded_ends_are_misses_too(imported):
     """40 drafts of one token, all right, and 60 of two of which 30 are: a limit of 2 accepts .3 at depth 2, not .5."""
-    path = tmp_path / "responses.json"
     steps = {"per_step_accepted": [1] * 40 + [2] * 30 + [1] * 30, "per_step_drafted": [1] * 40 + [2] * 60}
-    path.write_text(json.dumps(response([0, 70, 30], num_draft_tokens=160, **steps)))
-    assert read_measurement(path)[1].source.meta["survival"] == pytest.approx([1, 0.5])
-    assert read_measurement(path, drafter="suffix")[1].source.meta["survival"] == pytest.approx([1, 0.3])
+    one = response([0, 70, 30], num_draft_tokens=160, **steps)
+    assert imported(one)[0].meta["survival"] == pytest.approx([1, 0.5])
+    assert imported(one, drafter="suffix")[0].meta["survival"] == pytest.approx([1, 0.3])
 
 
-def test_every_drafter_that_an_engine_runs_can_be_named():
+def test_every_drafter_that_an_engine_runs_can_be_named(imported):
     assert {kind for engine in ENGINES.values() for method in engine.methods for kind in method.drafters} <= set(
         COUNTED
     )
-
-
-def test_the_time_of_a_block_is_that_of_no_other_drafter_and_that_is_said(tmp_path):
-    path = tmp_path / "metrics.txt"
-    path.write_text(exposition())
-    assert any("a block in one pass" in note for note in read_measurement(path, drafter="dflash")[1].notes)
+    assert any("a block in one pass" in note for note in imported(exposition(), drafter="dflash")[1])
 
 
 # Bounds.

@@ -20,27 +20,21 @@ from .conftest import invoke
 from .engine_files import (
     DRAFTS,
     EVERYTHING,
-    HISTOGRAM,
     REACHED,
     SURVIVAL,
     aiperf,
     bench,
     exposition,
     lines,
-    llama_metrics,
     llama_process,
     llama_request,
     meta_info,
     response,
-    stats,
     sweep,
     trtllm,
     trtllm_choice,
     vllm_line,
 )
-
-MIXED_ROWS = {2: [30, 20, 50], 3: [170, 180, 130, 420]}
-MIXED_SURVIVAL = [0.8, 0.62, 0.62 * 420 / 550]
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
@@ -61,23 +55,14 @@ def test_the_same_drafts_give_the_same_survival_in_every_format(tmp_path, name):
     assert MIXED not in found.notes
 
 
-def test_rates_along_the_chain_multiply_to_its_survival(imported):
+def test_rates_along_the_chain_multiply_to_its_survival_with_binomial_errors(imported):
     calibration, _ = imported(exposition())
-    assert np.cumprod(calibration.accept[:, 0]) == pytest.approx(SURVIVAL)
-    assert calibration.accept[:, 0].tolist() == [0.8, 0.75, 0.7]  # not the 0.8, 0.6, 0.42 that are printed
-    assert np.cumprod(calibration.accept[:, 0]).tolist() == calibration.meta["survival"]
-
-
-# Errors.
-
-
-def test_errors_without_requests_are_binomial_and_said_to_be_too_small(imported):
-    calibration, notes = imported(exposition())
     expected = [np.sqrt(s * (1 - s) / DRAFTS) for s in SURVIVAL]
     assert calibration.meta["survival_stderr"] == pytest.approx(expected, rel=0.01)
     assert calibration.meta["survival_stderr_is_optimistic"] is True
-    assert calibration.meta["requests"] is None
-    assert OPTIMISTIC in notes
+    assert np.cumprod(calibration.accept[:, 0]) == pytest.approx(SURVIVAL)
+    assert calibration.accept[:, 0].tolist() == [0.8, 0.75, 0.7]  # not the 0.8, 0.6, 0.42 that are printed
+    assert np.cumprod(calibration.accept[:, 0]).tolist() == calibration.meta["survival"]
 
 
 def test_errors_with_requests_are_bootstrapped_over_them(imported):
@@ -94,43 +79,6 @@ def test_errors_with_requests_are_bootstrapped_over_them(imported):
     assert OPTIMISTIC not in notes
 
 
-def test_one_request_has_nothing_to_bootstrap(imported):
-    calibration, notes = imported(response())
-    assert calibration.meta["requests"] == 1
-    assert calibration.meta["survival_stderr_is_optimistic"] is True
-    assert OPTIMISTIC in notes
-
-
-# Lengths.
-
-
-def test_mixed_lengths_rest_on_those_at_risk(imported):
-    """The naive rate of guess 3 is .42 / .62; of those that had one and reached it .7636 were right."""
-    whole = np.add([200, 200, 180, 420], 0).tolist()
-    steps = [(k, a) for k, row in MIXED_ROWS.items() for a, n in enumerate(row) for _ in range(n)]
-    drafted, accepted = map(list, zip(*steps, strict=True))
-    one = response(whole, num_draft_tokens=2900, per_step_drafted=drafted, per_step_accepted=accepted)
-    calibration, notes = imported(one)
-    assert calibration.trials.tolist() == [1000, 800, 550]
-    assert calibration.hits[:, 0].tolist() == [800, 600, 420]
-    assert calibration.accept[2, 0] == pytest.approx(0.7636, abs=5e-5)
-    assert calibration.meta["draft_length"] is None
-    assert calibration.meta["draft_lengths"] == {"2": 100, "3": 900}
-    assert MIXED in notes
-
-
-def test_steps_tell_the_lengths_where_their_arrays_are_there(imported):
-    one = stats([1, 1, 1, 1], num_draft_tokens=9, per_step_accepted=[0, 1, 3, 2], per_step_drafted=[2, 2, 3, 2])
-    calibration, _ = imported({"metrics": {"speculative_decoding": one}})
-    assert calibration.meta["draft_lengths"] == {"2": 3, "3": 1}
-    assert calibration.trials.tolist() == [4, 3, 1]
-
-
-def test_arrays_that_are_cut_short_are_not_used(imported):
-    calibration, _ = imported(response(per_step_accepted=[3, 0, 2], per_step_drafted=[3, 3, 3]))
-    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
-
-
 def test_a_draft_of_which_a_grammar_left_nothing_is_one_wrong_guess(tmp_path):
     """50 of them, and 50 of one token that was right: half survive, whoever drafted."""
     path = tmp_path / "response.json"
@@ -138,37 +86,6 @@ def test_a_draft_of_which_a_grammar_left_nothing_is_one_wrong_guess(tmp_path):
     path.write_text(json.dumps(response([50, 50], num_draft_tokens=50, **steps)))
     for drafter in ("ngram", "eagle3"):
         assert read_measurement(path, drafter=drafter)[1].source.meta["survival"] == [0.5]
-
-
-def test_runs_of_several_lengths_are_pooled_by_those_at_risk(imported):
-    """Summed up by position, as if the shorter drafts had missed, depth 3 would survive .21 instead of .42."""
-    calibration, notes = imported(sweep(bench(), bench(1000, [800, 600])))
-    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
-    assert calibration.meta["draft_lengths"] == {"2": 1000, "3": 1000}
-    assert MIXED in notes
-
-
-def test_positions_that_tell_how_many_drafts_were_so_long_make_mixed_lengths_right(imported):
-    """Half of the drafts have two tokens; over all drafts depth 3 would survive .21."""
-    calibration, notes = imported(trtllm([1000, 1000, 500], [800, 600, 210]))
-    assert calibration.meta["survival"] == pytest.approx(SURVIVAL)
-    assert calibration.trials.tolist() == [1000, 800, 300]
-    assert calibration.meta["draft_lengths"] == {"2": 500, "3": 500}
-    assert MIXED in notes
-
-
-def test_a_length_does_not_predict_others_and_that_is_said(imported):
-    _, notes = imported(exposition())
-    said = next(note for note in notes if "drafts of 3 tokens" in note)
-    assert "For any other length it is an estimate" in said
-    assert "Beyond depth 3 nothing is known" in said
-
-
-def test_depths_that_no_draft_reached_are_left_out(imported):
-    calibration, notes = imported(exposition(10, [4, 2, 0, 0]))
-    assert calibration.meta["survival"] == pytest.approx([0.4, 0.2, 0])
-    assert calibration.meta["draft_length"] == 4
-    assert any("Beyond depth 3" in note for note in notes)
 
 
 # What is asked for.
@@ -183,15 +100,16 @@ def test_the_drafter_is_as_the_user_says(tmp_path):
     for kind in COUNTED:
         for path in (file, table):
             assert import_file(run, path, drafter=kind, overwrite=True).meta["drafter"] == {"kind": kind}
-    with pytest.raises(InvalidInput, match="drafter must be one of"):
-        import_file(run, file, drafter="psychic", overwrite=True)
-
-
-def test_a_file_that_is_given_twice_is_counted_once_by_nobody(tmp_path):
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(exposition())
-    with pytest.raises(InvalidInput, match="given once"):
-        import_file(RunDirectory(tmp_path / "run"), [tmp_path / "a.txt", tmp_path / "b.txt"])
+    again, other = tmp_path / "again.txt", tmp_path / "other.csv"
+    again.write_text(exposition())
+    other.write_text("head,rank,hits,trials\n0,0,6,9\n")
+    for files, options, message in (
+        (file, {"drafter": "psychic"}, "drafter must be one of"),
+        ([file, again], {}, "given once"),
+        ([table, other], {}, "imported alone"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            import_file(run, files, overwrite=True, **options)
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in EVERYTHING.values()}))
@@ -199,12 +117,6 @@ def test_a_file_of_another_kind_is_refused(imported, kind):
     for text in ("head,top1\n1,0.6\n", {"a": 1}, [0.5], "nothing"):
         with pytest.raises(InvalidInput):
             imported(text, kind=kind)
-
-
-def test_other_kinds_take_one_file(imported):
-    table = "head,rank,hits,trials\n0,0,5,9\n"
-    with pytest.raises(InvalidInput, match="imported alone"):
-        imported(table, table)
 
 
 def test_the_command_keeps_the_source_and_shows_survival(tmp_path):
@@ -313,8 +225,3 @@ def test_printed_rates_give_counts_that_print_as_they_do(drafts, reached):
     assert found == drafts
     assert [round(c / found, 3) for c in counts] == rates
     assert abs(sum(counts) - sum(reached)) <= 0.0005 * len(rates) * drafts
-
-
-def test_the_running_example_is_that_of_the_formats():
-    assert chain_histogram(DRAFTS, REACHED, "x") == {len(REACHED): HISTOGRAM}
-    assert "llamacpp:spec_decode_num_drafts_total 1000.0" in llama_metrics()
