@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt.engines.imports import KINDS, read_measurement
 from treeopt.engines.measured.medusa_pt import NO_BLOCKS
-from treeopt.engines.measured.rates import CUMULATIVE, PER_RANK
+from treeopt.engines.measured.rates import CUMULATIVE, LEFT_OUT, PER_RANK
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.growth.replay import replay
@@ -125,25 +125,18 @@ def test_recall_comes_back_as_the_counts_it_was_made_from(tmp_path_factory, form
     assert found.source.trials.tolist() == calibration.trials.tolist()
 
 
-def test_recall_that_falls_is_of_single_ranks_and_that_is_said(tmp_path):
-    path = write(tmp_path / "r.json", {"recall": [[0.6, 0.2], [0.4, 0.1]], "trials": 100})
-    found = read_measurement(path)[1]
-    assert found.source.hits.tolist() == [[60, 20], [40, 10]]
-    assert found.notes == (PER_RANK,)
-
-
-def test_recall_that_rises_is_differenced_and_that_is_said(tmp_path):
-    path = write(tmp_path / "r.json", {"recall": [[0.6, 0.8], [0.4, 0.5]], "trials": 100})
-    found = read_measurement(path)[1]
-    assert found.source.hits.tolist() == [[60, 20], [40, 10]]
-    assert found.notes == (CUMULATIVE,)
-
-
-def test_recall_is_taken_up_to_where_k_leaps(tmp_path):
-    head = {"recall@1": 0.5, "recall@2": 0.6, "recall@5": 0.9}
-    found = read_measurement(write(tmp_path / "r.json", {"head_0": head, "trials": 10}))[1]
-    assert found.source.hits.tolist() == [[5, 1]]
-    assert "beyond 2 were left out" in found.notes[-1]
+@pytest.mark.parametrize(
+    ("document", "hits", "note"),
+    [
+        ({"recall": [[0.6, 0.2], [0.4, 0.1]], "trials": 100}, [[60, 20], [40, 10]], PER_RANK),
+        ({"recall": [[0.6, 0.8], [0.4, 0.5]], "trials": 100}, [[60, 20], [40, 10]], CUMULATIVE),
+        ({"head_0": {"recall@1": 0.5, "recall@2": 0.6, "recall@5": 0.9}, "trials": 10}, [[5, 1]], LEFT_OUT.format(2)),
+    ],
+)
+def test_what_recall_is_taken_for_is_said(tmp_path, document, hits, note):
+    found = read_measurement(write(tmp_path / "r.json", document))[1]
+    assert found.source.hits.tolist() == hits
+    assert found.notes[-1] == note
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".json"])
@@ -169,24 +162,19 @@ def csv_files(calibration):
     ranks = range(calibration.top_k)
 
     def long(header, first, table, count):
-        lines = [
-            f"{k},{r + first},{table[k][r] if count else table[k][r] / n!r},{n}"
-            for r in ranks
-            for k, n in enumerate(trials)
-        ]
-        return "\n".join([f"head,{header},trials", *lines])
+        cells = ((k, r, table[k][r], n) for r in ranks for k, n in enumerate(trials))
+        return "\n".join(
+            [f"head,{header},trials", *(f"{k},{r + first},{c if count else c / n!r},{n}" for k, r, c, n in cells)]
+        )
 
+    wide = [",".join(["head", *(f"top{r + 1}" for r in ranks), "trials"])]
+    wide += [",".join(map(repr, [k + 1, *(u / n for u in upto[k]), n])) for k, n in enumerate(trials)]
     return {
         "rank,hits": long("rank,hits", 0, exact, True),
         "rank,accuracy": long("rank,accuracy", 0, exact, False),
         "top_k,hits": long("top_k,hits", 1, upto, True),
         "top_k,accuracy": long("top_k,accuracy", 1, upto, False),
-        "wide": "\n".join(
-            [
-                ",".join(["head", *(f"top{r + 1}" for r in ranks), "trials"]),
-                *(",".join(map(repr, [k + 1, *(u / n for u in upto[k]), n])) for k, n in enumerate(trials)),
-            ]
-        ),
+        "wide": "\n".join(wide),
     }
 
 
@@ -235,73 +223,69 @@ HITS = torch.eye(6).bool()
 RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "options", "message"),
-    [
-        ("x.txt", "", {}, "empty"),
-        ("x.txt", "hello", {}, "looks like none"),
-        ("x.json", '{"a": 1}', {}, "looks like none"),
-        ("x.json", '{"recall": [[0.5]', {}, "valid JSON"),
-        ("x.json", '{"recall": [[NaN]]}', {}, "NaN"),
-        ("x.json", RANKS, {"kind": "eagle"}, "kind must be one of"),
-        ("x.json", RANKS, {"trials": 3}, "trials does not go with"),
-        ("x.json", RANKS, {"kind": "medusa-pt"}, "one table of hits a head"),
-        ("x.json", RANKS, {"kind": "recall", "trials": 1}, 'heads with "recall@1", but holds none'),
-        ("x.json", RANKS, {"kind": "csv", "trials": 1}, "CSV"),
-        ("x.json", RANKS, {"kind": "acceptance", "trials": 1, "heads": 1}, "one vector of chances"),
-        ("x.json", "[1, 2]", {"kind": "ranks"}, "in every line"),
-        ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
-        ("x.pt", [torch.tensor([[1.5]])], {}, "other numbers"),
-        ("x.pt", [HITS[:0]], {}, "must have rows"),
-        ("x.pt", [torch.ones(2, 9).bool()], {}, "look cumulative"),
-        ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
-        ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
-        ("x.pt", ["text"], {}, "plain tensors"),
-        ("x.json", {"recall": [[0.5, 0.6]]}, {}, "pass trials"),
-        ("x.json", {"recall": [[0.5]], "trials": [9]}, {"trials": 5}, "leave trials out"),
-        ("x.json", {"recall": [[0.5]], "trials": [0]}, {}, "at least 1"),
-        ("x.json", {"recall": [[0.5]], "trials": [5, 5]}, {}, "each of its 1 heads"),
-        ("x.json", {"recall": [[0.5], []], "trials": 5}, {}, "as many ranks"),
-        ("x.json", {"recall": [], "trials": 5}, {}, "as many ranks"),
-        ("x.json", {"recall": [[-0.5]], "trials": 5}, {}, "from 0 to 1"),
-        ("x.json", {"recall": [["a"]], "trials": 5}, {}, "valid number"),
-        ("x.json", {"recall": [[0.9, 0.8, 0.9]], "trials": 5}, {}, "sum to 2.6"),
-        ("x.json", {"head_0": {"recall@1": 0.5, "recall@2": 0.4}, "trials": 5}, {}, "never fall"),
-        ("x.json", {"head_0": {"recall@1": 0.5, "mean": 0.4}, "trials": 5}, {}, "'mean'"),
-        ("x.json", {"head_0": {"recall@2": 0.5}, "trials": 5}, {}, "must have recall@1"),
-        ("x.json", {"head_5": {"recall@1": 0.5}, "trials": 5}, {}, "number its heads"),
-        ("x.json", [0.0, 0.5, 0.5], {"trials": 5}, "with heads"),
-        ("x.json", [0.0, 0.5, 0.5], {"heads": 2}, "pass trials"),
-        ("x.json", [0.5, 0.3, 0.2], {"heads": 2, "trials": 5}, "unused entry of 0"),
-        ("x.json", [0.0, 0.9, 0.5], {"heads": 2, "trials": 5}, "sum to 1.4"),
-        ("x.pt", torch.tensor([0.0, float("nan"), 0.5]), {"heads": 2, "trials": 5}, "is not as it should be|0 to 1"),
-        ("x.csv", "head,rank\n0,0", {"trials": 5}, "must have the columns"),
-        ("x.csv", "head,rank,hits,trials\n0,0,9,5", {}, "may not exceed its trials"),
-        (
-            "x.csv",
-            "head,rank,hits,trials\n0,0,1.5,5",
-            {},
-            "line 2: hits must be a whole number of at least 0, but got '1.5'",
-        ),
-        ("x.csv", "head,rank,hits,trials\n0,0,1,5\n0,1,1,6", {}, "same trials"),
-        ("x.csv", "head,rank,accuracy,trials\n0,1,0.5,5", {}, "each rank from 0"),
-        ("x.csv", "head,rank,accuracy,trials\n0,0,nan,5", {}, "line 2: accuracy must be a share .* got 'nan'"),
-        ("x.csv", "head,rank,accuracy,trials\n0,0,62.5,5", {}, "from 0 to 1"),
-        ("x.csv", "head,rank,accuracy,trials\n0,0,0.9,5\n0,1,0.95,5", {}, "sum to 1.85"),
-        ("x.csv", "head,rank,hits\n", {"trials": 5}, "below its header"),
-        ("x.csv", "head,rank,hits\n0,0", {"trials": 5}, "line 2 must have 3 cells, but it has 2"),
-        ("x.csv", "head,rank,top_k,hits\n0,0,1,1", {"trials": 5}, "must have the columns"),
-        ("x.jsonl", RANKS + '\n{"ranks": [[0]]}', {}, "sequence 2, must have one rank per head"),
-        ("x.jsonl", RANKS + "\n{broken", {}, "valid JSON"),
-        ("x.jsonl", '{"ranks": [[0, 1], [0, 1], [null, null]]}', {}, "head 2 has a rank for token 4"),
-        ("x.jsonl", '{"ranks": [[0, -3], [null, null]]}', {}, "ranks.0.1: must be greater than or equal to -2"),
-        ("x.jsonl", '{"ranks": [[0, null], [null, null]]}', {}, "head 2 has not"),
-        ("x.jsonl", '{"ranks": []}', {}, "one rank per head"),
-        ("x.jsonl", '{"ranks": [["a"]]}', {}, "is not as it should be"),
-        ("x.jsonl", RANKS[:-1] + ', "end": "bored"}', {}, "limit, eos, context, loop"),
-        ("x.jsonl", RANKS[:-1] + ', "tokens": [1, 2]}', {}, "a token for every row"),
-    ],
-)
+# File, content, options, and why it is refused.
+REFUSED = [
+    ("x.txt", "", {}, "empty"),
+    ("x.txt", "hello", {}, "looks like none"),
+    ("x.json", '{"a": 1}', {}, "looks like none"),
+    ("x.json", '{"recall": [[0.5]', {}, "valid JSON"),
+    ("x.json", '{"recall": [[NaN]]}', {}, "NaN"),
+    ("x.json", RANKS, {"kind": "eagle"}, "kind must be one of"),
+    ("x.json", RANKS, {"trials": 3}, "trials does not go with"),
+    ("x.json", RANKS, {"kind": "medusa-pt"}, "one table of hits a head"),
+    ("x.json", RANKS, {"kind": "recall", "trials": 1}, 'heads with "recall@1", but holds none'),
+    ("x.json", RANKS, {"kind": "csv", "trials": 1}, "CSV"),
+    ("x.json", RANKS, {"kind": "acceptance", "trials": 1, "heads": 1}, "one vector of chances"),
+    ("x.json", "[1, 2]", {"kind": "ranks"}, "in every line"),
+    ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
+    ("x.pt", [torch.tensor([[1.5]])], {}, "other numbers"),
+    ("x.pt", [HITS[:0]], {}, "must have rows"),
+    ("x.pt", [torch.ones(2, 9).bool()], {}, "look cumulative"),
+    ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
+    ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
+    ("x.pt", ["text"], {}, "plain tensors"),
+    ("x.json", {"recall": [[0.5, 0.6]]}, {}, "pass trials"),
+    ("x.json", {"recall": [[0.5]], "trials": [9]}, {"trials": 5}, "leave trials out"),
+    ("x.json", {"recall": [[0.5]], "trials": [0]}, {}, "at least 1"),
+    ("x.json", {"recall": [[0.5]], "trials": [5, 5]}, {}, "each of its 1 heads"),
+    ("x.json", {"recall": [[0.5], []], "trials": 5}, {}, "as many ranks"),
+    ("x.json", {"recall": [], "trials": 5}, {}, "as many ranks"),
+    ("x.json", {"recall": [[-0.5]], "trials": 5}, {}, "from 0 to 1"),
+    ("x.json", {"recall": [["a"]], "trials": 5}, {}, "valid number"),
+    ("x.json", {"recall": [[0.9, 0.8, 0.9]], "trials": 5}, {}, "sum to 2.6"),
+    ("x.json", {"head_0": {"recall@1": 0.5, "recall@2": 0.4}, "trials": 5}, {}, "never fall"),
+    ("x.json", {"head_0": {"recall@1": 0.5, "mean": 0.4}, "trials": 5}, {}, "'mean'"),
+    ("x.json", {"head_0": {"recall@2": 0.5}, "trials": 5}, {}, "must have recall@1"),
+    ("x.json", {"head_5": {"recall@1": 0.5}, "trials": 5}, {}, "number its heads"),
+    ("x.json", [0.0, 0.5, 0.5], {"trials": 5}, "with heads"),
+    ("x.json", [0.0, 0.5, 0.5], {"heads": 2}, "pass trials"),
+    ("x.json", [0.5, 0.3, 0.2], {"heads": 2, "trials": 5}, "unused entry of 0"),
+    ("x.json", [0.0, 0.9, 0.5], {"heads": 2, "trials": 5}, "sum to 1.4"),
+    ("x.pt", torch.tensor([0.0, float("nan"), 0.5]), {"heads": 2, "trials": 5}, "is not as it should be|0 to 1"),
+    ("x.csv", "head,rank\n0,0", {"trials": 5}, "must have the columns"),
+    ("x.csv", "head,rank,hits,trials\n0,0,9,5", {}, "may not exceed its trials"),
+    ("x.csv", "head,rank,hits,trials\n0,0,1.5,5", {}, "line 2: hits must be a whole number of at least 0, but got '1.5'"),
+    ("x.csv", "head,rank,hits,trials\n0,0,1,5\n0,1,1,6", {}, "same trials"),
+    ("x.csv", "head,rank,accuracy,trials\n0,1,0.5,5", {}, "each rank from 0"),
+    ("x.csv", "head,rank,accuracy,trials\n0,0,nan,5", {}, "line 2: accuracy must be a share .* got 'nan'"),
+    ("x.csv", "head,rank,accuracy,trials\n0,0,62.5,5", {}, "from 0 to 1"),
+    ("x.csv", "head,rank,accuracy,trials\n0,0,0.9,5\n0,1,0.95,5", {}, "sum to 1.85"),
+    ("x.csv", "head,rank,hits\n", {"trials": 5}, "below its header"),
+    ("x.csv", "head,rank,hits\n0,0", {"trials": 5}, "line 2 must have 3 cells, but it has 2"),
+    ("x.csv", "head,rank,top_k,hits\n0,0,1,1", {"trials": 5}, "must have the columns"),
+    ("x.jsonl", RANKS + '\n{"ranks": [[0]]}', {}, "sequence 2, must have one rank per head"),
+    ("x.jsonl", RANKS + "\n{broken", {}, "valid JSON"),
+    ("x.jsonl", '{"ranks": [[0, 1], [0, 1], [null, null]]}', {}, "head 2 has a rank for token 4"),
+    ("x.jsonl", '{"ranks": [[0, -3], [null, null]]}', {}, "ranks.0.1: must be greater than or equal to -2"),
+    ("x.jsonl", '{"ranks": [[0, null], [null, null]]}', {}, "head 2 has not"),
+    ("x.jsonl", '{"ranks": []}', {}, "one rank per head"),
+    ("x.jsonl", '{"ranks": [["a"]]}', {}, "is not as it should be"),
+    ("x.jsonl", RANKS[:-1] + ', "end": "bored"}', {}, "limit, eos, context, loop"),
+    ("x.jsonl", RANKS[:-1] + ', "tokens": [1, 2]}', {}, "a token for every row"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "options", "message"), REFUSED)
 def test_what_cannot_be_is_refused_by_rule(tmp_path, name, content, options, message):
     with pytest.raises(InvalidInput, match=message):
         read_measurement(write(tmp_path / name, content), **options)
@@ -330,36 +314,24 @@ def test_an_imported_trace_is_searched_by_replay(tmp_path):
     assert plan.entries[0].basis.sequences == 20
 
 
-def test_imported_accuracies_are_searched_by_products(tmp_path):
-    path = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n2,0.4,0.5\n")
-    assert "rank 1" in invoke("import", path, "--run", tmp_path / "run", "--trials", "100").stdout
-    invoke("search", "--run", tmp_path / "run", "--budget", "3")
-    assert Plan.load(tmp_path / "run" / "plan.json").entries[0].tree.choices == [[0], [0, 0]]
+def test_imported_accuracies_are_searched_by_products_and_assumptions_are_kept(tmp_path):
+    path, run = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n2,0.4,0.5\n"), tmp_path / "run"
+    shown = invoke("import", path, "--run", run, "--trials", "100")
+    assert "rank 1" in shown.stdout
+    for said in (" ".join(shown.stderr.split()), *Calibration.load(run / "calibration.json").meta["notes"][-1:]):
+        assert "100 trials a head were assumed" in said
+    invoke("search", "--run", run, "--budget", "3")
+    assert Plan.load(run / "plan.json").entries[0].tree.choices == [[0], [0, 0]]
 
 
-def test_assumptions_are_said_and_kept(tmp_path):
-    path = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n")
-    said = invoke("import", path, "--run", tmp_path / "run", "--trials", "100").stderr
-    kept = Calibration.load(tmp_path / "run" / "calibration.json").meta["notes"]
-    assert any("100 trials a head were assumed" in note for note in kept)
-    assert "100 trials a head were assumed" in " ".join(said.split())
-
-
-def test_a_measured_run_is_not_replaced_unasked(tmp_path):
-    trace = random_trace(np.random.default_rng(0), [9] * 4, 2, 3)
-    trace.save(tmp_path / "trace.npz")
+def test_a_measured_run_is_replaced_when_asked_and_then_whole(tmp_path):
+    random_trace(np.random.default_rng(0), [9] * 4, 2, 3).save(tmp_path / "trace.npz")
     before = (tmp_path / "trace.npz").read_bytes()
     path = write(tmp_path / "t.csv", "head,top1\n1,0.6\n")
-    error = invoke("import", path, "--run", tmp_path, "--trials", "5", code=1).stderr
-    assert "--overwrite" in error
+    assert "--overwrite" in invoke("import", path, "--run", tmp_path, "--trials", "5", code=1).stderr
     assert (tmp_path / "trace.npz").read_bytes() == before
-
-
-def test_overwriting_a_run_leaves_no_trace_of_other_numbers(tmp_path):
-    random_trace(np.random.default_rng(0), [9] * 4, 2, 3).save(tmp_path / "trace.npz")
-    path = write(tmp_path / "t.csv", "head,top1\n1,0.6\n")
     invoke("import", path, "--run", tmp_path, "--trials", "5", "--overwrite")
-    assert not (tmp_path / "trace.npz").exists()
+    assert not (tmp_path / "trace.npz").exists()  # of other numbers
     assert Calibration.load(tmp_path / "calibration.json").hits.tolist() == [[3]]
 
 

@@ -27,11 +27,6 @@ SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
 TRITON = "Triton's TensorRT-LLM backend"
 
 
-def reads(text):
-    """Engine to what it makes of a text, of those that read it otherwise."""
-    return {reading.engine: reading.reads for reading in diagnose(text).readings}
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -109,93 +104,47 @@ def test_counts_of_children_keep_a_tree_just_where_its_ranks_have_no_gap(tree):
     assert (neuron.by_counts([], tree) == tree) == sibling_closed(tree)
 
 
-def test_tensorrt_llms_help_text_is_a_list_of_leaves():
-    """[[0,0,0,0],[0,1,0],[1,0],[1,1]] is 9 nodes to its Python runtime, and another tree to its C++."""
-    text = "[[0,0,0,0],[0,1,0],[1,0],[1,1]]"
-    assert len(diagnose(text).tree) - 1 == 9
-    found = reads(text)
-    assert "TensorRT-LLM, Python" not in found
-    assert found["TensorRT-LLM, C++"] == "another tree"
-    assert found["Medusa"] == found["EAGLE-1"] == found["Model Optimizer"] == "nothing"
+OTHER, NONE = "another tree", "nothing"
+COUNTING = dict.fromkeys(("Medusa", "TensorRT-LLM, C++", TRITON, "Model Optimizer"), OTHER)
+COMMA = "fill_template.py -i config.pbtxt 'decoding_mode:medusa,medusa_choices:{0},{0, 0}'"
+PBTXT = 'parameters: { key: "medusa_choices" value: { string_value: "[[0], [0, 0]]" } }'
+DEEP = json.dumps({"medusa_config": {"medusa_choices": Tree.chain(4).choices}})
+# What a text means, words of what was repaired, and what some engines make of it; None for those that read it as it is meant.
+MEANT = {
+    # 9 nodes to TensorRT-LLM's Python runtime, and another tree to its C++
+    "[[0,0,0,0],[0,1,0],[1,0],[1,1]]": ([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0, 0]],
+        "has only leaves", {"TensorRT-LLM, Python": None, "TensorRT-LLM, C++": OTHER, "Medusa": NONE, "EAGLE-1": NONE,
+                            "Model Optimizer": NONE}),
+    "{0, 0, 0}, {0, 1}": ([[0], [0, 0], [0, 1], [0, 0, 0]], "has only leaves",
+                          {"TensorRT-LLM, C++": "silently puts these below the root"}),
+    "[[0], [0], [0, 0]]": ([[0], [0, 0]], "twice are kept once: [0].", {**COUNTING, "EAGLE-1": None, "Hydra": None}),
+    # rank 10 is another head's candidate; TensorRT-LLM's C++ takes it
+    "[[0], [10], [0, 0]]": ([[0], [10], [0, 0]], "", {"Medusa": "rank 0 of head 2", "EAGLE-1": "rank 0 below [0]",
+                                                      "TensorRT-LLM, C++": None}),
+    "[[0], [2], [0, 0]]": ([[0], [2], [0, 0]], "", {"TensorRT-LLM, Python": OTHER}),
+    "[[0], [0, 1]]": ([[0], [0, 1]], "", {"TensorRT-LLM, Python": None, "Hydra": OTHER, "Neuron's token tree": OTHER, "Medusa": None}),
+    "[[], [0], [0, 0]]": ([[0], [0, 0]], "root was listed", {"Medusa": NONE}),
+    "[[0], (0, 0)]": ([[0], [0, 0]], "mixed", {"Medusa": NONE}),
+    DEEP: (Tree.chain(4).choices, "", {"RTP-LLM's old path": "It uses 3 choices, of which 3 are among these 4."}),
+    "{0},{0, 0": ([[0], [0, 0]], "not closed", {TRITON: "drops the others"}),
+    "{0}{1},{0, 0}": ([[0], [1], [0, 0]], "", {TRITON: "drops the others"}),
+    "{{0},{0, 0}}": ([[0], [0, 0]], "around the whole list", {TRITON: "default tree"}),
+    PBTXT: ([[0], [0, 0]], "", {TRITON: "would serve its default tree."}),
+    COMMA: ([[0], [0, 0]], "fill_template.py", {}),
+    '{"0": ["1"], "7": ["8"]}': ([[0]], "2 nodes that the root does not reach are left out, as Neuron silently does.", {}),
+}  # fmt: skip
 
 
-def test_the_list_of_tritons_own_documentation_hangs_on_the_root():
-    found = diagnose("{0, 0, 0}, {0, 1}")
-    assert found.tree.choices == [[0], [0, 0], [0, 1], [0, 0, 0]]
-    said = {reading.engine: reading.why for reading in found.readings}
-    assert "silently puts these below the root" in said["TensorRT-LLM, C++"]
-
-
-def test_duplicates_cost_rows_where_they_are_counted_twice():
-    found = reads("[[0], [0], [0, 0]]")
-    counting = {"Medusa", "TensorRT-LLM, C++", TRITON, "Model Optimizer"}
-    assert {engine for engine, read in found.items() if read == "another tree"} == counting
-
-
-def test_rank_10_is_another_heads_candidate():
-    found = diagnose("[[0], [10], [0, 0]]")
-    assert found.tree.choices == [[0], [10], [0, 0]]  # a tree all the same: TensorRT-LLM's C++ takes it
-    said = {reading.engine: reading.why for reading in found.readings}
-    assert "rank 0 of head 2" in said["Medusa"]
-    assert "rank 0 below [0]" in said["EAGLE-1"]
-    assert "TensorRT-LLM, C++" not in said
-
-
-def test_a_gap_at_depth_1_is_told_from_one_below():
-    assert reads("[[0], [2], [0, 0]]")["TensorRT-LLM, Python"] == "another tree"
-    below = reads("[[0], [0, 1]]")
-    assert "TensorRT-LLM, Python" not in below
-    assert below["Hydra"] == below["Neuron's token tree"] == "another tree"
-    assert "Medusa" not in below
-
-
-def test_a_listed_root_is_left_out():
-    found = diagnose("[[], [0], [0, 0]]")
-    assert found.tree.choices == [[0], [0, 0]]
-    assert any("root was listed" in text for text in found.repaired)
-    assert {r.engine: r.reads for r in found.readings}["Medusa"] == "nothing"
-
-
-def test_mixed_lists_and_tuples_are_made_lists():
-    found = diagnose("[[0], (0, 0)]")
-    assert found.tree.choices == [[0], [0, 0]]
-    assert any("mixed" in text for text in found.repaired)
-    assert {r.engine: r.reads for r in found.readings}["Medusa"] == "nothing"
-
-
-def test_paths_that_the_old_rtp_llm_drops_are_said():
-    text = json.dumps({"medusa_config": {"medusa_choices": Tree.chain(4).choices}})
-    said = {reading.engine: reading.why for reading in diagnose(text).readings}
-    assert said["RTP-LLM's old path"] == "It uses 3 choices, of which 3 are among these 4."
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("{0},{0, 0", "drops the others"), ("{0}{1},{0, 0}", "drops the others"), ("{{0},{0, 0}}", "default tree")],
-)
-def test_braces_that_triton_misreads_are_meant_and_said(text, words):
+@pytest.mark.parametrize("text", MEANT)
+def test_what_is_meant_is_repaired_and_what_engines_make_of_it_is_said(text):
+    choices, repaired, readings = MEANT[text]
     found = diagnose(text)
-    assert [0, 0] in found.tree.choices
-    said = {reading.engine: reading.why for reading in found.readings}
-    assert words in said[TRITON]
-
-
-def test_json_in_a_pbtxt_would_serve_the_default_tree():
-    found = diagnose('parameters: { key: "medusa_choices" value: { string_value: "[[0], [0, 0]]" } }')
-    assert found.tree == Tree.chain(2)
-    assert {r.engine: r.why for r in found.readings}[TRITON].endswith("would serve its default tree.")
-
-
-def test_a_comma_without_a_backslash_ends_the_value():
-    found = diagnose("fill_template.py -i config.pbtxt 'decoding_mode:medusa,medusa_choices:{0},{0, 0}'")
-    assert found.tree == Tree.chain(2)
-    assert any("fill_template.py" in text for text in found.repaired)
-
-
-def test_nodes_that_neurons_root_does_not_reach_are_left_out_and_said():
-    found = diagnose('{"0": ["1"], "7": ["8"]}')
-    assert found.tree == Tree.chain(1)
-    assert found.repaired == ("2 nodes that the root does not reach are left out, as Neuron silently does.",)
+    assert found.tree.choices == choices
+    assert repaired in " ".join(found.repaired)
+    said = {one.engine: (one.reads, one.why) for one in found.readings}
+    for engine, words in readings.items():
+        assert (engine in said) == (words is not None), engine
+        assert words is None or words in said[engine][0] + said[engine][1], engine
 
 
 @pytest.mark.parametrize(
@@ -210,12 +159,9 @@ def test_nodes_that_neurons_root_does_not_reach_are_left_out_and_said():
     ],
 )
 def test_token_trees_that_neuron_refuses_are_refused(text, words):
+    assert neuron.token_tree({"0": ["2", "1"]}).choices == [[0], [1]]  # children may fall
     with pytest.raises(InvalidInput, match=words):
         diagnose(text)
-
-
-def test_a_token_tree_may_list_children_in_falling_order():
-    assert neuron.token_tree({"0": ["2", "1"]}).choices == [[0], [1]]
 
 
 @pytest.mark.parametrize(
