@@ -67,10 +67,12 @@ def allowed(tree: Tree, method) -> bool:
 
 def comes_back(tree, engine, method) -> bool:
     """Whether a tree is exported, and read back as it is; else it must be refused."""
+    if len(tree) == 1:
+        return False
     if not allowed(tree, method):
         with pytest.raises(TreeoptError) as refusal:
             export(tree, engine, method)
-        assert len(tree) == 1 or engine in str(refusal.value) or "EAGLE-1" in str(refusal.value)
+        assert engine in str(refusal.value) or "EAGLE-1" in str(refusal.value)
         return False
     written = export(tree, engine, method)
     assert read_back(engine, method, written) == tree
@@ -326,10 +328,7 @@ def test_tritons_parser_on_right_and_wrong_strings(text):
         with pytest.raises(InvalidInput, match="default tree"):
             triton.vectors(text)
     else:
-        assert (
-            triton.vectors(text)[: 1 if text == "{0} {0,0}" else None]
-            == PARSED[text][: 1 if text == "{0} {0,0}" else None]
-        )
+        assert triton.vectors(text) == PARSED[text]
 
 
 def test_fill_template_fails_on_a_comma_that_is_not_escaped():

@@ -100,18 +100,15 @@ class Method:
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
     shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes
     dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
-    within_levels  whether such a tree has at most topk nodes for each level, fewer than its pool has
-    redrafts       whether the drafter reads the expanded nodes of all levels above again on each level
-    fills_levels   which dynamic trees must have a row for each level: all, chains or none
+    within_levels, redrafts, fills_levels  as `DynamicLimits` has them; dynamic trees with a row for each level: all, chains, none
     rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
                    that is written; rejection's law with guesses that are not drawn is that of ``sample``
-    max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out; the levels
-                   of a dynamic tree, and the length of a chain, are its depth
+    max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out
     carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
     derived        fields that follow from the tree, "max_draft_len = choices"
     first_depth_closed  whether ranks must have no gap at depth 1, though they may further down
-    by_version     whether its files differ by release
-    by_batch_size  whether it takes a schedule · built_for_size  whether another size needs another engine build
+    by_version     whether its files differ by release · by_batch_size  whether it takes a schedule
+    built_for_size whether another size needs another engine build
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
@@ -147,9 +144,7 @@ class Method:
         """The limits of its dynamic trees; None where it takes none."""
         if not self.dynamic:
             return None
-        rows = MOST_ROWS if self.max_nodes is None else min(MOST_ROWS, self.max_nodes + 1)
-        levels = min(MOST_LEVELS, self.max_depth or MOST_LEVELS)
-        return DynamicLimits(levels, MOST_TOPK, rows, self.within_levels, self.redrafts, chains=True)
+        return DynamicLimits(within_levels=self.within_levels, redrafts=self.redrafts, chains=True)
 
     def decodes(self, batch_size: int) -> bool:
         """Whether it decodes that many sequences at once."""
