@@ -4,11 +4,7 @@ Engines check little, and several decode with another tree than the one they wer
 limit of a method is checked before its engine's file writes; the tests read what was written by ports of the
 engines' own rules.
 
-NAME.py      all of one engine: its methods and limits, what it is told, its files that are imported
-registry.py  every engine, read from this folder · base.py  the words that engines are made of
-write.py     the checks, and files for a request · plans.py  a plan as a request
-chains.py    chains, schedules and flags as data · programs.py  Python programs · lists.py  lists of choices
-tensorrt_trees.py  trees of TensorRT-LLM's old engines, which Triton serves as well
-imports.py   measurements from files · measured/  what they share, and formats of no engine
-reading.py   trees from files of all engines, and what each makes of a list that is not as it should be
+A file is of one engine, or of one family; registry.py finds them, base.py has their words. A plan becomes requests in
+plans.py, and a request files in write.py, which checks it first. imports.py and measured/ read what was counted, reading.py
+lists from anywhere. What engines of a kind share is in chains.py, programs.py, lists.py and tensorrt_trees.py.
 """

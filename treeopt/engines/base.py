@@ -17,7 +17,7 @@ from treeopt.engines.measured.files import Found
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
 from treeopt.records.rules import rule_of
-from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK, DynamicLimits, DynamicTree
+from treeopt.trees.dynamic import DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command

@@ -20,27 +20,20 @@ NOTES = (
 
 
 def write(request: Request) -> Written:
-    """The three options of the evaluation script, which hands them to ``EaModel.from_pretrained``."""
-    flag = DRAFTERS[request.kind]
+    """The three options of the evaluation script, which hands them to ``EaModel.from_pretrained``; it has one of sampling."""
     tree = chains.only(request.dynamics, "EAGLE's repository takes one dynamic tree")
-    temperature = _temperature(request)
-    if tree is None:
-        command = f"python -m eagle.evaluation.gen_baseline_answer_llama3chat {MODELS}{temperature}"
-        return chains.plain(command, "tree")
-    options = f"--total-token {tree.rows} --depth {tree.levels - 1} --top-k {tree.topk}"
-    command = f"python -m eagle.evaluation.gen_ea_answer_llama3chat {MODELS}{flag} {options}{temperature}"
-    return chains.launch(command, NOTES)
-
-
-def _temperature(request: Request) -> str:
-    """The only setting of sampling that the script has."""
-    record = request.acceptance or {}
-    if request.rule != "greedy" and (asked := [name for name in ("top_p", "top_k") if record.get(name)]):
+    record = request.acceptance if request.rule != "greedy" and request.acceptance else {"temperature": 0}
+    if asked := [name for name in ("top_p", "top_k") if record.get(name)]:
         raise InvalidInput(
             f"EAGLE's script samples by a temperature alone, but the plan holds for {' and '.join(asked)} too: calibrate "
             "without."
         )
-    return f" --temperature {record.get('temperature', 1.0) if request.rule != 'greedy' else 0}"
+    temperature = f" --temperature {record.get('temperature', 1.0)}"
+    if tree is None:
+        command = f"python -m eagle.evaluation.gen_baseline_answer_llama3chat {MODELS}{temperature}"
+        return chains.plain(command, "tree")
+    options = f"{DRAFTERS[request.kind]} --total-token {tree.rows} --depth {tree.levels - 1} --top-k {tree.topk}"
+    return chains.launch(f"python -m eagle.evaluation.gen_ea_answer_llama3chat {MODELS}{options}{temperature}", NOTES)
 
 
 ENGINE = ServingEngine(name="eagle2", title="EAGLE-2 and EAGLE-3", methods=(

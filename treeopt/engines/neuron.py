@@ -4,6 +4,7 @@
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -102,11 +103,10 @@ def by_counts(_: Choices, tree: Tree) -> Tree:
     [[0], [0, 0]]
     """
     taken: dict[Choice, Choice] = {(): ()}
-    children: dict[Choice, int] = {}
+    children: Counter[Choice] = Counter()
     for path in tree.paths[1:]:
-        rank = children.get(path[:-1], 0)
-        children[path[:-1]] = rank + 1
-        taken[path] = (*taken[path[:-1]], rank)
+        taken[path] = (*taken[path[:-1]], children[path[:-1]])
+        children[path[:-1]] += 1
     return Tree.from_choices(list(taken.values())[1:])
 
 

@@ -35,28 +35,24 @@ print(tokenizer.decode(generator.get_sequence(0)[len(tokens) :]))
 FIXED = {"min_adaptive_k": 0, "cooldown": False}  # every step drafts the plan's length
 
 
-def library(drafter: str, way: Way, note: str) -> Library:
-    """Writes generate.py and its options for a kind of drafter."""
-    return Library(
+DRAFT = (
+    "genai_config.json of MODEL must have the draft model's decoder as model.draft, of the same vocabulary, tokenizer and "
+    "execution providers. Without it, and for plain decoding, MODEL is the target alone."
+)
+LOOKUP = f"It looks the last {LOOKED_UP} tokens up and no fewer, and the latest place wins."
+draft, lookup = (
+    Library(
         "ONNX Runtime GenAI",
         PROGRAM,
-        {drafter: way},
+        {kind: Way("max_draft_tokens", settings)},
         (note,),
         file="options.json",
         together=lambda sampling, drafting: {"search": sampling, "speculative": drafting},
     )
-
-
-draft = library(
-    "draft-model",
-    Way("max_draft_tokens", FIXED),
-    "genai_config.json of MODEL must have the draft model's decoder as model.draft, of the same vocabulary, tokenizer and "
-    "execution providers. Without it, and for plain decoding, MODEL is the target alone.",
-)
-lookup = library(
-    "ngram",
-    Way("max_draft_tokens", {**FIXED, "ngram_size": LOOKED_UP + 1, "ngram_chained_lookup": False}),
-    f"It looks the last {LOOKED_UP} tokens up and no fewer, and the latest place wins.",
+    for kind, settings, note in (
+        ("draft-model", FIXED, DRAFT),
+        ("ngram", {**FIXED, "ngram_size": LOOKED_UP + 1, "ngram_chained_lookup": False}, LOOKUP),
+    )
 )
 
 OPTIONS = "set_speculative_options() of GeneratorParams, or speculative in genai_config.json"

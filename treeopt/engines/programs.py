@@ -68,8 +68,5 @@ def sampling(request: Request) -> Settings:
     """The keys by which a request asks for the plan's temperature; off is said too: models bring settings of their own."""
     if request.rule == "greedy":
         return {"do_sample": False}
-    record = request.acceptance or {}
-    temperature, top_p, top_k = (
-        record.get(key) or off for key, off in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0))
-    )
-    return {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+    off = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    return {"do_sample": True, **{key: (request.acceptance or {}).get(key) or value for key, value in off.items()}}

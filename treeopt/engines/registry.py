@@ -92,6 +92,5 @@ def removal_notes(way: Method, engine: str) -> list[str]:
     >>> removal_notes(method_of("vllm", "medusa"), "vllm")
     ['This way into vLLM was removed upstream in 0.33.0; it is for releases up to 0.32.0.']
     """
-    if way.status == "live":
-        return []
-    return [f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}."]
+    said = f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}."
+    return [said] * (way.status != "live")

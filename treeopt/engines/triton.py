@@ -10,7 +10,6 @@ from treeopt.engines import tensorrt_trees
 from treeopt.engines.base import COMMANDS, Method, Request, ServingEngine, Written
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.shell import shell_word
-from treeopt.trees.tree import Tree
 
 TITLE = "Triton's TensorRT-LLM backend"
 CONFIG = "config.pbtxt"
@@ -20,27 +19,15 @@ def write(request: Request) -> Written:
     """The parameters for tensorrt_llm/config.pbtxt, and the command that fills them into its template."""
     tree = request.tree_of("triton")
     built = tensorrt_trees.write(request)
-    text = braces(tree)
+    text = ",".join("{" + ", ".join(map(str, path)) + "}" for path in tree.choices)
     parameters = "".join(
         f'parameters: {{ key: "{key}"  value: {{ string_value: "{value}" }} }}\n'
         for key, value in (("decoding_mode", "medusa"), ("medusa_choices", text))
     )
-    escaped = text.replace(",", "\\,")
-    command = (
-        "python3 tools/fill_template.py -i tensorrt_llm/config.pbtxt "
-        f"{shell_word(f'decoding_mode:medusa,medusa_choices:{escaped}')}"
-    )
+    argument = "decoding_mode:medusa,medusa_choices:" + text.replace(",", "\\,")
+    command = f"python3 tools/fill_template.py -i tensorrt_llm/config.pbtxt {shell_word(argument)}"
     build = built.files[COMMANDS].split("# Run (greedy")[0]
     return Written(files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=built.notes)
-
-
-def braces(tree: Tree) -> str:
-    """The choices as the backend writes them.
-
-    >>> braces(Tree.from_choices([[0], [0, 1]]))
-    '{0},{0, 1}'
-    """
-    return ",".join("{" + ", ".join(map(str, path)) + "}" for path in tree.choices)
 
 
 def vectors(text: str) -> list[list[int]]:
@@ -57,10 +44,10 @@ def vectors(text: str) -> list[list[int]]:
     """
     refusal = InvalidInput(f"Triton's backend cannot read {quoted(text)} and would serve its default tree.")
     found: list[list[int]] = []
-    begin = 0
-    while (end := text.find("}", begin)) > begin:
+    rest = text
+    while (end := rest.find("}")) > 0:
         path = []
-        for part in text[begin:end].removeprefix("{").split(","):
+        for part in rest[:end].removeprefix("{").split(","):
             if not part:
                 break  # an empty number ends the path
             number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", part)
@@ -68,10 +55,7 @@ def vectors(text: str) -> list[list[int]]:
                 raise refusal
             path.append(int(number[1]))
         found.append(path)
-        comma = text.find(",", end)
-        if comma < 0:
-            break
-        begin = next((i for i in range(comma + 1, len(text)) if text[i] not in " \t\n\v\f\r"), len(text))
+        rest = rest[end:].partition(",")[2].lstrip(" \t\n\v\f\r")
     if not found:
         raise refusal
     return found
