@@ -120,20 +120,8 @@ def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
 
 def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
     """Linear layers of Llama-33B on an A100 (Medusa, Table 8), tables of Medusa-1 33B heads."""
-    relative = {
-        1: 1.0,
-        64: 1.05,
-        128: 1.11,
-        160: 1.54,
-        192: 1.88,
-        256: 1.92,
-        384: 2.04,
-        448: 2.88,
-        512: 2.91,
-        768: 4.08,
-        1024: 5.74,
-    }
-    rows, ms = np.array(list(relative)), np.array(list(relative.values()))
+    rows = [1, 64, 128, 160, 192, 256, 384, 448, 512, 768, 1024]
+    ms = [1.0, 1.05, 1.11, 1.54, 1.88, 1.92, 2.04, 2.88, 2.91, 4.08, 5.74]
     calibration = Calibration.load(shipped("calibration")["vicuna-33b-medusa1"])
     sizes = [16, 32, 48, 64]
 
@@ -195,15 +183,6 @@ def test_a_budget_beyond_the_profile_costs_nothing(trace, monkeypatch):
     assert [limits.max_depth for limits in grown] == [trace.num_heads]  # no depth but the one that is taken
 
 
-def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():
-    points = (StepTiming(1, 9, 4, 2, (4.0,)), StepTiming(1, 9, 8, 2, (6.0,)))
-    profile = LatencyProfile(points, (StepTiming(1, 9, 1, 0, (2.0,)),))
-    assert StepCosts(profile, 1, 9).step(6, 2).ms == 5.0
-    assert StepCosts(profile, 1, 9).step(6, 1).ms == 5.0
-    assert StepCosts(profile, 1, 9).step(6, 3) is None
-    assert StepCosts(profile, 1, 9).step(1, 0).ms == 2.0
-
-
 def test_depths_that_were_not_measured_are_left_out_and_said(trace):
     profile = staircase(lambda rows: 1.0, depths=(1,))
     entry = plan_trees(trace, profile, PlanRequest(Limits(12))).entries[0]
@@ -227,12 +206,6 @@ def test_sequences_without_a_step_have_figures_too():
     assert plan_trees(trace, request=PlanRequest(Limits(1))).entries[0].chosen.tokens_per_step == 1.0
 
 
-def test_chosen_trees_have_no_gaps_between_siblings(trace):
-    for objective in ("independent", "joint", "replay"):
-        paths = set(plan_trees(trace, request=PlanRequest(Limits(40), objective=objective)).entries[0].tree.paths)
-        assert all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in paths for p in paths if p)
-
-
 def test_limits_bind(trace):
     entry = plan_trees(trace, request=PlanRequest(Limits(30, max_depth=2, max_rank=1))).entries[0]
     assert entry.chosen.depth <= 2
@@ -240,21 +213,6 @@ def test_limits_bind(trace):
     for name, value in (("budget", 0), ("max_rank", -1), ("max_depth", 0)):
         with pytest.raises(InvalidInput, match="must be at least"):
             Limits(**{name: value})
-
-
-def test_a_plan_survives_its_file(trace, tmp_path):
-    plan = plan_trees(
-        trace, staircase(lambda rows: 2.0 + rows / 8, batch_sizes=(1, 2)), PlanRequest(batch_sizes=(1, 2))
-    )
-    plan.save(tmp_path / "plan.json")
-    loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.entries[1].tree == plan.entries[1].tree
-    assert loaded.entry(2).chosen.tokens_per_step == plan.entry(2).chosen.tokens_per_step
-    with pytest.raises(OutOfRange, match="batch_size"):
-        loaded.entry()
-    entry = loaded.entries[0]
-    chosen = [list(path) for path, _ in entry.growth_order[: entry.chosen.size - 1]]
-    assert sorted(chosen, key=lambda p: (len(p), p)) == entry.tree.medusa_choices
 
 
 @pytest.mark.parametrize(

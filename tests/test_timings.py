@@ -50,9 +50,8 @@ def test_a_table_by_hand(run, tmp_path):
     assert profile.info["provenance"]["machine"] is None
     (point,) = profile.points
     assert (point.size, point.depth, point.step_ms, point.round) == (8, 3, (12.0, 26.0), (0, 1))
-    assert StepCosts(profile, 1, 512).step(8, 3).ms == pytest.approx(
-        15.0 * (1.2 + 1.3) / 2
-    )  # plain's median by paired ratios
+    median = 15.0 * (1.2 + 1.3) / 2  # plain's by paired ratios
+    assert StepCosts(profile, 1, 512).step(8, 3).ms == pytest.approx(median)
     assert LatencyProfile.load(run.profile).points == profile.points
 
 
@@ -86,38 +85,9 @@ def test_no_sample_is_lost_between_rows_and_profile(samples):
 
 def test_lines_of_sglangs_bench_speculative(run, tmp_path):
     """num_draft_tokens counts the root, step_time is in seconds, 0 steps are plain decoding."""
-    lines = [
-        {
-            "batch_size": 8,
-            "steps": 0,
-            "topk": 0,
-            "num_draft_tokens": 0,
-            "acc_length": 1.0,
-            "step_time": 0.010,
-            "speed": 100.0,
-            "completion_tokens": 512.0,
-        },
-        {
-            "batch_size": 8,
-            "steps": 3,
-            "topk": 1,
-            "num_draft_tokens": 4,
-            "acc_length": 2.82,
-            "step_time": 0.01692,
-            "speed": 166.667,
-            "completion_tokens": 512.0,
-        },
-        {
-            "batch_size": 8,
-            "steps": 3,
-            "topk": 4,
-            "num_draft_tokens": 16,
-            "acc_length": 3.1,
-            "step_time": 0.02,
-            "speed": 155.0,
-            "completion_tokens": 512.0,
-        },
-    ]
+    keys = ("batch_size", "steps", "topk", "num_draft_tokens", "acc_length", "step_time", "speed", "completion_tokens")
+    values = [(8, 0, 0, 0, 1.0, 0.010, 100.0, 512.0), (8, 3, 1, 4, 2.82, 0.01692, 166.667, 512.0)]
+    lines = [dict(zip(keys, row, strict=True)) for row in (*values, (8, 3, 4, 16, 3.1, 0.02, 155.0, 512.0))]
     file = table(tmp_path, "\n".join(map(json.dumps, lines)) + "\n", "sweep.jsonl")
     profile = profile_from_file(run, file, contexts=(1024,))
     assert [(p.size, p.depth, p.step_ms) for p in profile.points] == [(4, 3, (pytest.approx(16.92),)), (16, 3, (20.0,))]
@@ -135,20 +105,6 @@ def test_depths_that_are_not_said_are_the_deepest_that_fit(run, tmp_path, capsys
     assert "The file has no depths" in said
     assert "have one sample" in said
     assert "do not say their context" in said
-
-
-def test_a_plan_can_be_made_of_a_table(run, tmp_path):
-    text = "batch,context,size,depth,ms\n" + "".join(
-        f"{batch},256,{size},{min(size - 1, 4)},{10 + 0.01 * batch * size}\n"
-        for batch in (1, 8)
-        for size in (1, 2, 4, 8, 16, 32)
-    )
-    profile_from_file(run, table(tmp_path, text))
-    plan = pipeline.search(
-        run, budget=32, objective="independent", calibration="vicuna-7b-medusa1", profile=str(run.profile)
-    )
-    assert [entry.batch_size for entry in plan.entries] == [1, 8]
-    assert all(entry.chosen.speedup > 1 for entry in plan.entries)
 
 
 HEAD = "batch_size,size,step_ms"
@@ -284,35 +240,16 @@ def test_another_batch_size_is_added_to_what_the_same_command_measured(run, tmp_
 
 def test_a_command_without_depth_or_tree_has_one_tree_of_each_size():
     families = tree_families(None, 3, 16)
-    assert [(len(tree), tree.depth) for tree in deepest_trees(families, (1, 2, 3, 8, 16))] == [
-        (2, 1),
-        (3, 2),
-        (8, 3),
-        (16, 3),
-    ]
+    sizes = [(len(tree), tree.depth) for tree in deepest_trees(families, (1, 2, 3, 8, 16))]
+    assert sizes == [(2, 1), (3, 2), (8, 3), (16, 3)]
 
 
 @pytest.mark.long
 def test_a_killed_command_goes_on_behind_its_last_call(run, tmp_path):
     """SIGTERM in the second round: what was finished is not run again, and the profile has three whole rounds."""
     slow = BENCH + "import time; time.sleep(0.15)\n"
-    arguments = [
-        "profile",
-        "--run",
-        str(run.path),
-        "--command",
-        bench(tmp_path, slow),
-        "--context",
-        "8",
-        "--sizes",
-        "2,4",
-        "--heads",
-        "1",
-        "--time-limit",
-        "1",
-        "--precision",
-        "0.001",
-    ]
+    options = "--context 8 --sizes 2,4 --heads 1 --time-limit 1 --precision 0.001"
+    arguments = ["profile", "--run", str(run.path), "--command", bench(tmp_path, slow), *options.split()]
     log = tmp_path / "log"
     with subprocess.Popen([sys.executable, "-m", "treeopt.cli", *arguments], stderr=subprocess.DEVNULL) as process:
         for _ in range(400):
