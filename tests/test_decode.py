@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth.replay import accepted_counts, replay
+from treeopt.growth.replay import accepted_lengths, length_counts, replay
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import follow
 from treeopt.runtime.cache import TreeCache
@@ -60,7 +60,7 @@ def test_decoded_steps_are_replayed_steps(target, heads, tree, seed, batch_size,
     rows = decode(target, heads, [c.first for c in prompts.conversations], tree, batch_size=batch_size, stop=stop)
     assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
     accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
-    assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
+    assert accepted.tolist() == length_counts(trace, accepted_lengths(trace, tree), tree.depth).tolist()
     assert [t for row in rows for t in row.tokens] == trace.tokens.tolist()
     assert [row.end for row in rows] == trace.end.tolist()
 

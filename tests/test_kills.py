@@ -227,7 +227,7 @@ def test_what_verify_decoded_is_kept_until_the_plan_is_written(own_demo_run, mon
     def killed(*arguments):
         raise Killed
 
-    monkeypatch.setattr("treeopt.pipeline.verify._proof", proof)
+    monkeypatch.setattr(sys.modules["treeopt.pipeline.bench"], "_proof", proof)
     with monkeypatch.context() as patched:
         patched.setattr(Plan, "save", killed)
         with pytest.raises(Killed):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.declared import command
-from treeopt.cli.output import show_files, show_result
+from treeopt.cli.declared import command, show_files, show_result
 from treeopt.files.parameters import Count
 
 if TYPE_CHECKING:
@@ -85,7 +84,6 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     batch_size : which of a plan's trees, where FILE is a plan
     """
     from treeopt import pipeline
-    from treeopt.engines.diagnosis import document
     from treeopt.files.storage import schema, write_json
     from treeopt.report.terminal import note
 
@@ -94,7 +92,7 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
         note(text)
     for reading in found.readings:
         note(f"{reading.engine} reads {reading.reads}: {reading.why}")
-    tree = document(found)
+    tree = found.document
     if output is not None:
         write_json(output, "tree", tree)
     shown = {"schema": schema("tree"), **tree, **({"files": [str(output)]} if output is not None else {})}
