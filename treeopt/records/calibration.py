@@ -1,9 +1,4 @@
-"""How often each head had the true token at each rank: counts first, rates and errors from them.
-
-hits   : (K, top_k) int  states at which head k had the true token at rank i
-trials : (K,)       int  states at which head k had something to guess
-accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medusa, section 2.3.3
-"""
+"""How often each head had the true token at each rank."""
 
 from __future__ import annotations
 
@@ -75,7 +70,9 @@ class CalibrationFile(Counted, Origins, total=False):
 class Calibration(Kept):
     """Marginal counts of a drafter on a data set: ``calibration.json``.
 
-    Raises InvalidInput for counts that cannot be: negative, more hits than trials, no trials.
+    hits   : (K, top_k) int  states at which head k had the true token at rank i
+    trials : (K,)       int  states at which head k had something to guess
+    accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medusa, section 2.3.3
 
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> calibration.accept.tolist()

@@ -1,7 +1,6 @@
 """The result of a search, one entry per batch size and context: ``plan.json``.
 
-Each class below is an object of the file, its fields are the object's keys; None stands for unknown. A plan keeps what was
-chosen and what it was chosen by; speeds, ratios and losses follow from that and are written under "shown" for readers.
+Each class below is an object of the file, its fields are the object's keys; None stands for unknown.
 """
 
 from __future__ import annotations
@@ -132,19 +131,14 @@ class PlanEntry:
         return self.chosen.size > 1
 
     def best(self, kind: str) -> Figure | None:
-        """The best draft of a kind, the chosen one if it is of that kind; None where none is known.
-
-        A chain is a tree, too.
-        """
+        """The best draft of a kind, which may be the chosen one (a chain is a tree, too); None where none is known."""
         own = self.chosen.draft.kind
         return self.chosen if own == kind or (own, kind) == ("chain", "tree") else self.others.get(kind)
 
     def serving(self, takes: Callable[[Draft], bool]) -> Figure:
         """What to decode with where not every draft can be: the chosen one, or the fastest that is faster than plain.
 
-        takes : whether a draft can be decoded with
-
-        Where no latencies are known the one with the most tokens per step. Raises InvalidInput where nothing is known of any.
+        takes : whether a draft can be decoded with; InvalidInput where nothing is known of any
         """
         if not self.speculates or takes(self.draft):
             return self.chosen
@@ -280,10 +274,7 @@ class Plan(Kept):
         check_schedule(self.schedule, len(self.entries))
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
-        """The entry of a batch size, which may be left out where there is only one.
-
-        Raises OutOfRange for a batch size that the plan has not, or none where it has several.
-        """
+        """The entry of a batch size, which may be left out where there is only one; OutOfRange where there is none."""
         if batch_size is None and len(self.entries) == 1:
             return self.entries[0]
         for entry in self.entries:

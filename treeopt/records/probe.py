@@ -1,9 +1,8 @@
 """The probe: which nodes of a large tree each step of decoding would have accepted.
 
-Under typical acceptance several siblings can pass and the text depends on the tree, so that no trace of ranks
-tells what a tree reaches. Instead answers are decoded with one tree, the policy, while a larger one, the probe
-tree, is verified in the same passes. Any part of that is then scored on the same steps (`treeopt.growth.probed`):
-exactly for the policy, approximately for others, whose steps would begin elsewhere.
+Under typical acceptance the text depends on the tree, so that no trace of ranks tells what a tree reaches. Instead answers
+are decoded with one tree, the policy, while a larger one, the probe tree, is verified in the same passes. Any part of that
+is then scored on the same steps: exactly for the policy, approximately for others, whose steps would begin elsewhere.
 
 P steps of all sequences · S sequences · T nodes of the probe tree · A accepted nodes of all steps, roots left out
 """
@@ -93,10 +92,7 @@ class Probe(Answers):
             )
 
     def check(self) -> None:
-        """Raise InvalidInput where a sequence is not as long as its steps with the policy make it.
-
-        A step emits the guesses on the longest accepted path, and one token more unless a guess ends the sequence.
-        """
+        """Raise InvalidInput where a sequence is not as long as its steps with the policy make it."""
         check_answers(self, self.lengths)
         followed = np.isin(np.arange(len(self.tree)), [self.tree.paths.index(path) for path in self.policy.paths])
         guesses = np.where(self.accepted & followed, self.tree.depths, 0).max(1)

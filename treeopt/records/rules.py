@@ -71,10 +71,7 @@ def same_drafter(one: Mapping[str, Any], other: Mapping[str, Any], *, weights: b
 
 
 def check_drafter(measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str) -> None:
-    """Raise InvalidInput unless a run's calibration was of the drafter that is now to be used; an unknown one may be.
-
-    what : the beginning of the sentence, "Bench decodes"
-    """
+    """Raise InvalidInput, beginning with ``what`` ("Bench decodes"), where a run was calibrated with a known other drafter."""
     if measured and not same_drafter(measured, wanted):
         raise InvalidInput(
             f"{what} with the drafter that the run was calibrated with, {measured.get('id')}, but got {wanted['id']}. "
@@ -89,9 +86,8 @@ def check_rule(
     *,
     command: str = "treeopt calibrate --overwrite",
 ) -> None:
-    """Raise InvalidInput unless what was measured under one rule holds for another; an unknown rule may.
+    """Raise InvalidInput, with ``what`` ("trace.npz holds"), unless what was measured under one rule, if known, holds for another.
 
-    what    : the beginning of the sentence, "trace.npz holds"
     command : what measures again, without the options of the rule
     """
     keys = ["rule"] if wanted["rule"] == "greedy" else [key for key in wanted if key != "seed"]

@@ -131,11 +131,7 @@ class RunDirectory:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only writer. Within it the same object may be asked again.
-
-        What a killed writer of this run left half-written is deleted. Raises InvalidInput where another process
-        is writing, or nothing can be written.
-        """
+        """Be the only writer; within it the same object may be asked again. InvalidInput where another process writes."""
         if self._is_writing:
             yield
             return
@@ -154,9 +150,8 @@ class RunDirectory:
     def replace_accuracies(
         self, calibration: Calibration, trace: RankTrace | None = None, probe: Probe | None = None
     ) -> None:
-        """Put what was measured in the place of what was before; those that are not given are deleted.
-
-        Whenever this is killed, and on a full disk, the files that are there are of one origin.
+        """Replace what was measured before; those that are not given are deleted. Whenever this is killed, and on a full disk,
+        the files that are there are of one origin.
         """
         records = {self.calibration: calibration, self.probe: probe, self.trace: trace}
         old = [self.calibration, self.probe] if trace is not None else [self.probe, self.trace]

@@ -58,8 +58,6 @@ class Tree:
     def from_choices(cls, choices: Iterable[Sequence[int]]) -> Tree:
         """The tree of a list of paths, in any order; an empty list is the lone root.
 
-        Raises InvalidInput for a duplicate, a missing parent, a negative rank, or a listed root.
-
         >>> Tree.from_choices([[0, 0]])
         Traceback (most recent call last):
         treeopt.errors.InvalidInput: Every choice needs its parent in the list, but (0, 0) lacks (0,).
