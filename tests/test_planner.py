@@ -30,15 +30,12 @@ def trace():
 
 def staircase(ms_of_rows, *, batch_sizes=(1,), sizes=range(2, 65), depths=(1, 2, 3), context=100):
     """A profile without noise from a cost per rows = batch x size."""
-    points = tuple(
-        StepTiming(b, context, n, d, (ms_of_rows(b * n),) * 3)
-        for b in batch_sizes
-        for n in sizes
-        for d in depths
-        if d < n
-    )
-    plain = tuple(StepTiming(b, context, 1, 0, (ms_of_rows(b),) * 3) for b in batch_sizes)
-    return LatencyProfile(points, plain)
+
+    def timing(b, n, d):
+        return StepTiming(b, context, n, d, (ms_of_rows(b * n),) * 3)
+
+    points = [timing(b, n, d) for b in batch_sizes for n in sizes for d in depths if d < n]
+    return LatencyProfile(tuple(points), tuple(timing(b, 1, 0) for b in batch_sizes))
 
 
 def test_figures_are_held_out(trace):
@@ -116,20 +113,8 @@ def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
 
 def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
     """Linear layers of Llama-33B on an A100 (Medusa, Table 8), tables of Medusa-1 33B heads."""
-    relative = {
-        1: 1.0,
-        64: 1.05,
-        128: 1.11,
-        160: 1.54,
-        192: 1.88,
-        256: 1.92,
-        384: 2.04,
-        448: 2.88,
-        512: 2.91,
-        768: 4.08,
-        1024: 5.74,
-    }
-    rows, ms = np.array(list(relative)), np.array(list(relative.values()))
+    rows = np.array([1, 64, 128, 160, 192, 256, 384, 448, 512, 768, 1024])
+    ms = np.array([1.0, 1.05, 1.11, 1.54, 1.88, 1.92, 2.04, 2.88, 2.91, 4.08, 5.74])
     calibration = Calibration.load(shipped("calibration")["vicuna-33b-medusa1"])
     sizes = [16, 32, 48, 64]
 
@@ -233,9 +218,6 @@ def test_limits_bind(trace):
     entry = plan_trees(trace, request=PlanRequest(Limits(30, max_depth=2, max_rank=1))).entries[0]
     assert entry.chosen.depth <= 2
     assert max(max(path) for path in entry.tree.medusa_choices) <= 1
-    for name, value in (("budget", 0), ("max_rank", -1), ("max_depth", 0)):
-        with pytest.raises(InvalidInput, match="must be at least"):
-            Limits(**{name: value})
 
 
 def test_growth_begins_with_the_chosen_tree(trace):
