@@ -19,14 +19,12 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.writing import atomic_writer
 from treeopt.report.terminal import note
-from treeopt.runtime.cluster import Cluster, DoBlock, Work, Workers
+from treeopt.runtime.cluster import Cluster, DoBlock, Work
 
 if TYPE_CHECKING:
     from treeopt.records.pools import Counts
     from treeopt.runtime.prompts.sets import PromptSet
     from treeopt.runtime.training.texts import Asking
-
-ENGINE = "ray"
 
 
 @contextmanager
@@ -38,14 +36,14 @@ def cluster_of(engine: str | None, **options: Any) -> Iterator[Cluster | None]:
             raise InvalidInput(f"`{next(iter(given))}` says how `engine=ray` works: add that, or leave it out.")
         yield None
         return
-    if engine != ENGINE:
-        raise InvalidInput(f"`engine` must be {ENGINE} here, but got {engine!r}.")
+    if engine != "ray":
+        raise InvalidInput(f"`engine` must be ray here, but got {engine!r}.")
     number, gpus = given.get("workers", 1), given.get("gpus_per_worker", 0)
     if number < 1 or not 0 <= gpus < float("inf") or (gpus > 1 and gpus % 1):
         raise InvalidInput(
             f"`workers` must be at least 1, and `gpus_per_worker` a share of one or a whole number, but got {number} and {gpus}."
         )
-    with Cluster(Workers(number, gpus, given.get("address"))) as cluster:
+    with Cluster(number, gpus, given.get("address")) as cluster:
         yield cluster
 
 
@@ -60,8 +58,8 @@ def finish_blocks(
     if len(missing) < len(sizes):
         note(f"Continuing after {len(sizes) - len(missing)} of {len(sizes)} blocks.")
         advance(sum(sizes) - sum(sizes[number] for number in missing))
-    if 0 < len(missing) < cluster.workers.number:
-        note(f"Only as many workers are used as blocks are left: {len(missing)} of {cluster.workers.number}.")
+    if 0 < len(missing) < cluster.number:
+        note(f"Only as many workers are used as blocks are left: {len(missing)} of {cluster.number}.")
     for number, content, notes in cluster.do(work, missing) if missing else ():
         for said in notes:
             note(said)
