@@ -24,6 +24,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.acceptance.greedy import Nodes, with_ancestors
+from treeopt.runtime.acceptance.sampling import check_temperature
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.trees.tree import BoolArray, Tree
 
@@ -43,11 +44,7 @@ class Typical:
     delta: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise InvalidInput(
-                f"`temperature` must be above 0 for typical acceptance, but got {self.temperature}: for greedy decoding "
-                "use `acceptance=greedy`."
-            )
+        check_temperature(self.temperature)
         if not 0 < self.epsilon < 1:
             raise InvalidInput(f"`epsilon` must be a probability above 0 and below 1, but got {self.epsilon}.")
         if self.delta is not None and not 0 < self.delta < math.inf:
@@ -55,12 +52,8 @@ class Typical:
 
     @property
     def record(self) -> dict[str, object]:
-        return {
-            "rule": "typical",
-            "temperature": self.temperature,
-            "epsilon": self.epsilon,
-            "delta": math.sqrt(self.epsilon) if self.delta is None else self.delta,
-        }
+        delta = math.sqrt(self.epsilon) if self.delta is None else self.delta
+        return {"rule": "typical", **vars(self), "delta": delta}
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         return logits.argmax(-1)
