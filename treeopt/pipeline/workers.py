@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -39,10 +40,9 @@ def cluster_of(engine: str | None, **options: Any) -> Iterator[Cluster | None]:
     if engine != "ray":
         raise InvalidInput(f"`engine` must be ray here, but got {engine!r}.")
     number, gpus = given.get("workers", 1), given.get("gpus_per_worker", 0)
-    if number < 1 or not 0 <= gpus < float("inf") or (gpus > 1 and gpus % 1):
-        raise InvalidInput(
-            f"`workers` must be at least 1, and `gpus_per_worker` a share of one or a whole number, but got {number} and {gpus}."
-        )
+    if number < 1 or not 0 <= gpus < inf or (gpus > 1 and gpus % 1):
+        said = "`workers` must be at least 1, and `gpus_per_worker` a share of one or a whole number"
+        raise InvalidInput(f"{said}, but got {number} and {gpus}.")
     with Cluster(number, gpus, given.get("address")) as cluster:
         yield cluster
 
@@ -104,12 +104,9 @@ class RankBlocks:
             nonlocal rows
             asked = self.prompts.conversations[number * self.size : (number + 1) * self.size]
             prompts = replace(self.prompts, conversations=asked)
+            about = {"counts": self.counts, "given": session.given}
             trace, rows = with_less_memory(
-                lambda n: collect_trace(
-                    setup, prompts, batch_size=n, counts=self.counts, given=session.given, meta={"batch_size": n}
-                ),
-                rows,
-                say,
+                lambda n: collect_trace(setup, prompts, batch_size=n, meta={"batch_size": n}, **about), rows, say
             )
             return content_of(trace.save)
 
@@ -139,8 +136,8 @@ class AnswerBlocks:
         found = {"dtype": str(target.dtype), "weights": texts.weights_digest(target.model)}
         if found != {name: key[name] for name in found}:
             raise InvalidInput(
-                f"Workers must have the model of the command, but it is in {key['dtype']} there, in {found['dtype']} here, or "
-                "has other weights: pass `dtype`, and the same `model` on all hosts."
+                "Workers must have the model of the command, but its number format or its weights are others: pass `dtype`, "
+                "and the same `model` on all hosts."
             )
         answers = texts.AnswerWriter(target, self.prompts, self.asking)
         return lambda number, say: content_of(lambda file: answers.write(file, number, say))

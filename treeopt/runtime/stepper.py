@@ -178,11 +178,10 @@ class StepVisits(Visitor):
             self.visit(place, (0, 1), 0)
         found, began = [], time.perf_counter()
         for place in range(len(self.trees) + 1):
-            first = self.visit(place, (0, 1), 0)
-            step_ms = first.step_ms[0]
-            if step_ms < 1e3 * LONG_STEP_S or self.stepper.first_is_slow:
-                step_ms = min(step_ms, self.visit(place, (0, 1), 0).step_ms[0])
-            found.append(step_ms / 1e3)
+            seconds = self.visit(place, (0, 1), 0).step_ms[0] / 1e3
+            if seconds < LONG_STEP_S or self.stepper.first_is_slow:
+                seconds = min(seconds, self.visit(place, (0, 1), 0).step_ms[0] / 1e3)
+            found.append(seconds)
         return found, time.perf_counter() - began
 
     def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
@@ -241,7 +240,7 @@ class StepVisits(Visitor):
             if not self._gave_steps:
                 raise InvalidInput(
                     f"Timing needs answers of more than one token, but {len(self._texts)} prompts gave no step in which "
-                    f"{self.batch_size} were answered together: they may be as long as the context, or end at once."
+                    f"{self.batch_size} were answered together."
                 )
             self._open(draft, turn)
 

@@ -26,7 +26,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.engines.conversion import Say, converted, converted_drafter
 from treeopt.runtime.folder import loadable
-from treeopt.runtime.stepper import Pass, Stepper
+from treeopt.runtime.stepper import Pass, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
@@ -73,7 +73,7 @@ class OpenVino(Stepper):
             pipeline = self._pipelines.pop(guesses, None) or self._pipeline(guesses)
             requests: dict[int, Any] = {}
             try:
-                yield from self._passes(pipeline, requests, prompts, self._settings(draft), rows)
+                yield from self._passes(pipeline, requests, list(enumerate(prompts)), self._settings(draft), rows)
             except GeneratorExit:
                 _empty(pipeline, requests)
                 self._pipelines[guesses] = pipeline
@@ -81,17 +81,12 @@ class OpenVino(Stepper):
             self._pipelines[guesses] = pipeline  # after an error it would go on, and accept nothing
 
     def _passes(
-        self,
-        pipeline: Any,
-        requests: dict[int, Any],
-        prompts: Sequence[Sequence[int]],
-        settings: Mapping[str, Any],
-        rows: int,
+        self, pipeline: Any, requests: dict[int, Any], prompts: Prompts, settings: Mapping[str, Any], rows: int
     ) -> Generator[Pass, None, None]:
         """The passes; ``requests`` are those that are being answered, by the prompt's place."""
         from openvino import Tensor
 
-        waiting, silent = deque(enumerate(prompts)), set[int]()
+        waiting, silent = deque(prompts), set[int]()
         ends: dict[int, SequenceEnd] = {}
         while waiting or requests:
             while waiting and len(requests) < rows:
@@ -154,10 +149,7 @@ def _empty(pipeline: Any, requests: Mapping[int, Any], wait: bool = True) -> Non
 
 def _read(request: Any) -> list[int]:
     """The tokens that a request got in the last step."""
-    if not request.can_read():
-        return []
-    (output,) = request.read().values()
-    return list(output.generated_ids)
+    return [token for output in request.read().values() for token in output.generated_ids] if request.can_read() else []
 
 
 def opened(target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str) -> OpenVino:
