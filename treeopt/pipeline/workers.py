@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -104,10 +105,8 @@ class RankBlocks:
             nonlocal rows
             asked = self.prompts.conversations[number * self.size : (number + 1) * self.size]
             prompts = replace(self.prompts, conversations=asked)
-            about = {"counts": self.counts, "given": session.given}
-            trace, rows = with_less_memory(
-                lambda n: collect_trace(setup, prompts, batch_size=n, meta={"batch_size": n}, **about), rows, say
-            )
+            collect = partial(collect_trace, setup, prompts, counts=self.counts, given=session.given)
+            trace, rows = with_less_memory(lambda n: collect(batch_size=n, meta={"batch_size": n}), rows, say)
             return content_of(trace.save)
 
         return block
