@@ -78,26 +78,18 @@ class Typical:
     def _passes(self, tree: Tree, tokens: NDArray[np.int64], logits: Tensor) -> tuple[BoolArray, Floats]:
         """(b, T-1) guesses that the rule takes after their parents, and the log-probability of each."""
         expanding, of = np.unique(tree.parents[1:], return_inverse=True)
-        b, n = len(tokens), len(tree)
-        parent = torch.from_numpy((np.arange(b)[:, None] * n + expanding).ravel())  # (b * E,) rows of the logits
-        place = (np.arange(b)[:, None] * len(expanding) + of).ravel()  # (b * (T-1),) of each guess in these
-        guesses = torch.from_numpy(tokens[:, 1:].ravel()).to(logits.device)
-        rows, at_once = logits.flatten(0, 1), states_at_once(logits.shape[-1])
-        log_p = torch.empty(len(place), device=logits.device)
-        least = torch.empty(len(place), device=logits.device)
-        for first in range(0, len(parent), at_once):
-            chunk = rows[parent[first : first + at_once].to(logits.device)].float() / self.temperature
-            chunk = chunk.log_softmax(-1)
-            entropy = torch.special.entr(chunk.exp()).sum(-1)
+        guesses = torch.from_numpy(tokens[:, 1:]).to(logits.device)
+        children = torch.from_numpy(of).to(logits.device)
+        found, each = [], max(1, states_at_once(logits.shape[-1]) // len(expanding))  # rows
+        for part, guess in zip(logits.split(each), guesses.split(each), strict=True):
+            log_p = (part[:, expanding].float() / self.temperature).log_softmax(-1)  # (rows, E, V)
+            entropy = torch.special.entr(log_p.exp()).sum(-1)
             bound = (self.record["delta"] * (-entropy).exp()).clamp_max(self.epsilon)
-            which = np.flatnonzero((place >= first) & (place < first + at_once))
-            among = torch.from_numpy(place[which] - first).to(logits.device)
-            here = torch.from_numpy(which).to(logits.device)
-            log_p[here] = chunk[among, guesses[here].clamp_min(0)]
-            least[here] = bound[among]
-        passes = (log_p.exp() > least) & (guesses >= 0)
-        found = torch.stack([passes.float(), log_p]).cpu().numpy().reshape(2, b, n - 1)
-        return found[0] > 0, found[1]
+            rows = torch.arange(len(part), device=logits.device)[:, None]
+            own = log_p[rows, children, guess.clamp_min(0)]
+            found.append(torch.stack([((own.exp() > bound[:, children]) & (guess >= 0)).float(), own]))
+        passes, likelihood = torch.cat(found, 1).cpu().numpy()
+        return passes > 0, likelihood
 
 
 def longest(tree: Tree, accepted: BoolArray, likelihood: Floats) -> list[int]:
