@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance.greedy import Nodes, follow
-from treeopt.trees.tree import Tree
+from treeopt.runtime.acceptance.greedy import Greedy
 
 CHUNK_NUMBERS = 2**22  # logits handled at once; each takes some 50 bytes meanwhile
 
@@ -35,7 +34,7 @@ class NoiseStream(IntEnum):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Greedy):
     """Sample at a temperature, among the ``top_k`` likeliest tokens, of these among the likeliest that make ``top_p``.
 
     >>> sampling = Sampling(0.8, top_k=2)
@@ -92,9 +91,6 @@ class Sampling:
     def probabilities(self, logits: Tensor) -> Tensor:
         """(..., V) float64: what `choose` draws from."""
         return self.filtered(logits).softmax(-1)
-
-    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor | None = None) -> list[int]:
-        return follow(tree, tokens, choices)
 
 
 def check_temperature(temperature: float) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance.greedy import Nodes, with_ancestors
+from treeopt.runtime.acceptance.greedy import Greedy, Nodes
 from treeopt.runtime.acceptance.sampling import check_temperature
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.trees.tree import BoolArray, Tree
@@ -32,7 +32,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Typical:
+class Typical(Greedy):
     """The rule; ``delta`` is the square root of epsilon by default, as in Medusa.
 
     >>> Typical(epsilon=0.25).record
@@ -55,9 +55,6 @@ class Typical:
         delta = math.sqrt(self.epsilon) if self.delta is None else self.delta
         return {"rule": "typical", **vars(self), "delta": delta}
 
-    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        return logits.argmax(-1)
-
     def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
         return longest(tree, *self.judge(tree, np.array(tokens), logits))
 
@@ -67,12 +64,12 @@ class Typical:
         tokens : (b, T) of every node, -1 for no guess · logits : (b, T, V)
         """
         passes, own = self._passes(tree, tokens, logits)
-        likelihood = np.zeros(tokens.shape, dtype=np.float32)
+        accepted, likelihood = np.ones(tokens.shape, dtype=bool), np.zeros(tokens.shape, dtype=np.float32)
         for depth in range(1, tree.depth + 1):
             nodes = np.flatnonzero(tree.depths == depth)
             likelihood[:, nodes] = likelihood[:, tree.parents[nodes]] + own[:, nodes - 1]
-        root = np.ones((len(tokens), 1), dtype=bool)
-        return with_ancestors(tree, np.concatenate([root, passes], axis=1)), likelihood
+            accepted[:, nodes] = accepted[:, tree.parents[nodes]] & passes[:, nodes - 1]
+        return accepted, likelihood
 
     @torch.inference_mode()
     def _passes(self, tree: Tree, tokens: NDArray[np.int64], logits: Tensor) -> tuple[BoolArray, Floats]:

@@ -76,14 +76,14 @@ class Transformers(Stepper):
         """The passes, prompt after prompt."""
         for place, prompt in enumerate(prompts):
             stream, began = self._answer(prompt, None if draft is None else draft.depth)
-            for n, (tokens, ended) in enumerate(zip(stream.tokens[1:], stream.times[1:], strict=True)):
-                yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)  # the stream gets the prompt first
+            for n, (tokens, ended) in enumerate(stream.passes[1:]):  # the stream gets the prompt first
+                yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)
                 began = ended
 
     def _answer(self, prompt: Sequence[int], length: int | None) -> tuple[PassStream, float]:
         """The answer with chains of ``length`` guesses, and when it began."""
-        device, room = self.target.model.device, min(self.stop.max_new_tokens, self.target.context - len(prompt))
-        asked: dict[str, object] = {"max_new_tokens": room, "do_sample": False, "use_cache": True}
+        ids, room = torch.tensor([prompt], device=self.target.model.device), self.target.context - len(prompt)
+        asked: dict[str, object] = {"max_new_tokens": min(self.stop.max_new_tokens, room), "do_sample": False}
         if self.stop.eos_ids:
             asked["eos_token_id"] = sorted(self.stop.eos_ids)
         told = dict(zip(SETTINGS, (length, "constant", 0.0), strict=True)) if self.assistant and length else {}
@@ -91,13 +91,13 @@ class Transformers(Stepper):
             asked |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
         elif length != 0 and self.kind == "early-exit":
             asked["assistant_early_exit"] = self.exit
-        ids, stream = torch.tensor([prompt], device=device), PassStream(self.stop, length != 0)
+        stream = PassStream(self.stop, length != 0)
         with self._settings(told), loadable("`engine=transformers` must be able to answer", self.target.name):
             began = time.perf_counter()
             self.target.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                generation_config=GenerationConfig(**asked),
+                generation_config=GenerationConfig(**asked, use_cache=True),
                 stopping_criteria=StoppingCriteriaList([stream]),
                 streamer=stream,
                 **(self._assisted if length != 0 else {}),
@@ -130,15 +130,13 @@ class PassStream(StoppingCriteria):
     """
 
     def __init__(self, stop: StopRule, guesses: bool) -> None:
-        self.tokens: list[list[int]] = []
-        self.times: list[float] = []
+        self.passes: list[tuple[list[int], float]] = []  # tokens, and when they came
         self._watch, self._guesses = SequenceEnd(stop), guesses
 
     def put(self, tokens: Tensor) -> None:
-        self.tokens.append(tokens.flatten().tolist())
-        self.times.append(time.perf_counter())
-        if self._guesses and len(self.tokens) > 1:
-            self._watch.take(self.tokens[-1])
+        self.passes.append((tokens.flatten().tolist(), time.perf_counter()))
+        if self._guesses and len(self.passes) > 1:
+            self._watch.take(self.passes[-1][0])
 
     def end(self) -> None: ...
 
